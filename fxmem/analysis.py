@@ -1,0 +1,200 @@
+"""The result of :func:`fxmem.analyze`: every number of one step, as pure data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from fxmem.graph import Category, MemoryGraph, Node, SavedTensor
+from fxmem.liveness import MemoryProfile, Peak, build_profile
+from fxmem.timeline import Timeline, build_timeline
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What was analysed, as text.
+
+    Attributes:
+        model: The TARGET, or the class of the module that was given.
+        inputs: One spec for each input, e.g. ``8x3x224x224:float32``.
+        mode: ``train`` or ``infer``.
+        device: Target device.
+        optimizer: Name of the optimizer, or None.
+        loss: Name of the loss, or None for the default.
+        frontend: ``fx`` or ``record``: which tracer served.
+        frontend_reason: Why ``fx`` did not; empty where it did.
+    """
+
+    model: str
+    inputs: tuple[str, ...]
+    mode: str
+    device: str
+    optimizer: str | None
+    loss: str | None
+    frontend: str
+    frontend_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """How much memory a step takes, when it peaks and what is alive there.
+
+    All sizes are integers in bytes.
+
+    Attributes:
+        setup: What was analysed.
+        graph: The memory graph that everything else is computed from.
+    """
+
+    setup: Setup
+    graph: MemoryGraph
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Allocations and frees of the step, in order."""
+        return build_timeline(self.graph)
+
+    @cached_property
+    def profile(self) -> MemoryProfile:
+        """Live bytes of each operation, and the peak."""
+        return build_profile(self.graph, self.timeline)
+
+    @property
+    def peak(self) -> Peak:
+        """The moment of the peak: its step, phase, node, source line and live set."""
+        return self.profile.peak
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes allocated at any moment, everything included."""
+        return self.peak.nbytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Most bytes the allocator holds; the CPU's caches nothing, so the peak itself."""
+        return self.peak_bytes
+
+    @property
+    def breakdown(self) -> Mapping[Category, int]:
+        """Bytes by category at the peak; they sum to :attr:`peak_bytes`."""
+        return self.profile.breakdown
+
+    @property
+    def saved(self) -> tuple[SavedTensor, ...]:
+        """What autograd saves for backward, each storage once."""
+        return self.graph.saved
+
+    @property
+    def saved_bytes(self) -> int:
+        """Activations saved for backward; parameters, buffers and inputs are not counted."""
+        return sum(s.nbytes for s in self.saved if s.category is Category.ACTIVATION)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the traced model, with their bytes and FLOPs."""
+        return self.graph.nodes
+
+    @property
+    def frontend(self) -> str:
+        """``fx`` or ``record``: which tracer served."""
+        return self.setup.frontend
+
+    @cached_property
+    def _bytes_by_category(self) -> Mapping[Category, int]:
+        totals = dict.fromkeys(Category, 0)
+        for storage in self.graph.storages:
+            totals[storage.category] += storage.nbytes
+        return totals
+
+    @property
+    def parameter_bytes(self) -> int:
+        """All parameters, shared ones once."""
+        return self._bytes_by_category[Category.PARAMETER]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """All buffers, and what else the model keeps from step to step."""
+        return self._bytes_by_category[Category.BUFFER]
+
+    @property
+    def input_bytes(self) -> int:
+        """The step's inputs."""
+        return self._bytes_by_category[Category.INPUT]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The ``.grad`` of parameters and inputs that the step leaves."""
+        return self._bytes_by_category[Category.GRADIENT]
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """What the optimizer keeps from step to step."""
+        return self._bytes_by_category[Category.OPTIMIZER_STATE]
+
+    @property
+    def forward_flops(self) -> int:
+        """Floating-point operations of forward and loss; a multiply-add is 2."""
+        return sum(node.forward_flops for node in self.nodes)
+
+    @property
+    def backward_flops(self) -> int:
+        """Those of backward, recomputation included."""
+        return sum(node.backward_flops for node in self.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain dicts, lists, strings and integers."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **asdict(self.setup),
+            "peak_bytes": self.peak_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "peak": _describe_peak(self.peak),
+            "breakdown": {category.value: n for category, n in self.breakdown.items()},
+            "saved_bytes": self.saved_bytes,
+            "parameter_bytes": self.parameter_bytes,
+            "buffer_bytes": self.buffer_bytes,
+            "input_bytes": self.input_bytes,
+            "gradient_bytes": self.gradient_bytes,
+            "optimizer_state_bytes": self.optimizer_state_bytes,
+            "forward_flops": self.forward_flops,
+            "backward_flops": self.backward_flops,
+            "nodes": [asdict(node) for node in self.nodes],
+            "storages": [asdict(storage) for storage in self.graph.storages],
+            "operations": [asdict(operation) for operation in self.graph.operations],
+            "saved": [asdict(saved) for saved in self.saved],
+            "timeline": {
+                "resident_bytes": self.timeline.resident_bytes,
+                "live_bytes": list(self.profile.live_bytes),
+                "events": [
+                    {
+                        "action": event.action.value,
+                        "nbytes": event.nbytes,
+                        "storage": event.storage,
+                        "step": event.step,
+                        "phase": event.phase.value,
+                    }
+                    for event in self.timeline.events
+                ],
+            },
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """:meth:`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+
+def _describe_peak(peak: Peak) -> dict[str, Any]:
+    return {
+        "step": peak.step,
+        "phase": peak.phase.value,
+        "operation": peak.operation.name,
+        "node": peak.node.name if peak.node else None,
+        "source": asdict(peak.source) if peak.source else None,
+        "workspace_bytes": peak.workspace_bytes,
+        "live": [storage.index for storage in peak.live],
+    }

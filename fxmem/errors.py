@@ -1,0 +1,43 @@
+"""What fxmem raises: one family, one clear line each, with what to try."""
+
+from __future__ import annotations
+
+
+class FxmemError(Exception):
+    """Base of every error that fxmem raises on purpose.
+
+    Args:
+        cause: One line: what is wrong, naming the thing the user gave.
+        hint: What to try, or the empty string.
+
+    The CLI prints ``str(error)`` on one line and exits with :attr:`exit_code`.
+
+    >>> str(FxmemError("no module named 'nets'", hint="is its folder on PYTHONPATH?"))
+    "no module named 'nets' (is its folder on PYTHONPATH?)"
+    """
+
+    exit_code = 2
+
+    def __init__(self, cause: str, hint: str = "") -> None:
+        super().__init__(cause, hint)
+        self.cause = " ".join(cause.split())
+        self.hint = " ".join(hint.split())
+
+    def __str__(self) -> str:
+        return f"{self.cause} ({self.hint})" if self.hint else self.cause
+
+
+class UsageError(FxmemError):
+    """An argument that cannot be understood: a shape, a dtype, a device, an optimizer."""
+
+
+class LoadError(FxmemError):
+    """A TARGET that cannot be turned into an ``nn.Module``."""
+
+
+class TraceError(FxmemError):
+    """A model whose step cannot be run on fake tensors; names the user's own line."""
+
+
+class DataDependentError(TraceError):
+    """A size or a branch that depends on values, which a static analysis does not have."""

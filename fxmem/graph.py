@@ -1,0 +1,197 @@
+"""The memory graph of one step: pure data, no torch.
+
+A :class:`MemoryGraph` is what a recording leaves behind and what everything else reads: the
+nodes of the traced model, the operators that ran in the step (forward, loss, backward,
+optimizer), and every storage with the operator that made it and the one after which it died.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Category(str, Enum):
+    """What a storage is for; the words of torch's own memory profiler.
+
+    Source of the words: ``torch/profiler/_memory_profiler.py``, ``Category``.
+    """
+
+    PARAMETER = "PARAMETER"
+    BUFFER = "BUFFER"
+    INPUT = "INPUT"
+    ACTIVATION = "ACTIVATION"
+    TEMPORARY = "TEMPORARY"
+    GRADIENT = "GRADIENT"
+    OPTIMIZER_STATE = "OPTIMIZER_STATE"
+    WORKSPACE = "WORKSPACE"
+    OUTPUT = "OUTPUT"
+
+
+class Phase(str, Enum):
+    """The part of the step in which an operator ran."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """A line of the user's code.
+
+    >>> str(SourceLocation("/home/me/nets/resnet.py", 97, "forward"))
+    'resnet.py:97'
+    """
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the traced graph: a leaf module, a torch function, or a whole region.
+
+    Attributes:
+        index: Position in :attr:`MemoryGraph.nodes`.
+        name: Unique and the same from every frontend: the fqn of the module, or of the module
+            around a function and the function's name, then its occurrence.
+        fqn: Qualified name of the module it is or lies in; empty for the model itself.
+        op: As in torch.fx: ``call_module``, ``call_function``, ``call_method``,
+            ``placeholder``, ``get_attr`` or ``output``.
+        target: What is called, as text: ``Conv2d``, ``relu``, ``view``.
+        phase: FORWARD, or LOSS for what the loss function calls.
+        shape: Shape of its first tensor output; None where there is none.
+        dtype: Of that tensor, as text (``float32``).
+        source: The user's own line.
+        inputs: Indices of the nodes whose results it takes.
+        output_bytes: New storages in its result; a view or an in-place result counts 0.
+        saved_bytes: Storages that it was the first to save for backward; parameters, buffers
+            and inputs are not counted.
+        transient_bytes: How far its forward rises above what it leaves behind.
+        forward_flops: Floating-point operations of its forward; a multiply-add is 2.
+        backward_flops: Those of its backward, recomputation included.
+    """
+
+    index: int
+    name: str
+    fqn: str
+    op: str
+    target: str
+    phase: Phase = Phase.FORWARD
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    source: SourceLocation | None = None
+    inputs: tuple[int, ...] = ()
+    output_bytes: int = 0
+    saved_bytes: int = 0
+    transient_bytes: int = 0
+    forward_flops: int = 0
+    backward_flops: int = 0
+
+
+RESIDENT = -1
+"""``Storage.born`` of what was there before the step began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One allocation: the memory that a tensor and all its views share.
+
+    Attributes:
+        index: Position in :attr:`MemoryGraph.storages`, in the order of allocation.
+        nbytes: Its size as requested.
+        category: What it is for, over its whole life.
+        name: The fqn of a parameter or buffer, the name of an input, or that of its node.
+        shape: Shape of the first tensor that was seen on it.
+        dtype: Of that tensor, as text.
+        born: Index of the operation that allocated it, or :data:`RESIDENT`.
+        died: Index of the operation after which it was freed; None if it outlives the step.
+        node: Index of the node that made it, or in whose backward it was made.
+        saved_by: Indices of the nodes that saved it for backward, first to last.
+    """
+
+    index: int
+    nbytes: int
+    category: Category
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+    died: int | None
+    node: int | None = None
+    saved_by: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operator of the step as the dispatcher ran it, below autograd.
+
+    Attributes:
+        index: Position in :attr:`MemoryGraph.operations`.
+        name: The operator, e.g. ``aten.mm.default``; ``step.begin`` for the first, which
+            allocates nothing.
+        phase: Where in the step it ran.
+        node: Index of the node it belongs to; in backward, the node it is the backward of.
+        autograd_node: The autograd function that ran it in backward (``MmBackward0``).
+        reads: Indices of the storages that its arguments lie on.
+        workspace_bytes: What the kernel holds inside itself, above its outputs.
+        flops: As ``torch.utils.flop_counter`` counts them.
+    """
+
+    index: int
+    name: str
+    phase: Phase
+    node: int | None = None
+    autograd_node: str = ""
+    reads: tuple[int, ...] = ()
+    workspace_bytes: int = 0
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A storage that autograd keeps for backward, with the node that saved it first.
+
+    Attributes:
+        node: Name of the first node that saved it.
+        fqn: That node's fqn.
+        shape: Shape of the tensor that was saved.
+        dtype: Its dtype, as text.
+        nbytes: Bytes of the whole storage.
+        source: That node's line.
+        storage: Index of the storage.
+        category: ACTIVATION, or PARAMETER, BUFFER or INPUT, which are listed but not counted.
+    """
+
+    node: str
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    source: SourceLocation | None
+    storage: int
+    category: Category
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGraph:
+    """Everything that is known of one steady step.
+
+    Attributes:
+        nodes: In order of execution; placeholders first.
+        storages: In order of allocation; the resident ones first.
+        operations: In order of execution, ``step.begin`` first.
+        saved: What autograd keeps for backward, in order of saving, each storage once.
+    """
+
+    nodes: tuple[Node, ...]
+    storages: tuple[Storage, ...]
+    operations: tuple[Operation, ...]
+    saved: tuple[SavedTensor, ...]

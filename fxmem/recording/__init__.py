@@ -1,0 +1,1 @@
+"""One training or inference step, recorded on fake tensors."""

@@ -1,0 +1,1 @@
+"""A report: what an analysis says, as a document, and the document as text."""

@@ -1,0 +1,122 @@
+"""From a memory graph to the sequence of allocations and frees of its step.
+
+Each operation runs as alloc - run - free: its new storages and its workspace are allocated,
+the workspace goes when the kernel returns, and then go the storages whose last holder let go
+before the next operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+
+from fxmem.graph import RESIDENT, MemoryGraph, Operation, Phase, Storage
+
+
+class Action(str, Enum):
+    """What happens to the memory in an event."""
+
+    ALLOC = "alloc"
+    FREE = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One allocation or free.
+
+    Attributes:
+        action: ALLOC or FREE.
+        nbytes: Its size, positive for both.
+        storage: Index of the storage, or None for the workspace of a kernel.
+        step: Index of the operation in which it happens.
+        phase: That operation's phase.
+    """
+
+    action: Action
+    nbytes: int
+    storage: int | None
+    step: int
+    phase: Phase
+
+    @property
+    def delta_bytes(self) -> int:
+        """By how much the live bytes change."""
+        return self.nbytes if self.action is Action.ALLOC else -self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The events of one step.
+
+    Attributes:
+        resident_bytes: Live before the first event: parameters, buffers, inputs, optimizer
+            state and whatever else survived the step before.
+        events: In order.
+        steps: How many operations the step has.
+    """
+
+    resident_bytes: int
+    events: tuple[Event, ...]
+    steps: int
+
+    def profile(self) -> tuple[int, ...]:
+        """The most bytes that are live during each step.
+
+        Returns:
+            One number for each operation of the memory graph.
+        """
+        most = [0] * self.steps
+        live, at = self.resident_bytes, 0
+        for event in self.events:
+            while at <= event.step:  # a step without events of its own holds what was live
+                most[at], at = live, at + 1
+            live += event.delta_bytes
+            most[event.step] = max(most[event.step], live)
+        most[at:] = [live] * (self.steps - at)
+        return tuple(most)
+
+    def live_bytes(self) -> tuple[int, ...]:
+        """The live bytes after each event."""
+        deltas = (event.delta_bytes for event in self.events)
+        return tuple(accumulate(deltas, initial=self.resident_bytes))[1:]
+
+
+def build_timeline(graph: MemoryGraph) -> Timeline:
+    """The events of a memory graph's step, with the lifetimes that were recorded.
+
+    Args:
+        graph: A step's memory graph.
+    """
+    born = _group_by_step(graph.storages, [s.born for s in graph.storages])
+    died = _group_by_step(graph.storages, [s.died for s in graph.storages])
+    events: list[Event] = []
+    for operation in graph.operations:
+        events += _run_operation(
+            operation, born.get(operation.index, ()), died.get(operation.index, ())
+        )
+    resident_bytes = sum(s.nbytes for s in graph.storages if s.born == RESIDENT)
+    return Timeline(resident_bytes, tuple(events), len(graph.operations))
+
+
+def _run_operation(
+    operation: Operation, allocated: Iterable[Storage], freed: Iterable[Storage]
+) -> Iterable[Event]:
+    step, phase = operation.index, operation.phase
+    for storage in allocated:
+        yield Event(Action.ALLOC, storage.nbytes, storage.index, step, phase)
+    if operation.workspace_bytes:
+        yield Event(Action.ALLOC, operation.workspace_bytes, None, step, phase)
+        yield Event(Action.FREE, operation.workspace_bytes, None, step, phase)
+    for storage in freed:
+        yield Event(Action.FREE, storage.nbytes, storage.index, step, phase)
+
+
+def _group_by_step(
+    storages: Iterable[Storage], steps: Iterable[int | None]
+) -> dict[int | None, list[Storage]]:
+    groups: dict[int | None, list[Storage]] = {}
+    for storage, step in zip(storages, steps, strict=True):
+        groups.setdefault(step, []).append(storage)
+    return groups

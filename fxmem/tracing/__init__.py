@@ -1,0 +1,1 @@
+"""Everything that runs torch to look at a model: loading, fakes, nodes."""
