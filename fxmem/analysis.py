@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -105,36 +106,39 @@ class Analysis:
         return self.setup.frontend
 
     @cached_property
-    def _bytes_by_category(self) -> Mapping[Category, int]:
+    def _kept_bytes(self) -> Mapping[Category, int]:
+        # What the step replaces (a gradient, a state that is reassigned) is in the graph twice,
+        # the old and the new one: only what outlives the step is kept.
         totals = dict.fromkeys(Category, 0)
         for storage in self.graph.storages:
-            totals[storage.category] += storage.nbytes
+            if storage.died is None:
+                totals[storage.category] += storage.nbytes
         return totals
 
     @property
     def parameter_bytes(self) -> int:
         """All parameters, shared ones once."""
-        return self._bytes_by_category[Category.PARAMETER]
+        return self._kept_bytes[Category.PARAMETER]
 
     @property
     def buffer_bytes(self) -> int:
         """All buffers, and what else the model keeps from step to step."""
-        return self._bytes_by_category[Category.BUFFER]
+        return self._kept_bytes[Category.BUFFER]
 
     @property
     def input_bytes(self) -> int:
         """The step's inputs."""
-        return self._bytes_by_category[Category.INPUT]
+        return sum(s.nbytes for s in self.graph.storages if s.category is Category.INPUT)
 
     @property
     def gradient_bytes(self) -> int:
         """The ``.grad`` of parameters and inputs that the step leaves."""
-        return self._bytes_by_category[Category.GRADIENT]
+        return self._kept_bytes[Category.GRADIENT]
 
     @property
     def optimizer_state_bytes(self) -> int:
         """What the optimizer keeps from step to step."""
-        return self._bytes_by_category[Category.OPTIMIZER_STATE]
+        return self._kept_bytes[Category.OPTIMIZER_STATE]
 
     @property
     def forward_flops(self) -> int:
@@ -147,10 +151,10 @@ class Analysis:
         return sum(node.backward_flops for node in self.nodes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain dicts, lists, strings and integers."""
+        """Everything, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
         return {
             "schema_version": SCHEMA_VERSION,
-            **asdict(self.setup),
+            **_list_fields(self.setup),
             "peak_bytes": self.peak_bytes,
             "reserved_bytes": self.reserved_bytes,
             "peak": _describe_peak(self.peak),
@@ -163,10 +167,10 @@ class Analysis:
             "optimizer_state_bytes": self.optimizer_state_bytes,
             "forward_flops": self.forward_flops,
             "backward_flops": self.backward_flops,
-            "nodes": [asdict(node) for node in self.nodes],
-            "storages": [asdict(storage) for storage in self.graph.storages],
-            "operations": [asdict(operation) for operation in self.graph.operations],
-            "saved": [asdict(saved) for saved in self.saved],
+            "nodes": [_list_fields(node) for node in self.nodes],
+            "storages": [_list_fields(storage) for storage in self.graph.storages],
+            "operations": [_list_fields(operation) for operation in self.graph.operations],
+            "saved": [_list_fields(saved) for saved in self.saved],
             "timeline": {
                 "resident_bytes": self.timeline.resident_bytes,
                 "live_bytes": list(self.profile.live_bytes),
@@ -188,13 +192,26 @@ class Analysis:
         return json.dumps(self.to_dict(), indent=indent)
 
 
+def _list_fields(record: Any) -> dict[str, Any]:
+    return {name: _to_plain(value) for name, value in asdict(record).items()}
+
+
+def _to_plain(value: Any) -> Any:
+    # JSON knows neither tuples nor enums: a reader of the file and one of the dict see the same.
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    return value
+
+
 def _describe_peak(peak: Peak) -> dict[str, Any]:
     return {
         "step": peak.step,
         "phase": peak.phase.value,
         "operation": peak.operation.name,
         "node": peak.node.name if peak.node else None,
-        "source": asdict(peak.source) if peak.source else None,
+        "source": _list_fields(peak.source) if peak.source else None,
         "workspace_bytes": peak.workspace_bytes,
         "live": [storage.index for storage in peak.live],
     }

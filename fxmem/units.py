@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from fxmem.errors import UsageError
 
@@ -40,7 +41,8 @@ def parse_bytes(text: str) -> int:
     """
     match = _QUANTITY.fullmatch(text)
     if match:
-        number, unit = float(match[1]), match[2].upper() or "B"
+        # A float has 53 bits: it would lose bytes of a large exact number.
+        number, unit = Fraction(match[1]), match[2].upper() or "B"
         if unit in _DECIMAL:
             return int(number * _DECIMAL[unit])
         for power, name in enumerate(_UNITS):

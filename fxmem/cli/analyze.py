@@ -1,0 +1,204 @@
+"""``fxmem analyze``: the peak of one step and what is alive there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fxmem.cli.output import check_output, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.errors import LoadError, UsageError
+from fxmem.specs import TensorSpec, parse_dtype, parse_input
+from fxmem.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+
+EXIT_OVER_BUDGET = 1
+
+_DESCRIPTION = """\
+Runs one training step of the model on fake tensors (nothing of the model is allocated) and
+reports its peak memory, where it lies, and what is alive there.
+
+TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
+instance, or a callable that returns one. Literals may be passed: 'nets.py:resnet(depth=50)'.
+"""
+_EPILOG = """\
+examples:
+  fxmem analyze resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam
+  fxmem analyze 'gpt.py:GPT(layers=24)' --input 4x512:int64 --budget 8GiB
+  fxmem analyze nets.bert:build --input ids=8x128:int64 --input mask=8x128:int64
+  fxmem analyze unet.py:UNet --input 1x3x256x256 --mode infer --json -o unet.json
+
+exit codes: 0 fine, 1 over --budget, 2 bad usage or a model that cannot be loaded or traced
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``.
+
+    Args:
+        commands: What ``add_subparsers`` returned.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "analyze",
+        help="the peak of one step and what is alive there",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run_analyze)
+    parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
+    _add_step_options(parser)
+    _add_output_options(parser)
+
+
+def _add_step_options(parser: argparse.ArgumentParser) -> None:
+    step = parser.add_argument_group("the step")
+    step.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        dest="inputs",
+        metavar="[NAME=]SHAPE[:DTYPE]",
+        help="an input, e.g. 8x3x224x224 or ids=1x128:int64; repeat it for more: "
+        "without a name in order, with one as a keyword argument",
+    )
+    step.add_argument(
+        "--mode",
+        choices=["train", "infer"],
+        default="train",
+        help="infer is eval() without gradients (default: %(default)s)",
+    )
+    step.add_argument("--device", default="cpu", help="target device (default: %(default)s)")
+    step.add_argument(
+        "--dtype", metavar="DTYPE", help="cast parameters and floating inputs, e.g. bf16"
+    )
+    step.add_argument("--optimizer", metavar="NAME", help="sgd, adam, adamw, ... (default: none)")
+    step.add_argument(
+        "--loss",
+        metavar="NAME",
+        help="cross_entropy or mse (default: the output's .loss, else the sum of the output)",
+    )
+    step.add_argument(
+        "--frontend",
+        choices=["fx", "record"],
+        help="which tracer to use (default: fx, and record where fx cannot)",
+    )
+    step.add_argument(
+        "--size-hint",
+        type=int,
+        metavar="N",
+        help="stands for a size that depends on values, such as that of nonzero()",
+    )
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    output = parser.add_argument_group("the result")
+    output.add_argument("--budget", metavar="SIZE", help="exit 1 if the peak is over it, e.g. 8GiB")
+    output.add_argument("--json", action="store_true", help="everything, as JSON")
+    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
+    output.add_argument("--nodes", action="store_true", help="add a table of all nodes")
+    output.add_argument(
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="storages to list at the peak (default: %(default)s)",
+    )
+    output.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run_analyze(arguments: argparse.Namespace) -> int:
+    """Analyses a target and writes the result.
+
+    Args:
+        arguments: What the parser of this command returned.
+
+    Returns:
+        The exit code: 0, or 1 where the peak is over the budget.
+
+    Raises:
+        FxmemError: Bad usage, or a model that cannot be loaded or traced.
+    """
+    # What the user may have mistyped is told before torch is imported and the model is run.
+    args, kwargs = _parse_inputs(arguments.inputs)
+    options = _parse_options(arguments)
+    budget_bytes = None if arguments.budget is None else parse_bytes(arguments.budget)
+    if arguments.top < 0:
+        raise UsageError(f"--top is {arguments.top}", hint="0 or more")
+    if arguments.output is not None:
+        check_output(arguments.output)
+
+    with show_progress(f"analysing {arguments.target}"):
+        analysis = _analyze_quietly(arguments.target, args, kwargs, options)
+        text = _render(analysis, arguments)
+    write_output(text, arguments.output)
+    return _check_budget(analysis, budget_bytes)
+
+
+def _parse_inputs(texts: list[str]) -> tuple[tuple[TensorSpec, ...], dict[str, TensorSpec]]:
+    args: list[TensorSpec] = []
+    kwargs: dict[str, TensorSpec] = {}
+    for text in texts:
+        name, spec = parse_input(text)
+        if name is None:
+            args.append(spec)
+        elif name in kwargs:
+            raise UsageError(f"two inputs are called {name!r}", hint="each name once")
+        else:
+            kwargs[name] = spec
+    return tuple(args), kwargs
+
+
+def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.size_hint is not None and arguments.size_hint < 0:
+        raise UsageError(f"--size-hint is {arguments.size_hint}", hint="0 or more")
+    return {
+        "mode": arguments.mode,
+        "device": arguments.device,
+        "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),
+        "optimizer": arguments.optimizer,
+        "loss": arguments.loss,
+        "frontend": arguments.frontend,
+        "size_hint": arguments.size_hint,
+    }
+
+
+def _analyze_quietly(
+    target: str,
+    args: tuple[TensorSpec, ...],
+    kwargs: dict[str, TensorSpec],
+    options: dict[str, Any],
+) -> Analysis:
+    # The user's code runs here. What it prints is no part of the result, and its exit is not ours.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            from fxmem.api import analyze
+
+            return analyze(target, args, kwargs, **options)
+        except SystemExit as error:
+            raise LoadError(
+                f"the code of {target} called exit({error.code!r})",
+                hint='keep what a script does under if __name__ == "__main__"',
+            ) from error
+
+
+def _render(analysis: Analysis, arguments: argparse.Namespace) -> str:
+    if arguments.json:
+        return analysis.to_json(indent=2) + "\n"
+    from fxmem.report.document import build_document
+    from fxmem.report.text import render_text
+
+    return render_text(build_document(analysis), top=arguments.top, nodes=arguments.nodes)
+
+
+def _check_budget(analysis: Analysis, budget_bytes: int | None) -> int:
+    if budget_bytes is None or analysis.peak_bytes <= budget_bytes:
+        return 0
+    over = format_bytes(analysis.peak_bytes - budget_bytes)
+    peak, budget = format_bytes(analysis.peak_bytes), format_bytes(budget_bytes)
+    print(f"fxmem: over budget: the peak of {peak} is {over} over {budget}", file=sys.stderr)
+    return EXIT_OVER_BUDGET

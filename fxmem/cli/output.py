@@ -1,0 +1,100 @@
+"""Writes results: all of a file or nothing of it, and stdout that may be a closed pipe."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+
+from fxmem.errors import UsageError
+
+
+def write_output(text: str, path: str | None) -> None:
+    """Writes a result to a file, or to stdout.
+
+    Args:
+        text: The whole result.
+        path: The file, or None for stdout.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    try:
+        if path is None:
+            _write_stdout(text)
+        elif _is_special(path):
+            with open(path, "w", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(text)
+        else:
+            _replace_file(text, path)
+    except OSError as error:
+        raise _explain(error, path) from error
+
+
+def check_output(path: str) -> None:
+    """Checks that a file could be written, before the work whose result goes there.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UsageError: Its folder is missing or not writable, or it is a folder itself.
+    """
+    real_path = os.path.realpath(path)
+    folder = os.path.dirname(real_path)
+    if not os.path.isdir(folder):
+        raise UsageError(f"cannot write {path!r}: no folder {folder!r}", hint="create it first")
+    if os.path.isdir(real_path):
+        raise UsageError(f"cannot write {path!r}: it is a folder", hint="name a file in it")
+    if not _is_special(path) and not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"cannot write {path!r}: folder {folder!r} is read-only", hint="choose another"
+        )
+
+
+def _write_stdout(text: str) -> None:
+    stream = sys.stdout
+    if hasattr(stream, "reconfigure"):  # an encoding without the characters of a name must not fail
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        # What is still buffered would fail again when Python exits: let it go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if not isinstance(error, BrokenPipeError):  # that reader (head, a pager) has seen enough
+            raise
+
+
+def _replace_file(text: str, path: str) -> None:
+    path = os.path.realpath(path)  # through a link: the link itself stays
+    folder, name = os.path.split(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    try:
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text)
+        os.chmod(temporary, _choose_mode(path))
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _choose_mode(path: str) -> int:
+    """Permissions of the file that is replaced, else those that open() would give."""
+    if os.path.exists(path):
+        return stat.S_IMODE(os.stat(path).st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _is_special(path: str) -> bool:
+    # /dev/stdout, /dev/null, a named pipe: written to, never replaced.
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _explain(error: OSError, path: str | None) -> UsageError:
+    place = "stdout" if path is None else repr(path)
+    return UsageError(f"cannot write {place}: {error.strerror}")

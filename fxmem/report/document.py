@@ -1,0 +1,259 @@
+"""What a report says, before it is known how: every format is rendered from a Document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fxmem.analysis import Analysis
+from fxmem.graph import Category, Phase, SourceLocation, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The answer: how much, and where.
+
+    Attributes:
+        peak_bytes: Most bytes allocated at any moment.
+        phase: The part of the step in which the peak lies.
+        node: Name of the node there, or None where the operator belongs to none.
+        source: The user's own line, or None.
+    """
+
+    peak_bytes: int
+    phase: Phase
+    node: str | None
+    source: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What was analysed, and how.
+
+    Attributes:
+        model: The TARGET, or the class of the module.
+        inputs: One spec for each input.
+        mode: ``train`` or ``infer``.
+        device: Target device.
+        optimizer: Name of the optimizer, or None.
+        loss: Name of the loss, or None for the default.
+        frontend: The tracer that served.
+        frontend_reason: Why the first one did not; empty where it did.
+    """
+
+    model: str
+    inputs: tuple[str, ...]
+    mode: str
+    device: str
+    optimizer: str | None
+    loss: str | None
+    frontend: str
+    frontend_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One number of the whole step, in bytes."""
+
+    label: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownRow:
+    """What one category takes at the peak.
+
+    Attributes:
+        category: The category.
+        nbytes: Its bytes there.
+        share: Its part of the peak, from 0 to 1.
+    """
+
+    category: Category
+    nbytes: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """A storage that is alive at the peak, or the workspace of the kernel that runs there.
+
+    Attributes:
+        nbytes: Its size.
+        category: What it is for.
+        name: Of the parameter, the input, the node that made it, or the kernel.
+        shape: Of the first tensor on it; None for a workspace.
+        dtype: Of that tensor; empty for a workspace.
+        saved_by: Names of the nodes that saved it for backward.
+        source: The user's line that made it, or None.
+    """
+
+    nbytes: int
+    category: Category
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    saved_by: tuple[str, ...]
+    source: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node of the traced model; the attributes are those of ``fxmem.graph.Node``."""
+
+    name: str
+    target: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    output_bytes: int
+    saved_bytes: int
+    transient_bytes: int
+    forward_flops: int
+    backward_flops: int
+    source: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Everything that a report of one analysis says.
+
+    Attributes:
+        headline: The answer.
+        subject: What was analysed.
+        totals: Parameters, saved activations and the like, over the whole step.
+        forward_flops: Floating-point operations of forward and loss.
+        backward_flops: Those of backward.
+        breakdown: Largest first; sums to the peak; no zero rows.
+        live: What is alive at the peak, largest first; sums to the peak.
+        nodes: In order of execution.
+        notes: What the reader should know about the numbers, a sentence each.
+    """
+
+    headline: Headline
+    subject: Subject
+    totals: tuple[Total, ...]
+    forward_flops: int
+    backward_flops: int
+    breakdown: tuple[BreakdownRow, ...]
+    live: tuple[LiveRow, ...]
+    nodes: tuple[NodeRow, ...]
+    notes: tuple[str, ...]
+
+
+def build_document(analysis: Analysis) -> Document:
+    """What there is to say about an analysis.
+
+    Args:
+        analysis: The result of :func:`fxmem.analyze`.
+    """
+    peak = analysis.peak
+    return Document(
+        headline=Headline(
+            peak_bytes=peak.nbytes,
+            phase=peak.phase,
+            node=peak.node.name if peak.node else None,
+            source=peak.source,
+        ),
+        subject=_describe_subject(analysis),
+        totals=_list_totals(analysis),
+        forward_flops=analysis.forward_flops,
+        backward_flops=analysis.backward_flops,
+        breakdown=_list_breakdown(analysis),
+        live=_list_live(analysis),
+        nodes=_list_nodes(analysis),
+        notes=tuple(_write_notes(analysis)),
+    )
+
+
+def _describe_subject(analysis: Analysis) -> Subject:
+    setup = analysis.setup
+    return Subject(
+        model=setup.model,
+        inputs=setup.inputs,
+        mode=setup.mode,
+        device=setup.device,
+        optimizer=setup.optimizer,
+        loss=setup.loss,
+        frontend=setup.frontend,
+        frontend_reason=setup.frontend_reason,
+    )
+
+
+def _list_totals(analysis: Analysis) -> tuple[Total, ...]:
+    totals = (
+        Total("parameters", analysis.parameter_bytes),
+        Total("buffers", analysis.buffer_bytes),
+        Total("inputs", analysis.input_bytes),
+        Total("saved for backward", analysis.saved_bytes),
+        Total("gradients", analysis.gradient_bytes),
+        Total("optimizer state", analysis.optimizer_state_bytes),
+    )
+    return tuple(total for total in totals if total.nbytes)
+
+
+def _list_breakdown(analysis: Analysis) -> tuple[BreakdownRow, ...]:
+    rows = [
+        BreakdownRow(category, nbytes, nbytes / analysis.peak_bytes)
+        for category, nbytes in analysis.breakdown.items()
+        if nbytes
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+
+
+def _list_live(analysis: Analysis) -> tuple[LiveRow, ...]:
+    rows = [_describe_storage(analysis, s) for s in analysis.peak.live if s.nbytes]
+    if analysis.peak.workspace_bytes:
+        rows.append(_describe_workspace(analysis))
+    # The sort is stable: storages of one size stay in their order of allocation.
+    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+
+
+def _describe_storage(analysis: Analysis, storage: Storage) -> LiveRow:
+    return LiveRow(
+        nbytes=storage.nbytes,
+        category=storage.category,
+        name=storage.name,
+        shape=storage.shape,
+        dtype=storage.dtype,
+        saved_by=tuple(analysis.nodes[index].name for index in storage.saved_by),
+        source=None if storage.node is None else analysis.nodes[storage.node].source,
+    )
+
+
+def _describe_workspace(analysis: Analysis) -> LiveRow:
+    peak = analysis.peak
+    return LiveRow(
+        nbytes=peak.workspace_bytes,
+        category=Category.WORKSPACE,
+        name=peak.operation.name,
+        shape=None,
+        dtype="",
+        saved_by=(),
+        source=peak.source,
+    )
+
+
+def _list_nodes(analysis: Analysis) -> tuple[NodeRow, ...]:
+    return tuple(
+        NodeRow(
+            name=node.name,
+            target=node.target,
+            shape=node.shape,
+            dtype=node.dtype,
+            output_bytes=node.output_bytes,
+            saved_bytes=node.saved_bytes,
+            transient_bytes=node.transient_bytes,
+            forward_flops=node.forward_flops,
+            backward_flops=node.backward_flops,
+            source=node.source,
+        )
+        for node in analysis.nodes
+    )
+
+
+def _write_notes(analysis: Analysis) -> Iterable[str]:
+    setup = analysis.setup
+    if setup.mode == "train" and setup.loss is None:
+        yield "No loss was given: the output's .loss, else the sum of its floating tensors."
+    if setup.mode == "train" and setup.optimizer is None:
+        yield "No optimizer was given: the step ends with backward."
