@@ -66,7 +66,7 @@ def fit_columns(
         least: No column is made narrower than this.
 
     >>> fit_columns([["12 B", "encoder.layers.11.softmax"]], flexible=[1], width=22)
-    [['12 B', 'encoder.....softmax']]
+    [['12 B', 'encoder...oftmax']]
     """
     widths = [max(map(measure_width, column)) for column in zip(*rows, strict=True)]
     excess = sum(widths) + 2 * (len(widths) - 1) - width

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from fxmem.graph import Phase, SourceLocation
-from fxmem.report.cells import escape_controls, fit_columns
+from fxmem.report.cells import escape_controls, fit_columns, measure_width
 from fxmem.report.document import Document, Headline, LiveRow, NodeRow, Subject
 from fxmem.units import format_bytes, format_flops
 
@@ -146,12 +146,11 @@ def _write_source(source: SourceLocation | None) -> str:
 def _align(rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
     header, *body = rows
     alignments = ["right" if column in right else "left" for column in range(len(header))]
-    # numparse would rewrite names that look like numbers, e.g. a layer called "1e3".
+    # As rows of their own: tabulate widens the columns of what it is told are headers.
+    rules = ["-" * max(map(measure_width, column)) for column in zip(*rows, strict=True)]
     return tabulate(
-        body,
-        headers=header,
-        tablefmt="simple",
+        [header, rules, *body],
+        tablefmt="plain",
         colalign=alignments,
-        headersglobalalign=None,
-        disable_numparse=True,
+        disable_numparse=True,  # it would rewrite a layer that is called "1e3"
     )

@@ -1,0 +1,38 @@
+"""Fixtures and options of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# A deadline measures the machine, which may be busy, not the code.
+settings.register_profile("fxmem", deadline=None)
+settings.load_profile("fxmem")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--overwrite",
+        action="store_true",
+        help="write what the golden tests expect anew, from what they get; then read the diff",
+    )
+
+
+@pytest.fixture
+def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with a file under tests/golden, or writes that file with --overwrite."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--overwrite"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing: run pytest --overwrite"
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

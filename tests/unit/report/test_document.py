@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from hand_made import MIB, make_analysis, make_graph, memory_graphs
+from hypothesis import given
+
+from fxmem.graph import Category, MemoryGraph, Phase
+from fxmem.report.document import LiveRow, build_document
+
+
+def test_the_headline_is_the_peak() -> None:
+    headline = build_document(make_analysis()).headline
+    assert (headline.peak_bytes, headline.phase) == (30 * MIB + 4, Phase.BACKWARD)
+    assert (headline.node, str(headline.source)) == ("block.relu", "net.py:12")
+
+
+def test_a_live_row_says_who_made_it_who_saved_it_and_where() -> None:
+    row = build_document(make_analysis()).live[2]
+    assert row == LiveRow(
+        nbytes=4 * MIB,
+        category=Category.ACTIVATION,
+        name="block.relu",
+        shape=(8, 1024),
+        dtype="float32",
+        saved_by=("block.relu", "fc2"),
+        source=make_graph().nodes[2].source,
+    )
+
+
+def test_the_workspace_of_the_peaks_kernel_is_a_row() -> None:
+    (row,) = (r for r in build_document(make_analysis()).live if r.category is Category.WORKSPACE)
+    assert (row.name, row.nbytes) == ("aten.threshold_backward.default", 4 * MIB)
+
+
+def test_totals_that_are_zero_are_left_out() -> None:
+    graph = make_graph()
+    document = build_document(make_analysis(MemoryGraph((), (), graph.operations[:1], ())))
+    assert document.totals == document.breakdown == document.live == ()
+
+
+def test_the_notes_say_which_step_was_assumed() -> None:
+    assert build_document(make_analysis(optimizer=None)).notes == (
+        "No loss was given: the output's .loss, else the sum of its floating tensors.",
+        "No optimizer was given: the step ends with backward.",
+    )
+    assert build_document(make_analysis(loss="mse")).notes == ()
+    assert build_document(make_analysis(mode="infer", optimizer=None)).notes == ()
+
+
+@given(memory_graphs())
+def test_breakdown_and_live_rows_sum_to_the_peak(graph: MemoryGraph) -> None:
+    document = build_document(make_analysis(graph))
+    peak_bytes = document.headline.peak_bytes
+    assert sum(row.nbytes for row in document.breakdown) == peak_bytes
+    assert sum(row.nbytes for row in document.live) == peak_bytes
+    assert all(row.nbytes > 0 for row in (*document.breakdown, *document.live))
+    assert abs(sum(row.share for row in document.breakdown) - (peak_bytes > 0)) < 1e-9
+    for rows in (document.breakdown, document.live):
+        sizes = [row.nbytes for row in rows]
+        assert sizes == sorted(sizes, reverse=True)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from hand_made import make_analysis, make_graph, memory_graphs
+from hypothesis import given
+
+from fxmem.analysis import Analysis
+from fxmem.graph import MemoryGraph, Operation, Phase, SourceLocation
+from fxmem.report.cells import measure_width
+from fxmem.report.document import build_document
+from fxmem.report.text import render_text
+
+EVIL = "fc\x1b[2J\n1"
+
+
+def render(analysis: Analysis, **options: object) -> str:
+    return render_text(build_document(analysis), **options)
+
+
+def move_peak(phase: Phase, node: int | None) -> Analysis:
+    graph = make_graph()
+    operations = list(graph.operations)
+    operations[5] = dataclasses.replace(operations[5], phase=phase, node=node)
+    return make_analysis(dataclasses.replace(graph, operations=tuple(operations)))
+
+
+def test_the_report(check_golden: Callable[[str, str], None]) -> None:
+    check_golden("hand_made.txt", render(make_analysis(), nodes=True, top=6))
+
+
+def test_the_report_of_an_inference(check_golden: Callable[[str, str], None]) -> None:
+    analysis = make_analysis(
+        mode="infer", optimizer=None, frontend="record", frontend_reason="fx: len() of a proxy"
+    )
+    check_golden("hand_made_infer.txt", render(analysis, top=3, width=100))
+
+
+@pytest.mark.parametrize(
+    ("phase", "node", "line"),
+    [
+        (Phase.FORWARD, 1, "Peak 30.00 MiB in forward of fc1, net.py:11"),
+        (Phase.FORWARD, None, "Peak 30.00 MiB in forward"),
+        (Phase.FORWARD, 0, "Peak 30.00 MiB in forward of x"),
+        (Phase.LOSS, 4, "Peak 30.00 MiB in loss of loss.sum, net.py:14"),
+        (Phase.LOSS, None, "Peak 30.00 MiB in loss"),
+        (Phase.BACKWARD, 2, "Peak 30.00 MiB in backward of block.relu, net.py:12"),
+        (Phase.BACKWARD, None, "Peak 30.00 MiB in backward"),
+        (Phase.OPTIMIZER, None, "Peak 30.00 MiB in optimizer step"),
+    ],
+)
+def test_the_first_line_is_the_answer(phase: Phase, node: int | None, line: str) -> None:
+    assert render(move_peak(phase, node)).splitlines()[0] == line
+
+
+@pytest.mark.parametrize(
+    ("top", "line"),
+    [(0, "... and 11 more, 30.00 MiB"), (9, "... and 2 more, 1.00 MiB"), (11, None), (99, None)],
+)
+def test_storages_that_are_not_listed_are_summed(top: int, line: str | None) -> None:
+    rest = [text for text in render(make_analysis(), top=top).splitlines() if "more," in text]
+    assert rest == ([line] if line else [])
+
+
+def test_a_storage_that_many_nodes_saved_names_the_first() -> None:
+    graph = make_graph()
+    storages = list(graph.storages)
+    storages[7] = dataclasses.replace(storages[7], saved_by=(2, 3, 1, 4))
+    text = render(make_analysis(dataclasses.replace(graph, storages=tuple(storages))))
+    assert "block.relu, 3 more" in text
+
+
+def test_names_cannot_drive_the_terminal_or_forge_a_line() -> None:
+    graph = make_graph()
+    graph = dataclasses.replace(
+        graph,
+        nodes=tuple(
+            dataclasses.replace(n, name=EVIL, target=EVIL, source=SourceLocation(EVIL, 1))
+            for n in graph.nodes
+        ),
+        storages=tuple(dataclasses.replace(s, name=EVIL, dtype=EVIL) for s in graph.storages),
+    )
+    text = render(
+        make_analysis(graph, model=EVIL, inputs=(EVIL,), loss=EVIL, frontend_reason=EVIL),
+        nodes=True,
+    )
+    assert all(line.isprintable() for line in text.splitlines())
+    assert len(text.splitlines()) == len(render(make_analysis(loss="mse"), nodes=True).splitlines())
+
+
+def test_columns_stay_aligned_under_wide_names() -> None:
+    graph = make_graph()
+    storages = tuple(dataclasses.replace(s, name="卷积层") for s in graph.storages[:5])
+    text = render(make_analysis(dataclasses.replace(graph, storages=storages + graph.storages[5:])))
+    table = text[text.index("alive at") :].splitlines()[2:12]
+    columns = {measure_width(line[: line.index("8x1024")]) for line in table if "8x1024" in line}
+    assert len(columns) == 1
+
+
+def test_long_names_do_not_widen_the_report() -> None:
+    graph = make_graph()
+    long = "encoder.layers.11.attention.self.attention." * 3
+    nodes = tuple(dataclasses.replace(n, name=f"{long}{n.name}") for n in graph.nodes)
+    storages = tuple(dataclasses.replace(s, name=long) for s in graph.storages)
+    graph = dataclasses.replace(graph, nodes=nodes, storages=storages)
+    lines = render(make_analysis(graph), nodes=True, width=110).splitlines()[1:]
+    assert max(map(measure_width, lines)) == 110
+
+
+@given(memory_graphs())
+def test_any_graph_has_a_report(graph: MemoryGraph) -> None:
+    text = render(make_analysis(graph), nodes=True)
+    assert text.startswith("Peak ")
+    assert all(line.isprintable() and line == line.rstrip() for line in text.splitlines())
+
+
+def test_an_empty_step_has_a_report() -> None:
+    graph = MemoryGraph((), (), (Operation(0, "step.begin", Phase.FORWARD),), ())
+    assert render(make_analysis(graph, inputs=())).startswith("Peak 0 B in forward\n")

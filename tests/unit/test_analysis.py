@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+from hand_made import MIB, make_analysis, make_graph, memory_graphs
+from hypothesis import given
+
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Storage
+
+
+def test_the_numbers_of_the_hand_made_step() -> None:
+    analysis = make_analysis()
+    assert analysis.peak_bytes == analysis.reserved_bytes == 30 * MIB + 4
+    assert analysis.parameter_bytes == 8 * MIB
+    assert analysis.buffer_bytes == MIB
+    assert analysis.input_bytes == 2 * MIB
+    assert analysis.gradient_bytes == 4 * MIB
+    assert analysis.optimizer_state_bytes == 2 * MIB
+    assert analysis.saved_bytes == 4 * MIB
+    assert len(analysis.saved) == 3
+    assert (analysis.forward_flops, analysis.backward_flops) == (4_000_000, 4_000_000)
+    assert analysis.breakdown[Category.WORKSPACE] == 4 * MIB
+    assert analysis.frontend == "fx"
+
+
+def test_a_gradient_that_the_step_replaces_counts_once() -> None:
+    graph = make_graph()
+    old = Storage(
+        14, 4 * MIB, Category.GRADIENT, "fc2.weight", (8, 1024), "float32", RESIDENT, died=5
+    )
+    graph = dataclasses.replace(graph, storages=(*graph.storages, old))
+    assert make_analysis(graph).gradient_bytes == 4 * MIB
+
+
+def test_json_is_stable(check_golden: Callable[[str, str], None]) -> None:
+    check_golden("hand_made.json", make_analysis().to_json(indent=2) + "\n")
+
+
+@given(memory_graphs())
+def test_json_gives_the_dict_back(graph: MemoryGraph) -> None:
+    analysis = make_analysis(graph)
+    assert json.loads(analysis.to_json()) == analysis.to_dict()
+
+
+@given(memory_graphs())
+def test_sums_in_the_dict(graph: MemoryGraph) -> None:
+    result = make_analysis(graph).to_dict()
+    live = sum(result["storages"][index]["nbytes"] for index in result["peak"]["live"])
+    assert sum(result["breakdown"].values()) == result["peak_bytes"]
+    assert live + result["peak"]["workspace_bytes"] == result["peak_bytes"]
+    assert max(result["timeline"]["live_bytes"]) == result["peak_bytes"]
+
+
+@pytest.mark.parametrize("field", ["parameter_bytes", "peak_bytes", "forward_flops"])
+def test_numbers_are_integers(field: str) -> None:
+    assert type(make_analysis().to_dict()[field]) is int
