@@ -115,6 +115,7 @@ class Storage:
         died: Index of the operation after which it was freed; None if it outlives the step.
         node: Index of the node that made it, or in whose backward it was made.
         saved_by: Indices of the nodes that saved it for backward, first to last.
+        death_rank: Orders the frees of one operation: lower goes first.
     """
 
     index: int
@@ -127,6 +128,7 @@ class Storage:
     died: int | None
     node: int | None = None
     saved_by: tuple[int, ...] = ()
+    death_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ def build_timeline(graph: MemoryGraph) -> Timeline:
         graph: A step's memory graph.
     """
     born = _group_by_step(graph.storages, [s.born for s in graph.storages])
-    died = _group_by_step(graph.storages, [s.died for s in graph.storages])
+    dying = sorted(graph.storages, key=lambda s: s.death_rank)
+    died = _group_by_step(dying, [s.died for s in dying])
     events: list[Event] = []
     for operation in graph.operations:
         events += _run_operation(

@@ -1,0 +1,112 @@
+"""From what was watched to the memory graph: pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, Storage
+from fxmem.recording.recorder import NodeRecord, Recorder
+from fxmem.tracing.tracer import TracedNode
+
+_LISTED = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
+"""Saved for backward, but there anyway: listed and not counted."""
+
+
+def assemble_graph(recorder: Recorder, traced: Sequence[TracedNode]) -> MemoryGraph:
+    """The memory graph of a recorded step.
+
+    Args:
+        recorder: After the step.
+        traced: The nodes of the model and of the loss.
+    """
+    _categorise(recorder)
+    storages = tuple(
+        Storage(
+            index=index,
+            nbytes=storage.nbytes,
+            category=storage.category,
+            name=storage.name or _name_storage(storage.node, traced),
+            shape=storage.shape,
+            dtype=storage.dtype,
+            born=storage.born,
+            died=storage.died,
+            node=storage.node,
+            saved_by=tuple(storage.saved_by),
+            death_rank=storage.death_rank,
+        )
+        for index, storage in enumerate(recorder.storages)
+    )
+    saved = tuple(_describe_saved(recorder, traced))
+    return MemoryGraph(
+        nodes=_measure_nodes(recorder, traced),
+        storages=storages,
+        operations=tuple(recorder.operations),
+        saved=saved,
+    )
+
+
+def _categorise(recorder: Recorder) -> None:
+    for saved in recorder.saved:
+        storage = recorder.storages[saved.storage]
+        if storage.category in (Category.TEMPORARY, Category.OUTPUT):
+            storage.category = Category.ACTIVATION
+
+
+def _name_storage(node: int | None, traced: Sequence[TracedNode]) -> str:
+    return traced[node].name if node is not None else ""
+
+
+def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[SavedTensor]:
+    described = []
+    for saved in recorder.saved:
+        node = None if saved.node is None else traced[saved.node]
+        storage = recorder.storages[saved.storage]
+        described.append(
+            SavedTensor(
+                node=node.name if node else "",
+                fqn=node.fqn if node else "",
+                shape=saved.shape,
+                dtype=saved.dtype,
+                nbytes=storage.nbytes,
+                source=node.source if node else None,
+                storage=saved.storage,
+                category=storage.category,
+            )
+        )
+    return described
+
+
+def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[Node, ...]:
+    forward_flops, backward_flops = [0] * len(traced), [0] * len(traced)
+    for operation in recorder.operations:
+        if operation.node is not None:
+            backward = operation.phase is Phase.BACKWARD
+            (backward_flops if backward else forward_flops)[operation.node] += operation.flops
+    saved_bytes = [0] * len(traced)
+    for saved in recorder.saved:
+        storage = recorder.storages[saved.storage]
+        if saved.node is not None and storage.category not in _LISTED:
+            saved_bytes[saved.node] += storage.nbytes
+    nodes = []
+    for node in traced:
+        record = recorder.node_records.get(node.index, NodeRecord())
+        nodes.append(
+            Node(
+                index=node.index,
+                name=node.name,
+                fqn=node.fqn,
+                op=node.op,
+                target=node.target,
+                phase=node.phase,
+                shape=node.shape,
+                dtype=node.dtype,
+                source=node.source,
+                inputs=node.inputs,
+                output_bytes=record.output_bytes,
+                saved_bytes=saved_bytes[node.index],
+                transient_bytes=record.transient_bytes,
+                forward_flops=forward_flops[node.index],
+                backward_flops=backward_flops[node.index],
+            )
+        )
+    return tuple(nodes)

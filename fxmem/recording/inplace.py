@@ -1,0 +1,103 @@
+"""Where eager autograd works in place, and does not while Python watches.
+
+While a ``TorchDispatchMode`` is active or a tensor is a subclass, C++ autograd takes the
+out-of-place branch in a few spots (``at::isTensorSubclassLike``), which plain eager runs in
+place. A recording would show a buffer that the real step never allocates. These are the spots:
+
+- The sum of gradients that meet at one node: ``torch/csrc/autograd/input_buffer.cpp``,
+  ``accumulate`` and ``can_accumulate_inplace``: in place if the engine holds the last reference
+  to the older gradient and its storage.
+- Backward formulas that fill a fresh buffer: ``torch/csrc/autograd/FunctionsManual.cpp``,
+  e.g. ``index_backward``, ``value_selecting_reduction_backward``, ``gather_backward`` and
+  ``take_backward``.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+_add = _aten.add.Tensor
+_FILLS = frozenset(
+    {
+        _aten._index_put_impl.default,
+        _aten.index_put.default,
+        _aten.put.default,
+        _aten.scatter.src,
+        _aten.scatter.value,
+        _aten.scatter_add.default,
+    }
+)
+
+_SOLE_TENSOR_REFERENCES = 4
+"""``Tensor._use_count()`` inside ``__torch_dispatch__`` of a tensor that the engine's buffer
+alone holds: the buffer, the dispatcher's stack, the argument of the call, and the Python object."""
+
+_SOLE_STORAGE_REFERENCES = 2
+"""Uses of the storage of such a tensor: the tensor, and the Python storage object."""
+
+
+class EngineWatch:
+    """Tells, in backward, which operator would have run in place without anyone watching."""
+
+    def __init__(self) -> None:
+        self._returned = False
+        self._running: Any = None
+        self._made: set[int] = set()
+
+    def see_device_query(self) -> None:
+        """``prim::device`` was dispatched.
+
+        The engine validates what a node returned, and asks for its device, before it adds it
+        to what the next node already has (``torch/csrc/autograd/engine.cpp``,
+        ``validate_outputs``): an addition straight after is the engine's own.
+        """
+        self._returned = True
+
+    def find_reused(
+        self, func: Any, args: tuple[Any, ...], node: Any, caller: FrameType
+    ) -> torch.Tensor | None:
+        """The argument that eager would have written the result into, or None.
+
+        Args:
+            func: The operator about to run.
+            args: Its arguments.
+            node: The autograd node that is running.
+            caller: The Python frame that led here; the engine's, or one of user code that runs
+                inside backward, which eager never rewrites.
+        """
+        returned = self._returned
+        if func is _add:
+            reused = self._find_accumulated(args) if returned and _is_engine(caller) else None
+            # Further gradients of the same node may be added straight after this one.
+            self._returned = returned
+            return reused
+        self._returned = False
+        return None
+
+    def _find_accumulated(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        older, newer = args[0], args[1]
+        if not isinstance(newer, torch.Tensor) or older.dtype != newer.dtype:
+            return None
+        uses = torch._C._storage_Use_Count(older.untyped_storage()._cdata)
+        sole = older._use_count() <= _SOLE_TENSOR_REFERENCES and uses <= _SOLE_STORAGE_REFERENCES
+        return older if sole and _is_dense(older) else None
+
+
+def _is_engine(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "_engine_run_backward"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """``Tensor::is_non_overlapping_and_dense``: no gaps and no overlap between elements."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,322 @@
+"""Watches a step run on fake tensors: every operator, every storage, its birth and its death.
+
+A ``TorchDispatchMode`` sees each operator below autograd and so each new storage, a weak
+reference to the storage sees its death, and ``saved_tensors_hooks`` see what autograd keeps.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fxmem.graph import RESIDENT, Category, Operation, Phase
+from fxmem.recording import inplace
+from fxmem.tracing.fxgraph import iterate_tensors
+
+_prim_device = torch.ops.prim.device.default
+NO_STORAGE = -2
+"""The index of what occupies no memory of its own."""
+
+Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
+"""From an operator, its arguments and its result to the bytes its kernel holds inside."""
+
+
+@dataclass(slots=True)
+class LiveStorage:
+    """A storage under observation; :class:`fxmem.graph.Storage` once the step is over."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+    node: int | None
+    died: int | None = None
+    death_rank: int = 0
+    category: Category = Category.TEMPORARY
+    name: str = ""
+    saved_by: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What was measured while a node ran."""
+
+    output_bytes: int = 0
+    transient_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRecord:
+    """The first time that a storage was saved for backward."""
+
+    storage: int
+    node: int | None
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Recorder(TorchDispatchMode):
+    """Records operators and storages while it is active.
+
+    Args:
+        estimate_workspace: What kernels allocate inside themselves on the target device.
+
+    Attributes:
+        storages: Every storage seen, in order of allocation.
+        operations: The operators since :meth:`begin_step`.
+        saved: What was saved for backward, each storage once.
+        node_records: By index of the traced node.
+        live_bytes: After each allocation and free since :meth:`begin_step`.
+        resident_bytes: Live when the step began.
+    """
+
+    def __init__(self, estimate_workspace: Workspace) -> None:
+        super().__init__()
+        self.storages: list[LiveStorage] = []
+        self.operations: list[Operation] = []
+        self.saved: list[SavedRecord] = []
+        self.node_records: dict[int, NodeRecord] = {}
+        self.live_bytes: list[int] = []
+        self.resident_bytes = 0
+        self._estimate_workspace = estimate_workspace
+        self._live: dict[int, int] = {}  # address of the StorageImpl -> index
+        self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
+        self._live_now = 0
+        self._deaths = 0
+        self._recording = False
+        self._phase = Phase.FORWARD
+        self._node: int | None = None
+        self._node_live_bytes = self._node_peak_bytes = 0
+        self._saved_storages: set[int] = set()
+        self._sequence_starts: list[int] = []
+        self._sequence_ends: list[tuple[int, int]] = []
+        self._engine = inplace.EngineWatch()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The wrapper that TorchDispatchMode puts around __torch_dispatch__ otherwise imports
+        # torch._dynamo, which takes longer than a whole analysis.
+        return False
+
+    # -- the step ------------------------------------------------------------------------------
+
+    def label(self, value: Any, category: Category, name: str = "") -> None:
+        """Says what the storages of the tensors in a value are for, unless it is known."""
+        for tensor in iterate_tensors(value):
+            index = self.track(tensor)
+            if index == NO_STORAGE:
+                continue
+            storage = self.storages[index]
+            if storage.category is Category.TEMPORARY:
+                storage.category, storage.name = category, name
+
+    def begin_step(self) -> None:
+        """Starts recording; whatever is alive now is resident."""
+        alive = sorted(self._live.values())
+        renamed = {old: new for new, old in enumerate(alive)}
+        self.storages = [self.storages[old] for old in alive]
+        self._live = {key: renamed[old] for key, old in self._live.items()}
+        for storage in self.storages:
+            storage.born, storage.node = RESIDENT, None
+            if storage.category in (Category.TEMPORARY, Category.OUTPUT):
+                # A cache that the model keeps, or a tensor that the step before left behind.
+                storage.category, storage.name = Category.BUFFER, "kept from the step before"
+        self.resident_bytes = self._live_now
+        self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
+        self._recording = True
+
+    def end_step(self) -> None:
+        """Stops recording; what is freed from now on is no part of the step."""
+        self._recording = False
+
+    def set_phase(self, phase: Phase) -> None:
+        """The part of the step that begins now."""
+        self._phase, self._node = phase, None
+
+    def enter_node(self, index: int) -> None:
+        """See :class:`fxmem.tracing.tracer.NodeListener`."""
+        self._node = index
+        self._node_live_bytes = self._node_peak_bytes = self._live_now
+        self._node_operators = len(self.operations)
+        self._node_storages = len(self.storages)
+        self._node_sequence = torch.autograd._get_sequence_nr()
+
+    def exit_node(self, index: int, result: Any) -> int:
+        """See :class:`fxmem.tracing.tracer.NodeListener`."""
+        self._node = None
+        sequence = torch.autograd._get_sequence_nr()
+        if sequence > self._node_sequence:
+            self._sequence_starts.append(self._node_sequence)
+            self._sequence_ends.append((sequence, index))
+        results = {self.track(tensor) for tensor in iterate_tensors(result)}
+        self.node_records[index] = NodeRecord(
+            output_bytes=sum(self.storages[i].nbytes for i in results if i >= self._node_storages),
+            transient_bytes=max(0, self._node_peak_bytes - self._live_now),
+        )
+        return len(self.operations) - self._node_operators
+
+    @contextmanager
+    def watch_saved(self) -> Iterator[None]:
+        """Records what autograd saves for backward while active."""
+        if not self._recording:
+            yield
+            return
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            yield
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        index = self.track(tensor)
+        if index == NO_STORAGE:
+            return tensor
+        if index not in self._saved_storages:
+            self._saved_storages.add(index)
+            self.saved.append(
+                SavedRecord(index, self._node, tuple(tensor.shape), dtype_name(tensor.dtype))
+            )
+        saved_by = self.storages[index].saved_by
+        if self._node is not None and self._node not in saved_by:
+            saved_by.append(self._node)
+        return tensor
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _prim_device:
+            self._engine.see_device_query()
+            return func(*args, **kwargs)
+        autograd_node = None
+        if self._phase is Phase.BACKWARD:
+            autograd_node = torch._C._current_autograd_node()
+            reused = self._engine.find_reused(func, args, autograd_node, sys._getframe(1))
+        else:
+            reused = None
+        result = func(*args, **kwargs) if reused is None else reused
+        if not self._recording:
+            for tensor in iterate_tensors(result):
+                self.track(tensor)
+            return result
+        self._record(func, args, kwargs, result, autograd_node)
+        return result
+
+    def _record(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, autograd: Any
+    ) -> None:
+        index = len(self.operations)
+        node = self._find_node(autograd) if autograd is not None else self._node
+        reads = [self.track(tensor, RESIDENT) for tensor in iterate_tensors((args, kwargs))]
+        workspace_bytes = self._estimate_workspace(func, args, kwargs, result)
+        count = flop_registry.get(func._overloadpacket)
+        self.operations.append(
+            Operation(
+                index,
+                operator_name(func),
+                self._phase,
+                node,
+                autograd.name() if autograd is not None else "",
+                tuple(dict.fromkeys(i for i in reads if i != NO_STORAGE)),
+                workspace_bytes,
+                int(count(*args, **kwargs, out_val=result)) if count else 0,
+            )
+        )
+        for tensor in iterate_tensors(result):
+            self.track(tensor, index, node)
+        if workspace_bytes:
+            self._change(workspace_bytes)
+            self._change(-workspace_bytes)
+
+    def _find_node(self, autograd: Any) -> int | None:
+        """The node whose backward is running, by the number autograd gave its forward.
+
+        What has no number of its own (AccumulateGrad, a graph recomputed in backward) belongs
+        to the node whose backward ran last.
+        """
+        sequence = autograd._sequence_nr()
+        at = bisect_right(self._sequence_starts, sequence) - 1
+        if at >= 0 and sequence < self._sequence_ends[at][0]:
+            self._node = self._sequence_ends[at][1]
+        return self._node
+
+    # -- storages ------------------------------------------------------------------------------
+
+    def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
+        """The index of a tensor's storage, which is watched from now on.
+
+        Args:
+            tensor: Any tensor; one without a storage (sparse) is passed over.
+            born: The operation that allocated it, the latest if None. RESIDENT for a tensor
+                that no operator of the step made, such as a constant of the user's module.
+            node: The node it belongs to.
+        """
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            return NO_STORAGE
+        key, nbytes = storage._cdata, storage.nbytes()
+        index = self._live.get(key)
+        if index is not None:
+            return index
+        if nbytes == 0:
+            return NO_STORAGE
+        index = len(self.storages)
+        if born is None:
+            born, node = len(self.operations) - 1, self._node
+        self.storages.append(
+            LiveStorage(nbytes, tuple(tensor.shape), dtype_name(tensor.dtype), born, node)
+        )
+        self._live[key] = index
+        self._references[key] = weakref.ref(storage, functools.partial(self._see_death, key))
+        if born == RESIDENT and self._recording:
+            self._add_resident(nbytes)
+        else:
+            self._change(nbytes)
+        return index
+
+    def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
+        del self._references[key]
+        storage = self.storages[self._live.pop(key)]
+        if self._recording:
+            storage.died = len(self.operations) - 1
+            storage.death_rank = self._deaths = self._deaths + 1
+        self._change(-storage.nbytes)
+
+    def _change(self, delta_bytes: int) -> None:
+        self._live_now += delta_bytes
+        self._node_peak_bytes = max(self._node_peak_bytes, self._live_now)
+        if self._recording:
+            self.live_bytes.append(self._live_now)
+
+    def _add_resident(self, nbytes: int) -> None:
+        """It was there all the time, though it is seen only now."""
+        self.resident_bytes += nbytes
+        self._live_now += nbytes
+        self._node_peak_bytes += nbytes
+        self.live_bytes = [live + nbytes for live in self.live_bytes]
+
+
+@functools.cache
+def operator_name(func: Any) -> str:
+    """``aten.mm.default`` for the operator's overload."""
+    return str(func)
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,199 @@
+"""The canonical training or inference step, run twice on fake tensors, the second one recorded.
+
+    optimizer.zero_grad(set_to_none=True)
+    output = model(*inputs)            # output and loss are held by the caller to the end
+    loss = loss_fn(output)
+    loss.backward()
+    optimizer.step()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxmem.graph import Category, MemoryGraph, Phase
+from fxmem.recording.assemble import assemble_graph
+from fxmem.recording.losses import Loss
+from fxmem.recording.recorder import Recorder, Workspace
+from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.tracer import Tracer, bind_arguments
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to run.
+
+    Attributes:
+        model: On fake tensors, in train or eval mode.
+        args: Positional inputs, on fake tensors.
+        kwargs: Keyword inputs.
+        train: Whether loss, backward and the optimizer run; else under ``no_grad``.
+        loss: From the model's output to the loss.
+        make_optimizer: From the parameters to the optimizer; None for none.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    train: bool
+    loss: Loss
+    make_optimizer: OptimizerFactory | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded step.
+
+    Attributes:
+        graph: The memory graph.
+        fx_graph: The traced FX graph; it can be run where ``reason`` is empty.
+        reason: What the FX graph cannot express.
+        live_bytes: The live bytes after each allocation and free, as they were watched; the
+            timeline computed from ``graph`` must say the same.
+    """
+
+    graph: MemoryGraph
+    fx_graph: fx.Graph
+    reason: str
+    live_bytes: tuple[int, ...]
+
+
+def record_step(
+    step: Step, estimate_workspace: Workspace, *, symbolic_sizes: bool = True
+) -> Recording:
+    """Runs a step twice and records the second time, the steady state.
+
+    Must be called with the step's fake mode active.
+
+    Args:
+        step: What to run.
+        estimate_workspace: What kernels of the target device allocate inside themselves.
+        symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
+    """
+    with _no_garbage_collection():
+        return _StepRunner(step, Recorder(estimate_workspace)).run(symbolic_sizes)
+
+
+class _StepRunner:
+    """One step in the making; its parts are functions, so that locals live as in eager."""
+
+    def __init__(self, step: Step, recorder: Recorder) -> None:
+        self._step = step
+        self._recorder = recorder
+        self._target: Any = None
+        parameters = [p for p in step.model.parameters() if p.requires_grad]
+        self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
+
+    def run(self, symbolic_sizes: bool) -> Recording:
+        step, recorder = self._step, self._recorder
+        with recorder:
+            self._label_residents()
+            self._run_once(
+                lambda: step.model(*step.args, **step.kwargs),
+                lambda output: step.loss.compute(output, self._target),
+            )
+            # What the first step left in reference cycles is gone in a steady run, sooner or
+            # later; all of it is in the youngest generation.
+            gc.collect(0)
+            self._zero_grad()
+            self._label_residents()
+            tracer = Tracer(step.model, recorder, symbolic_sizes=symbolic_sizes)
+            recorder.begin_step()
+            self._run_once(
+                lambda: tracer.run_model(step.args, step.kwargs),
+                lambda output: tracer.run_loss(
+                    lambda output: step.loss.compute(output, self._target), output
+                ),
+            )
+        graph = assemble_graph(recorder, tracer.nodes)
+        return Recording(graph, tracer.graph, tracer.reason, tuple(recorder.live_bytes))
+
+    def _run_once(self, run_model: Callable[[], Any], run_loss: Callable[[Any], Any]) -> None:
+        """One step; output and loss live to its end, and the recording ends before they go."""
+        recorder = self._recorder
+        recorder.set_phase(Phase.FORWARD)
+        if not self._step.train:
+            with torch.no_grad():
+                output = run_model()
+            recorder.label(output, Category.OUTPUT, "output")
+            recorder.end_step()
+            return
+        with recorder.watch_saved():
+            output = run_model()
+            recorder.label(output, Category.OUTPUT, "output")
+            if self._target is None and self._step.loss.make_target is not None:
+                self._target = self._step.loss.make_target(output)
+            recorder.set_phase(Phase.LOSS)
+            loss = run_loss(output)
+        recorder.label(loss, Category.OUTPUT, "loss")
+        recorder.set_phase(Phase.BACKWARD)
+        loss.backward()
+        self._label_gradients()
+        recorder.set_phase(Phase.OPTIMIZER)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        recorder.end_step()
+
+    def _zero_grad(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            self._step.model.zero_grad(set_to_none=True)
+
+    def _label_gradients(self) -> None:
+        for name, parameter in self._step.model.named_parameters():
+            if parameter.grad is not None:
+                self._recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
+        for name, value in self._named_inputs():
+            for tensor in iterate_tensors(value):
+                if tensor.is_leaf and tensor.grad is not None:
+                    self._recorder.label(tensor.grad, Category.GRADIENT, f"{name}.grad")
+
+    def _label_residents(self) -> None:
+        """Says what is there before the step, most specific first: parameters to leftovers."""
+        label, model = self._recorder.label, self._step.model
+        names = {}
+        for name, parameter in model.named_parameters():
+            label(parameter, Category.PARAMETER, name)
+            names[parameter] = name
+        for name, buffer in model.named_buffers():
+            label(buffer, Category.BUFFER, name)
+        for prefix, module in model.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor):  # kept without being registered
+                    label(value, Category.BUFFER, f"{prefix}.{name}".strip("."))
+        for name, value in self._named_inputs():
+            label(value, Category.INPUT, name)
+        label(self._target, Category.INPUT, "target")
+        state = self._optimizer.state if self._optimizer is not None else {}
+        for parameter, values in state.items():
+            for key, value in values.items():
+                label(value, Category.OPTIMIZER_STATE, f"{names.get(parameter, '')}.{key}")
+        self._label_gradients()
+
+    def _named_inputs(self) -> Iterator[tuple[str, Any]]:
+        return bind_arguments(self._step.model, self._step.args, self._step.kwargs)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Reference cycles die at no other moment than the end of a step.
+
+    When the collector would run is chance; without it a recording is the same every time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

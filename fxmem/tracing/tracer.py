@@ -1,0 +1,389 @@
+"""The tracer: the user's own Python runs once, on fake tensors, while the FX graph is built.
+
+Nothing but a list of calls is taken from the run: no tensor is held, so storages live exactly
+as long as they do in eager mode. A node is a leaf module, a torch function or method, a
+user-defined autograd Function, or a checkpointed region; nothing is seen inside one.
+
+Follows ``torch/fx/_symbolic_trace.py`` (``Tracer.is_leaf_module``, patching of
+``nn.Module.__call__``), with a ``TorchFunctionMode`` in the place of proxies.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.utils.checkpoint
+from torch import fx, nn
+
+from fxmem.graph import Phase, SourceLocation
+from fxmem.tracing.fxgraph import GraphBuilder, describe_function, iterate_tensors
+from fxmem.tracing.sizes import make_numel, make_shape
+from fxmem.tracing.source import find_source
+
+_CONTAINERS = (
+    nn.Sequential,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+"""torch.nn's own modules that only call others. torch.fx makes a leaf of all but the first, and
+then a whole encoder is one node; see docs/decisions."""
+
+
+class NodeListener(Protocol):
+    """What wants to know which node is running."""
+
+    def enter_node(self, index: int) -> None:
+        """The node with that index begins."""
+
+    def exit_node(self, index: int, result: Any) -> int:
+        """It has returned; answers how many operators it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedNode:
+    """A node as the tracer sees it; the recording adds bytes and FLOPs.
+
+    Attributes are those of :class:`fxmem.graph.Node`.
+    """
+
+    index: int
+    name: str
+    fqn: str
+    op: str
+    target: str
+    phase: Phase
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    source: SourceLocation | None
+    inputs: tuple[int, ...]
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    return module.__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(
+        module, _CONTAINERS
+    )
+
+
+class Tracer(torch.overrides.TorchFunctionMode):
+    """Builds the graph of a model while its code runs.
+
+    Args:
+        model: The model, on fake tensors.
+        listener: Told of every node that begins and ends.
+        symbolic_sizes: Whether sizes that the code asks for stay nodes of the graph (the
+            ``fx`` frontend) or become constants (the ``record`` frontend).
+
+    Attributes:
+        nodes: What was traced so far.
+        reason: The first thing that the FX graph cannot express; empty while there is none.
+    """
+
+    def __init__(self, model: nn.Module, listener: NodeListener, *, symbolic_sizes: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.nodes: list[TracedNode] = []
+        self._listener = listener
+        self._symbolic_sizes = symbolic_sizes
+        self._builder = GraphBuilder(model)
+        self._phase = Phase.FORWARD
+        self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
+        self._scopes = [""]
+        self._opaque_depth = 0
+        self._occurrences: dict[str, int] = {}
+
+    @property
+    def reason(self) -> str:
+        """Why the graph cannot be replayed; empty where it can."""
+        return self._builder.reason
+
+    def run_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls the model and traces it.
+
+        Returns:
+            What the model returns, on fake tensors.
+        """
+        self._add_placeholders(args, kwargs)
+        with self._tracing(Phase.FORWARD):
+            output = self.model(*args, **kwargs)
+        self._builder.set_output(output)
+        return output
+
+    def run_loss(self, compute: Callable[[Any], Any], output: Any) -> Any:
+        """Calls the loss function and traces it into nodes of the phase LOSS."""
+        with self._tracing(Phase.LOSS):
+            return compute(output)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The FX graph; it can be run where :attr:`reason` is empty."""
+        return self._builder.graph
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._opaque_depth:
+            return func(*args, **kwargs)
+        op, target, label = describe_function(func)
+        if label in _SIZE_QUERIES:
+            return self._query_size(func, label, args, kwargs)
+        if target is getattr and label not in _TENSOR_PROPERTIES:
+            return func(*args, **kwargs)
+        return self._run_node(op, target, label, self._scopes[-1], func, args, kwargs)
+
+    def _query_size(
+        self, func: Callable[..., Any], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        answer = func(*args, **kwargs)
+        origin = self._builder.find_origin(args[0])
+        if not self._symbolic_sizes or origin is None or isinstance(args[0], nn.Parameter):
+            return answer
+        if label in ("numel", "nelement"):
+            return make_numel(args[0].shape, origin)
+        shape = make_shape(args[0].shape, origin)
+        if label == "shape" or not (len(args) > 1 or kwargs):
+            return shape
+        return shape[args[1] if len(args) > 1 else kwargs["dim"]]
+
+    def _run_node(
+        self,
+        op: str,
+        target: Any,
+        label: str,
+        fqn: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Runs one node; nothing inside it is seen, the bookkeeping neither."""
+        index = len(self.nodes)
+        self._opaque_depth += 1
+        try:
+            self._listener.enter_node(index)
+            result = func(*args, **kwargs)
+            operators = self._listener.exit_node(index, result)
+            if operators or next(iterate_tensors(result), None) is not None:
+                self._add_node(op, target, label, fqn, args, kwargs, result)
+        finally:
+            self._opaque_depth -= 1
+        return result
+
+    def _add_node(
+        self,
+        op: str,
+        target: Any,
+        label: str,
+        fqn: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        name = self._make_name(fqn if op == "call_module" else f"{fqn}.{label}".strip("."))
+        if target in (getattr, setattr, delattr):
+            args = (args[0], label, *args[1:])
+        inputs = self._builder.find_inputs((args, kwargs))
+        fx_node = None
+        if self._phase is Phase.FORWARD:
+            fx_node = self._builder.add_call(op, target, args, kwargs, name)
+        index = len(self.nodes)
+        self._builder.tag_result(result, index, fx_node)
+        first = next(iterate_tensors(result), None)
+        self.nodes.append(
+            TracedNode(
+                index=index,
+                name=name,
+                fqn=fqn,
+                op=op,
+                target=label,
+                phase=self._phase,
+                shape=None if first is None else tuple(map(int, first.shape)),
+                dtype=None if first is None else str(first.dtype).removeprefix("torch."),
+                source=find_source(),
+                inputs=inputs,
+            )
+        )
+
+    def _make_name(self, candidate: str) -> str:
+        seen = self._occurrences.get(candidate, 0)
+        self._occurrences[candidate] = seen + 1
+        return f"{candidate}_{seen}" if seen else candidate
+
+    def _add_placeholders(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for name, value in bind_arguments(self.model, args, kwargs):
+            index = len(self.nodes)
+            fx_node = self._builder.add_placeholder(name)
+            self._builder.tag_result(value, index, fx_node)
+            first = next(iterate_tensors(value), None)
+            if first is None:
+                continue
+            self.nodes.append(
+                TracedNode(
+                    index=index,
+                    name=self._make_name(name),
+                    fqn="",
+                    op="placeholder",
+                    target=name,
+                    phase=Phase.FORWARD,
+                    shape=tuple(first.shape),
+                    dtype=str(first.dtype).removeprefix("torch."),
+                    source=None,
+                    inputs=(),
+                )
+            )
+
+    # -- what is patched while the user's code runs ---------------------------------------------
+
+    @contextmanager
+    def _tracing(self, phase: Phase) -> Iterator[None]:
+        self._phase = phase
+        self._scopes = ["loss" if phase is Phase.LOSS else ""]
+        with self, _patch_calls(self):
+            yield
+
+    def call_module(
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Takes the place of ``nn.Module.__call__``: a leaf is a node, others are entered."""
+        if self._opaque_depth:
+            return call(module, *args, **kwargs)
+        fqn = self._fqns.get(id(module))
+        if fqn is None:  # a criterion, or a module made on the fly
+            fqn = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
+        if module is not self.model and is_leaf(module):
+            if id(module) not in self._fqns and self._phase is Phase.FORWARD:
+                self._builder.give_up(f"{fqn} is no submodule of the model")
+            return self._run_node(
+                "call_module",
+                fqn,
+                type(module).__name__,
+                fqn,
+                lambda *args, **kwargs: call(module, *args, **kwargs),
+                args,
+                kwargs,
+            )
+        self._scopes.append(fqn)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            self._scopes.pop()
+
+    def call_autograd_function(
+        self,
+        apply: Callable[..., Any],
+        function: type[torch.autograd.Function],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Takes the place of ``torch.autograd.Function.apply``: one node."""
+        if self._opaque_depth:
+            return apply(*args, **kwargs)
+        label = function.__name__
+        if label == "CheckpointFunction":  # torch.utils.checkpoint, reentrant
+            label = "checkpoint"
+        return self._run_node("call_function", apply, label, self._scopes[-1], apply, args, kwargs)
+
+    def call_checkpoint(
+        self,
+        generator: Callable[..., Iterator[None]],
+        settings: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Iterator[None]:
+        """Takes the place of the generator around a non-reentrant checkpoint: one node.
+
+        The region runs between the two steps of the generator, in the frame that drives it,
+        which is where its result is found.
+        """
+        steps = generator(*settings, *args, **kwargs)
+        if self._opaque_depth:
+            yield from steps
+            return
+        index, fqn = len(self.nodes), self._scopes[-1]
+        self._opaque_depth += 1
+        try:
+            self._listener.enter_node(index)
+            yield from steps
+            frame = inspect.currentframe()
+            caller = frame.f_back if frame else None
+            result = caller.f_locals.get("ret") if caller else None
+            del frame, caller
+            self._listener.exit_node(index, result)
+            self._builder.give_up("a checkpointed region calls a function that no graph holds")
+            self._add_node("call_function", settings[0], "checkpoint", fqn, args, kwargs, result)
+        finally:
+            self._opaque_depth -= 1
+
+
+_SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
+_TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})
+
+
+@contextmanager
+def _patch_calls(tracer: Tracer) -> Iterator[None]:
+    """Routes module calls, autograd Functions and checkpoints through the tracer."""
+    checkpointing = torch.utils.checkpoint
+    call_module = nn.Module.__call__
+    apply = torch.autograd.Function.__dict__["apply"]
+    generator = checkpointing._checkpoint_without_reentrant_generator
+
+    def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return tracer.call_module(call_module, module, args, kwargs)
+
+    def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return tracer.call_autograd_function(apply.__get__(None, function), function, args, kwargs)
+
+    def traced_checkpoint(*arguments: Any, **kwargs: Any) -> Iterator[None]:
+        # fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args
+        return tracer.call_checkpoint(generator, arguments[:6], arguments[6:], kwargs)
+
+    nn.Module.__call__ = traced_call  # type: ignore[method-assign]
+    torch.autograd.Function.apply = classmethod(traced_apply)  # type: ignore[assignment]
+    checkpointing._checkpoint_without_reentrant_generator = traced_checkpoint
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = call_module  # type: ignore[method-assign]
+        torch.autograd.Function.apply = apply
+        checkpointing._checkpoint_without_reentrant_generator = generator
+
+
+def bind_arguments(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The names that ``forward`` gives to its arguments, with their values."""
+    try:
+        signature = inspect.signature(model.forward)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError):  # no signature, or one that does not fit: forward will say
+        yield from ((f"input_{i}", value) for i, value in enumerate(args))
+        yield from kwargs.items()
+        return
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((f"{name}_{i}", element) for i, element in enumerate(value))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        else:
+            yield name, value
