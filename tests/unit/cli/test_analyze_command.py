@@ -1,0 +1,141 @@
+"""`fxmem analyze` around an analysis that is made by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import make_analysis
+
+from fxmem.cli import main
+from fxmem.specs import TensorSpec
+
+COMMAND = ["analyze", "nets/net.py:Net"]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Replaces fxmem.api.analyze; the calls that it got."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def analyze(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs))
+        print("the model prints something")
+        return make_analysis()
+
+    module = types.ModuleType("fxmem.api")
+    module.analyze = analyze
+    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    return calls
+
+
+@pytest.mark.usefixtures("calls")
+class TestResult:
+    def test_stdout_is_the_report_and_nothing_else(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(COMMAND) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith("Peak 30.00 MiB in backward of block.relu, net.py:12\n")
+        assert "prints" not in out
+        assert err == "the model prints something\n"
+
+    def test_json_is_the_whole_analysis(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*COMMAND, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == make_analysis().to_dict()
+
+    def test_top_and_nodes(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*COMMAND, "--top", "6", "--nodes"]) == 0
+        golden = Path(__file__).parents[2] / "golden" / "hand_made.txt"
+        assert capsys.readouterr().out == golden.read_text()
+
+    def test_a_file_gets_the_result_and_stdout_nothing(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "result.json"
+        assert main([*COMMAND, "--json", "-o", str(path)]) == 0
+        assert capsys.readouterr().out == ""
+        assert json.loads(path.read_text()) == make_analysis().to_dict()
+
+    def test_over_budget_is_exit_1_and_still_reports(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*COMMAND, "--budget", "24MiB"]) == 1
+        out, err = capsys.readouterr()
+        assert out.startswith("Peak 30.00 MiB")
+        assert err.splitlines()[-1] == (
+            "fxmem: over budget: the peak of 30.00 MiB is 6.00 MiB over 24.00 MiB"
+        )
+
+    @pytest.mark.parametrize("budget", ["31457284", "1GiB"])
+    def test_a_peak_equal_to_the_budget_is_fine(self, budget: str) -> None:
+        assert main([*COMMAND, "--budget", budget]) == 0
+
+
+def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    main(
+        [
+            *COMMAND,
+            *["--input", "8x3", "--input", "mask=8x3:bool", "--input", "scalar:int64"],
+            *["--mode", "infer", "--device", "cpu", "--dtype", "bf16", "--optimizer", "adam"],
+            *["--loss", "mse", "--frontend", "record", "--size-hint", "7"],
+        ]
+    )
+    (args, options) = calls[0]
+    assert args == (
+        "nets/net.py:Net",
+        (TensorSpec((8, 3)), TensorSpec((), "int64")),
+        {"mask": TensorSpec((8, 3), "bool")},
+    )
+    assert options == {
+        "mode": "infer",
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "optimizer": "adam",
+        "loss": "mse",
+        "frontend": "record",
+        "size_hint": 7,
+    }
+
+
+def test_without_options_analyze_gets_its_defaults(
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> None:
+    main(COMMAND)
+    assert calls[0] == (
+        ("nets/net.py:Net", (), {}),
+        {
+            "mode": "train",
+            "device": "cpu",
+            "dtype": None,
+            "optimizer": None,
+            "loss": None,
+            "frontend": None,
+            "size_hint": None,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--top", "-1"], "--top is -1 (0 or more)"),
+        (["--size-hint", "-1"], "--size-hint is -1 (0 or more)"),
+        (["--input", "a=1", "--input", "a=2"], "two inputs are called 'a' (each name once)"),
+        (["--dtype", "bf17"], "unknown dtype 'bf17' (float32, bf16, fp16, int64, bool, ...)"),
+        (
+            ["--budget", "much"],
+            "'much' is no size in bytes (write it as 8GiB, 512MiB or 80GB)",
+        ),
+    ],
+)
+def test_bad_options_are_told_before_the_model_runs(
+    calls: list[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert main([*COMMAND, *arguments]) == 2
+    assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
+    assert calls == []

@@ -1,0 +1,157 @@
+"""What every command shares: errors, exit codes, help without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+
+import pytest
+
+from fxmem.cli import main
+from fxmem.errors import FxmemError, TraceError
+
+COMMAND = ["analyze", "nets/net.py:Net"]
+LOADED_TORCH = """
+import sys
+from fxmem.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+sys.exit("torch" in sys.modules or "tabulate" in sys.modules)
+"""
+
+
+@pytest.fixture
+def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Makes fxmem.api.analyze raise."""
+
+    def fail(error: BaseException) -> None:
+        def analyze(*args: object, **kwargs: object) -> None:
+            raise error
+
+        module = types.ModuleType("fxmem.api")
+        module.analyze = analyze
+        monkeypatch.setitem(sys.modules, "fxmem.api", module)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            TraceError("no size of nonzero(), net.py:12", hint="give --size-hint"),
+            "fxmem: error: no size of nonzero(), net.py:12 (give --size-hint)",
+        ),
+        (FxmemError("no"), "fxmem: error: no"),
+        (FxmemError("a\x1b[2J"), r"fxmem: error: a\x1b[2J"),
+        (KeyError("x"), "fxmem: error: internal error: KeyError: 'x' (rerun with --debug)"),
+        (
+            RuntimeError("two\nlines"),
+            "fxmem: error: internal error: RuntimeError: two lines (rerun with --debug)",
+        ),
+        (
+            SystemExit(3),
+            "fxmem: error: the code of nets/net.py:Net called exit(3)"
+            ' (keep what a script does under if __name__ == "__main__")',
+        ),
+    ],
+)
+def test_an_error_is_one_line_on_stderr_and_exit_2(
+    fail_with: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    line: str,
+) -> None:
+    fail_with(error)
+    assert main(COMMAND) == 2
+    assert capsys.readouterr() == ("", f"{line}\n")
+
+
+def test_debug_adds_the_traceback(
+    fail_with: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(KeyError("x"))
+    assert main([*COMMAND, "--debug"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "fxmem: error: internal error: KeyError: 'x'"
+
+
+def test_an_interrupt_is_quiet(
+    fail_with: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(KeyboardInterrupt())
+    assert main(COMMAND) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: COMMAND (try fxmem --help)"),
+        (["analyze"], "the following arguments are required: TARGET (try fxmem analyze --help)"),
+        (
+            [*COMMAND, "--top", "x"],
+            "argument --top: invalid int value: 'x' (try fxmem analyze --help)",
+        ),
+        ([*COMMAND, "--nope"], "unrecognized arguments: --nope (try fxmem --help)"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == "fxmem 0.1.0\n"
+
+
+@pytest.mark.parametrize("command", [[], ["analyze"]])
+def test_help_has_examples_and_exit_codes(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "fxmem analyze resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam" in text
+    assert "exit codes:" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["analyze", "--help"],
+        ["analyze", "x:y", "--nope"],
+        ["analyze", "x:y", "--input", "3y"],
+        ["analyze", "x:y", "-o", "/no/such/folder/file"],
+    ],
+)
+def test_help_and_usage_errors_do_not_wait_for_torch(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED_TORCH, *arguments], capture_output=True)
+    assert done.returncode == 0
+
+
+def test_help_is_fast() -> None:
+    durations_s = []
+    for _ in range(5):  # the best of a few: the machine may be busy
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "fxmem", "analyze", "--help"], capture_output=True, check=True
+        )
+        durations_s.append(time.perf_counter() - start)
+    assert min(durations_s) < 0.5  # 0.1 s on an idle machine; torch alone takes more than 1 s

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from fxmem.cli.progress import show_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_comes_after_the_delay_and_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with show_progress("analysing a\x1b", delay_s=0.01):
+        deadline = time.monotonic() + 10
+        while not terminal.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert terminal.getvalue().startswith("\r\x1b[Kfxmem: analysing a\\x1b ... 0 s")
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_what_is_quick_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with show_progress("analysing", delay_s=60):
+        pass
+    assert terminal.getvalue() == ""
+
+
+def test_a_file_gets_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_progress("analysing", delay_s=0):
+        time.sleep(0.05)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_clears_the_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises(KeyError), show_progress("analysing", delay_s=0.01):
+        time.sleep(0.1)
+        raise KeyError
+    assert terminal.getvalue().endswith("\r\x1b[K")
