@@ -1,0 +1,53 @@
+"""Small helpers that the CPU workspace formulas share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+class Tape:
+    """Allocations and frees of one kernel, in its order; remembers the highest point."""
+
+    __slots__ = ("live_bytes", "peak_bytes")
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.peak_bytes = 0
+
+    def allocate(self, size_bytes: int) -> int:
+        """Allocate; returns the size, for the matching ``free``."""
+        self.live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return size_bytes
+
+    def free(self, *sizes_bytes: int) -> None:
+        """Free what was allocated."""
+        self.live_bytes -= sum(sizes_bytes)
+
+
+def is_like_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether ``Tensor.suggest_memory_format`` answers channels last, in 4 or 5 dimensions.
+
+    c10/core/MemoryFormat.h, ``is_channels_last_strides_2d_s4`` and ``..._3d_s5``: strides must
+    not decrease in the order C, W, H, (D,) N; ambiguous ones count as contiguous.
+    """
+    order = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(len(sizes))
+    if order is None or strides[1] == 0:
+        return False
+    least = 0
+    for dim in order:
+        if sizes[dim] == 0 or strides[dim] < least:
+            return False
+        if dim == 0 and least == strides[1]:
+            return False
+        least = strides[dim]
+        if sizes[dim] > 1:
+            least *= sizes[dim]
+    return True
+
+
+def size_bytes(tensor: Tensor) -> int:
+    """Bytes of a dense tensor with this one's shape and type."""
+    return tensor.numel() * tensor.element_size()
