@@ -1,0 +1,147 @@
+"""Building a model without memory for its parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fxmem.tracing.tensor_copier import TensorCopier
+
+_ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
+_FAKE_ERRORS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+
+class KeepOnCpu(TorchFunctionMode):
+    """Puts on the CPU what the user's code puts on an accelerator.
+
+    The machine may have none, and fake tensors on one abort the process.
+
+    >>> with KeepOnCpu():
+    ...     torch.zeros(2, device="cuda").cuda().to("cuda:1").device
+    device(type='cpu')
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.cuda:
+            return args[0]
+        if _is_accelerator(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        if func is Tensor.to:
+            args = [("cpu" if _is_accelerator(value) else value) for value in args]
+        return func(*args, **kwargs)
+
+
+def _is_accelerator(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return device.type not in ("cpu", "meta")
+    if isinstance(device, str):
+        return _ACCELERATOR.fullmatch(device) is not None
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def raised_by_fakes(error: Exception) -> bool:
+    """Whether real tensors might not have raised it."""
+    return isinstance(error, _FAKE_ERRORS) or "fake" in str(error).lower()
+
+
+@contextlib.contextmanager
+def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) -> Iterator[None]:
+    """Lets modules be built on fake parameters.
+
+    ``nn.Module.to`` swaps a fake parameter with its converted self, which torch refuses for
+    fakes made by ``nn.Parameter``; so within this context it puts the new one in its place.
+
+    Args:
+        fake_mode: The mode that the fakes belong to.
+        on_registration: Turn each real parameter fake as a module registers it.
+    """
+    handle = None
+    if on_registration:
+        handle = register_module_parameter_registration_hook(_Registration(fake_mode))  # type: ignore[arg-type]
+    original = nn.Module._apply
+    nn.Module._apply = _make_apply(original)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]
+        if handle:
+            handle.remove()
+
+
+class _Registration:
+    """The hook that turns a real parameter fake; one that two modules share stays one."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self._fake_mode = fake_mode
+        self._fakes: MutableMapping[Any, Tensor] = WeakIdKeyDictionary()
+
+    def __call__(self, module: nn.Module, name: str, parameter: Any) -> Tensor | None:
+        if parameter is None or isinstance(parameter, FakeTensor) or is_lazy(parameter):
+            return None
+        if parameter not in self._fakes:
+            # A copier each: once the real one is freed, another may have its address.
+            self._fakes[parameter] = TensorCopier(self._fake_mode).copy(parameter)
+        return self._fakes[parameter]
+
+
+def _make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    converted: dict[int, tuple[Any, Any]] = {}  # old and new; both alive, so that ids are unique
+    last_fn: Any = None
+
+    def apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        nonlocal last_fn
+        if fn is not last_fn:  # one call for a model passes one fn down to all its modules
+            last_fn = fn
+            converted.clear()
+        fakes: dict[str, Any] = {
+            name: parameter
+            for name, parameter in module._parameters.items()
+            if isinstance(parameter, FakeTensor)
+        }
+        module._parameters.update(dict.fromkeys(fakes))
+        try:
+            original(module, fn, recurse)
+        finally:
+            module._parameters.update(fakes)
+        for name, parameter in fakes.items():
+            if id(parameter) not in converted:
+                converted[id(parameter)] = (parameter, _convert(parameter, fn))
+            module._parameters[name] = converted[id(parameter)][1]
+        return module
+
+    return apply
+
+
+def _convert(parameter: FakeTensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        result = fn(parameter)
+    return parameter if result is parameter else nn.Parameter(result, parameter.requires_grad)

@@ -1,0 +1,147 @@
+"""The text of a TARGET, taken apart; no user code runs here."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxmem.errors import LoadError
+
+_TARGET = re.compile(
+    r"(?P<where>.+?):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)\s*(?P<call>\(.*\))?", re.DOTALL
+)
+_MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_LONGEST_SIGNATURE = 160
+
+
+@dataclass(frozen=True)
+class Target:
+    """A TARGET.
+
+    Attributes:
+        text: As the user wrote it.
+        where: The dotted module, or the path of a file.
+        is_file: Which of the two.
+        name: What to take from it, with dots.
+        has_call: Whether arguments are given.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
+
+    text: str
+    where: str
+    is_file: bool
+    name: str
+    has_call: bool = False
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def without_call(self) -> str:
+        """The target without its arguments."""
+        return f"{self.where}:{self.name}"
+
+
+def parse_target(text: str) -> Target:
+    """The parts of a TARGET.
+
+    Raises:
+        LoadError: It is none; says what is missing.
+
+    >>> target = parse_target("nets/resnet.py:build(50, norm='bn')")
+    >>> target.where, target.is_file, target.name, target.args, target.kwargs
+    ('nets/resnet.py', True, 'build', (50,), {'norm': 'bn'})
+    """
+    text = text.strip()
+    match = _TARGET.fullmatch(text)
+    if match is None:
+        raise _explain_bad_target(text)
+    where = match["where"].strip()
+    is_file = where.endswith(".py") or "/" in where or "\\" in where
+    if not is_file and not _MODULE.fullmatch(where):
+        raise LoadError(
+            f"{where!r} in target {text!r} is neither a module nor a .py file",
+            hint="write package.module:Model or path/to/file.py:Model",
+        )
+    args, kwargs = _parse_call(match["call"], text) if match["call"] else ((), {})
+    return Target(text, where, is_file, match["name"], bool(match["call"]), args, kwargs)
+
+
+def _explain_bad_target(text: str) -> LoadError:
+    if ":" not in text:
+        example = text if re.fullmatch(r"[\w./\\-]+", text) else "package.module"
+        return LoadError(f"target {text!r} does not say which model", hint=f"write {example}:Model")
+    return LoadError(
+        f"target {text!r} cannot be understood",
+        hint="write package.module:Model, path/to/file.py:Model or module:factory(depth=50)",
+    )
+
+
+def _parse_call(call: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    hint = "pass numbers, strings, True, None, lists, tuples or dicts, e.g. factory(depth=50)"
+    try:
+        node = ast.parse(f"f{call}", mode="eval").body
+    except (SyntaxError, ValueError):
+        node = None
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise LoadError(f"bad arguments {call!r} in target {text!r}", hint=hint)
+    args, kwargs = [], {}
+    for keyword, value in [(None, a) for a in node.args] + [
+        (k.arg, k.value) for k in node.keywords
+    ]:
+        is_star = isinstance(value, ast.Starred) or (keyword is None and value not in node.args)
+        try:
+            literal = None if is_star else ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            is_star = True
+        if is_star:
+            raise LoadError(
+                f"{ast.unparse(value)!r} in target {text!r} is no Python literal", hint=hint
+            )
+        if keyword is None:
+            args.append(literal)
+        else:
+            kwargs[keyword] = literal
+    return tuple(args), kwargs
+
+
+def check_call(factory: Callable[..., Any], target: Target) -> None:
+    """Checks that the target's arguments fit the callable, before it runs.
+
+    Raises:
+        LoadError: They do not; shows the signature and how to pass them.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (ValueError, TypeError):  # built in, and does not say
+        return
+    try:
+        signature.bind(*target.args, **target.kwargs)
+    except TypeError as error:
+        missing = [
+            name
+            for name, parameter in signature.parameters.items()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        example = ", ".join(f"{name}=..." for name in missing)
+        raise LoadError(
+            f"{target.text!r}: {error}; it is {target.name}{_shorten(signature)}",
+            hint=f"pass literals: '{target.without_call}({example})'",
+        ) from None
+
+
+def _shorten(signature: inspect.Signature) -> str:
+    plain = signature.replace(
+        parameters=[
+            parameter.replace(annotation=parameter.empty)
+            for parameter in signature.parameters.values()
+        ],
+        return_annotation=signature.empty,
+    )
+    text = str(plain)
+    return text if len(text) <= _LONGEST_SIGNATURE else text[:_LONGEST_SIGNATURE] + "...)"
