@@ -192,6 +192,7 @@ def memory_graphs(draw: st.DrawFn) -> MemoryGraph:
             draw(st.none() | st.integers(max(born, 0), steps - 1)),
             node=draw(any_node),
             saved_by=tuple(range(draw(st.integers(0, node_count)))),
+            death_rank=draw(st.integers(0, 3)),
         )
         for index, born in enumerate(births)
     )

@@ -60,3 +60,13 @@ def test_events_are_in_order_and_carry_the_phase_of_their_step(graph: MemoryGrap
     events = build_timeline(graph).events
     assert [e.step for e in events] == sorted(e.step for e in events)
     assert all(e.phase is graph.operations[e.step].phase for e in events)
+
+
+@given(memory_graphs())
+def test_what_one_operation_frees_goes_in_the_order_of_its_ranks(graph: MemoryGraph) -> None:
+    frees = [
+        (event.step, graph.storages[event.storage].death_rank)
+        for event in build_timeline(graph).events
+        if event.action is Action.FREE and event.storage is not None
+    ]
+    assert frees == sorted(frees)
