@@ -79,6 +79,7 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
 
     ``nn.Module.to`` swaps a fake parameter with its converted self, which torch refuses for
     fakes made by ``nn.Parameter``; so within this context it puts the new one in its place.
+    ``trunc_normal_`` draws again until no value is outside its bounds, and a fake has no values.
 
     Args:
         fake_mode: The mode that the fakes belong to.
@@ -87,12 +88,14 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
     handle = None
     if on_registration:
         handle = register_module_parameter_registration_hook(_Registration(fake_mode))  # type: ignore[arg-type]
-    original = nn.Module._apply
+    original, truncate = nn.Module._apply, nn.init._no_grad_trunc_normal_
     nn.Module._apply = _make_apply(original)  # type: ignore[method-assign]
+    nn.init._no_grad_trunc_normal_ = _skip_fakes(truncate)
     try:
         yield
     finally:
         nn.Module._apply = original  # type: ignore[method-assign]
+        nn.init._no_grad_trunc_normal_ = truncate
         if handle:
             handle.remove()
 
@@ -145,3 +148,10 @@ def _convert(parameter: FakeTensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     with torch.no_grad():
         result = fn(parameter)
     return parameter if result is parameter else nn.Parameter(result, parameter.requires_grad)
+
+
+def _skip_fakes(initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def initialize_real(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else initialize(tensor, *args, **kwargs)
+
+    return initialize_real

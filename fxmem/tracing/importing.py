@@ -134,6 +134,8 @@ def find_object(module: ModuleType, target: Target) -> Any:
             raise LoadError(
                 f"no {part!r} in {path!r}", hint=_suggest_names(found, part, module)
             ) from None
+        except Exception as error:  # a module that imports on access
+            raise _explain_failed_import(target, error) from error
         path = f"{path}.{part}" if ":" in path else f"{path}:{part}"
     return found
 

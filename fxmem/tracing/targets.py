@@ -131,7 +131,7 @@ def check_call(factory: Callable[..., Any], target: Target) -> None:
         example = ", ".join(f"{name}=..." for name in missing)
         raise LoadError(
             f"{target.text!r}: {error}; it is {target.name}{_shorten(signature)}",
-            hint=f"pass literals: '{target.without_call}({example})'",
+            hint=f"pass literals: '{target.without_call}({example})'" if missing else "",
         ) from None
 
 
