@@ -24,6 +24,7 @@ from fxmem.recording import inplace
 from fxmem.tracing.fxgraph import iterate_tensors
 
 _prim_device = torch.ops.prim.device.default
+_lift_fresh = torch.ops.aten.lift_fresh.default
 NO_STORAGE = -2
 """The index of what occupies no memory of its own."""
 
@@ -220,7 +221,9 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         index = len(self.operations)
         node = self._find_node(autograd) if autograd is not None else self._node
-        reads = [self.track(tensor, RESIDENT) for tensor in iterate_tensors((args, kwargs))]
+        # torch.tensor(...) hands lift_fresh a real tensor, whose memory its result is.
+        arguments = () if func is _lift_fresh else (args, kwargs)
+        reads = [self.track(tensor, RESIDENT) for tensor in iterate_tensors(arguments)]
         workspace_bytes = self._estimate_workspace(func, args, kwargs, result)
         count = flop_registry.get(func._overloadpacket)
         self.operations.append(

@@ -148,6 +148,8 @@ class _StepRunner:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._step.model.zero_grad(set_to_none=True)
+        for tensor in iterate_tensors((self._step.args, self._step.kwargs)):
+            tensor.grad = None  # each step has a batch of its own
 
     def _label_gradients(self) -> None:
         for name, parameter in self._step.model.named_parameters():
