@@ -53,9 +53,25 @@ class Case:
         generator = torch.Generator().manual_seed(SEED)
 
         def make(value: Any) -> Any:
-            return value.tensor(generator) if isinstance(value, Spec) else value
+            if isinstance(value, Spec):
+                return value.tensor(generator)
+            if isinstance(value, list):
+                return [make(item) for item in value]
+            if isinstance(value, dict):
+                return {key: make(item) for key, item in value.items()}
+            return value
 
         return tuple(map(make, self.args)), {k: make(v) for k, v in self.kwargs.items()}
+
+
+@dataclass(frozen=True)
+class Boxes(Spec):
+    """Boxes as detection models take them: corners, in pixels, of positive width and height."""
+
+    def tensor(self, generator: torch.Generator) -> torch.Tensor:
+        """Makes the tensor; the same generator state gives the same values."""
+        corner = torch.rand((self.shape[0], 2), generator=generator) * 100
+        return torch.cat([corner, corner + 60], dim=1)
 
 
 def image(*shape: int, requires_grad: bool = False) -> Spec:

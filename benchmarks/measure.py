@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
@@ -214,7 +215,8 @@ def measured(case: str, mode: Mode, *, remeasure: bool = False) -> Result:
     if result is None:
         _path(case, mode).unlink(missing_ok=True)
         command = [sys.executable, "-m", "benchmarks.measure", "--here", case]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        patient = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # do not spin on a shared machine
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=patient)
         result = cached(case, mode)
         if result is None:
             lines = run.stderr.strip().splitlines() or [f"exit code {run.returncode}"]
