@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.utils._mode_utils import no_dispatch
 
 
@@ -83,3 +83,16 @@ def bind_lazy(model: nn.Module, fake_mode: FakeTensorMode) -> None:
             for name, tensor in tensors.items():
                 if isinstance(tensor, _LazyFakeParameter | _LazyFakeBuffer):
                     tensor.slot = _Slot(tensor.slot.dtype, fake_mode, tensors, name)  # type: ignore[arg-type]
+
+
+def settle_lazy(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], fake_mode: FakeTensorMode
+) -> None:
+    """Runs a model that has lazy parameters once, so that they get their shapes.
+
+    An optimizer made before would hold what they were instead of what they became. A model
+    without lazy parameters is not run.
+    """
+    if any(is_lazy(tensor) for tensor in [*model.parameters(), *model.buffers()]):
+        with fake_mode, torch.no_grad():
+            model(*args, **kwargs)

@@ -1,0 +1,170 @@
+"""Optimizers by name, and any optimizer run on parameters without values."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn, optim
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxmem.errors import UsageError
+
+OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
+
+_LR = 1e-3
+
+OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
+    "sgd": functools.partial(optim.SGD, lr=_LR),
+    "sgd-momentum": functools.partial(optim.SGD, lr=_LR, momentum=0.9),
+    "sgd-nesterov": functools.partial(optim.SGD, lr=_LR, momentum=0.9, nesterov=True),
+    "adam": optim.Adam,
+    "adamw": optim.AdamW,
+    "adamax": optim.Adamax,
+    "nadam": optim.NAdam,
+    "radam": optim.RAdam,
+    "adagrad": optim.Adagrad,
+    "adadelta": optim.Adadelta,
+    "rmsprop": optim.RMSprop,
+    "rprop": optim.Rprop,
+    "adafactor": optim.Adafactor,
+    "asgd": optim.ASGD,
+    "muon": optim.Muon,
+}
+"""The optimizers that have a name, with torch's defaults."""
+
+
+def resolve_optimizer(
+    optimizer: str | Callable[[Iterable[nn.Parameter]], optim.Optimizer] | None,
+    *,
+    foreach: bool | None = None,
+) -> OptimizerFactory | None:
+    """What makes the optimizer that the user means from the model's parameters.
+
+    Parameters that do not require grad are left out. The optimizer made runs on fake parameters
+    too: where its ``step`` asks for a number computed from their values (Adafactor for the norm
+    of a parameter, ASGD for its averaging coefficient) it is told 1.
+
+    Args:
+        optimizer: None for none, a name in :data:`OPTIMIZERS`, an ``Optimizer`` class, or a
+            function from the parameters to an optimizer.
+        foreach: For a named one, whether it updates all parameters together, as is torch's
+            default on CUDA; None for torch's default on the CPU, one by one.
+
+    Raises:
+        UsageError: There is no such optimizer. The function returned raises it where no
+            parameter requires grad, where the optimizer refuses the parameters, or where its
+            ``step`` needs a closure.
+
+    >>> make = resolve_optimizer("adamw")
+    >>> type(make([nn.Parameter(torch.zeros(3))])).__name__
+    'AdamW'
+    """
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, str):
+        name, make = optimizer, _find_named(optimizer, foreach)
+    elif isinstance(optimizer, optim.Optimizer):
+        raise UsageError(
+            f"the optimizer {type(optimizer).__name__} holds parameters already",
+            hint="give a function of the parameters: lambda params: AdamW(params, lr=1e-3)",
+        )
+    elif callable(optimizer):
+        name, make = str(getattr(optimizer, "__name__", type(optimizer).__name__)), optimizer
+    else:
+        raise UsageError(
+            f"an optimizer cannot be of type {type(optimizer).__name__}",
+            hint="give a name, a class or a function of the parameters",
+        )
+    return functools.partial(_make_optimizer, name, make)
+
+
+def _find_named(name: str, foreach: bool | None) -> Callable[..., Any]:
+    if name not in OPTIMIZERS:
+        close = difflib.get_close_matches(name.lower(), OPTIMIZERS, n=3)
+        raise UsageError(
+            f"unknown optimizer {name!r}",
+            hint=f"did you mean {' or '.join(close)}?" if close else ", ".join(OPTIMIZERS),
+        )
+    # Muon has no such variant: it always goes one by one.
+    return (
+        OPTIMIZERS[name] if name == "muon" else functools.partial(OPTIMIZERS[name], foreach=foreach)
+    )
+
+
+def _make_optimizer(
+    name: str, make: Callable[..., Any], parameters: Sequence[nn.Parameter]
+) -> optim.Optimizer:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        raise UsageError(
+            f"the optimizer {name} has nothing to train: no parameter requires grad",
+            hint="optimizer=None, or mode='infer'",
+        )
+    try:
+        optimizer = make(trained)
+    except Exception as error:
+        raise UsageError(
+            f"the optimizer {name} does not take these parameters: {error}",
+            hint="give a function of the parameters that makes it",
+        ) from error
+    if not isinstance(optimizer, optim.Optimizer):
+        raise UsageError(
+            f"the optimizer {name} is of type {type(optimizer).__name__}, no torch.optim.Optimizer",
+            hint="return the optimizer",
+        )
+    if _needs_closure(optimizer):
+        raise UsageError(
+            f"the optimizer {name} runs the model again in its step, through a closure",
+            hint="one that needs no closure, e.g. adamw",
+        )
+    _answer_values(optimizer)
+    return optimizer
+
+
+def _needs_closure(optimizer: optim.Optimizer) -> bool:
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        return True
+    return False
+
+
+def _answer_values(optimizer: optim.Optimizer) -> None:
+    """Wraps its ``step`` so that values unknown on fake tensors are answered."""
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def step_with_answers(*args: Any, **kwargs: Any) -> Any:
+        with _AnswerValues():  # type: ignore[no-untyped-call]
+            return step(*args, **kwargs)
+
+    optimizer.step = step_with_answers  # type: ignore[method-assign]
+
+
+class _AnswerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers 1 where ``.item()`` has no answer on a fake tensor.
+
+    Such a number scales an update, which changes no allocation; and where it decides (ASGD
+    averages only from the step ``t0``, one million, on) 1 is what the first steps have.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            is_float = args[0].dtype.is_floating_point
+            return 1.0 if is_float else args[0].dtype == torch.bool or 1
