@@ -14,6 +14,7 @@ place. A recording would show a buffer that the real step never allocates. These
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,7 @@ _FILLS = frozenset(
         _aten.scatter.src,
         _aten.scatter.value,
         _aten.scatter_add.default,
+        _aten.index_add.default,
     }
 )
 
@@ -45,8 +47,6 @@ class EngineWatch:
 
     def __init__(self) -> None:
         self._returned = False
-        self._running: Any = None
-        self._made: set[int] = set()
 
     def see_device_query(self) -> None:
         """``prim::device`` was dispatched.
@@ -58,33 +58,38 @@ class EngineWatch:
         self._returned = True
 
     def find_reused(
-        self, func: Any, args: tuple[Any, ...], node: Any, caller: FrameType
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        caller: FrameType,
+        is_fresh: Callable[[torch.Tensor], bool],
     ) -> torch.Tensor | None:
         """The argument that eager would have written the result into, or None.
 
         Args:
             func: The operator about to run.
             args: Its arguments.
-            node: The autograd node that is running.
             caller: The Python frame that led here; the engine's, or one of user code that runs
                 inside backward, which eager never rewrites.
+            is_fresh: Whether the running autograd node made a tensor's storage.
         """
-        returned = self._returned
-        if func is _add:
-            reused = self._find_accumulated(args) if returned and _is_engine(caller) else None
-            # Further gradients of the same node may be added straight after this one.
-            self._returned = returned
-            return reused
-        self._returned = False
+        returned, self._returned = self._returned, False
+        if func is _add and returned and _is_engine(caller):
+            self._returned = True  # the next gradient of the same node may be added right away
+            return args[0] if _is_accumulated_in_place(*args[:2]) else None
+        if func in _FILLS and is_fresh(args[0]) and _is_engine(caller):
+            return args[0]
         return None
 
-    def _find_accumulated(self, args: tuple[Any, ...]) -> torch.Tensor | None:
-        older, newer = args[0], args[1]
-        if not isinstance(newer, torch.Tensor) or older.dtype != newer.dtype:
-            return None
-        uses = torch._C._storage_Use_Count(older.untyped_storage()._cdata)
-        sole = older._use_count() <= _SOLE_TENSOR_REFERENCES and uses <= _SOLE_STORAGE_REFERENCES
-        return older if sole and _is_dense(older) else None
+
+def _is_accumulated_in_place(older: torch.Tensor, newer: Any) -> bool:
+    uses = torch._C._storage_Use_Count(older.untyped_storage()._cdata)
+    return (
+        older.dtype == newer.dtype
+        and older._use_count() <= _SOLE_TENSOR_REFERENCES
+        and uses <= _SOLE_STORAGE_REFERENCES
+        and _is_dense(older)
+    )
 
 
 def _is_engine(frame: FrameType) -> bool:

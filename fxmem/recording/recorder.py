@@ -102,6 +102,8 @@ class Recorder(TorchDispatchMode):
         self._sequence_starts: list[int] = []
         self._sequence_ends: list[tuple[int, int]] = []
         self._engine = inplace.EngineWatch()
+        self._autograd: tuple[str, int] | None = None
+        self._autograd_start = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -205,7 +207,8 @@ class Recorder(TorchDispatchMode):
         autograd_node = None
         if self._phase is Phase.BACKWARD:
             autograd_node = torch._C._current_autograd_node()
-            reused = self._engine.find_reused(func, args, autograd_node, sys._getframe(1))
+            self._see_autograd_node(autograd_node)
+            reused = self._engine.find_reused(func, args, sys._getframe(1), self._is_fresh)
         else:
             reused = None
         result = func(*args, **kwargs) if reused is None else reused
@@ -243,6 +246,14 @@ class Recorder(TorchDispatchMode):
         if workspace_bytes:
             self._change(workspace_bytes)
             self._change(-workspace_bytes)
+
+    def _see_autograd_node(self, autograd: Any) -> None:
+        running = (autograd.name(), autograd._sequence_nr()) if autograd is not None else None
+        if running != self._autograd:
+            self._autograd, self._autograd_start = running, len(self.storages)
+
+    def _is_fresh(self, tensor: torch.Tensor) -> bool:
+        return self.track(tensor) >= self._autograd_start
 
     def _find_node(self, autograd: Any) -> int | None:
         """The node whose backward is running, by the number autograd gave its forward.
