@@ -178,6 +178,9 @@ def _copy_registered(
                 fake = copy_lazy(tensor, dtype) if is_lazy(tensor) else copier.copy(tensor, dtype)
                 attributes = {} if isinstance(tensor, FakeTensor) else vars(tensor)
                 vars(fake).update({k: v for k, v in attributes.items() if k not in vars(fake)})
+            except TraceError as error:
+                cause = f"{_join(prefix, name)!r}: {error.cause}"
+                raise TraceError(cause, hint=error.hint) from error
             except Exception as error:
                 raise TraceError(
                     f"{_join(prefix, name)!r} has no fake copy: {_summarise(error)}",

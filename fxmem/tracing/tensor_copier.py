@@ -42,7 +42,7 @@ class TensorCopier:
         if is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:
             return self.fake_mode.from_tensor(tensor, static_shapes=True)
         if tensor.is_quantized:
-            raise TraceError("quantized tensors are not supported", hint="analyse the float model")
+            raise TraceError("a quantized tensor has no fake copy", hint="analyse the float model")
         meta = _cast(self._copy_to_meta(tensor), dtype)
         fake = self._wrap(meta, _find_constant(tensor) if meta.dtype == tensor.dtype else None)
         for flag in ("_is_param", "_is_buffer"):

@@ -1,0 +1,134 @@
+"""Every named optimizer on parameters without values: it runs, and its state is as large."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from fxmem.errors import UsageError
+from fxmem.recording.optimizers import OPTIMIZERS, resolve_optimizer
+from fxmem.tracing.fakes import make_fake_mode, make_fake_model
+
+
+def run_steps(name: str, foreach: bool | None, *, on_fakes: bool) -> dict[str, list[int]]:
+    """Bytes of each entry of the state after two steps."""
+    with_bias = name != "muon"  # which takes matrices only
+    model: nn.Module = nn.Sequential(
+        nn.Linear(4, 8, bias=with_bias), nn.Linear(8, 8, bias=with_bias)
+    )
+    mode: Any = contextlib.nullcontext()
+    if on_fakes:
+        mode = make_fake_mode()
+        model = make_fake_model(model, mode, train=True)
+    make = resolve_optimizer(name, foreach=foreach)
+    assert make is not None
+    with mode:
+        optimizer = make(list(model.parameters()))
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    sizes: dict[str, list[int]] = {}
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                sizes.setdefault(key, []).append(value.untyped_storage().nbytes())
+    return sizes
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_on_fakes_is_as_large_as_real_state(name: str, foreach: bool | None) -> None:
+    real = run_steps(name, foreach, on_fakes=False)
+    assert run_steps(name, foreach, on_fakes=True) == real
+    assert bool(real) == (name != "sgd")
+
+
+def test_none_is_no_optimizer() -> None:
+    assert resolve_optimizer(None) is None
+
+
+@pytest.mark.parametrize("choice", [optim.AdamW, lambda params: optim.AdamW(params, lr=0.1)])
+def test_a_class_or_a_function_makes_it(choice: Any) -> None:
+    make = resolve_optimizer(choice)
+    assert make is not None
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    trained = nn.Parameter(torch.ones(3))
+    optimizer = make([frozen, trained])
+    assert isinstance(optimizer, optim.AdamW)
+    assert optimizer.param_groups[0]["params"] == [trained]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "answer"), [(torch.float32, 1.0), (torch.int64, 1), (torch.bool, True)]
+)
+def test_values_are_answered_within_a_step_alone(dtype: torch.dtype, answer: object) -> None:
+    class Asking(optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return torch.ones(3).to(dtype).max().item()
+
+    make = resolve_optimizer(Asking)
+    assert make is not None
+    with make_fake_mode():
+        got = make([nn.Parameter(torch.ones(2))]).step()
+        assert (got, type(got)) == (answer, type(answer))
+        with pytest.raises(DataDependentOutputException):
+            torch.ones(3).max().item()
+
+
+PARAMETER = nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("Adem", "unknown optimizer 'Adem' (did you mean adam or radam or nadam?)"),
+        ("zz", f"unknown optimizer 'zz' ({', '.join(OPTIMIZERS)})"),
+        (
+            3,
+            "an optimizer cannot be of type int (give a name, a class or a function of the "
+            "parameters)",
+        ),
+        (
+            optim.SGD([PARAMETER]),
+            "the optimizer SGD holds parameters already "
+            "(give a function of the parameters: lambda params: AdamW(params, lr=1e-3))",
+        ),
+        (
+            optim.LBFGS,
+            "the optimizer LBFGS runs the model again in its step, through a closure "
+            "(one that needs no closure, e.g. adamw)",
+        ),
+        (
+            lambda params: 3,
+            "the optimizer <lambda> is of type int, no torch.optim.Optimizer "
+            "(return the optimizer)",
+        ),
+        (
+            "muon",
+            "the optimizer muon does not take these parameters: Muon only supports 2D parameters "
+            "whereas we found a parameter with size: torch.Size([3]) "
+            "(give a function of the parameters that makes it)",
+        ),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(choice: Any, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve_optimizer(choice)([PARAMETER])  # type: ignore[misc]
+    assert str(caught.value) == message
+
+
+def test_nothing_to_train_is_said() -> None:
+    make = resolve_optimizer("sgd")
+    assert make is not None
+    with pytest.raises(UsageError) as caught:
+        make([nn.Parameter(torch.ones(1), requires_grad=False)])
+    assert str(caught.value) == (
+        "the optimizer sgd has nothing to train: no parameter requires grad "
+        "(optimizer=None, or mode='infer')"
+    )
