@@ -1,0 +1,196 @@
+"""The real command in a process of its own, on models in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fxmem.cli import main
+
+ROOT = Path(__file__).parents[2]
+MODELS = """
+import sys
+import torch
+from torch import nn
+
+print("a greeting from the model's file")
+
+class Net(nn.Module):
+    def __init__(self, width=256):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x, mask=None):
+        y = torch.relu(self.fc(x))
+        return y if mask is None else y * mask
+
+class Raises(Net):
+    def forward(self, x):
+        return x.reshape(-1, 7)
+
+class Branches(Net):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+class Counts(Net):
+    def forward(self, x):
+        return self.fc(x)[torch.nonzero(x[:, 0]).flatten()]
+
+def leaves():
+    sys.exit(3)
+
+class Slow(Net):
+    def forward(self, x):
+        import time
+        time.sleep(60)
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "models.py").write_text(MODELS)
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def run(tmp_path: Path, environment: dict[str, str]) -> Run:
+    """Runs fxmem in a folder with models.py."""
+
+    def run_fxmem(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fxmem", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
+
+    return run_fxmem
+
+
+def test_a_step_from_a_file(run: Run) -> None:
+    done = run("analyze", "models.py:Net(width=512)", "--input", "64x512", "--json")
+    assert done.returncode == 0
+    assert done.stderr == "a greeting from the model's file\n"
+    result = json.loads(done.stdout)
+    assert result["parameter_bytes"] == result["gradient_bytes"] == 4 * (512 * 512 + 512)
+    assert result["input_bytes"] == 4 * 64 * 512
+    assert sum(result["breakdown"].values()) == result["peak_bytes"]
+    lines = {node["source"]["line"] for node in result["nodes"] if node["source"]}
+    source = MODELS.splitlines()
+    assert any("torch.relu(self.fc(x))" in source[line - 1] for line in lines)
+
+
+def test_a_keyword_input_and_infer(run: Run) -> None:
+    arguments = ["--input", "64x256", "--input", "mask=64x256:bool", "--mode", "infer"]
+    done = run("analyze", "models.py:Net", *arguments, "--json")
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    assert result["input_bytes"] == 64 * 256 * (4 + 1)
+    assert result["gradient_bytes"] == result["saved_bytes"] == result["backward_flops"] == 0
+
+
+def test_over_budget_is_exit_1_with_the_report(run: Run) -> None:
+    done = run("analyze", "models.py:Net", "--input", "64x256", "--budget", "100KiB")
+    assert done.returncode == 1
+    assert done.stdout.startswith("Peak ")
+    assert done.stderr.splitlines()[-1].startswith("fxmem: over budget: the peak of ")
+
+
+def test_a_file_is_written_whole(run: Run, tmp_path: Path) -> None:
+    done = run("analyze", "models.py:Net", "--input", "64x256", "--json", "-o", "out.json")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert json.loads((tmp_path / "out.json").read_text())["peak_bytes"] > 0
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("missing.py:Net", ["missing.py"]),
+        ("missing_module:Net", ["missing_module"]),
+        ("models.py:Missing", ["Missing"]),
+        ("models.py", ["models.py"]),
+        ("models.py:Raises", ["models.py:19", "invalid for input of size 16384"]),
+        ("models.py:Branches", ["models.py:23"]),
+        ("models.py:Counts", ["models.py:27", "size hint"]),
+        ("models.py:leaves", ["exit"]),
+    ],
+)
+def test_what_cannot_be_analysed_is_one_line_with_the_users_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", target, "--input", "64x256"]) == 2
+    out, err = capsys.readouterr()
+    *before, line = err.splitlines()
+    assert out == ""
+    assert set(before) <= {"a greeting from the model's file"}
+    assert line.startswith("fxmem: error: ")
+    assert "internal error" not in line
+    assert [word for word in words if word not in line] == []
+
+
+def test_a_size_hint_stands_for_a_size_that_depends_on_values(run: Run) -> None:
+    done = run("analyze", "models.py:Counts", "--input", "64x256", "--size-hint", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["peak_bytes"] > 0
+
+
+def test_debug_shows_the_users_frames(run: Run) -> None:
+    done = run("analyze", "models.py:Raises", "--input", "64x256", "--debug")
+    assert done.returncode == 2
+    assert "return x.reshape(-1, 7)" in done.stderr
+
+
+def test_head_is_quiet(tmp_path: Path, environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m fxmem analyze models.py:Net --input 64x256 --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert (done.returncode, done.stdout) == (0, "{\n")
+    assert done.stderr == "a greeting from the model's file\n"
+
+
+def test_an_interrupt_is_quiet_and_the_progress_line_goes(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fxmem", "analyze", "models.py:Slow", "--input", "64x256"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        cwd=tmp_path,
+        env=environment,
+    )
+    os.close(theirs)
+    shown, deadline = b"", time.monotonic() + 60
+    while b"analysing models.py:Slow ..." not in shown and time.monotonic() < deadline:
+        shown += os.read(ours, 1000)
+    while b" 5 s" not in shown and time.monotonic() < deadline:  # torch is imported by then
+        shown += os.read(ours, 1000)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.read() == b""
+    assert process.wait(timeout=60) == 130
+    process.stdout.close()
+    shown += os.read(ours, 1000)
+    os.close(ours)
+    assert shown.endswith(b"\r\x1b[K")
+    assert b"Traceback" not in shown
