@@ -68,6 +68,7 @@ def make_fake_model(
     (torch.Size([2, 3]), torch.bfloat16)
     """
     cast_to = _find_dtype(dtype)
+    _refuse_compiled(model)
     copier = TensorCopier(fake_mode)
     memo = _copy_registered(model, copier, cast_to)
     try:
@@ -165,12 +166,32 @@ def _find_dtype(name: str | None) -> torch.dtype | None:
     return dtype
 
 
+def _refuse_compiled(model: nn.Module) -> None:
+    """Raises TraceError if its Python code is not what would run."""
+    for name, module in model.named_modules():
+        subject = f"{name!r}" if name else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TraceError(
+                f"{subject} is TorchScript, which does not run on fake tensors",
+                hint="pass the module that was scripted",
+            )
+        is_wrapper = type(module).__module__.startswith("torch._dynamo")
+        if is_wrapper or module._compiled_call_impl is not None:
+            raise TraceError(
+                f"{subject} is compiled: what a compiler allocates is not analysed",
+                hint="pass the module as it was before torch.compile",
+            )
+
+
 def _copy_registered(
     model: nn.Module, copier: TensorCopier, dtype: torch.dtype | None
 ) -> dict[int, Any]:
     """Fakes of all parameters and buffers, as a memo for ``copy.deepcopy``."""
     memo: dict[int, Any] = {}
     for prefix, module in model.named_modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Generator):  # its state must not become a fake
+                memo[id(value)] = value.clone_state()
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is None or id(tensor) in memo:
                 continue
@@ -236,9 +257,6 @@ def _explain_failed_copy(
     hint = "pass the class or a factory instead of an instance, e.g. 'module:Model'"
     memo = {**memo, **{id(module): module for module in model.modules()}}
     for prefix, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            where = f"{prefix!r} is" if prefix else "it is"
-            return TraceError(f"the model cannot be copied: {where} TorchScript", hint=hint)
         for name, value in vars(module).items():
             try:
                 with _DeepCopyMode(copier):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -262,3 +263,44 @@ def test_inputs_are_described_as_they_are_written() -> None:
         "ids=1:int64",
         "s=scalar:float32",
     )
+
+
+def test_a_generator_is_copied_with_its_state(fake_mode: FakeTensorMode) -> None:
+    model = nn.Linear(2, 2)
+    model.generator = torch.Generator().manual_seed(7)
+    fake = make_fake_model(model, fake_mode, train=True)
+    assert fake.generator is not model.generator
+    assert fake.generator.initial_seed() == 7
+
+
+def make_compiled_in_place() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].compile()
+    return model
+
+
+COMPILED = (
+    "is compiled: what a compiler allocates is not analysed "
+    "(pass the module as it was before torch.compile)"
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.compile(nn.Linear(2, 2)), f"the model {COMPILED}"),
+        (make_compiled_in_place, f"'0' {COMPILED}"),
+        (
+            lambda: torch.jit.script(nn.Linear(2, 2)),
+            "the model is TorchScript, which does not run on fake tensors "
+            "(pass the module that was scripted)",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_models_are_refused(
+    fake_mode: FakeTensorMode, make: Callable[[], nn.Module], message: str
+) -> None:
+    with pytest.raises(TraceError) as caught:
+        make_fake_model(make(), fake_mode, train=True)
+    assert str(caught.value) == message
