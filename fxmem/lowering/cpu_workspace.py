@@ -1,28 +1,54 @@
 """What CPU kernels allocate inside themselves, from their own source.
 
 A dispatch mode sees an operator's inputs and outputs, and not the buffers that its C++ kernel
-takes from the CPU allocator and returns before it ends. Each function here states one kernel's
-buffers from shapes alone, and names the file and function of PyTorch that it follows.
+takes from the CPU allocator and returns before it ends. Each registered function states one
+kernel's buffers from shapes alone, and names the file and function of PyTorch that it follows.
+Sizes are those of the allocations that PyTorch's own profiler reports; buffers that other
+threads of a parallel loop take for themselves are not among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
+from fxmem.lowering import (
+    cpu_attention,
+    cpu_indexing,
+    cpu_linear,
+    cpu_normalization,
+    cpu_pointwise,
+    cpu_reduction,
+    cpu_sampling,
+)
 from fxmem.lowering.cpu_convolution import (
     convolution_backward_peak_bytes,
     convolution_peak_bytes,
 )
+from fxmem.lowering.cpu_registry import (
+    ESTIMATORS,
+    RETAINED,
+    Arguments,
+    new_bytes,
+    tensor,
+    workspace,
+)
 
-Arguments = tuple[object, ...]
-Estimator = Callable[[Arguments, Mapping[str, object], object], int]
+__all__ = ["estimate_retained_bytes", "estimate_workspace_bytes"]
 
-_ESTIMATORS: dict[OpOverload, Estimator] = {}
 _aten = torch.ops.aten
+# Imported for what they register.
+_KERNELS = (
+    cpu_attention,
+    cpu_indexing,
+    cpu_linear,
+    cpu_normalization,
+    cpu_pointwise,
+    cpu_reduction,
+    cpu_sampling,
+)
 
 
 def estimate_workspace_bytes(
@@ -39,38 +65,28 @@ def estimate_workspace_bytes(
     Returns:
         Bytes above (live before) + (bytes of new outputs); 0 where the kernel has no buffers.
     """
-    estimator = _ESTIMATORS.get(func)
+    estimator = ESTIMATORS.get(func)
     return 0 if estimator is None else estimator(args, kwargs, outputs)
 
 
-def workspace(*operators: OpOverload) -> Callable[[Estimator], Estimator]:
-    """Register the function that states the buffers of these operators' kernels."""
+def estimate_retained_bytes(
+    func: OpOverload, args: Arguments, kwargs: Mapping[str, object], outputs: object
+) -> int:
+    """Bytes that a CPU kernel's first output holds beyond its fake one, as long as it lives.
 
-    def register(estimator: Estimator) -> Estimator:
-        for operator in operators:
-            _ESTIMATORS[operator] = estimator
-        return estimator
-
-    return register
-
-
-def _new_bytes(outputs: object) -> int:
-    """Bytes of the storages of new outputs."""
-    if isinstance(outputs, Tensor):
-        return outputs.untyped_storage().nbytes()
-    if isinstance(outputs, (tuple, list)):
-        return sum(_new_bytes(output) for output in outputs)
-    return 0
+    Part of ``estimate_workspace_bytes`` while the kernel runs.
+    """
+    estimator = RETAINED.get(func)
+    return 0 if estimator is None else estimator(args, kwargs, outputs)
 
 
 @workspace(_aten.convolution.default)
 def _convolution(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Convolution.cpp, ``_convolution``."""
-    assert isinstance(outputs, Tensor)
-    return max(0, convolution_peak_bytes(args, outputs) - _new_bytes(outputs))
+    return max(0, convolution_peak_bytes(args, tensor(outputs)) - new_bytes(outputs))
 
 
 @workspace(_aten.convolution_backward.default)
 def _convolution_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Convolution.cpp, ``convolution_backward``."""
-    return max(0, convolution_backward_peak_bytes(args) - _new_bytes(outputs))
+    return max(0, convolution_backward_peak_bytes(args) - new_bytes(outputs))

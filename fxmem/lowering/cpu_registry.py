@@ -1,0 +1,55 @@
+"""Which function states the buffers of which operator's CPU kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+Arguments = tuple[object, ...]
+Estimator = Callable[[Arguments, Mapping[str, object], object], int]
+
+ESTIMATORS: dict[OpOverload, Estimator] = {}
+RETAINED: dict[OpOverload, Estimator] = {}
+
+
+def workspace(*operators: OpOverload) -> Callable[[Estimator], Estimator]:
+    """Register the function that states what these operators' kernels need beyond outputs."""
+    return _register(ESTIMATORS, operators)
+
+
+def retained(*operators: OpOverload) -> Callable[[Estimator], Estimator]:
+    """Register the function that states what real outputs hold beyond the fake ones."""
+    return _register(RETAINED, operators)
+
+
+def _register(
+    table: dict[OpOverload, Estimator], operators: tuple[OpOverload, ...]
+) -> Callable[[Estimator], Estimator]:
+    def register(estimator: Estimator) -> Estimator:
+        for operator in operators:
+            table[operator] = estimator
+        return estimator
+
+    return register
+
+
+def tensor(value: object) -> Tensor:
+    """The argument as the tensor that the operator's schema says it is."""
+    assert isinstance(value, Tensor)
+    return value
+
+
+def new_bytes(outputs: object) -> int:
+    """Bytes of the storages of new outputs."""
+    if isinstance(outputs, Tensor):
+        return outputs.untyped_storage().nbytes()
+    if isinstance(outputs, (tuple, list)):
+        return sum(new_bytes(output) for output in outputs)
+    return 0
+
+
+def argument(args: Arguments, kwargs: Mapping[str, object], index: int, name: str) -> object:
+    """An argument given by position or by name; None if it was left out."""
+    return args[index] if index < len(args) else kwargs.get(name)
