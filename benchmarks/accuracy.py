@@ -182,7 +182,9 @@ def percent(value: float | None) -> str:
     """Returns a relative error in percent; zero only where it is exactly zero."""
     if value is None:
         return "-"
-    return "0" if value == 0 else f"{100 * value:+.3f}"
+    if value == 0:
+        return "0"
+    return f"{100 * value:+.3f}" if abs(value) >= 5e-6 else f"{'+' if value > 0 else '-'}<0.001"
 
 
 def _tick(value: bool | None) -> str:

@@ -30,7 +30,7 @@ from benchmarks.live_tensors import LiveTensors
 from benchmarks.models import CASES, find
 from benchmarks.step import MODES, Mode, Step
 
-SCHEMA = 1
+SCHEMA = 2
 THREADS = 2  # scratch memory of some kernels is per thread, so the number is part of the result
 CACHE = Path(__file__).parent / ".cache"
 STEP_MARK = "fxmem measured step"
@@ -99,19 +99,18 @@ def measure_allocator(case: Case, mode: Mode) -> Result:
     memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     memory.sort(key=lambda event: event[0])  # stable: equal times keep the order of recording
     ties = sum(a[0] == b[0] for a, b in pairwise(memory))
-    live = resident = peak = 0
+    resident = peak = live = sum(nbytes for at, nbytes in memory if at < start)
+    peak_at = start
     for at, nbytes in memory:
-        if at > end:
-            break
-        if at >= start:
-            peak = max(peak, live)
-        else:
-            resident = live + nbytes
-        live += nbytes
-        if at >= start:
-            peak = max(peak, live)
+        if start <= at <= end:
+            live += nbytes
+            if live > peak:
+                peak, peak_at = live, at
+    around = [e for e in events if e.start_ns() <= peak_at <= e.start_ns() + e.duration_ns()]
+    names = [e.name() for e in sorted(around, key=lambda e: e.start_ns())]
     return {
         "peak_bytes": peak,
+        "peak_at": [name for name in names if name not in (STEP_MARK, "[memory]")],
         "resident_bytes": resident,
         "events": len(memory),
         "tied_events": ties,
