@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,13 +11,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
 )
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
 from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
-from fxmem.recording.hints import SizeHints
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
@@ -148,10 +145,10 @@ def _record(
 
 def _run(step: Step, size_hint: int | None, *, symbolic_sizes: bool) -> Recording:
     """Records a step, and says in one line what went wrong where."""
-    hints = contextlib.nullcontext() if size_hint is None else SizeHints(size_hint)
     try:
-        with hints:
-            return record_step(step, estimate_workspace_bytes, symbolic_sizes=symbolic_sizes)
+        return record_step(
+            step, estimate_workspace_bytes, symbolic_sizes=symbolic_sizes, size_hint=size_hint
+        )
     except FxmemError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:

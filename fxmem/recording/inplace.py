@@ -76,17 +76,18 @@ class EngineWatch:
         returned, self._returned = self._returned, False
         if func is _add and returned and _is_engine(caller):
             self._returned = True  # the next gradient of the same node may be added right away
-            return args[0] if _is_accumulated_in_place(*args[:2]) else None
-        if func in _FILLS and is_fresh(args[0]) and _is_engine(caller):
-            return args[0]
-        return None
+            reused = _is_accumulated_in_place(*args[:2])
+        else:
+            reused = func in _FILLS and is_fresh(args[0]) and _is_engine(caller)
+        tensor: torch.Tensor = args[0]
+        return tensor if reused else None
 
 
 def _is_accumulated_in_place(older: torch.Tensor, newer: Any) -> bool:
     uses = torch._C._storage_Use_Count(older.untyped_storage()._cdata)
     return (
         older.dtype == newer.dtype
-        and older._use_count() <= _SOLE_TENSOR_REFERENCES
+        and older._use_count() <= _SOLE_TENSOR_REFERENCES  # type: ignore[attr-defined]
         and uses <= _SOLE_STORAGE_REFERENCES
         and _is_dense(older)
     )
@@ -99,10 +100,8 @@ def _is_engine(frame: FrameType) -> bool:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """``Tensor::is_non_overlapping_and_dense``: no gaps and no overlap between elements."""
     expected = 1
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
-    ):
-        if stride != expected:
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
             return False
         expected *= size
     return True

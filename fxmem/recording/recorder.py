@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fxmem.graph import RESIDENT, Category, Operation, Phase
 from fxmem.recording import inplace
+from fxmem.recording.hints import answer_operator
 from fxmem.tracing.fxgraph import iterate_tensors
 
 _prim_device = torch.ops.prim.device.default
@@ -66,11 +68,12 @@ class SavedRecord:
     dtype: str
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators and storages while it is active.
 
     Args:
         estimate_workspace: What kernels allocate inside themselves on the target device.
+        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
 
     Attributes:
         storages: Every storage seen, in order of allocation.
@@ -81,8 +84,8 @@ class Recorder(TorchDispatchMode):
         resident_bytes: Live when the step began.
     """
 
-    def __init__(self, estimate_workspace: Workspace) -> None:
-        super().__init__()
+    def __init__(self, estimate_workspace: Workspace, size_hint: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[LiveStorage] = []
         self.operations: list[Operation] = []
         self.saved: list[SavedRecord] = []
@@ -90,6 +93,7 @@ class Recorder(TorchDispatchMode):
         self.live_bytes: list[int] = []
         self.resident_bytes = 0
         self._estimate_workspace = estimate_workspace
+        self._size_hint = size_hint
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._live_now = 0
@@ -152,12 +156,12 @@ class Recorder(TorchDispatchMode):
         self._node_live_bytes = self._node_peak_bytes = self._live_now
         self._node_operators = len(self.operations)
         self._node_storages = len(self.storages)
-        self._node_sequence = torch.autograd._get_sequence_nr()
+        self._node_sequence = _get_sequence_nr()
 
     def exit_node(self, index: int, result: Any) -> int:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
         self._node = None
-        sequence = torch.autograd._get_sequence_nr()
+        sequence = _get_sequence_nr()
         if sequence > self._node_sequence:
             self._sequence_starts.append(self._node_sequence)
             self._sequence_ends.append((sequence, index))
@@ -211,7 +215,11 @@ class Recorder(TorchDispatchMode):
             reused = self._engine.find_reused(func, args, sys._getframe(1), self._is_fresh)
         else:
             reused = None
-        result = func(*args, **kwargs) if reused is None else reused
+        if reused is None:
+            answer = answer_operator(func, args, kwargs, self._size_hint)
+            result = answer[0] if answer else func(*args, **kwargs)
+        else:
+            result = reused
         if not self._recording:
             for tensor in iterate_tensors(result):
                 self.track(tensor)

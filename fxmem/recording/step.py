@@ -1,10 +1,10 @@
 """The canonical training or inference step, run twice on fake tensors, the second one recorded.
 
-    optimizer.zero_grad(set_to_none=True)
-    output = model(*inputs)            # output and loss are held by the caller to the end
-    loss = loss_fn(output)
-    loss.backward()
-    optimizer.step()
+optimizer.zero_grad(set_to_none=True)
+output = model(*inputs)            # output and loss are held by the caller to the end
+loss = loss_fn(output)
+loss.backward()
+optimizer.step()
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ class Recording:
 
 
 def record_step(
-    step: Step, estimate_workspace: Workspace, *, symbolic_sizes: bool = True
+    step: Step,
+    estimate_workspace: Workspace,
+    *,
+    symbolic_sizes: bool = True,
+    size_hint: int | None = None,
 ) -> Recording:
     """Runs a step twice and records the second time, the steady state.
 
@@ -78,9 +82,10 @@ def record_step(
         step: What to run.
         estimate_workspace: What kernels of the target device allocate inside themselves.
         symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
+        size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
     with _no_garbage_collection():
-        return _StepRunner(step, Recorder(estimate_workspace)).run(symbolic_sizes)
+        return _StepRunner(step, Recorder(estimate_workspace, size_hint)).run(symbolic_sizes)
 
 
 class _StepRunner:
@@ -163,10 +168,11 @@ class _StepRunner:
     def _label_residents(self) -> None:
         """Says what is there before the step, most specific first: parameters to leftovers."""
         label, model = self._recorder.label, self._step.model
-        names = {}
+        names: dict[torch.Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters()
+        }
         for name, parameter in model.named_parameters():
             label(parameter, Category.PARAMETER, name)
-            names[parameter] = name
         for name, buffer in model.named_buffers():
             label(buffer, Category.BUFFER, name)
         for prefix, module in model.named_modules():
@@ -177,9 +183,9 @@ class _StepRunner:
             label(value, Category.INPUT, name)
         label(self._target, Category.INPUT, "target")
         state = self._optimizer.state if self._optimizer is not None else {}
-        for parameter, values in state.items():
+        for owner, values in state.items():
             for key, value in values.items():
-                label(value, Category.OPTIMIZER_STATE, f"{names.get(parameter, '')}.{key}")
+                label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
         self._label_gradients()
 
     def _named_inputs(self) -> Iterator[tuple[str, Any]]:

@@ -87,7 +87,7 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
     _function = getattr(operator, _name)
     setattr(SizeInt, f"__{_name}__", _make_binary(_function, reflected=False))
     setattr(SizeInt, f"__r{_name}__", _make_binary(_function, reflected=True))
-SizeInt.__neg__ = _negate  # type: ignore[method-assign]
+SizeInt.__neg__ = _negate  # type: ignore[method-assign, assignment]
 
 
 def make_shape(shape: Iterable[int], origin: Any) -> torch.Size:

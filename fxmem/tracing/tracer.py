@@ -268,11 +268,9 @@ class Tracer(torch.overrides.TorchFunctionMode):
         if self._opaque_depth:
             return call(module, *args, **kwargs)
         fqn = self._fqns.get(id(module))
-        if fqn is None:  # a criterion, or a module made on the fly
+        if fqn is None:  # a criterion, or a module made on the fly: no part of the graph's root
             fqn = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
-        if module is not self.model and is_leaf(module):
-            if id(module) not in self._fqns and self._phase is Phase.FORWARD:
-                self._builder.give_up(f"{fqn} is no submodule of the model")
+        if module is not self.model and id(module) in self._fqns and is_leaf(module):
             return self._run_node(
                 "call_module",
                 fqn,
@@ -364,7 +362,7 @@ def _patch_calls(tracer: Tracer) -> Iterator[None]:
         yield
     finally:
         nn.Module.__call__ = call_module  # type: ignore[method-assign]
-        torch.autograd.Function.apply = apply
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         checkpointing._checkpoint_without_reentrant_generator = generator
 
 
