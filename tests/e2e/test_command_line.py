@@ -78,7 +78,7 @@ def run(tmp_path: Path, environment: dict[str, str]) -> Run:
 
 def test_a_step_from_a_file(run: Run) -> None:
     done = run("analyze", "models.py:Net(width=512)", "--input", "64x512", "--json")
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     assert done.stderr == "a greeting from the model's file\n"
     result = json.loads(done.stdout)
     assert result["parameter_bytes"] == result["gradient_bytes"] == 4 * (512 * 512 + 512)
@@ -92,7 +92,7 @@ def test_a_step_from_a_file(run: Run) -> None:
 def test_a_keyword_input_and_infer(run: Run) -> None:
     arguments = ["--input", "64x256", "--input", "mask=64x256:bool", "--mode", "infer"]
     done = run("analyze", "models.py:Net", *arguments, "--json")
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["input_bytes"] == 64 * 256 * (4 + 1)
     assert result["gradient_bytes"] == result["saved_bytes"] == result["backward_flops"] == 0
@@ -107,7 +107,7 @@ def test_over_budget_is_exit_1_with_the_report(run: Run) -> None:
 
 def test_a_file_is_written_whole(run: Run, tmp_path: Path) -> None:
     done = run("analyze", "models.py:Net", "--input", "64x256", "--json", "-o", "out.json")
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert json.loads((tmp_path / "out.json").read_text())["peak_bytes"] > 0
 
 
