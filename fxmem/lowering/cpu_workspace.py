@@ -22,6 +22,7 @@ from fxmem.lowering import (
     cpu_pointwise,
     cpu_reduction,
     cpu_sampling,
+    mkldnn_rnn,
 )
 from fxmem.lowering.cpu_convolution import (
     convolution_backward_peak_bytes,
@@ -48,6 +49,7 @@ _KERNELS = (
     cpu_pointwise,
     cpu_reduction,
     cpu_sampling,
+    mkldnn_rnn,
 )
 
 

@@ -27,13 +27,14 @@ import torch
 ENGINE_CPU = 1
 FORWARD_TRAINING = 64
 FORWARD_INFERENCE = 96
-BACKWARD = 160
+BACKWARD = 128
 CONVOLUTION_DIRECT = 1
 DECONVOLUTION_DIRECT = 0xA
 SCRATCHPAD_USER = 1
 FORMAT_ANY = 1
 QUERY_SRC, QUERY_DIFF_SRC, QUERY_WEIGHTS, QUERY_DIFF_WEIGHTS = 129, 130, 131, 132
 QUERY_DST, QUERY_DIFF_DST, QUERY_WORKSPACE, QUERY_SCRATCHPAD = 133, 134, 135, 136
+QUERY_ARGUMENT = 255
 DATA_TYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 
 # Only the C API of this major version is known to have the signatures used here.
@@ -58,6 +59,9 @@ _NAMES = (
     "dnnl_deconvolution_forward_primitive_desc_create",
     "dnnl_deconvolution_backward_data_primitive_desc_create",
     "dnnl_deconvolution_backward_weights_primitive_desc_create",
+    "dnnl_lstm_forward_primitive_desc_create",
+    "dnnl_lstm_backward_primitive_desc_create",
+    "dnnl_matmul_primitive_desc_create",
 )
 
 
