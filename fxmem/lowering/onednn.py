@@ -40,6 +40,9 @@ DATA_TYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 # Only the C API of this major version is known to have the signatures used here.
 SUPPORTED_MAJOR = 3
 
+_ENTRY_BYTES = 24  # of an Elf64_Sym
+_NEAR_BYTES = 1 << 20
+
 _ANCHOR = "_ZN2at15get_num_threadsEv"
 _NAMES = (
     "dnnl_version",
@@ -198,24 +201,33 @@ def _symbol_offsets(path: Path, names: Iterable[str]) -> dict[str, int]:
         if symbols is None:
             raise ValueError("the library is stripped")
         strings = sections[symbols[6]]
-        return {name: _symbol_value(image, symbols, strings, name.encode()) for name in names}
+        return _symbol_values(image, symbols[4], symbols[5], strings[4], strings[5], names)
 
 
-def _symbol_value(
-    image: mmap.mmap, symbols: tuple[int, ...], strings: tuple[int, ...], name: bytes
-) -> int:
-    """Value of one defined symbol: find its name, then the entry that refers to the name."""
-    start, end = symbols[4], symbols[4] + symbols[5]
-    text = image.find(b"\0" + name + b"\0", strings[4], strings[4] + strings[5])
-    if text < 0:
-        raise KeyError(name)
-    needle = struct.pack("<I", text + 1 - strings[4])
-    at = image.find(needle, start, end)
-    while at >= 0 and (at - start) % 24:
-        at = image.find(needle, at + 1, end)
-    if at < 0:
-        raise KeyError(name)
-    _, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", image, at)
-    if not section:
-        raise KeyError(name)
-    return int(value)
+def _symbol_values(
+    image: mmap.mmap, table: int, table_bytes: int, text: int, text_bytes: int, names: Iterable[str]
+) -> dict[str, int]:
+    """Values of defined symbols: where each name stands, then the entries that refer to it.
+
+    The tables have some 90 MB and a search for each name would take longer than an analysis, so
+    names are looked for near the one before, and entries all at once.
+    """
+    places: dict[int, str] = {}
+    near = text
+    for name in names:
+        needle = b"\0" + name.encode() + b"\0"
+        at = image.find(needle, max(text, near - _NEAR_BYTES), near + _NEAR_BYTES)
+        at = at if at >= 0 else image.find(needle, text, text + text_bytes)
+        if at < 0:
+            raise KeyError(name)
+        near, places[at + 1 - text] = at, name
+    words = torch.frombuffer(bytearray(image[table : table + table_bytes]), dtype=torch.int32)
+    refers = torch.isin(words.view(-1, _ENTRY_BYTES // 4)[:, 0], torch.tensor(list(places)))
+    values: dict[str, int] = {}
+    for entry in refers.nonzero().flatten().tolist():
+        name_at, _, _, section, value, _ = struct.unpack_from(
+            "<IBBHQQ", image, table + entry * _ENTRY_BYTES
+        )
+        if section:
+            values[places[name_at]] = int(value)
+    return values
