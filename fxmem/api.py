@@ -21,6 +21,7 @@ from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
+from fxmem.tracing.lazy import settle_lazy
 from fxmem.tracing.loading import load_target
 from fxmem.tracing.source import find_raising_source
 
@@ -94,6 +95,7 @@ def analyze(
     def make_step() -> Step:
         train = mode == "train"
         fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
+        settle_lazy(fake_model, *inputs, fake_mode)
         return Step(fake_model, *inputs, train, step_loss, make_optimizer if train else None)
 
     with fake_mode:
@@ -122,7 +124,7 @@ def _record(
     reason = ""
     if frontend != "record":
         try:
-            recording = _run(make_step(), size_hint, symbolic_sizes=True)
+            recording = _run(make_step, size_hint, symbolic_sizes=True)
         except DataDependentError:
             raise
         except TraceError as error:
@@ -139,15 +141,20 @@ def _record(
             if not recording.reason:
                 return recording, "fx", ""
             return recording, "record", recording.reason
-    recording = _run(make_step(), size_hint, symbolic_sizes=False)
+    recording = _run(make_step, size_hint, symbolic_sizes=False)
     return recording, "record", reason or "record was asked for"
 
 
-def _run(step: Step, size_hint: int | None, *, symbolic_sizes: bool) -> Recording:
+def _run(
+    make_step: Callable[[], Step], size_hint: int | None, *, symbolic_sizes: bool
+) -> Recording:
     """Records a step, and says in one line what went wrong where."""
     try:
         return record_step(
-            step, estimate_workspace_bytes, symbolic_sizes=symbolic_sizes, size_hint=size_hint
+            make_step(),
+            estimate_workspace_bytes,
+            symbolic_sizes=symbolic_sizes,
+            size_hint=size_hint,
         )
     except FxmemError:
         raise
