@@ -21,6 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 ADD = torch.ops.aten.add.Tensor
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.view.default,
+)
 
 
 class EngineAdds:
@@ -95,6 +101,58 @@ class EngineAdds:
         )
 
 
+class BiasAdds:
+    """Tells the addition of a bias inside `linear` from the user's own additions."""
+
+    FUNCTIONS = (
+        (torch.nn.functional, "linear"),
+        (torch._VF, "gru"),
+        (torch._VF, "lstm"),
+        (torch._VF, "rnn_tanh"),
+        (torch._VF, "rnn_relu"),
+    )
+
+    def __init__(self) -> None:
+        """Starts outside any of the functions; `wrap_functions` makes them report."""
+        self.product: int | None = None
+        self._depth = 0
+
+    @contextmanager
+    def wrap_functions(self) -> Iterator[None]:
+        """Notes when one of the functions that call the C++ `linear` is running."""
+        originals = [(place, name, getattr(place, name)) for place, name in self.FUNCTIONS]
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._depth += 1
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._depth -= 1
+                    self.product = None
+
+            return run
+
+        for place, name, original in originals:
+            setattr(place, name, wrap(original))
+        try:
+            yield
+        finally:
+            for place, name, original in originals:
+                setattr(place, name, original)
+
+    def is_bias_add(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether this call adds a bias to the product that the last operator returned."""
+        if func is not ADD or self.product is None or not isinstance(args[1], torch.Tensor):
+            return False
+        return args[1].dim() == 1 and args[0].untyped_storage()._cdata == self.product
+
+    def note(self, func: Any, out: Any) -> None:
+        """Remembers a matrix product, or its view, that was made within a function."""
+        product = self._depth > 0 and func in PRODUCTS
+        self.product = out.untyped_storage()._cdata if product else None
+
+
 def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns the C++ reference counts of a tensor and of its storage."""
     storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
@@ -129,6 +187,7 @@ class LiveTensors(TorchDispatchMode):
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._eager_adds = eager_adds
         self._adds = EngineAdds()
+        self._biases = BiasAdds()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -137,7 +196,7 @@ class LiveTensors(TorchDispatchMode):
             with self:
                 yield
             return
-        with self, self._adds.hook_graphs():
+        with self, self._adds.hook_graphs(), self._biases.wrap_functions():
             self._adds.calibrate()
             yield
 
@@ -169,15 +228,21 @@ class LiveTensors(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs the operator and counts the storages that it returned."""
-        out = None
-        if self._eager_adds and self._adds.is_engine_add(func, args):
-            self.engine_adds += 1
-            if self._adds.runs_in_place(args[0]):
-                self.in_place_adds += 1
-                out = args[0].add_(args[1])
+        out = self._run_as_eager(func, args) if self._eager_adds else None
         if out is None:
             out = func(*args, **(kwargs or {}))
+        self._biases.note(func, out)
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                 self.add(leaf, str(func))
         return out
+
+    def _run_as_eager(self, func: Any, args: tuple[Any, ...]) -> Any:
+        if self._biases.is_bias_add(func, args):
+            return args[0].add_(args[1])
+        if self._adds.is_engine_add(func, args):
+            self.engine_adds += 1
+            if self._adds.runs_in_place(args[0]):
+                self.in_place_adds += 1
+                return args[0].add_(args[1])
+        return None

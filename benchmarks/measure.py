@@ -30,7 +30,7 @@ from benchmarks.live_tensors import LiveTensors
 from benchmarks.models import CASES, find
 from benchmarks.step import MODES, Mode, Step
 
-SCHEMA = 2
+SCHEMA = 3
 THREADS = 2  # scratch memory of some kernels is per thread, so the number is part of the result
 CACHE = Path(__file__).parent / ".cache"
 STEP_MARK = "fxmem measured step"
