@@ -18,6 +18,7 @@ import ctypes
 import functools
 import mmap
 import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -221,10 +222,9 @@ def _symbol_values(
         if at < 0:
             raise KeyError(name)
         near, places[at + 1 - text] = at, name
-    words = torch.frombuffer(bytearray(image[table : table + table_bytes]), dtype=torch.int32)
-    refers = torch.isin(words.view(-1, _ENTRY_BYTES // 4)[:, 0], torch.tensor(list(places)))
+    words = array("I", image[table : table + table_bytes])[:: _ENTRY_BYTES // 4]
     values: dict[str, int] = {}
-    for entry in refers.nonzero().flatten().tolist():
+    for entry in (i for i, word in enumerate(words) if word in places):
         name_at, _, _, section, value, _ = struct.unpack_from(
             "<IBBHQQ", image, table + entry * _ENTRY_BYTES
         )
