@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, write_output
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
 EXIT_OVER_BUDGET = 1
+_LEAST_WIDTH = 80
 
 _DESCRIPTION = """\
 Runs one training step of the model on fake tensors (nothing of the model is allocated) and
@@ -173,6 +176,8 @@ def _analyze_quietly(
     kwargs: dict[str, TensorSpec],
     options: dict[str, Any],
 ) -> Analysis:
+    # fxmem has no use for NumPy, of whose absence torch warns when it is imported.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     # The user's code runs here. What it prints is no part of the result, and its exit is not ours.
     with contextlib.redirect_stdout(sys.stderr):
         try:
@@ -190,9 +195,12 @@ def _render(analysis: Analysis, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return analysis.to_json(indent=2) + "\n"
     from fxmem.report.document import build_document
-    from fxmem.report.text import render_text
+    from fxmem.report.text import DEFAULT_WIDTH, render_text
 
-    return render_text(build_document(analysis), top=arguments.top, nodes=arguments.nodes)
+    is_watched = arguments.output is None and sys.stdout.isatty()
+    width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if is_watched else DEFAULT_WIDTH
+    document = build_document(analysis)
+    return render_text(document, top=arguments.top, nodes=arguments.nodes, width=width)
 
 
 def _check_budget(analysis: Analysis, budget_bytes: int | None) -> int:

@@ -58,7 +58,7 @@ def _write_subject(subject: Subject) -> Iterable[str]:
         parts.append(f"optimizer {subject.optimizer or 'none'}")
         parts.append(f"loss {subject.loss or 'default'}")
     yield escape_controls("; ".join(parts))
-    reason = f"; {subject.frontend_reason}" if subject.frontend_reason else ""
+    reason = f", not fx: {subject.frontend_reason}" if subject.frontend_reason else ""
     yield escape_controls(f"traced by {subject.frontend}{reason}")
 
 

@@ -53,6 +53,19 @@ class TestResult:
         golden = Path(__file__).parents[2] / "golden" / "hand_made.txt"
         assert capsys.readouterr().out == golden.read_text()
 
+    @pytest.mark.parametrize(("columns", "widest"), [("60", 80), ("90", 90), ("200", 98)])
+    def test_a_terminals_width_is_used(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        columns: str,
+        widest: int,
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert main([*COMMAND, "--top", "6"]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) == widest
+
     def test_a_file_gets_the_result_and_stdout_nothing(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
