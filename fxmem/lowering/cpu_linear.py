@@ -1,12 +1,19 @@
-"""Matrix products on the CPU: operands that BLAS cannot take are copied."""
+"""Matrix products on the CPU: operands that BLAS cannot take are copied.
+
+Reduced types go to oneDNN where the processor has instructions for them, with a scratchpad that
+oneDNN itself states.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from fxmem.lowering import onednn
 from fxmem.lowering.cpu_registry import Arguments, tensor, workspace
 from fxmem.lowering.cpu_tape import size_bytes
 
@@ -14,6 +21,8 @@ _aten = torch.ops.aten
 
 # LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``: smaller products do not go to BLAS.
 _SMALL_PRODUCT = 400
+# mkldnn/Matmul.cpp, ``mkldnn_gemm_min_size``: smaller products do not go to oneDNN.
+_SMALL_MKLDNN_PRODUCT = 16 * 16 * 16
 
 
 def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
@@ -26,7 +35,59 @@ def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _matrix_copies_bytes(*operands: Tensor) -> int:
     """LinearAlgebra.cpp, ``addmm_impl_cpu_``: a clone of each operand that BLAS cannot take."""
-    return sum(size_bytes(x) for x in operands if not _is_blas_matrix(x.shape, x.stride()))
+    copies = sum(size_bytes(x) for x in operands if not _is_blas_matrix(x.shape, x.stride()))
+    return copies + _mkldnn_scratchpad_bytes(*operands)
+
+
+@functools.cache
+def _has_instructions(dtype: torch.dtype) -> bool:
+    """``mkldnn_bf16_device_check`` and ``mkldnn_fp16_device_check`` (mkldnn/Utils.h)."""
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
+    with torch._C._DisableTorchDispatch():
+        return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+
+
+def _mkldnn_scratchpad_bytes(left: Tensor, right: Tensor) -> int:
+    """aten/src/ATen/native/mkldnn/Matmul.cpp, ``use_mkldnn_matmul`` and ``mkldnn_matmul``."""
+    dtype = left.dtype
+    if dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.enabled:
+        return 0
+    if left.numel() * right.shape[-1] <= _SMALL_MKLDNN_PRODUCT or not _has_instructions(dtype):
+        return 0
+    operands = tuple((tuple(x.shape), _dense_strides(x)) for x in (left, right))
+    return _matmul_scratchpad_bytes(operands[0], operands[1], dtype, torch.get_num_threads())
+
+
+def _dense_strides(x: Tensor) -> tuple[int, ...]:
+    """Strides of an operand, or of its contiguous copy if oneDNN cannot take it."""
+    if _is_blas_matrix(x.shape[-2:], x.stride()[-2:]):
+        return tuple(x.stride())
+    return (x.shape[-2] * x.shape[-1], x.shape[-1], 1)[-x.dim() :]
+
+
+@functools.lru_cache(maxsize=4096)
+def _matmul_scratchpad_bytes(
+    left: tuple[tuple[int, ...], tuple[int, ...]],
+    right: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: torch.dtype,
+    threads: int,
+) -> int:
+    """``ideep::matmul_forward::compute``: oneDNN's scratchpad; 0 where it cannot be asked."""
+    library = onednn.library()
+    if library is None:
+        return 0
+    sizes = (*left[0][:-1], right[0][-1])
+    strides = (sizes[-2] * sizes[-1], sizes[-1], 1)[-len(sizes) :]
+    with onednn.Scope(library) as scope:
+        primitive = scope.primitive(
+            "matmul",
+            scope.memory(left[0], dtype, left[1]),
+            scope.memory(right[0], dtype, right[1]),
+            ctypes.c_void_p(),
+            scope.memory(sizes, dtype, strides),
+            library.attributes,
+        )
+        return library.size_bytes(library.query(primitive, onednn.QUERY_SCRATCHPAD))
 
 
 @workspace(_aten.mm.default)
@@ -55,6 +116,9 @@ def _baddbmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
 
 def _batched_bytes(left: Tensor, right: Tensor) -> int:
     """One matrix of each operand that BLAS cannot take, where the batch is looped over."""
+    scratchpad = _mkldnn_scratchpad_bytes(left, right)
+    if scratchpad:
+        return scratchpad
     if left.shape[1] * left.shape[2] * right.shape[2] < _SMALL_PRODUCT:
         return 0
     operands = (left, right)

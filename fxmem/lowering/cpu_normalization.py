@@ -64,7 +64,9 @@ def _batch_norm_bytes(x: Tensor, saved: Tensor, training: bool) -> int:
         return transform
     statistics = 2 * channels * saved.element_size()
     threads = torch.get_num_threads()
-    if _is_channels_last_kernel(x, dense) and x.numel() // channels > threads > 1:
+    if _is_channels_last_kernel(x, dense) and (
+        x.dtype.itemsize < wide or x.numel() // channels > threads > 1
+    ):
         statistics += threads * channels * wide
     return max(statistics, transform)
 
@@ -77,14 +79,21 @@ def _batch_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs:
     second replaces the first. Channels-last kernels reduce into a buffer per thread.
     """
     grad, x = tensor(args[0]), tensor(args[1])
-    training, mask = args[7] is True, args[9]
-    assert isinstance(mask, (list, tuple))
+    mask = args[9]
+    assert isinstance(mask, (list, tuple)) and isinstance(outputs, (list, tuple))
+    buffers = _batch_norm_backward_bytes(grad, x, args[7] is True, bool(mask[0]))
+    # The fake kernel returns gradients that the mask leaves out as well.
+    unwanted = sum(new_bytes(out) for out, flag in zip(outputs, mask, strict=True) if not flag)
+    return max(0, buffers - unwanted)
+
+
+def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_input: bool) -> int:
     channels, wide = x.shape[1], _accumulate_bytes(x.dtype)
     dense = _dense_format(x)
     if dense is None or not grad.is_contiguous(memory_format=dense):
         return channels * wide
     tape = Tape()
-    if mask[0]:
+    if with_input:
         tape.free(tape.allocate(size_bytes(x)))
     if _is_channels_last_kernel(x, dense):
         buffer = 2 * torch.get_num_threads() * channels * wide

@@ -134,6 +134,20 @@ def _where(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> in
     return numbers * tensor(outputs).element_size()
 
 
+@workspace(_aten.gelu_backward.default)
+def _gelu_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.
+
+    The exact form goes to oneDNN for a contiguous input: with a contiguous gradient, and a
+    result of its own where the output, laid out as the gradient, is not contiguous.
+    """
+    grad, x, out = tensor(args[0]), tensor(args[1]), tensor(outputs)
+    exact = kwargs.get("approximate", "none") == "none"
+    if not (exact and x.is_contiguous() and torch.backends.mkldnn.enabled):
+        return 0
+    return sum(size_bytes(operand) for operand in (grad, out) if not operand.is_contiguous())
+
+
 @workspace(_aten.native_dropout.default)
 def _dropout(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Dropout.cpp, ``native_dropout_cpu``: the mask in the input's type."""
@@ -196,6 +210,15 @@ def _huber(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> in
     if _reduction(args, kwargs) == 0:
         return 0
     return _pointwise_loss_bytes(args, kwargs, 1)
+
+
+@workspace(_aten.binary_cross_entropy_with_logits.default)
+def _bce_with_logits(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Loss.cpp, ``binary_cross_entropy_with_logits``: the loss beside one of its terms."""
+    found = argument(args, kwargs, 4, "reduction")
+    if found == 0:
+        return _elements_bytes(tensor(args[0]), tensor(args[1]))
+    return _pointwise_loss_bytes((*args[:2], found), kwargs, 2)
 
 
 @retained(_aten.binary_cross_entropy.default)

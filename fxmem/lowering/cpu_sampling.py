@@ -18,12 +18,12 @@ _MANY_CHANNELS = 3
 _INDEX_BYTES = 8
 
 
-def _copy_bytes(x: Tensor) -> int:
-    """Bytes of ``x.contiguous(x.suggest_memory_format())``; 0 if it is that already."""
-    if is_like_channels_last(x.shape, x.stride()):
-        last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-        return 0 if x.is_contiguous(memory_format=last) else size_bytes(x)
-    return 0 if x.is_contiguous() else size_bytes(x)
+def _copies_bytes(model: Tensor, *operands: Tensor) -> int:
+    """Bytes of the operands' copies in the format that the model's strides suggest."""
+    wanted = torch.contiguous_format
+    if is_like_channels_last(model.shape, model.stride()):
+        wanted = torch.channels_last if model.dim() == 4 else torch.channels_last_3d
+    return sum(size_bytes(x) for x in operands if not x.is_contiguous(memory_format=wanted))
 
 
 @workspace(
@@ -31,17 +31,35 @@ def _copy_bytes(x: Tensor) -> int:
     _aten.avg_pool2d.default,
     _aten._adaptive_avg_pool2d.default,
     _aten.adaptive_max_pool2d.default,
+)
+def _contiguous(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """cpu/MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, ``cpu_...``.
+
+    The input is made contiguous in the format that its strides suggest.
+    """
+    return _copies_bytes(tensor(args[0]), tensor(args[0]))
+
+
+@workspace(
     _aten.avg_pool2d_backward.default,
     _aten._adaptive_avg_pool2d_backward.default,
     _aten.upsample_bilinear2d_backward.default,
     _aten.upsample_nearest2d_backward.default,
 )
-def _contiguous(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """cpu/MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, ``cpu_...``.
+def _backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """The same files and cpu/UpSampleMoreKernel.cpp, ``..._backward``.
 
-    Also cpu/UpSampleMoreKernel.cpp. The first operand is made contiguous in its own format.
+    Both gradients are taken contiguous in the format that the incoming one's strides suggest.
     """
-    return _copy_bytes(tensor(args[0]))
+    grad = tensor(args[0])
+    return _copies_bytes(grad, grad, tensor(outputs))
+
+
+@workspace(_aten.max_pool2d_with_indices_backward.default)
+def _max_pool_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """cpu/MaxPoolKernel.cpp, ``max_pool2d_backward_kernel_impl``: also the indices."""
+    grad, indices = tensor(args[0]), args[7] if len(args) > 7 else kwargs["indices"]
+    return _copies_bytes(grad, grad, tensor(outputs), tensor(indices))
 
 
 @workspace(_aten.upsample_bicubic2d_backward.default)
@@ -74,7 +92,7 @@ def _upsample_bytes(args: Arguments, outputs: object, taps: int, weight_bytes: i
 @workspace(_aten.upsample_nearest2d.default, _aten.upsample_nearest2d.vec)
 def _upsample_nearest(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/cpu/UpSampleKernel.cpp, ``upsample_nearest2d_kernel_impl``."""
-    return _upsample_bytes(args, outputs, 1, 0)
+    return _upsample_bytes(args, outputs, 1, max(4, tensor(args[0]).element_size()))
 
 
 @workspace(_aten.upsample_bilinear2d.default, _aten.upsample_bilinear2d.vec)

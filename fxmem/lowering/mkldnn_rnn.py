@@ -216,6 +216,9 @@ def _layer_backward(args: Arguments, kwargs: Mapping[str, object], outputs: obje
     for grad, like in zip(args[10:13], args[7:10], strict=True):
         if not isinstance(grad, Tensor) or not grad.is_contiguous():
             tape.allocate(size_bytes(tensor(like)))
+    cell = tensor(args[6])
+    if cell.untyped_storage()._cdata == hidden.untyped_storage()._cdata:
+        tape.allocate(size_bytes(cell))  # one tensor as both states: the second is cloned
     tape.allocate(bias_bytes)
     tape.allocate(needs.weights_bytes + needs.gradients_bytes + bias_bytes)
     tape.allocate(needs.scratchpad_bytes)

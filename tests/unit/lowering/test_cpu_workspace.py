@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_map_only
 
 from fxmem.lowering import onednn
-from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.lowering.cpu_workspace import estimate_retained_bytes, estimate_workspace_bytes
 
 aten = torch.ops.aten
 
@@ -33,8 +33,8 @@ def new_bytes(outputs: object) -> int:
 
 
 def measure(call: Callable[[], object]) -> tuple[int, object]:
-    """Bytes beyond the outputs at the peak of a second call, and the outputs."""
-    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+    """Bytes at the peak of a second call, beyond what was live before, and the outputs."""
+    with torch._C._AutoDispatchBelowAutograd():
         call()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             outputs = call()
@@ -45,17 +45,18 @@ def measure(call: Callable[[], object]) -> tuple[int, object]:
     for event in sorted(events, key=lambda e: e.start_ns()):
         live += event.nbytes()
         peak = max(peak, live)
-    return max(0, peak - new_bytes(outputs)), outputs
+    return peak, outputs
 
 
-def check(func: OpOverload, *args: object, **kwargs: object) -> object:
-    """Assert that the estimate from fake tensors is what the real kernel needs."""
-    measured, outputs = measure(lambda: func(*args, **kwargs))
-    with FakeTensorMode() as mode, torch.no_grad():
-        fakes, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
-        fake_outputs = func(*fakes, **fake_kwargs)
-    predicted = estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
-    assert predicted == measured
+def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: object) -> object:
+    """Assert that fake outputs and the estimate add up to what the real kernel needs."""
+    with torch.set_grad_enabled(enable_grad):
+        peak, outputs = measure(lambda: func(*args, **kwargs))
+        with FakeTensorMode() as mode:
+            fakes, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+            fake_outputs = func(*fakes, **fake_kwargs)
+        predicted = estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
+    assert predicted == max(0, peak - new_bytes(fake_outputs))
     return outputs
 
 
@@ -92,9 +93,15 @@ def check_convolution(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("batch", "memory_format", "dtype"),
+    [
+        (1, torch.contiguous_format, torch.float32),
+        (2, torch.contiguous_format, torch.float32),
+        (2, torch.channels_last, torch.float32),
+        (2, torch.contiguous_format, torch.bfloat16),
+    ],
+)
 class TestConvolution2d:
     def test_stem(self, batch: int, memory_format: torch.memory_format, dtype: torch.dtype) -> None:
         check_convolution(
@@ -154,3 +161,225 @@ def test_convolution_follows_the_number_of_threads(threads: int) -> None:
         check_convolution((2, 32, 14, 14), 32, 3, padding=1)
     finally:
         torch.set_num_threads(before)
+
+
+def strided(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A random tensor whose last two dimensions are transposed in memory."""
+    return torch.randn(*sizes[:-2], sizes[-1], sizes[-2]).to(dtype).transpose(-1, -2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("sizes", "memory_format"),
+    [
+        ((2, 16, 6, 6), torch.contiguous_format),
+        ((2, 16, 6, 6), torch.channels_last),
+        ((2, 16, 1, 1), torch.contiguous_format),
+        ((5, 16), torch.contiguous_format),
+    ],
+)
+def test_batch_norm(
+    sizes: tuple[int, ...],
+    memory_format: torch.memory_format,
+    training: bool,
+    dtype: torch.dtype,
+) -> None:
+    x = torch.randn(sizes).to(dtype, memory_format=memory_format)
+    weight, bias, mean, variance = (torch.ones(16, dtype=dtype) for _ in range(4))
+    parameters = (weight, bias, mean, variance, training, 0.1, 1e-5)
+    _, saved_mean, saved_scale = check(aten.native_batch_norm.default, x, *parameters)  # type: ignore[misc]
+    for mask in ([True, True, True], [True, False, False], [False, True, True]):
+        check(
+            aten.native_batch_norm_backward.default,
+            torch.randn_like(x), x, weight, mean, variance, saved_mean, saved_scale,
+            training, 1e-5, mask,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [torch.randn, strided])
+def test_layer_norm(make: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    x, gradient = make(3, 5, 16).to(dtype), make(3, 5, 16).to(dtype)
+    weight = torch.ones(16, dtype=dtype)
+    out = check(aten.native_layer_norm.default, x, [16], weight, weight, 1e-5)
+    for mask in ([True, True, True], [True, False, False]):
+        check(
+            aten.native_layer_norm_backward.default,
+            gradient, x, [16], out[1], out[2], weight, weight, mask,  # type: ignore[index]
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("side", [4, 33])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_group_norm(memory_format: torch.memory_format, side: int) -> None:
+    x = torch.randn(2, 8, side, side).to(memory_format=memory_format)
+    weight, numbers = torch.ones(8), (2, 8, side * side, 2)
+    out = check(aten.native_group_norm.default, x, weight, weight, *numbers, 1e-5)
+    check(
+        aten.native_group_norm_backward.default,
+        torch.randn_like(x), x, out[1], out[2], weight, *numbers, [True] * 3,  # type: ignore[index]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", [aten._softmax, aten._log_softmax])
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_softmax(operator: torch._ops.OpOverloadPacket, dim: int) -> None:
+    backward = getattr(aten, f"{operator.__name__}_backward_data").default
+    for x in (torch.randn(2, 3, 4, 5), strided(2, 3, 4, 5)):
+        out = check(operator.default, x, dim, False)
+        check(backward, strided(2, 3, 4, 5), out, dim, torch.float32)
+        check(backward, torch.randn(2, 3, 4, 5), out, dim, torch.float32)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(16, 20), (200, 30), (800, 600)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_flash_attention(queries: int, keys: int, masked: bool) -> None:
+    query, key, value = (torch.randn(1, 2, size, 8) for size in (queries, keys, keys))
+    mask = torch.zeros(1, 2, queries, keys) if masked else None
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    out, logsumexp = check(forward, query, key, value, 0.0, False, attn_mask=mask)  # type: ignore[misc]
+    halves = (x.bfloat16() for x in (query, key, value))
+    check(forward, *halves, 0.0, False)
+    for gradient in (torch.randn_like(out), torch.randn(out.shape)):
+        check(
+            aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            gradient, query, key, value, out, logsumexp, 0.0, False, attn_mask=mask,
+        )  # fmt: skip
+
+
+def test_safe_softmax() -> None:
+    check(aten._safe_softmax.default, torch.randn(2, 4, 8, 8), -1)
+    check(aten._safe_softmax.default, torch.randn(2, 8, 8).bfloat16(), -1, dtype=torch.float32)
+
+
+def test_matrix_products() -> None:
+    x = torch.randn(6, 8)
+    for left, right in (
+        (x, x.t()),
+        (torch.ones(1).expand(6, 6), x),
+        (x[:, ::2], torch.randn(4, 5)),
+        (torch.ones(6, 1).expand(6, 8), x.t()),
+    ):
+        check(aten.mm.default, left, right)
+        check(aten.addmm.default, torch.randn(right.shape[1]), left, right)
+    check(aten.bmm.default, torch.randn(20, 40, 2).permute(2, 0, 1), torch.randn(2, 40, 60))
+    check(aten.bmm.default, torch.randn(2, 4, 5), torch.randn(2, 5, 6))
+
+
+def test_bfloat16_matrix_products() -> None:
+    x, weight = torch.randn(64, 128).bfloat16(), torch.randn(48, 128).bfloat16()
+    check(aten.mm.default, x, weight.t())
+    check(aten.mm.default, x.t(), torch.randn(64, 32).bfloat16())
+    check(aten.addmm.default, torch.randn(48).bfloat16(), x, weight.t())
+    check(aten.bmm.default, torch.randn(4, 32, 16).bfloat16(), torch.randn(4, 16, 32).bfloat16())
+    check(aten.mm.default, x[:4, :8], weight.t()[:8])
+
+
+def test_indexing() -> None:
+    indices = torch.randint(0, 9, (4, 6))
+    gradient = torch.randn(4, 6, 5)
+    backward = aten.embedding_dense_backward.default
+    for index in (indices, indices.t().contiguous().t()):
+        check(aten.embedding.default, torch.randn(9, 5), index)
+        check(backward, gradient, index, 9, -1, False)
+        check(backward, strided(4, 6, 5), index, 9, -1, False)
+    x = torch.randn(2, 6, 7, 3)
+    check(aten.roll.default, x, [2], [1])
+    check(aten.roll.default, x, [-3, -3, 1], [1, 2, 3])
+    check(aten.sort.default, x, 1)
+    check(aten.sort.stable, x, stable=True, dim=-1)
+    check(aten.cumsum.default, torch.ones(3, 4, dtype=torch.int32), 1)
+    check(aten.cumsum.default, x, 1)
+    check(aten.im2col.default, torch.randn(2, 3, 8, 8), [3, 3], [1, 1], [1, 1], [1, 1])
+
+
+def test_reductions() -> None:
+    x, large = torch.randn(2, 6, 7, 3), torch.randn(300, 400)
+    check(aten.sum.default, x)
+    check(aten.sum.default, large)
+    check(aten.sum.dim_IntList, large, [0])
+    check(aten.mean.default, large)
+    check(aten.mean.dim, x, [2, 3], True)
+    check(aten.mean.dim, large.bfloat16(), [0])
+    check(aten.logsumexp.default, x, [1])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("side", [12, 80])
+def test_sampling(memory_format: torch.memory_format, side: int) -> None:
+    x = torch.randn(2, 6, 8, 8).to(memory_format=memory_format)
+    for image in (x, x.transpose(2, 3)):
+        check(aten.max_pool2d_with_indices.default, image, [2, 2], [2, 2])
+        check(aten.avg_pool2d.default, image, [2, 2], [2, 2])
+        check(aten._adaptive_avg_pool2d.default, image, [3, 3])
+    for name, flags in (
+        ("upsample_bilinear2d", (True,)),
+        ("upsample_nearest2d", ()),
+        ("upsample_bicubic2d", (False,)),
+    ):
+        out = check(getattr(aten, name).default, x, [side, side], *flags)
+        gradient = torch.ones(1).expand(out.shape)  # type: ignore[attr-defined]
+        backward = getattr(aten, f"{name}_backward").default
+        check(backward, gradient, [side, side], [2, 6, 8, 8], *flags)
+
+
+def test_type_promotion() -> None:
+    x, index = torch.randn(6, 10), torch.arange(4)
+    for func, args in (
+        (aten.mul.Tensor, (x, 2.0)),
+        (aten.mul.Tensor, (x, torch.tensor(2.0))),
+        (aten.mul.Tensor, (x, torch.tensor(2.0, dtype=torch.float64))),
+        (aten.add.Tensor, (x, torch.ones(6, 10, dtype=torch.int64))),
+        (aten.add.Tensor, (x.bfloat16(), x)),
+        (aten.mul.Tensor, (x.bfloat16(), 2)),
+        (aten.mul.Tensor, (x > 0, x)),
+        (aten.add.Tensor, (index, 1)),
+        (aten.mul.Tensor, (index, 2.0)),
+        (aten.div.Tensor, (index, 2)),
+        (aten.gt.Scalar, (index, 0)),
+        (aten.ge.Scalar, (x, 0)),
+        (aten.pow.Scalar, (2.0, x)),
+        (aten.rsub.Scalar, (x, 1)),
+        (aten.where.ScalarSelf, (x > 0, 0.0, x)),
+        (aten.gelu_backward.default, (strided(6, 10), x)),
+        (aten.native_dropout.default, (x, 0.5, True)),
+        (aten.native_dropout_backward.default, (x, x > 0, 2.0)),
+    ):
+        check(func, *args)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_losses(reduction: int) -> None:
+    for sizes in ((6, 10), (300, 200)):
+        x, target = torch.rand(sizes), torch.rand(sizes)
+        for func in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss):
+            check(func.default, x, target, reduction)
+        check(aten.binary_cross_entropy.default, x, target, None, reduction)
+        check(aten.binary_cross_entropy_with_logits.default, x, target, None, None, reduction)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("steps", "batch", "features", "hidden"), [(9, 2, 32, 48), (7, 1, 64, 80)])
+def test_lstm(steps: int, batch: int, features: int, hidden: int, training: bool) -> None:
+    x = torch.randn(steps, batch, features)
+    weights = [torch.randn(4 * hidden, size) for size in (features, hidden)]
+    biases = [torch.randn(4 * hidden)] * 2
+    states = [torch.randn(batch, hidden)] * 2
+    rest = (2, hidden, 1, True)
+    func = aten.mkldnn_rnn_layer.default
+    args = (x, *weights, *biases, *states, False, [], *rest, False, False, training)
+    out = check(func, *args, enable_grad=training)
+    if not training:
+        return
+    assert isinstance(out, tuple)
+    check(
+        aten.mkldnn_rnn_layer_backward.default,
+        x, *weights, *biases, *states, *out[:3], torch.randn_like(out[0]), None, None,
+        False, *rest, True, False, [], False, out[3],
+        enable_grad=True,
+    )  # fmt: skip
+    with FakeTensorMode() as mode:
+        fakes = tree_map_only(Tensor, mode.from_tensor, args)
+        fake_out = func(*fakes)
+    assert estimate_retained_bytes(func, fakes, {}, fake_out) == new_bytes(out[3])
