@@ -33,7 +33,10 @@ def test_the_report(check_golden: Callable[[str, str], None]) -> None:
 
 def test_the_report_of_an_inference(check_golden: Callable[[str, str], None]) -> None:
     analysis = make_analysis(
-        mode="infer", optimizer=None, frontend="record", frontend_reason="len() of a proxy, net.py:12"
+        mode="infer",
+        optimizer=None,
+        frontend="record",
+        frontend_reason="len() of a proxy, net.py:12",
     )
     check_golden("hand_made_infer.txt", render(analysis, top=3, width=100))
 
