@@ -79,7 +79,7 @@ def analyze(
         LoadError: The TARGET cannot be loaded.
         TraceError: The step cannot be run on fake tensors.
 
-    >>> analysis = analyze(nn.Linear(4, 2), (TensorSpec((8, 4)),), loss="mse")
+    >>> analysis = analyze(nn.Linear(4, 2), ("8x4",), loss="mse")
     >>> analysis.parameter_bytes, analysis.input_bytes
     (40, 192)
     """
@@ -162,7 +162,7 @@ def _run(
         where = find_raising_source(error.__traceback__)
         raise DataDependentError(
             f"{error.func} at {where or 'an unknown line'} depends on the values of a tensor",
-            hint="give a size hint, or take this line out of the model",
+            hint="give a size hint (size_hint=, --size-hint), or take this line out of the model",
         ) from error
     except Exception as error:
         where = find_raising_source(error.__traceback__)
