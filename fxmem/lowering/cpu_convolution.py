@@ -8,6 +8,7 @@ it, group by group where the backend knows no groups. The backends on oneDNN are
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,8 +131,16 @@ def _make_call(
         input_view = (input_view[0], dense_strides(input_view[0], False))
         output_sizes = (*output_sizes[:2], 1, *output_sizes[2:])
     assert isinstance(groups, int)
+    threads = torch.get_num_threads()
     backend = _select_backend(
-        input_view[0], weight_view[0], input_.dtype, bias_dtype, fields, bool(transposed), groups
+        input_view[0],
+        weight_view[0],
+        input_.dtype,
+        bias_dtype,
+        tuple(fields),
+        bool(transposed),
+        groups,
+        (threads, torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()),
     )
     last = _uses_channels_last(backend, input_view, weight_view)
     # slow_conv3d takes the groups itself; the others are called group by group.
@@ -156,7 +165,7 @@ def _make_call(
         groups=loops,
         transposed=bool(transposed),
         channels_last=last,
-        threads=torch.get_num_threads(),
+        threads=threads,
     )
     return _Call(backend, problem, copies)
 
@@ -168,19 +177,21 @@ def _expand(value: object, count: int) -> Sizes:
     return numbers * count if len(numbers) == 1 else numbers
 
 
+@functools.lru_cache(maxsize=4096)
 def _select_backend(
     input_sizes: Sizes,
     weight_sizes: Sizes,
     dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
-    fields: list[Sizes],
+    fields: tuple[Sizes, ...],
     transposed: bool,
     groups: int,
+    settings: tuple[object, ...],
 ) -> str:
     """Name of ``ConvBackend`` that PyTorch itself selects, given empty tensors of these sizes.
 
     ``ConvParams::use_mkldnn`` asks for mkldnn being enabled, the type, the batch, the kernel
-    and the number of threads.
+    and the number of threads; ``settings`` keeps answers apart that rest on other global ones.
     """
     stride, padding, dilation, output_padding = fields
     with torch._C._DisableTorchDispatch():  # real tensors of one element, also under fake modes
