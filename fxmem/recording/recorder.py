@@ -10,7 +10,7 @@ import functools
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from fxmem.recording.hints import answer_operator
 from fxmem.tracing.fxgraph import iterate_tensors
 
 _prim_device = torch.ops.prim.device.default
+_detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
 _lift_fresh = torch.ops.aten.lift_fresh.default
 NO_STORAGE = -2
 """The index of what occupies no memory of its own."""
@@ -74,6 +75,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         estimate_workspace: What kernels allocate inside themselves on the target device.
         size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
+        kernels: Fake kernels that take the place of PyTorch's own, by operator.
 
     Attributes:
         storages: Every storage seen, in order of allocation.
@@ -84,7 +86,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         resident_bytes: Live when the step began.
     """
 
-    def __init__(self, estimate_workspace: Workspace, size_hint: int | None = None) -> None:
+    def __init__(
+        self,
+        estimate_workspace: Workspace,
+        size_hint: int | None = None,
+        kernels: Mapping[Any, Callable[..., Any]] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[LiveStorage] = []
         self.operations: list[Operation] = []
@@ -94,11 +101,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.resident_bytes = 0
         self._estimate_workspace = estimate_workspace
         self._size_hint = size_hint
+        self._kernels = kernels or {}
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._live_now = 0
         self._deaths = 0
         self._recording = False
+        self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
         self._node_live_bytes = self._node_peak_bytes = 0
@@ -183,8 +192,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         index = self.track(tensor)
-        if index == NO_STORAGE:
-            return tensor
+        if index != NO_STORAGE:
+            self._note_saved(index, tensor)
+        # Not the tensor itself: an operator's own output would hold its graph, and that graph it.
+        self._packing = True
+        try:
+            return _detach(tensor)
+        finally:
+            self._packing = False
+
+    def _note_saved(self, index: int, tensor: torch.Tensor) -> None:
         if index not in self._saved_storages:
             self._saved_storages.add(index)
             self.saved.append(
@@ -193,7 +210,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         saved_by = self.storages[index].saved_by
         if self._node is not None and self._node not in saved_by:
             saved_by.append(self._node)
-        return tensor
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -205,6 +221,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if self._packing:
+            return func(*args, **kwargs)
         if func is _prim_device:
             self._engine.see_device_query()
             return func(*args, **kwargs)
@@ -217,7 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reused = None
         if reused is None:
             answer = answer_operator(func, args, kwargs, self._size_hint)
-            result = answer[0] if answer else func(*args, **kwargs)
+            result = answer[0] if answer else self._kernels.get(func, func)(*args, **kwargs)
         else:
             result = reused
         if not self._recording:

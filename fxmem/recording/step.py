@@ -19,6 +19,8 @@ import torch
 from torch import fx, nn
 
 from fxmem.graph import Category, MemoryGraph, Phase
+from fxmem.lowering.cpu_target import CPU
+from fxmem.lowering.functions import Lowering
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss
 from fxmem.recording.recorder import Recorder, Workspace
@@ -84,8 +86,9 @@ def record_step(
         symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
         size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
-    with _no_garbage_collection():
-        return _StepRunner(step, Recorder(estimate_workspace, size_hint)).run(symbolic_sizes)
+    recorder = Recorder(estimate_workspace, size_hint, CPU.kernels)
+    with _no_garbage_collection(), Lowering(CPU):
+        return _StepRunner(step, recorder).run(symbolic_sizes)
 
 
 class _StepRunner:

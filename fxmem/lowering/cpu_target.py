@@ -1,0 +1,11 @@
+"""The CPU as a target: all that its modules registered."""
+
+from __future__ import annotations
+
+from fxmem.lowering import cpu_rnn
+from fxmem.lowering.functions import CPU
+
+__all__ = ["CPU"]
+
+# Imported for what they register.
+_MODULES = (cpu_rnn,)

@@ -1,0 +1,134 @@
+"""Torch functions and fake kernels that do on a fake tensor what the target device does.
+
+Most of ``torch.nn.functional`` ends in the same operators whatever device its tensors are on. A
+few functions look at the backend of their arguments and choose: given a fake tensor, whose keys
+say Meta, they take a path that no real tensor takes. :class:`Lowering` puts the target's path in
+their place, and the operators that it calls bring their own autograd formulas along, so what is
+saved for backward stays autograd's decision. Some of those operators have a fake kernel that
+leaves something out; a :class:`Registry` holds the right one, for recordings only: nothing is
+registered with PyTorch, whose behaviour outside of a recording does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+
+Function = Callable[..., Any]
+
+
+class Registry:
+    """What differs between a target device and fake tensors.
+
+    Attributes:
+        functions: From torch functions, as a ``TorchFunctionMode`` gets them, to replacements
+            that take the same arguments.
+        kernels: From operators to fake kernels that take the place of PyTorch's own; below
+            autograd, and seen by recordings as the operator.
+    """
+
+    def __init__(self) -> None:
+        self.functions: dict[Function, Function] = {}
+        self.kernels: dict[OpOverload, Function] = {}
+
+    def function(self, *functions: Function) -> Callable[[Function], Function]:
+        """Registers the replacement of these torch functions."""
+        return _register(self.functions, functions)
+
+    def kernel(self, *operators: OpOverload) -> Callable[[Function], Function]:
+        """Registers the fake kernel of these operators."""
+        return _register(self.kernels, operators)
+
+
+CPU = Registry()
+"""PyTorch's CPU build; filled by the modules that :mod:`fxmem.lowering.cpu_target` imports."""
+
+
+def _register(table: dict[Any, Function], keys: tuple[Any, ...]) -> Callable[[Function], Function]:
+    def register(replacement: Function) -> Function:
+        for key in keys:
+            table[key] = replacement
+        return replacement
+
+    return register
+
+
+class Lowering(TorchFunctionMode):
+    """Replaces torch functions while it is active, in backward too.
+
+    Modes entered later see a call before it is replaced.
+
+    While a mode handles a function that is written in Python (``multi_head_attention_forward``,
+    ``Tensor.backward``) it is not active, and what the function calls would not be replaced:
+    neither the projections of an attention, nor what a checkpoint recomputes in backward. So
+    such a function is opened: its code runs with the mode active, and with the checks at its
+    head, which would only hand it over to the mode again, answering no.
+
+    Args:
+        registry: What to replace.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__()
+        self._functions = dict(registry.functions)
+        self._open: set[Function] = set()
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        replacement = self._functions.get(func)
+        if replacement is None:
+            if type(func) is not FunctionType or types:  # subclasses have a say of their own
+                return func(*args, **kwargs) if kwargs else func(*args)
+            replacement = self._functions[func] = self._make_open(func)
+        return replacement(*args, **(kwargs or {}))
+
+    def _make_open(self, func: FunctionType) -> Function:
+        """A function that runs this one's code with the mode active."""
+        opened = FunctionType(
+            func.__code__,
+            _UncheckedGlobals(func.__globals__),
+            func.__name__,
+            func.__defaults__,
+            func.__closure__,
+        )
+        opened.__kwdefaults__ = func.__kwdefaults__
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if func in self._open:  # it calls itself, or checks in some other way
+                return func(*args, **kwargs)
+            self._open.add(func)
+            try:
+                with self:
+                    return opened(*args, **kwargs)
+            finally:
+                self._open.discard(func)
+
+        return run
+
+
+def _answer_no(*_arguments: Any) -> bool:
+    return False
+
+
+class _UncheckedGlobals(dict[str, Any]):
+    """A function's globals, with nothing overriding torch functions."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        super().__init__(dict.fromkeys(_CHECKS, _answer_no))
+        self["__builtins__"] = names["__builtins__"]
+        self._names = names
+
+    def __missing__(self, name: str) -> Any:
+        return self._names[name]
+
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
