@@ -73,21 +73,22 @@ def _matmul_scratchpad_bytes(
     threads: int,
 ) -> int:
     """``ideep::matmul_forward::compute``: oneDNN's scratchpad; 0 where it cannot be asked."""
-    library = onednn.library()
-    if library is None:
-        return 0
     sizes = (*left[0][:-1], right[0][-1])
     strides = (sizes[-2] * sizes[-1], sizes[-1], 1)[-len(sizes) :]
-    with onednn.Scope(library) as scope:
+
+    def question(scope: onednn.Scope) -> int:
         primitive = scope.primitive(
             "matmul",
             scope.memory(left[0], dtype, left[1]),
             scope.memory(right[0], dtype, right[1]),
             ctypes.c_void_p(),
             scope.memory(sizes, dtype, strides),
-            library.attributes,
+            scope.library.attributes,
         )
+        library = scope.library
         return library.size_bytes(library.query(primitive, onednn.QUERY_SCRATCHPAD))
+
+    return onednn.ask(question, lambda: 0)
 
 
 @workspace(_aten.mm.default)

@@ -257,10 +257,8 @@ class _Descriptors:
 @functools.lru_cache(maxsize=4096)
 def forward_layouts(problem: Problem) -> Layouts:
     """Layouts of the forward primitive."""
-    library = onednn.library()
-    if library is None:
-        return fallback_layouts(problem)
-    with onednn.Scope(library) as scope:
+
+    def question(scope: onednn.Scope) -> Layouts:
         descriptors = _Descriptors(scope, problem)
         primitive = descriptors.forward(problem.bias_dtype)
         return Layouts(
@@ -271,14 +269,14 @@ def forward_layouts(problem: Problem) -> Layouts:
             descriptors.is_permuted(primitive, onednn.QUERY_DST, problem.output_sizes),
         )
 
+    return onednn.ask(question, lambda: fallback_layouts(problem))
+
 
 @functools.lru_cache(maxsize=4096)
 def backward_input_layouts(problem: Problem) -> Layouts:
     """Layouts of the primitive that computes the input's gradient."""
-    library = onednn.library()
-    if library is None:
-        return fallback_layouts(problem)
-    with onednn.Scope(library) as scope:
+
+    def question(scope: onednn.Scope) -> Layouts:
         descriptors = _Descriptors(scope, problem)
         primitive = scope.primitive(
             f"{problem.kind}_backward_data",
@@ -286,7 +284,7 @@ def backward_input_layouts(problem: Problem) -> Layouts:
             descriptors.input, descriptors.weight, descriptors.output,
             *problem.geometry(),
             descriptors.forward(None),
-            library.attributes,
+            scope.library.attributes,
         )  # fmt: skip
         made = problem.channels_last
         return Layouts(
@@ -297,14 +295,14 @@ def backward_input_layouts(problem: Problem) -> Layouts:
             descriptors.is_permuted(primitive, onednn.QUERY_DIFF_SRC, problem.input_sizes),
         )
 
+    return onednn.ask(question, lambda: fallback_layouts(problem))
+
 
 @functools.lru_cache(maxsize=4096)
 def backward_weight_layouts(problem: Problem, with_bias: bool) -> Layouts:
     """Layouts of the primitive that computes the gradients of the weight and the bias."""
-    library = onednn.library()
-    if library is None:
-        return fallback_layouts(problem)
-    with onednn.Scope(library) as scope:
+
+    def question(scope: onednn.Scope) -> Layouts:
         descriptors = _Descriptors(scope, problem)
         bias_dtype = problem.dtype if with_bias else None
         primitive = scope.primitive(
@@ -314,7 +312,7 @@ def backward_weight_layouts(problem: Problem, with_bias: bool) -> Layouts:
             descriptors.output,
             *problem.geometry(),
             descriptors.forward(bias_dtype),
-            library.attributes,
+            scope.library.attributes,
         )  # fmt: skip
         return Layouts(
             descriptors.needed_bytes(primitive, onednn.QUERY_SRC, descriptors.user_input),
@@ -322,6 +320,8 @@ def backward_weight_layouts(problem: Problem, with_bias: bool) -> Layouts:
             descriptors.needed_bytes(primitive, onednn.QUERY_DIFF_DST, descriptors.user_output),
             descriptors.size_bytes(primitive, onednn.QUERY_SCRATCHPAD),
         )
+
+    return onednn.ask(question, lambda: fallback_layouts(problem))
 
 
 def fallback_layouts(problem: Problem) -> Layouts:

@@ -132,37 +132,45 @@ class _Descriptors:
 @functools.lru_cache(maxsize=1024)
 def _forward_needs(problem: _Problem) -> _Needs:
     """Ask for the forward primitive."""
-    library = onednn.library()
-    if library is None:
-        return _Needs()
-    with onednn.Scope(library) as scope:
+
+    def question(scope: onednn.Scope) -> _Needs:
         descriptors = _Descriptors(scope, problem)
         primitive = descriptors.forward()
         return _Needs(
             weights_bytes=descriptors.weights_bytes(primitive),
-            scratchpad_bytes=library.size_bytes(library.query(primitive, onednn.QUERY_SCRATCHPAD)),
-            workspace_bytes=library.size_bytes(library.query(primitive, onednn.QUERY_WORKSPACE)),
+            scratchpad_bytes=scope.library.size_bytes(
+                scope.library.query(primitive, onednn.QUERY_SCRATCHPAD)
+            ),
+            workspace_bytes=scope.library.size_bytes(
+                scope.library.query(primitive, onednn.QUERY_WORKSPACE)
+            ),
         )
+
+    return onednn.ask(question, lambda: _Needs())
 
 
 @functools.lru_cache(maxsize=1024)
 def _backward_needs(problem: _Problem) -> _Needs:
     """Ask for the backward primitive; the weights' gradients are made in its layouts."""
-    library = onednn.library()
-    if library is None:
-        return _Needs()
-    with onednn.Scope(library) as scope:
+
+    def question(scope: onednn.Scope) -> _Needs:
         descriptors = _Descriptors(scope, problem)
         primitive = descriptors.backward()
         gradients = sum(
-            library.size_bytes(library.query(primitive, onednn.QUERY_ARGUMENT, argument))
+            scope.library.size_bytes(
+                scope.library.query(primitive, onednn.QUERY_ARGUMENT, argument)
+            )
             for argument in (_ARG_DIFF_WEIGHTS, _ARG_DIFF_WEIGHTS + 1)
         )
         return _Needs(
             weights_bytes=descriptors.weights_bytes(primitive),
             gradients_bytes=gradients,
-            scratchpad_bytes=library.size_bytes(library.query(primitive, onednn.QUERY_SCRATCHPAD)),
+            scratchpad_bytes=scope.library.size_bytes(
+                scope.library.query(primitive, onednn.QUERY_SCRATCHPAD)
+            ),
         )
+
+    return onednn.ask(question, lambda: _Needs())
 
 
 @workspace(_aten.mkldnn_rnn_layer.default)

@@ -19,8 +19,9 @@ import functools
 import mmap
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -162,6 +163,21 @@ class Scope:
         )
         self._owned.append(("dnnl_primitive_desc_destroy", handle))
         return handle
+
+
+Answer = TypeVar("Answer")
+
+
+def ask(question: Callable[[Scope], Answer], otherwise: Callable[[], Answer]) -> Answer:
+    """Put a question to oneDNN; the other answer where it cannot be asked or refuses."""
+    found = library()
+    if found is None:
+        return otherwise()
+    try:
+        with Scope(found) as scope:
+            return question(scope)
+    except UnsupportedError:
+        return otherwise()
 
 
 def longs(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
