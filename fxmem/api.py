@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
 from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.recording.constants import remember_inputs
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
@@ -90,6 +91,7 @@ def analyze(
     fake_mode = make_fake_mode()
     source = load_target(model, fake_mode) if isinstance(model, str) else model
     inputs = make_fake_inputs(args, kwargs or {}, fake_mode, dtype=dtype_name)
+    remember_inputs(inputs, (tuple(args), dict(kwargs or {})))
     _check_inputs(source, *inputs)
 
     def make_step() -> Step:

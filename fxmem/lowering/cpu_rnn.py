@@ -153,8 +153,8 @@ def _run_layers(
             current = torch.cat(outputs, -1) if bidirectional else outputs[0]
             if dropout and train and layer < num_layers - 1:
                 current = torch.dropout(current, dropout, True)
-    result = current.transpose(0, 1) if batch_first else current
-    return result, torch.stack(last_hidden), torch.stack(last_cell)
+    result_hidden, result_cell = torch.stack(last_hidden), torch.stack(last_cell)
+    return current.transpose(0, 1) if batch_first else current, result_hidden, result_cell
 
 
 # -- fake kernels ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fxmem.graph import RESIDENT, Category, Operation, Phase
 from fxmem.recording import inplace
+from fxmem.recording.constants import answer_from_values, see_result
 from fxmem.recording.hints import answer_operator
 from fxmem.tracing.fxgraph import iterate_tensors
 
@@ -234,8 +235,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             reused = None
         if reused is None:
-            answer = answer_operator(func, args, kwargs, self._size_hint)
+            answer = answer_from_values(func, args, kwargs)
+            answer = answer or answer_operator(func, args, kwargs, self._size_hint)
             result = answer[0] if answer else self._kernels.get(func, func)(*args, **kwargs)
+            if self._phase in (Phase.FORWARD, Phase.LOSS):
+                see_result(func, args, kwargs, result)
         else:
             result = reused
         if not self._recording:

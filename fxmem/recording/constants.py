@@ -1,0 +1,243 @@
+"""The values of small tensors that do not depend on the inputs.
+
+Models look at values that are known before any input is: a mask of ones that they made
+themselves, positions, a threshold, the draw that decides whether a layer is dropped. Fake tensors
+have no values, so each small tensor made from constants alone carries the real one beside it,
+computed by the same operators, and ``item`` and ``nonzero`` are answered from it.
+
+Two things are assumed, each what a healthy step does: activations are finite, so
+``isfinite(x).all()`` holds; and a single random number is 0.5, so a layer that is dropped with a
+probability below one half is there, which is what takes most memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fxmem.lowering.functions import CPU
+
+MAX_ELEMENTS = 1 << 16
+"""Larger tensors get no value: computing them would take time and memory."""
+
+_VALUE = "_fxmem_value"
+_aten = torch.ops.aten
+_FACTORIES = frozenset(
+    {
+        _aten.zeros.default,
+        _aten.ones.default,
+        _aten.full.default,
+        _aten.arange.default,
+        _aten.arange.start,
+        _aten.arange.start_step,
+        _aten.linspace.default,
+        _aten.scalar_tensor.default,
+        _aten.eye.default,
+    }
+)
+_FILLS: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
+    _aten.zeros_like.default: lambda args: 0,
+    _aten.new_zeros.default: lambda args: 0,
+    _aten.ones_like.default: lambda args: 1,
+    _aten.new_ones.default: lambda args: 1,
+    _aten.full_like.default: lambda args: args[1],
+    _aten.new_full.default: lambda args: args[2],
+}
+"""Operators whose result depends on no value of their argument, and what they fill it with."""
+_REDUCTIONS = frozenset({_aten.all.default, _aten.any.default})
+_ALL = "_fxmem_all"  # on a tensor too large for a value: what each of its elements is
+_DRAWS = frozenset({_aten.rand.default, _aten.uniform_.default})
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Memory that values share; no longer known once the step overwrites it."""
+
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    real: torch.Tensor
+    memory: _Memory
+
+
+def find_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real tensor beside a fake one; None if its value is not known."""
+    value = _find(tensor)
+    return value.real if value else None
+
+
+def remember_inputs(fakes: Any, given: Any) -> None:
+    """Keeps the values of small integer and boolean inputs that were given as real tensors.
+
+    A mask or a length that the user passes decides sizes; the values of a floating input are
+    data, of which any other batch has others.
+
+    Args:
+        fakes: The fake inputs.
+        given: What the user gave, in the same containers.
+    """
+    for fake, real in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
+        if type(real) is torch.Tensor and real.device.type == "cpu" and _is_index(real):
+            fake.__dict__[_VALUE] = _Value(real.detach().clone(), _Memory())
+
+
+@CPU.function(torch.isfinite, torch.Tensor.isfinite)
+def _isfinite(tensor: torch.Tensor) -> torch.Tensor:
+    return _mark_all(torch.isfinite(tensor), True)
+
+
+@CPU.function(torch.isinf, torch.Tensor.isinf)
+def _isinf(tensor: torch.Tensor) -> torch.Tensor:
+    return _mark_all(torch.isinf(tensor), False)
+
+
+@CPU.function(torch.isnan, torch.Tensor.isnan)
+def _isnan(tensor: torch.Tensor) -> torch.Tensor:
+    return _mark_all(torch.isnan(tensor), False)
+
+
+def _mark_all(tensor: torch.Tensor, element: bool) -> torch.Tensor:
+    tensor.__dict__[_ALL] = element
+    return tensor
+
+
+def _is_index(tensor: torch.Tensor) -> bool:
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return whole and tensor.numel() <= MAX_ELEMENTS
+
+
+def answer_from_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator that has to look at values, if they are known.
+
+    Returns:
+        The result in a tuple, or None where the operator must be run.
+    """
+    if func is _aten.index.Tensor:
+        return _answer_index(args)
+    if not _looks_at_values(func):
+        return None
+    if func is _aten.masked_select.default:  # the mask alone decides the size
+        return _answer_index((args[0], [args[1]])) if args[0].shape == args[1].shape else None
+    values = [_find(tensor) for tensor in _iterate_tensors((args, kwargs))]
+    if not all(values):
+        return None
+    real = _run_real(func, args, kwargs)
+    fake = tree_map_only(torch.Tensor, lambda tensor: _make_fake(tensor, args[0]), real)
+    return (fake,)
+
+
+def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Gives a result its value, if all that it was computed from has one."""
+    if func in _REDUCTIONS and args[0].__dict__.get(_ALL) is not None:
+        _fill(result, args[0].__dict__[_ALL], True)
+        return
+    if func in _DRAWS or func in _FILLS:
+        _fill(result, 0.5 if func in _DRAWS else _FILLS[func](args), func in _DRAWS)
+        return
+    found: list[_Value] = []
+    for tensor in _iterate_tensors((args, kwargs)):
+        value = _find(tensor)
+        if value is None:
+            if found and func._schema.is_mutable:
+                _forget_overwritten(func, args)
+            return
+        found.append(value)
+    if not found and func not in _FACTORIES:
+        return
+    if isinstance(result, torch.Tensor) and result.numel() <= MAX_ELEMENTS:
+        real = _run_real(func, args, kwargs)
+        if isinstance(real, torch.Tensor):
+            _attach(result, real, found)
+
+
+def _answer_index(args: tuple[Any, ...]) -> Any:
+    """Boolean masks whose values are known become the integer indices that they stand for."""
+    counted: list[torch.Tensor | None] = []
+    masks = 0
+    for index in args[1]:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            mask = find_value(index)
+            if mask is None:
+                return None
+            masks += 1
+            with _disable_current_modes():
+                positions = mask.nonzero().unbind(1)
+            counted += [_make_fake(position, index) for position in positions]
+        else:
+            counted.append(index)
+    return (_aten.index.Tensor(args[0], counted),) if masks else None
+
+
+@functools.cache
+def _looks_at_values(func: Any) -> bool:
+    return (
+        torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
+    )
+
+
+def _find(tensor: torch.Tensor) -> _Value | None:
+    value: _Value | None = tensor.__dict__.get(_VALUE)
+    if value is not None:
+        return value if value.memory.known else None
+    if isinstance(tensor, FakeTensor):
+        # What torch.tensor(...) made; the fake mode itself forgets it when it is overwritten.
+        return None if tensor.constant is None else _Value(tensor.constant, _Memory())
+    if type(tensor) is torch.Tensor and tensor.numel() <= MAX_ELEMENTS:  # a real one, mixed in
+        return _Value(tensor, _Memory())
+    return None
+
+
+def _attach(fake: torch.Tensor, real: torch.Tensor, sources: list[_Value]) -> None:
+    address = real.untyped_storage()._cdata
+    memory = next(
+        (s.memory for s in sources if s.real.untyped_storage()._cdata == address), _Memory()
+    )
+    fake.__dict__[_VALUE] = _Value(real, memory)
+
+
+def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    real_args, real_kwargs = tree_map_only(torch.Tensor, find_value, (args, kwargs))
+    with _disable_current_modes():
+        return func(*real_args, **real_kwargs)
+
+
+def _make_fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    fake = like.new_empty(real.shape, dtype=real.dtype)
+    fake.__dict__[_VALUE] = _Value(real, _Memory())
+    return fake
+
+
+def _fill(result: torch.Tensor, number: Any, single: bool) -> None:
+    if result.numel() <= (1 if single else MAX_ELEMENTS):
+        with _disable_current_modes():
+            real = torch.full(tuple(result.shape), number, dtype=result.dtype)
+        result.__dict__[_VALUE] = _Value(real, _Memory())
+
+
+def _forget_overwritten(func: Any, args: tuple[Any, ...]) -> None:
+    for argument, given in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for tensor in _iterate_tensors(given):
+                value = tensor.__dict__.get(_VALUE)
+                if value is not None:
+                    value.memory.known = False
+
+
+def _iterate_tensors(arguments: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an operator's arguments, which nest no deeper than lists."""
+    if isinstance(arguments, torch.Tensor):
+        yield arguments
+    elif isinstance(arguments, (tuple, list)):
+        for argument in arguments:
+            yield from _iterate_tensors(argument)
+    elif isinstance(arguments, dict):
+        yield from _iterate_tensors(list(arguments.values()))
