@@ -153,10 +153,11 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         found.append(value)
     if not found and func not in _FACTORIES:
         return
-    if isinstance(result, torch.Tensor) and result.numel() <= MAX_ELEMENTS:
+    fakes = tuple(_iterate_tensors(result))
+    if fakes and sum(fake.numel() for fake in fakes) <= MAX_ELEMENTS:
         real = _run_real(func, args, kwargs)
-        if isinstance(real, torch.Tensor):
-            _attach(result, real, found)
+        for fake, value in zip(fakes, _iterate_tensors(real), strict=True):
+            _attach(fake, value, found)
 
 
 def _answer_index(args: tuple[Any, ...]) -> Any:
