@@ -1,0 +1,121 @@
+"""Values that do not depend on the inputs answer what looks at values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+
+
+class Asking(nn.Module):
+    """A model whose forward is a function of its one weight and its inputs."""
+
+    def __init__(self, ask: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.ask = ask
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.ask(self.weight, *inputs)
+
+
+def find_output_shape(ask: Callable[..., torch.Tensor], *inputs: object) -> tuple[int, ...] | None:
+    analysis = fxmem.analyze(Asking(ask), inputs)
+    return [node for node in analysis.nodes if node.phase.value == "forward"][-1].shape
+
+
+def real_output_shape(ask: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[int, ...]:
+    return tuple(ask(torch.ones(4, 4), *inputs).shape)
+
+
+def use_item(weight: torch.Tensor) -> torch.Tensor:
+    lengths = torch.ones(3, 5).cumsum(1).long()
+    return weight * weight.new_ones(int(lengths.max()) - 1)
+
+
+def use_nonzero(weight: torch.Tensor) -> torch.Tensor:
+    return weight[torch.eye(4).sum(0).nonzero().flatten()] * 2
+
+
+def use_mask(weight: torch.Tensor) -> torch.Tensor:
+    return weight[torch.arange(4) > 1] * 2
+
+
+def use_masked_select(weight: torch.Tensor) -> torch.Tensor:
+    return weight.masked_select(torch.ones_like(weight).tril().bool()) * 2
+
+
+def use_unbind(weight: torch.Tensor) -> torch.Tensor:
+    first, _ = torch.full((2,), 3).unbind()
+    return weight[: int(first)] * 2
+
+
+def use_in_place(weight: torch.Tensor) -> torch.Tensor:
+    count = torch.zeros(4, dtype=torch.int64)
+    count[1:].add_(1)  # through a view
+    return weight[: int(count.sum())] * 2
+
+
+@pytest.mark.parametrize(
+    "ask", [use_item, use_nonzero, use_mask, use_masked_select, use_unbind, use_in_place]
+)
+def test_shapes_from_constants_are_those_of_a_real_run(
+    ask: Callable[..., torch.Tensor],
+) -> None:
+    assert find_output_shape(ask) == real_output_shape(ask)
+
+
+def test_an_integer_input_given_as_a_real_tensor_keeps_its_values() -> None:
+    def ask(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return weight[mask.bool()] * 2
+
+    mask = torch.tensor([1, 0, 1, 1])
+    assert find_output_shape(ask, mask) == real_output_shape(ask, mask)
+
+
+@pytest.mark.parametrize("given", ["4:int64", torch.rand(4)])
+def test_an_input_without_values_is_refused(given: object) -> None:
+    def ask(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return weight[mask > 0] * 2
+
+    with pytest.raises(fxmem.DataDependentError, match=r"aten.nonzero.default at test_constants"):
+        find_output_shape(ask, given)
+
+
+def test_a_constant_overwritten_with_data_is_forgotten() -> None:
+    def ask(weight: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(4)
+        whole = mask[:]
+        mask.copy_(weight.detach()[0])
+        return weight[whole > 0] * 2
+
+    with pytest.raises(fxmem.DataDependentError):
+        find_output_shape(ask)
+
+
+def test_activations_are_taken_to_be_finite() -> None:
+    def ask(weight: torch.Tensor) -> torch.Tensor:
+        healthy = torch.isfinite(weight).all()
+        sick = torch.isinf(weight).any() or torch.isnan(weight).any()
+        return weight * 2 if healthy and not sick else weight[:1] * 2
+
+    assert find_output_shape(ask) == (4, 4)
+
+
+def test_a_layer_dropped_at_random_is_there() -> None:
+    def ask(weight: torch.Tensor) -> torch.Tensor:
+        return weight[:1] * 2 if torch.rand([]) < 0.1 else weight * 2
+
+    assert find_output_shape(ask) == (4, 4)
+
+
+def test_large_constants_have_no_value() -> None:
+    def ask(weight: torch.Tensor) -> torch.Tensor:
+        return weight * torch.ones(1 << 17).sum().item()
+
+    with pytest.raises(fxmem.DataDependentError):
+        find_output_shape(ask)
