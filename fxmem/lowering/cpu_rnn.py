@@ -7,6 +7,7 @@ saves and allocates other things. GRU and the plain RNN run that loop on the CPU
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fxmem.lowering.cpu_inplace import run_in_place
 from fxmem.lowering.functions import CPU
 
 _aten = torch.ops.aten
@@ -49,11 +51,17 @@ def _is_cpu_backend(tensor: Tensor) -> bool:
 
 
 def _is_supported(dtype: torch.dtype) -> bool:
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype is torch.float16:
-        return not torch.is_grad_enabled() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return dtype is torch.float32
+        return not torch.is_grad_enabled() and _has_kernels(dtype)
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and _has_kernels(dtype))
+
+
+@functools.cache
+def _has_kernels(dtype: torch.dtype) -> bool:
+    """``mkldnn_bf16_device_check`` and ``mkldnn_fp16_device_check``, of this machine."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    with torch._C._DisableTorchDispatch():  # a question, and no operator of the step
+        return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
 
 
 @CPU.function(torch.lstm)
@@ -62,8 +70,9 @@ def lstm(*args: Any, **kwargs: Any) -> States:
     is_packed = "data" in kwargs or (len(args) > 1 and isinstance(args[1], Tensor))
     lower: Callable[..., States | None] = _lower_packed if is_packed else _lower
     lowered = lower(*args, **kwargs)
-    result: States = torch.lstm(*args, **kwargs) if lowered is None else lowered
-    return result
+    if lowered is None:
+        lowered = run_in_place(torch.lstm, *args, **kwargs)
+    return lowered
 
 
 def _lower(

@@ -11,10 +11,14 @@ registered with PyTorch, whose behaviour outside of a recording does not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
+import torch
+from torch import nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
@@ -57,10 +61,45 @@ def _register(table: dict[Any, Function], keys: tuple[Any, ...]) -> Callable[[Fu
     return register
 
 
-class Lowering(TorchFunctionMode):
-    """Replaces torch functions while it is active, in backward too.
+@contextlib.contextmanager
+def lower_functions(registry: Registry) -> Iterator[None]:
+    """Replaces a target's functions within; modes entered later see a call before that.
 
-    Modes entered later see a call before it is replaced.
+    A mode of torch functions keeps modules of ``torch.nn`` from their fast paths in inference
+    (``torch/nn/modules/activation.py``, ``transformer.py``): they ask ``torch.overrides`` whether
+    anything overrides torch functions. No mode does so in the step that is analysed.
+
+    Args:
+        registry: What to replace.
+    """
+    is_overridden = torch.overrides.has_torch_function
+
+    def is_overridden_by_tensors(args: Iterable[Any]) -> bool:
+        if sys._getframe(1).f_code is nn.TransformerEncoder.forward.__code__:
+            # It would make nested tensors, of sizes that the values of the mask decide.
+            return is_overridden(args)
+        return any(_overrides_functions(tensor) for tensor in args)
+
+    torch.overrides.has_torch_function = is_overridden_by_tensors
+    try:
+        with Lowering(registry):
+            yield
+    finally:
+        torch.overrides.has_torch_function = is_overridden
+
+
+def _overrides_functions(tensor: Any) -> bool:
+    if type(tensor) in (torch.Tensor, nn.Parameter):
+        return False
+    function = getattr(type(tensor), "__torch_function__", _not_overridden)
+    return function is not _not_overridden
+
+
+_not_overridden = torch._C._disabled_torch_function_impl
+
+
+class Lowering(TorchFunctionMode):
+    """Replaces torch functions while it is active, in backward too; see :func:`lower_functions`.
 
     While a mode handles a function that is written in Python (``multi_head_attention_forward``,
     ``Tensor.backward``) it is not active, and what the function calls would not be replaced:

@@ -20,7 +20,7 @@ from torch import fx, nn
 
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.lowering.cpu_target import CPU
-from fxmem.lowering.functions import Lowering
+from fxmem.lowering.functions import lower_functions
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss
 from fxmem.recording.recorder import Recorder, Workspace
@@ -87,7 +87,7 @@ def record_step(
         size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
     recorder = Recorder(estimate_workspace, size_hint, CPU.kernels)
-    with _no_garbage_collection(), Lowering(CPU):
+    with _no_garbage_collection(), lower_functions(CPU):
         return _StepRunner(step, recorder).run(symbolic_sizes)
 
 
