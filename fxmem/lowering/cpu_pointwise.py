@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fxmem.lowering.cpu_reduction import two_pass_bytes
-from fxmem.lowering.cpu_registry import Arguments, argument, retained, tensor, workspace
+from fxmem.lowering.cpu_registry import Arguments, argument, new_bytes, tensor, workspace
 from fxmem.lowering.cpu_tape import Tape, size_bytes
 
 _aten = torch.ops.aten
@@ -192,16 +192,7 @@ def _structured_loss(args: Arguments, kwargs: Mapping[str, object], outputs: obj
     """
     if _reduction(args, kwargs) == 0:
         return 0
-    return _pointwise_loss_bytes(args, kwargs, 2) - tensor(outputs).element_size()
-
-
-@retained(_aten.mse_loss.default, _aten.smooth_l1_loss.default)
-def _structured_loss_kept(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """The scalar loss lies in the storage that the iterator allocated for all elements."""
-    x, target, out = tensor(args[0]), tensor(args[1]), tensor(outputs)
-    if _reduction(args, kwargs) == 0:
-        return 0
-    return _elements_bytes(x, target) - size_bytes(out)
+    return _pointwise_loss_bytes(args, kwargs, 2) - new_bytes(outputs)
 
 
 @workspace(_aten.huber_loss.default)
@@ -221,24 +212,17 @@ def _bce_with_logits(args: Arguments, kwargs: Mapping[str, object], outputs: obj
     return _pointwise_loss_bytes((*args[:2], found), kwargs, 2)
 
 
-@retained(_aten.binary_cross_entropy.default)
-def _bce_kept(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """Loss.cpp, ``binary_cross_entropy_out_cpu``: reduced into the elements' tensor."""
-    return _structured_loss_kept((*args[:2], *args[3:4]), kwargs, outputs)
-
-
 @workspace(_aten.binary_cross_entropy.default)
 def _bce(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """Loss.cpp, ``binary_cross_entropy_out_cpu``: the mean is made beside and copied in."""
     x = tensor(args[0])
-    kept = _bce_kept(args, kwargs, outputs)
     found = argument(args, kwargs, 3, "reduction")
     if found == 0:
         return 0
     mean = found is None or found == _MEAN
     tape = Tape()
-    tape.allocate(kept + x.element_size())
+    tape.allocate(_elements_bytes(x, tensor(args[1])))
     tape.allocate(
         _cast_bytes((1,), x.dtype) if mean else two_pass_bytes(x.numel(), 1, x.element_size())
     )
-    return tape.peak_bytes
+    return tape.peak_bytes + x.element_size() - new_bytes(outputs)
