@@ -8,4 +8,4 @@ from fxmem.lowering.functions import CPU
 __all__ = ["CPU"]
 
 # Imported for what they register.
-_MODULES = (cpu_grouped, cpu_inplace, cpu_pooling, cpu_rnn)
+_MODULES = (cpu_grouped, cpu_inplace, cpu_losses, cpu_pooling, cpu_rnn)
