@@ -26,15 +26,9 @@ from benchmarks.cases import import_torchvision
 MODELS = ("resnet50", "densenet121")
 SHAPE = (8, 3, 224, 224)
 COMMAND = (
-    f"{shlex.quote(sys.executable)} -m fxmem analyze benchmarks.speed:resnet50"
+    f"{shlex.quote(sys.executable)} -m fxmem analyze examples/resnet.py:ResNet50"
     f" --input {'x'.join(map(str, SHAPE))}"
 )
-
-
-def resnet50() -> torch.nn.Module:
-    """Returns torchvision's ResNet-50: the command's TARGET."""
-    model: torch.nn.Module = import_torchvision().models.resnet50(weights=None)
-    return model
 
 
 def track(name: str) -> int:
@@ -54,6 +48,7 @@ def track(name: str) -> int:
                 loss.backward()
                 optimizer.step()
                 del output, loss
+                tracker.reset_mod_stats()  # it refuses a second step otherwise
         peak: dict[Any, dict[str, int]] = tracker.get_tracker_snapshot("peak")
     return sum(snapshot["Total"] for snapshot in peak.values())
 
