@@ -28,7 +28,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.cpu_workspace import estimate_retained_bytes, estimate_workspace_bytes
+from fxmem.lowering.cpu_target import CPU
+from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
 
 Build = Callable[[], tuple[nn.Module, tuple[object, ...], dict[str, object]]]
 
@@ -116,12 +117,10 @@ class Watch(TorchDispatchMode):
             with self.mode:
                 convert = self.mode.from_tensor
                 fake_args, fake_kwargs = tree_map_only(Tensor, convert, (args, kwargs))
-                fakes = func(*fake_args, **fake_kwargs)
+                fakes = CPU.kernels.get(func, func)(*fake_args, **fake_kwargs)
         except Exception:  # an operator that needs data
             return 0, None
-        call = (func, fake_args, fake_kwargs, fakes)
-        # The measured outputs hold what is retained, so it is no longer beyond them.
-        return estimate_workspace_bytes(*call) - estimate_retained_bytes(*call), fakes
+        return estimate_workspace_bytes(func, fake_args, fake_kwargs, fakes), fakes
 
 
 def read_memory(profiler: profile, cases: list[Case]) -> None:

@@ -21,7 +21,7 @@ _MEAN = 1
 @CPU.kernel(_aten.mse_loss.default, _aten.smooth_l1_loss.default)
 def pointwise_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Tensor:
     """The output of ``mse_loss`` and ``smooth_l1_loss``."""
-    shape = torch.broadcast_shapes(x.shape, target.shape)
+    shape = torch.broadcast_shapes(x.shape, target.shape)  # type: ignore[no-untyped-call]
     elements = x.new_empty(shape, dtype=torch.result_type(x, target))
     return elements if reduction == _NONE else elements.as_strided((), ())
 

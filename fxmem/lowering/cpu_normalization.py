@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fxmem.lowering.cpu_registry import Arguments, new_bytes, tensor, workspace
+from fxmem.lowering.cpu_registry import Arguments, tensor, workspace
 from fxmem.lowering.cpu_tape import Tape, is_like_channels_last, size_bytes
 
 _aten = torch.ops.aten
@@ -80,11 +80,8 @@ def _batch_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs:
     """
     grad, x = tensor(args[0]), tensor(args[1])
     mask = args[9]
-    assert isinstance(mask, (list, tuple)) and isinstance(outputs, (list, tuple))
-    buffers = _batch_norm_backward_bytes(grad, x, args[7] is True, bool(mask[0]))
-    # The fake kernel returns gradients that the mask leaves out as well.
-    unwanted = sum(new_bytes(out) for out, flag in zip(outputs, mask, strict=True) if not flag)
-    return max(0, buffers - unwanted)
+    assert isinstance(mask, (list, tuple))
+    return _batch_norm_backward_bytes(grad, x, args[7] is True, bool(mask[0]))
 
 
 def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_input: bool) -> int:
@@ -178,4 +175,4 @@ def _safe_softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object
     rows = x.numel() // max(1, x.shape[dim] if x.dim() else 1)
     changed = 0 if x.dtype == out.dtype else size_bytes(out)
     copied = 0 if x.is_contiguous() or changed else size_bytes(x)
-    return max(changed, copied, x.numel() + rows + out.element_size(), new_bytes(None))
+    return max(changed, copied, x.numel() + rows + out.element_size())

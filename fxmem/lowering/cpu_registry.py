@@ -11,25 +11,14 @@ Arguments = tuple[object, ...]
 Estimator = Callable[[Arguments, Mapping[str, object], object], int]
 
 ESTIMATORS: dict[OpOverload, Estimator] = {}
-RETAINED: dict[OpOverload, Estimator] = {}
 
 
 def workspace(*operators: OpOverload) -> Callable[[Estimator], Estimator]:
     """Register the function that states what these operators' kernels need beyond outputs."""
-    return _register(ESTIMATORS, operators)
 
-
-def retained(*operators: OpOverload) -> Callable[[Estimator], Estimator]:
-    """Register the function that states what real outputs hold beyond the fake ones."""
-    return _register(RETAINED, operators)
-
-
-def _register(
-    table: dict[OpOverload, Estimator], operators: tuple[OpOverload, ...]
-) -> Callable[[Estimator], Estimator]:
     def register(estimator: Estimator) -> Estimator:
         for operator in operators:
-            table[operator] = estimator
+            ESTIMATORS[operator] = estimator
         return estimator
 
     return register

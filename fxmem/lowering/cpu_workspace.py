@@ -30,14 +30,13 @@ from fxmem.lowering.cpu_convolution import (
 )
 from fxmem.lowering.cpu_registry import (
     ESTIMATORS,
-    RETAINED,
     Arguments,
     new_bytes,
     tensor,
     workspace,
 )
 
-__all__ = ["estimate_retained_bytes", "estimate_workspace_bytes"]
+__all__ = ["estimate_workspace_bytes"]
 
 _aten = torch.ops.aten
 # Imported for what they register.
@@ -68,17 +67,6 @@ def estimate_workspace_bytes(
         Bytes above (live before) + (bytes of new outputs); 0 where the kernel has no buffers.
     """
     estimator = ESTIMATORS.get(func)
-    return 0 if estimator is None else estimator(args, kwargs, outputs)
-
-
-def estimate_retained_bytes(
-    func: OpOverload, args: Arguments, kwargs: Mapping[str, object], outputs: object
-) -> int:
-    """Bytes that a CPU kernel's first output holds beyond its fake one, as long as it lives.
-
-    Part of ``estimate_workspace_bytes`` while the kernel runs.
-    """
-    estimator = RETAINED.get(func)
     return 0 if estimator is None else estimator(args, kwargs, outputs)
 
 

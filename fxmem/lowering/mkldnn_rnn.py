@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fxmem.lowering import onednn
-from fxmem.lowering.cpu_registry import Arguments, new_bytes, retained, tensor, workspace
+from fxmem.lowering.cpu_registry import Arguments, new_bytes, tensor, workspace
 from fxmem.lowering.cpu_tape import Tape, size_bytes
 
 _aten = torch.ops.aten
@@ -190,15 +190,6 @@ def _layer(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> in
         + needs.scratchpad_bytes
         + _missing_workspace_bytes(needs, outputs)
     )
-
-
-@retained(_aten.mkldnn_rnn_layer.default)
-def _layer_kept(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """The workspace output, which is empty in the fake kernel; saved for backward."""
-    if not torch.is_grad_enabled():
-        return 0
-    problem = _problem(tensor(args[0]), tensor(args[5]), args[7], True)
-    return _missing_workspace_bytes(_forward_needs(problem), outputs)
 
 
 def _missing_workspace_bytes(needs: _Needs, outputs: object) -> int:
