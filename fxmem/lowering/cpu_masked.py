@@ -1,10 +1,12 @@
-"""Backward kernels that make the gradients which autograd asks for, and no others.
+"""Backward operators that leave out gradients which nobody wants.
 
-PyTorch's fake kernels of these operators make all of them, whatever the mask says.
+PyTorch's fake kernels make an unwanted gradient's tensor all the same for the operators here; for
+the others with an ``output_mask`` (convolution, layer norm, group norm) they do not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +14,14 @@ from torch import Tensor
 
 from fxmem.lowering.functions import CPU
 
-_native_batch_norm_backward = torch.ops.aten.native_batch_norm_backward.default
+_batch_norm_backward = torch.ops.aten.native_batch_norm_backward.default
 
 
-@CPU.kernel(_native_batch_norm_backward)
-def batch_norm_backward(*args: Any) -> tuple[Tensor | None, ...]:
+@CPU.kernel(_batch_norm_backward)
+def batch_norm_backward(*args: Any, output_mask: Sequence[bool] | None = None) -> Any:
     """aten/src/ATen/native/Normalization.cpp, ``batch_norm_backward_cpu_template``."""
-    gradients = _native_batch_norm_backward(*args)
-    return tuple(x if wanted else None for x, wanted in zip(gradients, args[9], strict=True))
+    mask = args[-1] if output_mask is None else output_mask
+    arguments = args[:-1] if output_mask is None else args
+    gradients: tuple[Tensor, ...] = _batch_norm_backward(*arguments, mask)
+    wanted = zip(gradients, mask, strict=True)
+    return tuple(gradient if is_wanted else None for gradient, is_wanted in wanted)
