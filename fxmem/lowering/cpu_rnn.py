@@ -149,21 +149,37 @@ def _run_layers(
     last_cell: list[Tensor] = []
     for layer, direction in itertools.product(range(num_layers), range(directions)):
         index = layer * directions + direction
-        first, second, *biases = params[index * stride : (index + 1) * stride]
-        biases = biases or [torch.zeros_like(first), torch.zeros_like(second)]
-        outputs[direction], hidden_out, cell_out, _ = _mkldnn_rnn_layer(
-            current, first, second, *biases, hidden.select(0, index), cell.select(0, index),
-            direction > 0, [], _LSTM_MODE, hidden.shape[2], num_layers, has_biases, bidirectional,
-            batch_first, train,
-        )  # fmt: skip
-        last_hidden.append(hidden_out)
-        last_cell.append(cell_out)
+        outputs[direction], *last = _run_layer(
+            current,
+            params[index * stride : (index + 1) * stride],
+            (hidden.select(0, index), cell.select(0, index)),
+            (direction > 0, [], _LSTM_MODE, hidden.shape[2], num_layers, has_biases),
+            (bidirectional, batch_first, train),
+        )
+        last_hidden.append(last[0])
+        last_cell.append(last[1])
         if direction == directions - 1:
             current = torch.cat(outputs, -1) if bidirectional else outputs[0]
             if dropout and train and layer < num_layers - 1:
                 current = torch.dropout(current, dropout, True)
     result_hidden, result_cell = torch.stack(last_hidden), torch.stack(last_cell)
     return current.transpose(0, 1) if batch_first else current, result_hidden, result_cell
+
+
+def _run_layer(
+    input_: Tensor,
+    params: Sequence[Tensor],
+    states: tuple[Tensor, Tensor],
+    *flags: tuple[Any, ...],
+) -> States:
+    """One layer in one direction; its workspace, and biases of zeros, go when it returns."""
+    biases = params[2:]
+    if not biases:  # made for the call, in the order in which GCC evaluates arguments
+        second, first = (torch.zeros(like.shape, dtype=like.dtype) for like in reversed(params))
+        biases = (first, second)
+    flat = itertools.chain.from_iterable(flags)
+    output, hidden, cell, _ = _mkldnn_rnn_layer(input_, *params[:2], *biases, *states, *flat)
+    return output, hidden, cell
 
 
 # -- fake kernels ------------------------------------------------------------------------------

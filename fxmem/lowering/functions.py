@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def lower_functions(registry: Registry) -> Iterator[None]:
         if sys._getframe(1).f_code is nn.TransformerEncoder.forward.__code__:
             # It would make nested tensors, of sizes that the values of the mask decide.
             return is_overridden(args)
-        return any(_overrides_functions(tensor) for tensor in args)
+        return any(_overrides_functions(type(tensor)) for tensor in args)
 
     torch.overrides.has_torch_function = is_overridden_by_tensors
     try:
@@ -88,10 +88,11 @@ def lower_functions(registry: Registry) -> Iterator[None]:
         torch.overrides.has_torch_function = is_overridden
 
 
-def _overrides_functions(tensor: Any) -> bool:
-    if type(tensor) in (torch.Tensor, nn.Parameter):
+def _overrides_functions(kind: type) -> bool:
+    """Whether a type of tensors has a say in torch functions; ``has_torch_function`` of C++."""
+    if kind is torch.Tensor:
         return False
-    function = getattr(type(tensor), "__torch_function__", _not_overridden)
+    function = getattr(kind, "__torch_function__", _not_overridden)
     return function is not _not_overridden
 
 
@@ -125,21 +126,14 @@ class Lowering(TorchFunctionMode):
     ) -> Any:
         replacement = self._functions.get(func)
         if replacement is None:
-            if type(func) is not FunctionType or types:  # subclasses have a say of their own
+            if type(func) is not FunctionType or any(map(_overrides_functions, types)):
                 return func(*args, **kwargs) if kwargs else func(*args)
             replacement = self._functions[func] = self._make_open(func)
         return replacement(*args, **(kwargs or {}))
 
     def _make_open(self, func: FunctionType) -> Function:
         """A function that runs this one's code with the mode active."""
-        opened = FunctionType(
-            func.__code__,
-            _UncheckedGlobals(func.__globals__),
-            func.__name__,
-            func.__defaults__,
-            func.__closure__,
-        )
-        opened.__kwdefaults__ = func.__kwdefaults__
+        opened = _copy_unchecked(func)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if func in self._open:  # it calls itself, or checks in some other way
@@ -152,6 +146,30 @@ class Lowering(TorchFunctionMode):
                 self._open.discard(func)
 
         return run
+
+
+def _copy_unchecked(func: FunctionType) -> FunctionType:
+    """A copy of a function, and of those it wraps, that takes nothing for overridden.
+
+    Only torch's own: ``torch._jit_internal.boolean_dispatch`` wraps the pooling functions.
+    """
+    cells = [_copy_cell(cell) for cell in func.__closure__ or ()]
+    copy = FunctionType(
+        func.__code__,
+        _UncheckedGlobals(func.__globals__),
+        func.__name__,
+        func.__defaults__,
+        tuple(cells) if func.__closure__ else None,
+    )
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+def _copy_cell(cell: CellType) -> CellType:
+    wrapped = cell.cell_contents
+    if type(wrapped) is FunctionType and wrapped.__module__.split(".")[0] == "torch":
+        return CellType(_copy_unchecked(wrapped))
+    return cell
 
 
 def _answer_no(*_arguments: Any) -> bool:
