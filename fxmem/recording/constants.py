@@ -156,8 +156,8 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     fakes = tuple(_iterate_tensors(result))
     if fakes and sum(fake.numel() for fake in fakes) <= MAX_ELEMENTS:
         real = _run_real(func, args, kwargs)
-        for fake, value in zip(fakes, _iterate_tensors(real), strict=True):
-            _attach(fake, value, found)
+        for fake, computed in zip(fakes, _iterate_tensors(real), strict=True):
+            _attach(fake, computed, found)
 
 
 def _answer_index(args: tuple[Any, ...]) -> Any:

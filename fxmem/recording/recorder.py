@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -25,6 +26,7 @@ from fxmem.recording import inplace
 from fxmem.recording.constants import answer_from_values, see_result
 from fxmem.recording.hints import answer_operator
 from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.operator_cache import OperatorCache
 
 _prim_device = torch.ops.prim.device.default
 _detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
@@ -103,6 +105,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._estimate_workspace = estimate_workspace
         self._size_hint = size_hint
         self._kernels = kernels or {}
+        self._cache = OperatorCache()
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._live_now = 0
@@ -192,10 +195,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return self._pack_tensor(tensor)
+
+    def _pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         index = self.track(tensor)
         if index != NO_STORAGE:
             self._note_saved(index, tensor)
-        # Not the tensor itself: an operator's own output would hold its graph, and that graph it.
+        node = tensor.grad_fn
+        if node is None or node._sequence_nr() != _get_sequence_nr() - 1:
+            return tensor
+        # The saving operator's own output would hold its graph, and that graph it.
         self._packing = True
         try:
             return _detach(tensor)
@@ -226,18 +236,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if func is _prim_device:
             self._engine.see_device_query()
-            return func(*args, **kwargs)
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        # The bookkeeping asks tensors for much that no torch-function mode has to hear of.
+        with torch._C.DisableTorchFunction():
+            return self._watch(func, args, kwargs)
+
+    def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator and notes what it did."""
         autograd_node = None
         if self._phase is Phase.BACKWARD:
             autograd_node = torch._C._current_autograd_node()
             self._see_autograd_node(autograd_node)
-            reused = self._engine.find_reused(func, args, sys._getframe(1), self._is_fresh)
+            reused = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
         else:
             reused = None
         if reused is None:
             answer = answer_from_values(func, args, kwargs)
             answer = answer or answer_operator(func, args, kwargs, self._size_hint)
-            result = answer[0] if answer else self._kernels.get(func, func)(*args, **kwargs)
+            result = answer[0] if answer else self._run(func, args, kwargs)
             if self._phase in (Phase.FORWARD, Phase.LOSS):
                 see_result(func, args, kwargs, result)
         else:
@@ -248,6 +264,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         self._record(func, args, kwargs, result, autograd_node)
         return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kernel = self._kernels.get(func)
+        return kernel(*args, **kwargs) if kernel else self._cache.run(func, args, kwargs)
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, autograd: Any

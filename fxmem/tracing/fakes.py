@@ -8,6 +8,7 @@ on an accelerator abort the process where torch was built without it.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,7 +36,17 @@ def make_fake_mode() -> FakeTensorMode:
     ...     torch.empty(2, 3)
     FakeTensor(..., size=(2, 3))
     """
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _LeanFakeMode(allow_non_fake_inputs=True)
+
+
+class _LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Without the wrappers that keep torch.compile out of each operator: nothing is compiled."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    __torch_dispatch__ = inspect.unwrap(FakeTensorMode.__torch_dispatch__)
 
 
 def make_fake_model(
