@@ -53,19 +53,3 @@ def _flash_backward(args: Arguments, kwargs: Mapping[str, object], outputs: obje
     block = 2 * rows * columns * (wide + (itemsize if itemsize < wide else 0))
     copied = 0 if grad.transpose(1, 2).is_contiguous() else size_bytes(grad)
     return copied + torch.get_num_threads() * block + rows * wide
-
-
-@workspace(_aten._native_multi_head_attention.default)
-def _fused_attention(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """aten/src/ATen/native/transformers/attention.cpp, ``native_multi_head_attention_cpu``.
-
-    Self-attention: the projection of all three, then split with its bias; then, beside the split
-    ones, the scores, and at last the context and its projection.
-    """
-    query = tensor(args[0])
-    heads = int(str(args[4]))
-    batch, length, width = query.shape[0], query.shape[1], int(str(args[3]))
-    itemsize = query.element_size()
-    context = batch * length * width * itemsize
-    scores = batch * heads * length * length * itemsize
-    return 3 * context + max(3 * context, scores, 2 * context) - context

@@ -91,6 +91,28 @@ def _matmul_scratchpad_bytes(
     return onednn.ask(question, lambda: 0)
 
 
+def product_scratchpad_bytes(batch: int, rows: int, inner: int, columns: int, x: Tensor) -> int:
+    """Scratchpad of a product by a transposed matrix, in the type of a tensor.
+
+    The operands are dense; ``batch`` is 0 for matrices.
+    """
+    sizes = (rows, inner), (inner, columns)
+    if (
+        x.dtype not in (torch.bfloat16, torch.float16)
+        or not torch.backends.mkldnn.enabled
+        or max(1, batch) * rows * inner * columns <= _SMALL_MKLDNN_PRODUCT
+        or not _has_instructions(x.dtype)
+    ):
+        return 0
+    strides = (inner, 1), (1, inner)
+    if batch:
+        sizes = (batch, *sizes[0]), (batch, *sizes[1])  # type: ignore[assignment]
+        strides = (rows * inner, *strides[0]), (inner * columns, *strides[1])  # type: ignore[assignment]
+    return _matmul_scratchpad_bytes(
+        (sizes[0], strides[0]), (sizes[1], strides[1]), x.dtype, torch.get_num_threads()
+    )
+
+
 @workspace(_aten.mm.default)
 def _mm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``."""

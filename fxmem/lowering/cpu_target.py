@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from fxmem.lowering import cpu_grouped, cpu_inplace, cpu_losses, cpu_masked, cpu_pooling, cpu_rnn
+from fxmem.lowering import (
+    cpu_embedding,
+    cpu_grouped,
+    cpu_inplace,
+    cpu_losses,
+    cpu_masked,
+    cpu_pooling,
+    cpu_rnn,
+)
 from fxmem.lowering.functions import CPU
 
 __all__ = ["CPU"]
 
 # Imported for what they register.
-_MODULES = (cpu_grouped, cpu_inplace, cpu_losses, cpu_masked, cpu_pooling, cpu_rnn)
+_MODULES = (
+    cpu_embedding,
+    cpu_grouped,
+    cpu_inplace,
+    cpu_losses,
+    cpu_masked,
+    cpu_pooling,
+    cpu_rnn,
+)

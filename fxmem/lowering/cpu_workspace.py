@@ -16,12 +16,14 @@ from torch._ops import OpOverload
 
 from fxmem.lowering import (
     cpu_attention,
+    cpu_embedding,
     cpu_indexing,
     cpu_linear,
     cpu_normalization,
     cpu_pointwise,
     cpu_reduction,
     cpu_sampling,
+    cpu_transformer,
     mkldnn_rnn,
 )
 from fxmem.lowering.cpu_convolution import (
@@ -42,12 +44,14 @@ _aten = torch.ops.aten
 # Imported for what they register.
 _KERNELS = (
     cpu_attention,
+    cpu_embedding,
     cpu_indexing,
     cpu_linear,
     cpu_normalization,
     cpu_pointwise,
     cpu_reduction,
     cpu_sampling,
+    cpu_transformer,
     mkldnn_rnn,
 )
 

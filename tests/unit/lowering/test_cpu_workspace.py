@@ -6,15 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kernels import check, strided
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
-from torch.utils._pytree import tree_map_only
 
 from fxmem.lowering import onednn
-from fxmem.lowering.cpu_target import CPU
-from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
 
 aten = torch.ops.aten
 
@@ -22,44 +17,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(onednn.library() is None, reason="oneDNN cannot be asked for its layouts"),
 ]
-
-
-def new_bytes(outputs: object) -> int:
-    """Bytes of the outputs' storages."""
-    if isinstance(outputs, Tensor):
-        return outputs.untyped_storage().nbytes()
-    if isinstance(outputs, (tuple, list)):
-        return sum(map(new_bytes, outputs))
-    return 0
-
-
-def measure(call: Callable[[], object]) -> tuple[int, object]:
-    """Bytes at the peak of a second call, beyond what was live before, and the outputs."""
-    with torch._C._AutoDispatchBelowAutograd():
-        call()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            outputs = call()
-    result = profiler.profiler
-    assert result is not None and result.kineto_results is not None
-    events = [e for e in result.kineto_results.events() if e.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak, outputs
-
-
-def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: object) -> object:
-    """Assert that fake outputs and the estimate add up to what the real kernel needs."""
-    with torch.set_grad_enabled(enable_grad):
-        peak, outputs = measure(lambda: func(*args, **kwargs))
-        with FakeTensorMode() as mode:
-            fakes, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
-            fake_outputs = CPU.kernels.get(func, func)(*fakes, **fake_kwargs)
-        predicted = estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
-    assert predicted == max(0, peak - new_bytes(outputs))
-    assert new_bytes(fake_outputs) == new_bytes(outputs)
-    return outputs
 
 
 def check_convolution(
@@ -163,11 +120,6 @@ def test_convolution_follows_the_number_of_threads(threads: int) -> None:
         check_convolution((2, 32, 14, 14), 32, 3, padding=1)
     finally:
         torch.set_num_threads(before)
-
-
-def strided(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A random tensor whose last two dimensions are transposed in memory."""
-    return torch.randn(*sizes[:-2], sizes[-1], sizes[-2]).to(dtype).transpose(-1, -2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
