@@ -21,6 +21,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 ADD = torch.ops.aten.add.Tensor
+ZEROS = (torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default)
+FILLS = {
+    torch.ops.aten.scatter.src: torch.Tensor.scatter_,
+    torch.ops.aten.scatter.value: torch.Tensor.scatter_,
+    torch.ops.aten.scatter_add.default: torch.Tensor.scatter_add_,
+    torch.ops.aten.index_add.default: torch.Tensor.index_add_,
+    torch.ops.aten.index_put.default: torch.Tensor.index_put_,
+    torch.ops.aten._index_put_impl.default: torch.ops.aten._index_put_impl_.default,
+    torch.ops.aten.put.default: torch.Tensor.put_,
+}
+"""What fills zeros in the backward of an indexing or a selecting reduction, and in place as what.
+
+Backward formulas write into the zeros that they have just made, and under a mode they do not
+(`isTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp).
+"""
 PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.bmm.default,
@@ -188,6 +203,7 @@ class LiveTensors(TorchDispatchMode):
         self._eager_adds = eager_adds
         self._adds = EngineAdds()
         self._biases = BiasAdds()
+        self._zeros: int | None = None  # the storage that the last operator filled with zeros
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -228,16 +244,17 @@ class LiveTensors(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs the operator and counts the storages that it returned."""
-        out = self._run_as_eager(func, args) if self._eager_adds else None
+        out = self._run_as_eager(func, args, kwargs or {}) if self._eager_adds else None
         if out is None:
             out = func(*args, **(kwargs or {}))
         self._biases.note(func, out)
+        self._zeros = out.untyped_storage()._cdata if func in ZEROS else None
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                 self.add(leaf, str(func))
         return out
 
-    def _run_as_eager(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def _run_as_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._biases.is_bias_add(func, args):
             return args[0].add_(args[1])
         if self._adds.is_engine_add(func, args):
@@ -245,4 +262,7 @@ class LiveTensors(TorchDispatchMode):
             if self._adds.runs_in_place(args[0]):
                 self.in_place_adds += 1
                 return args[0].add_(args[1])
+        in_backward = func in FILLS and torch._C._current_autograd_node() is not None
+        if in_backward and args[0].untyped_storage()._cdata == self._zeros:
+            return FILLS[func](*args, **kwargs)
         return None

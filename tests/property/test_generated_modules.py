@@ -1,0 +1,112 @@
+"""fxmem against real steps of PyTorch, on modules that Hypothesis writes.
+
+``FXMEM_EXAMPLES=5000`` runs more of them, with random seeds.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Iterator
+
+import pytest
+from generated_modules import Program, programs, runs
+from hypothesis import HealthCheck, Phase, assume, given, settings
+
+from benchmarks.accuracy import peak_without_workspace
+from benchmarks.cases import Spec
+from benchmarks.measure import measure_flops, measure_saved, measure_tensors
+from benchmarks.step import MODES, Mode
+from fxmem.analysis import Analysis, Setup
+from fxmem.graph import Category
+from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.recording.losses import resolve_loss
+from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.recording.step import Recording, Step, record_step
+from fxmem.tracing.fakes import make_fake_inputs, make_fake_mode, make_fake_model
+
+EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
+GIVEN = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
+STRICT = settings(
+    max_examples=EXAMPLES or 40,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES else [])],
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections() -> Iterator[None]:
+    """The measurements collect garbage again and again; what torch loaded is none."""
+    warm_up = Program((("nn.Linear(16, 16)", False),), (), "self.m0(x0)", (Spec((4, 16)),))
+    check_numbers(warm_up, "train+adam")
+    measure_flops(warm_up.case(), "train")
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """What the generated programs do is theirs: PyTorch warns of some of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def record(program: Program, mode: Mode, *, symbolic_sizes: bool = True) -> Recording:
+    case = program.case()
+    model, inputs = case.model(), case.inputs()
+    fake_mode = make_fake_mode()
+    args, kwargs = make_fake_inputs(*inputs, fake_mode)
+    fake = make_fake_model(model, fake_mode, train=mode != "infer")
+    make_optimizer = resolve_optimizer("adam" if mode == "train+adam" else None)
+    step = Step(fake, args, kwargs, mode != "infer", resolve_loss(None), make_optimizer)
+    with fake_mode:
+        return record_step(step, estimate_workspace_bytes, symbolic_sizes=symbolic_sizes)
+
+
+def analyse(recording: Recording) -> Analysis:
+    return Analysis(Setup("generated", (), "train", "cpu", None, None, "fx"), recording.graph)
+
+
+def check_numbers(program: Program, mode: Mode) -> None:
+    recording = record(program, mode)
+    analysis = analyse(recording)
+    assert analysis.timeline.live_bytes() == recording.live_bytes
+    assert sum(analysis.breakdown.values()) == analysis.peak_bytes
+    assert record(program, mode, symbolic_sizes=False).graph == recording.graph
+
+    real = measure_tensors(program.case(), mode, eager_adds=True)
+    assert analysis.timeline.resident_bytes == real["resident_bytes"]
+    assert peak_without_workspace(analysis) == real["peak_bytes"]
+
+
+@STRICT
+@given(programs())
+def test_agrees_with_the_real_step(program: Program) -> None:
+    assume(runs(program))
+    for mode in MODES:
+        check_numbers(program, mode)
+
+
+@STRICT
+@given(programs())
+def test_saves_and_counts_what_autograd_does(program: Program) -> None:
+    # A tensor that is kept frees another's address, by which the measurement knows storages.
+    assume(runs(program) and "kept" not in program.source)
+    analysis = analyse(record(program, "train"))
+    real = measure_saved(program.case(), "train")["storages"]
+    assert [(s.nbytes, s.dtype, s.category not in GIVEN) for s in analysis.saved] == [
+        (s["nbytes"], s["dtype"], s["kind"] == "activation") for s in real
+    ]
+    flops = measure_flops(program.case(), "train")
+    counted = {
+        "forward_flops": analysis.forward_flops,
+        "backward_flops": analysis.backward_flops,
+    }
+    assert counted == flops
