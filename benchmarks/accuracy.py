@@ -74,9 +74,10 @@ def peak_without_workspace(analysis: Any) -> int:
     That peak may lie at another moment than the one with workspace.
     """
     timeline = analysis.timeline
+    workspaces = {s.index for s in analysis.graph.storages if s.category.value == "WORKSPACE"}
     live = peak = int(timeline.resident_bytes)
     for event in timeline.events:
-        if event.storage is not None:
+        if event.storage is not None and event.storage not in workspaces:
             live += event.delta_bytes
             peak = max(peak, live)
     return peak

@@ -305,6 +305,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_fresh(self, tensor: torch.Tensor) -> bool:
         return self.track(tensor) >= self._autograd_start
 
+    def see_random_state(self, state: torch.Tensor) -> None:
+        """A copy of the random number generator's state was made, without an operator."""
+        if self._recording:
+            index = len(self.operations)
+            self.operations.append(Operation(index, "random.get_state", self._phase, self._node))
+        storage = self.storages[self.track(state)]
+        storage.category, storage.name = Category.WORKSPACE, "random number generator's state"
+
     def _find_node(self, autograd: Any) -> int | None:
         """The node whose backward is running, by the number autograd gave its forward.
 

@@ -87,7 +87,7 @@ def record_step(
         size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
     recorder = Recorder(estimate_workspace, size_hint, CPU.kernels)
-    with _no_garbage_collection(), lower_functions(CPU):
+    with _no_garbage_collection(), _watch_random_state(recorder), lower_functions(CPU):
         return _StepRunner(step, recorder).run(symbolic_sizes)
 
 
@@ -193,6 +193,26 @@ class _StepRunner:
 
     def _named_inputs(self) -> Iterator[tuple[str, Any]]:
         return bind_arguments(self._step.model, self._step.args, self._step.kwargs)
+
+
+@contextlib.contextmanager
+def _watch_random_state(recorder: Recorder) -> Iterator[None]:
+    """Sees the states of the random number generator that checkpoints keep until backward.
+
+    They are real tensors, made without an operator.
+    """
+    get_state = torch.get_rng_state
+
+    def get_watched_state() -> torch.Tensor:
+        state = get_state()
+        recorder.see_random_state(state)
+        return state
+
+    torch.get_rng_state = torch.random.get_rng_state = get_watched_state
+    try:
+        yield
+    finally:
+        torch.get_rng_state = torch.random.get_rng_state = get_state
 
 
 @contextlib.contextmanager
