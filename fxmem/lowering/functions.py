@@ -18,7 +18,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
@@ -102,11 +102,10 @@ _not_overridden = torch._C._disabled_torch_function_impl
 class Lowering(TorchFunctionMode):
     """Replaces torch functions while it is active, in backward too; see :func:`lower_functions`.
 
-    While a mode handles a function that is written in Python (``multi_head_attention_forward``,
-    ``Tensor.backward``) it is not active, and what the function calls would not be replaced:
-    neither the projections of an attention, nor what a checkpoint recomputes in backward. So
-    such a function is opened: its code runs with the mode active, and with the checks at its
-    head, which would only hand it over to the mode again, answering no.
+    While a mode handles a function that is written in Python it is not active, and what the
+    function calls would not be replaced: the projections of an attention, or what a checkpoint
+    recomputes in backward. So some are opened (``_OPENED``): their code runs with the mode active,
+    and with the checks at its head, which would only hand it over to the mode again, answering no.
 
     Args:
         registry: What to replace.
@@ -115,6 +114,7 @@ class Lowering(TorchFunctionMode):
     def __init__(self, registry: Registry) -> None:
         super().__init__()
         self._functions = dict(registry.functions)
+        self._functions |= {func: self._make_open(func) for func in _OPENED}
         self._open: set[Function] = set()
 
     def __torch_function__(
@@ -125,10 +125,8 @@ class Lowering(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         replacement = self._functions.get(func)
-        if replacement is None:
-            if type(func) is not FunctionType or any(map(_overrides_functions, types)):
-                return func(*args, **kwargs) if kwargs else func(*args)
-            replacement = self._functions[func] = self._make_open(func)
+        if replacement is None or any(map(_overrides_functions, types)):
+            return func(*args, **kwargs) if kwargs else func(*args)
         return replacement(*args, **(kwargs or {}))
 
     def _make_open(self, func: FunctionType) -> Function:
@@ -187,5 +185,15 @@ class _UncheckedGlobals(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         return self._names[name]
 
+
+_OPENED: tuple[Any, ...] = (
+    Tensor.backward,
+    torch.autograd.backward,
+    torch.autograd.grad,
+    nn.functional.multi_head_attention_forward,
+    nn.functional.max_pool1d,
+    nn.functional.max_pool1d_with_indices,
+)
+"""Python functions of torch that call functions which a target replaces."""
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
