@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -22,6 +23,8 @@ def list_commands(text: str) -> list[str]:
     lines = [line for block in blocks for line in block.splitlines()]
     return [line.rpartition("&& ")[2].removeprefix(".venv/bin/") for line in lines]
 
+
+RECORDED_ON = ("AVX512", 2)  # the CPU and the threads of the sample's workspace
 
 PAGES = [README, ROOT / "docs" / "quickstart.md"]
 COMMANDS = [
@@ -67,8 +70,12 @@ def test_the_output_shown_is_the_output_of_the_main_command(
     if request.config.getoption("--overwrite"):
         start, end = sample.span("output")
         README.write_text(TEXT[:start] + output + TEXT[end:], encoding="utf-8")
-    else:
+    elif RECORDED_ON == (torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()):
         assert sample["output"] == output
+    else:  # another CPU's convolutions allocate other workspaces, and the peak may lie elsewhere
+        assert re.match(r"Peak \d+\.\d+ MiB in \w+ of \S+, resnet\.py:\d+\n", output)
+        headings = re.findall(r"^(?:over the step|at the peak|.*alive at the peak)", output, re.M)
+        assert len(headings) == 3
 
 
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
