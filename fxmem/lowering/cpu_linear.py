@@ -35,8 +35,7 @@ def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _matrix_copies_bytes(*operands: Tensor) -> int:
     """LinearAlgebra.cpp, ``addmm_impl_cpu_``: a clone of each operand that BLAS cannot take."""
-    copies = sum(size_bytes(x) for x in operands if not _is_blas_matrix(x.shape, x.stride()))
-    return copies + _mkldnn_scratchpad_bytes(*operands)
+    return sum(size_bytes(x) for x in operands if not _is_blas_matrix(x.shape, x.stride()))
 
 
 @functools.cache
@@ -113,16 +112,27 @@ def product_scratchpad_bytes(batch: int, rows: int, inner: int, columns: int, x:
     )
 
 
+def _product_bytes(left: Tensor, right: Tensor) -> int:
+    return _matrix_copies_bytes(left, right) + _mkldnn_scratchpad_bytes(left, right)
+
+
 @workspace(_aten.mm.default)
 def _mm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``."""
-    return _matrix_copies_bytes(tensor(args[0]), tensor(args[1]))
+    return _product_bytes(tensor(args[0]), tensor(args[1]))
 
 
-@workspace(_aten.addmm.default)
+@workspace(_aten.mv.default)
+def _mv(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Blas.cpp, ``addmv_out``: a contiguous matrix for BLAS."""
+    matrix, vector = tensor(args[0]), tensor(args[1])
+    return _matrix_copies_bytes(matrix) + _mkldnn_scratchpad_bytes(matrix, vector.unsqueeze(1))
+
+
+@workspace(_aten.addmm.default, _aten.addmm_.default)
 def _addmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """LinearAlgebra.cpp, ``addmm_out_cpu``: the bias is copied into the result."""
-    return _matrix_copies_bytes(tensor(args[1]), tensor(args[2]))
+    return _product_bytes(tensor(args[1]), tensor(args[2]))
 
 
 @workspace(_aten.bmm.default)

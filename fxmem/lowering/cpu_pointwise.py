@@ -1,22 +1,17 @@
-"""Elementwise operators on the CPU: casts to the common type, and losses built from others."""
+"""Elementwise operators on the CPU: casts to the common type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import zip_longest
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fxmem.lowering.cpu_reduction import two_pass_bytes
-from fxmem.lowering.cpu_registry import Arguments, argument, new_bytes, tensor, workspace
-from fxmem.lowering.cpu_tape import Tape, size_bytes
+from fxmem.lowering.cpu_registry import Arguments, tensor, workspace
+from fxmem.lowering.cpu_tape import size_bytes
 
 _aten = torch.ops.aten
-
-# ``Reduction::Mean`` (aten/src/ATen/core/Reduction.h).
-_MEAN = 1
 
 
 def _overloads(*names: str) -> tuple[OpOverload, ...]:
@@ -71,7 +66,7 @@ def _default(dtype: torch.dtype) -> torch.dtype:
     return torch.get_default_dtype() if dtype == torch.float64 else dtype
 
 
-def _cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
+def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
     """Casts of operands of other types, and the tensors that stand for numbers."""
     total = 0
     for operand in operands:
@@ -99,7 +94,7 @@ def _binary(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> i
     left, right = args[0], args[1]
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype:
         return 0
-    return _cast_bytes((left, right), _common((left, right)))
+    return cast_bytes((left, right), _common((left, right)))
 
 
 @workspace(*_overloads("div", "true_divide"))
@@ -110,7 +105,7 @@ def _divide(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> i
     rounded = kwargs.get("rounding_mode") is not None
     if not rounded and not (common.is_floating_point or common.is_complex):
         common = torch.get_default_dtype()
-    return _cast_bytes(operands, common)
+    return cast_bytes(operands, common)
 
 
 @workspace(
@@ -124,7 +119,7 @@ def _foreach(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
     assert isinstance(tensors, (list, tuple))
     scalars = numbers if isinstance(numbers, (list, tuple)) else [numbers] * len(tensors)
     pairs = [(tensor(x), number) for x, number in zip(tensors, scalars, strict=True)]
-    return max((_cast_bytes((x, number), x.dtype) for x, number in pairs), default=0)
+    return max((cast_bytes((x, number), x.dtype) for x, number in pairs), default=0)
 
 
 @workspace(_aten.where.ScalarSelf, _aten.where.ScalarOther, _aten.where.Scalar)
@@ -152,77 +147,21 @@ def _gelu_backward(args: Arguments, kwargs: Mapping[str, object], outputs: objec
 def _dropout(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Dropout.cpp, ``native_dropout_cpu``: the mask in the input's type."""
     x = tensor(args[0])
-    return max(size_bytes(x), _cast_bytes((1.0,), x.dtype)) if args[2] is True else 0
+    return max(size_bytes(x), cast_bytes((1.0,), x.dtype)) if args[2] is True else 0
 
 
 @workspace(_aten.native_dropout_backward.default)
 def _dropout_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """Dropout.cpp, ``native_dropout_backward``: grad * mask, then times the scale."""
     grad = tensor(args[0])
-    return size_bytes(grad) + _cast_bytes((1.0,), grad.dtype)
+    return size_bytes(grad) + cast_bytes((1.0,), grad.dtype)
 
 
-def _pointwise_loss_bytes(args: Arguments, kwargs: Mapping[str, object], count: int) -> int:
-    """Peak of an elementwise loss that is then reduced, beyond its scalar."""
-    x, target = tensor(args[0]), tensor(args[1])
-    elements_bytes = _elements_bytes(x, target)
-    scalar = _cast_bytes((1,), x.dtype) if _reduction(args, kwargs) == _MEAN else 0
-    partial = two_pass_bytes(elements_bytes // x.element_size(), 1, x.element_size())
-    return count * elements_bytes + max(scalar, partial)
+@workspace(_aten.abs.default, _aten.angle.default)
+def _real_of_complex(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/UnaryOps.cpp, ``unary_op_impl_with_complex_to_float_out``.
 
-
-def _elements_bytes(x: Tensor, target: Tensor) -> int:
-    """Bytes of the losses of all elements, shapes broadcast."""
-    total, shapes = x.element_size(), (tuple(x.shape), tuple(target.shape))
-    for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
-        total *= max(sizes) if 0 not in sizes else 0
-    return total
-
-
-def _reduction(args: Arguments, kwargs: Mapping[str, object]) -> int:
-    found = argument(args, kwargs, 2, "reduction")
-    return found if isinstance(found, int) else _MEAN
-
-
-@workspace(_aten.mse_loss.default, _aten.smooth_l1_loss.default)
-def _structured_loss(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """aten/src/ATen/native/Loss.cpp, ``mse_loss_out``: two tensors of the elements' losses.
-
-    The iterator allocates its output at full size; the scalar is then written into it.
+    Complex numbers go through a complex result, whose real part is copied.
     """
-    if _reduction(args, kwargs) == 0:
-        return 0
-    return _pointwise_loss_bytes(args, kwargs, 2) - new_bytes(outputs)
-
-
-@workspace(_aten.huber_loss.default)
-def _huber(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """Loss.cpp, ``huber_loss``: the elements' losses, then ``apply_loss_reduction``."""
-    if _reduction(args, kwargs) == 0:
-        return 0
-    return _pointwise_loss_bytes(args, kwargs, 1)
-
-
-@workspace(_aten.binary_cross_entropy_with_logits.default)
-def _bce_with_logits(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """Loss.cpp, ``binary_cross_entropy_with_logits``: the loss beside one of its terms."""
-    found = argument(args, kwargs, 4, "reduction")
-    if found == 0:
-        return _elements_bytes(tensor(args[0]), tensor(args[1]))
-    return _pointwise_loss_bytes((*args[:2], found), kwargs, 2)
-
-
-@workspace(_aten.binary_cross_entropy.default)
-def _bce(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """Loss.cpp, ``binary_cross_entropy_out_cpu``: the mean is made beside and copied in."""
     x = tensor(args[0])
-    found = argument(args, kwargs, 3, "reduction")
-    if found == 0:
-        return 0
-    mean = found is None or found == _MEAN
-    tape = Tape()
-    tape.allocate(_elements_bytes(x, tensor(args[1])))
-    tape.allocate(
-        _cast_bytes((1,), x.dtype) if mean else two_pass_bytes(x.numel(), 1, x.element_size())
-    )
-    return tape.peak_bytes + x.element_size() - new_bytes(outputs)
+    return size_bytes(x) if x.is_complex() else 0

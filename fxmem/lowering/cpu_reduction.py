@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from fxmem.lowering.cpu_registry import Arguments, tensor, workspace
-from fxmem.lowering.cpu_tape import Tape, size_bytes
+from fxmem.lowering.cpu_tape import Tape, broadcast_sizes, size_bytes
 
 _aten = torch.ops.aten
 
 # at::internal::GRAIN_SIZE (aten/src/ATen/TensorIterator.h): less is not shared among threads.
-_GRAIN_SIZE = 32768
+GRAIN_SIZE = 32768
 # A Python number becomes a tensor of 8 bytes (c10/core/Scalar.h, ``wrapped_scalar_tensor``).
 _SCALAR_BYTES = 8
 
@@ -23,16 +25,42 @@ def two_pass_bytes(elements: int, results: int, itemsize: int) -> int:
     A full reduction keeps one partial result per thread.
     """
     threads = torch.get_num_threads()
-    if results != 1 or elements < _GRAIN_SIZE or threads == 1:
+    if results != 1 or elements < GRAIN_SIZE or threads == 1:
         return 0
     return threads * itemsize
 
 
-@workspace(_aten.sum.default, _aten.sum.dim_IntList)
+def _cast_bytes(x: Tensor, out: Tensor) -> int:
+    """aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_ty``.
+
+    What is reduced is cast as a whole to the type of the result.
+    """
+    return 0 if x.dtype == out.dtype else x.numel() * out.element_size()
+
+
+@workspace(
+    _aten.sum.default, _aten.sum.dim_IntList, _aten.nansum.default,
+    _aten.prod.default, _aten.prod.dim_int,
+    _aten.any.default, _aten.any.dim, _aten.any.dims,
+    _aten.all.default, _aten.all.dim, _aten.all.dims,
+)  # fmt: skip
 def _sum(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """aten/src/ATen/native/ReduceOps.cpp, ``sum_out``; integers are cast on the way."""
+    """aten/src/ATen/native/ReduceOps.cpp, ``sum_out`` and the like."""
     x, out = tensor(args[0]), tensor(outputs)
-    return two_pass_bytes(x.numel(), out.numel(), out.element_size())
+    return _cast_bytes(x, out) + two_pass_bytes(x.numel(), out.numel(), out.element_size())
+
+
+@workspace(_aten.linalg_vector_norm.default)
+def _norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/LinearAlgebra.cpp, ``linalg_vector_norm_out``."""
+    return _cast_bytes(tensor(args[0]), tensor(outputs)) if kwargs.get("dtype") else 0
+
+
+@workspace(_aten.dist.default)
+def _distance(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Distance.cpp, ``dist``: the norm of the difference."""
+    x, y = tensor(args[0]), tensor(args[1])
+    return math.prod(broadcast_sizes(x, y)) * tensor(outputs).element_size()
 
 
 @workspace(_aten.mean.default, _aten.mean.dim)
@@ -46,6 +74,8 @@ def _mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int
     if x.dtype in (torch.float16, torch.bfloat16):
         tape.allocate(out.numel() * 4)
         tape.free(tape.allocate(x.numel() * 4))
+    else:
+        tape.free(tape.allocate(_cast_bytes(x, out)))
     tape.free(tape.allocate(two_pass_bytes(x.numel(), out.numel(), out.element_size())))
     tape.allocate(_SCALAR_BYTES + max(4, out.element_size()))
     return tape.peak_bytes
@@ -54,4 +84,6 @@ def _mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int
 @workspace(_aten.logsumexp.default)
 def _logsumexp(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """ReduceOps.cpp, ``logsumexp_out_impl``: the shifted exponentials and their sum."""
-    return size_bytes(tensor(args[0])) + size_bytes(tensor(outputs))
+    x, out = tensor(args[0]), tensor(outputs)
+    partial = two_pass_bytes(x.numel(), out.numel(), out.element_size())
+    return size_bytes(x) + size_bytes(out) + partial

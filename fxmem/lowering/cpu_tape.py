@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from torch import Tensor
 
@@ -46,6 +47,13 @@ def is_like_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
         if sizes[dim] > 1:
             least *= sizes[dim]
     return True
+
+
+def broadcast_sizes(*tensors: Tensor) -> tuple[int, ...]:
+    """The sizes that tensors have together."""
+    shapes = [reversed(x.shape) for x in tensors]
+    sizes = zip_longest(*shapes, fillvalue=1)
+    return tuple(0 if 0 in size else max(size) for size in sizes)[::-1]
 
 
 def size_bytes(tensor: Tensor) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fxmem.lowering import (
+    cpu_activation,
+    cpu_columns,
     cpu_embedding,
     cpu_grouped,
     cpu_inplace,
@@ -17,6 +19,8 @@ __all__ = ["CPU"]
 
 # Imported for what they register.
 _MODULES = (
+    cpu_activation,
+    cpu_columns,
     cpu_embedding,
     cpu_grouped,
     cpu_inplace,

@@ -15,14 +15,22 @@ import torch
 from torch._ops import OpOverload
 
 from fxmem.lowering import (
+    cpu_activation,
     cpu_attention,
+    cpu_columns,
+    cpu_copying,
     cpu_embedding,
     cpu_indexing,
+    cpu_linalg,
     cpu_linear,
+    cpu_losses,
     cpu_normalization,
     cpu_pointwise,
     cpu_reduction,
+    cpu_resampling,
     cpu_sampling,
+    cpu_sorting,
+    cpu_spectral,
     cpu_transformer,
     mkldnn_rnn,
 )
@@ -43,14 +51,22 @@ __all__ = ["estimate_workspace_bytes"]
 _aten = torch.ops.aten
 # Imported for what they register.
 _KERNELS = (
+    cpu_activation,
     cpu_attention,
+    cpu_columns,
+    cpu_copying,
     cpu_embedding,
     cpu_indexing,
+    cpu_linalg,
     cpu_linear,
+    cpu_losses,
     cpu_normalization,
     cpu_pointwise,
     cpu_reduction,
+    cpu_resampling,
     cpu_sampling,
+    cpu_sorting,
+    cpu_spectral,
     cpu_transformer,
     mkldnn_rnn,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.lowering.cpu_target import CPU
 from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
@@ -48,7 +48,10 @@ def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: 
             fakes, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
             fake_outputs = CPU.kernels.get(func, func)(*fakes, **fake_kwargs)
         predicted = estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
-    measured = max(0, peak - new_bytes(outputs))
+    old = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+    created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+    created = [x for x in created if x.untyped_storage()._cdata not in old]
+    measured = max(0, peak - new_bytes(created))
     assert predicted == measured, f"{func}: predicted {predicted}, measured {measured}"
     assert new_bytes(fake_outputs) == new_bytes(outputs), f"{func}: {fake_outputs}"
     return outputs

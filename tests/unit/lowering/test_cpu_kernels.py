@@ -1,0 +1,235 @@
+"""Kernels that copy, reduce, sort, resample or solve take what the CPU profiler sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels import check, strided
+from torch import Tensor
+
+aten = torch.ops.aten
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LARGE = (90, 400)
+
+
+def spread(*sizes: int) -> Tensor:
+    """A gradient as it comes from a sum: one element, seen everywhere."""
+    return torch.ones(1).expand(sizes)
+
+
+@pytest.mark.parametrize("sizes", [(6, 10), (300, 400)])
+def test_reductions_cast_as_a_whole(sizes: tuple[int, ...]) -> None:
+    x = torch.randn(sizes)
+    for mask in (x > 0, (x > 0).int()):
+        check(aten.sum.default, mask)
+        check(aten.sum.dim_IntList, mask, [1], True)
+    check(aten.mean.dim, x, [1], dtype=torch.float64)
+    check(aten.linalg_vector_norm.default, x, 2, [1], True, dtype=torch.float64)
+    check(aten.linalg_vector_norm.default, x, 2, [1])
+    for func in (aten.any, aten.all):
+        check(func.default, x > 0)
+        check(func.dim, x > 0, 1)
+        check(func.default, x)
+    for func in (aten.prod, aten.nansum, aten.logsumexp):
+        check(func.default, x, *(([0, 1],) if func is aten.logsumexp else ()))
+    check(aten.dist.default, x, x[:1])
+
+
+def test_copies() -> None:
+    for dtype in (torch.float32, torch.uint8, torch.bfloat16, torch.complex64):
+        x = torch.zeros(LARGE, dtype=dtype)
+        check(aten.clone.default, x.t(), memory_format=torch.contiguous_format)
+        check(aten.clone.default, x.t())
+        check(aten.clone.default, x[:, :100].t(), memory_format=torch.contiguous_format)
+    x = torch.randn(40, 50)
+    check(aten.clone.default, x.t(), memory_format=torch.contiguous_format)
+    check(aten.roll.default, x.t(), [3])
+    check(aten.roll.default, x, [3])
+
+
+def test_rearranging() -> None:
+    for x in (torch.randn(2, 8, 6, 6), spread(2, 8, 6, 6), strided(2, 8, 6, 6)):
+        check(aten.pixel_shuffle.default, x, 2)
+        check(aten.pixel_unshuffle.default, x, 2)
+        check(aten.channel_shuffle.default, x, 2)
+    check(aten.unfold_backward.default, torch.randn(5, 7, 3), [5, 9], 1, 3, 1)
+    for size in ([2, 3, 20, 30], [2, 3, 5, 6, 7]):
+        theta = torch.randn(2, len(size) - 2, len(size) - 1)
+        check(aten.affine_grid_generator.default, theta, size, False)
+
+
+@pytest.mark.parametrize("kind", ["reflection", "replication"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_padding(dims: int, kind: str) -> None:
+    x = torch.randn(2, 3, *[6] * dims)
+    forward = getattr(aten, f"{kind}_pad{dims}d").default
+    backward = getattr(aten, f"{kind}_pad{dims}d_backward").default
+    out = check(forward, x, [1, 2] * dims)
+    assert isinstance(out, Tensor)
+    for gradient in (out, spread(*out.shape)):
+        check(backward, gradient, x, [1, 2] * dims)
+
+
+def test_columns() -> None:
+    geometry = ([3, 3], [1, 1], [0, 0], [1, 1])
+    for x in (torch.randn(2, 4, 9, 9), strided(2, 4, 9, 9), spread(2, 4, 9, 9)):
+        check(aten.im2col.default, x, *geometry)
+        check(aten.im2col.default, x, [3, 3], [1, 1], [0, 0], [3, 3])
+    for columns in (torch.randn(2, 36, 49), spread(2, 36, 49)):
+        check(aten.col2im.default, columns, [9, 9], *geometry)
+    check(aten.col2im.default, torch.randn(2, 36, 9), [9, 9], [3, 3], [1, 1], [0, 0], [3, 3])
+
+
+@pytest.mark.parametrize("make", [torch.randn, strided])
+def test_order_statistics(make: type) -> None:
+    x = make(80, 90)
+    for dim in (0, 1):
+        check(aten.kthvalue.default, x, 3, dim)
+        check(aten.median.dim, x, dim)
+        check(aten.nanmedian.dim, make(5, 6, 7), dim)
+    check(aten.median.default, x)
+    for count in (1, 3):
+        check(aten.multinomial.default, torch.rand(8, 90), count)
+        check(aten.multinomial.default, torch.rand(8, 90), count, True)
+
+
+def test_masks() -> None:
+    for sizes in ((8, 10), LARGE):
+        x = torch.randn(sizes)
+        check(aten.masked_scatter.default, x, x > 0, spread(*sizes))
+        check(aten.masked_scatter.default, x, x > 0, x)
+        check(aten.masked_scatter_backward.default, x, x < 9, list(sizes))
+        check(aten.masked_scatter_backward.default, spread(*sizes), x < 9, list(sizes))
+
+
+def test_index_select() -> None:
+    for x in (torch.randn(20, 30), spread(20, 30), torch.randn(30, 20).t()):
+        for dim in (0, 1, -1):
+            check(aten.index_select.default, x, dim, torch.arange(5))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_pooling_backward(last: bool) -> None:
+    image, volume = torch.randn(2, 4, 12, 12), torch.randn(2, 4, 6, 6, 6)
+    if last:
+        image = image.to(memory_format=torch.channels_last)
+        volume = volume.to(memory_format=torch.channels_last_3d)
+    pooled = check(aten.max_pool3d_with_indices.default, volume, [2, 2, 2])
+    geometry = ([2, 2, 2], [2, 2, 2], [0, 0, 0])
+    backward = aten.max_pool3d_with_indices_backward.default
+    gradient = spread(2, 4, 3, 3, 3)
+    check(backward, gradient, volume, *geometry, [1, 1, 1], False, pooled[1])  # type: ignore[index]
+    check(aten.avg_pool3d.default, volume, [2, 2, 2])
+    check(aten.avg_pool3d_backward.default, gradient, volume, *geometry, False, True, None)
+    check(aten._adaptive_avg_pool3d_backward.default, gradient, volume)
+    found = check(aten.adaptive_max_pool3d.default, volume, [3, 3, 3])
+    check(aten.adaptive_max_pool3d_backward.default, gradient, volume, found[1])  # type: ignore[index]
+    found = check(aten.adaptive_max_pool2d.default, image, [3, 3])
+    check(aten.adaptive_max_pool2d_backward.default, spread(2, 4, 3, 3), image, found[1])  # type: ignore[index]
+    grid, mask = torch.zeros(2, 5, 5, 2), [True, True]
+    check(aten.grid_sampler_2d.default, image, grid, 0, 0, False)
+    for gradient in (spread(2, 4, 5, 5), torch.randn(2, 4, 5, 5)):
+        check(aten.grid_sampler_2d_backward.default, gradient, image, grid, 0, 0, False, mask)
+
+
+@pytest.mark.parametrize("side", [5, 24, 90])
+@pytest.mark.parametrize("last", [False, True])
+def test_resampling(last: bool, side: int) -> None:
+    for dims, linear in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
+        x, size = torch.randn(2, 5, *[8] * dims), [side if dims < 3 else min(side, 24)] * dims
+        if last and dims > 1:
+            x = x.to(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
+        for name, flags in (
+            (f"upsample_{linear}{dims}d", (False,)),
+            (f"upsample_nearest{dims}d", ()),
+            (f"_upsample_nearest_exact{dims}d", ()),
+        ):
+            out = check(getattr(aten, name).default, x, size, *flags)
+            assert isinstance(out, Tensor)
+            for gradient in (spread(*out.shape), torch.randn(out.shape)):
+                backward = getattr(aten, f"{name}_backward").default
+                check(backward, gradient, size, list(x.shape), *flags)
+
+
+@pytest.mark.parametrize("size", [[5, 5], [30, 30], [8, 20], [20, 8], [8, 8], [5, 30]])
+def test_antialiasing(size: list[int]) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    for name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
+        for corners in (False, True):
+            check(getattr(aten, name).default, x, size, corners)
+        backward = getattr(aten, f"{name}_backward").default
+        check(backward, spread(2, 3, *size), size, [2, 3, 8, 8], False)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_linear_algebra(batch: tuple[int, ...]) -> None:
+    x = torch.randn(*batch, 24, 24) + 9 * torch.eye(24)
+    check(aten._linalg_solve_ex.default, x, torch.randn(*batch, 24, 5))
+    check(aten.linalg_inv_ex.default, x)
+    check(aten._linalg_det.default, x)
+    check(aten._linalg_slogdet.default, x)
+    factors, pivots, _ = check(aten.linalg_lu_factor_ex.default, x)  # type: ignore[misc]
+    check(aten.linalg_lu_solve.default, factors, pivots, x)
+    check(aten.lu_unpack.default, factors, pivots)
+    check(aten.linalg_lu.default, x)
+    check(aten._linalg_check_errors.default, pivots[..., 0] * 0, "name", is_matrix=not batch)
+    check(aten._linalg_svd.default, torch.randn(*batch, 24, 20))
+    check(aten.linalg_cholesky_ex.default, x @ x.mT)
+    check(aten.cholesky_solve.default, torch.randn(*batch, 24, 5), x)
+    check(aten._euclidean_dist.default, x, torch.randn(*batch, 30, 24))
+
+
+def test_products() -> None:
+    x, vector = torch.randn(40, 50), torch.randn(50)
+    for matrix in (x, spread(40, 50), torch.randn(50, 40).t(), torch.randn(40, 100)[:, ::2]):
+        check(aten.mv.default, matrix, vector)
+    check(aten.addmm_.default, torch.randn(40, 6), spread(40, 50), torch.randn(50, 6))
+
+
+def test_complex_magnitudes() -> None:
+    x = torch.randn(30, 40, dtype=torch.complex64)
+    for y in (x, x.t(), x.real):
+        check(aten.abs.default, y)
+        check(aten.angle.default, y)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_soft_margin_and_weighted_losses(reduction: int) -> None:
+    x, target = torch.randn(30, 40), torch.rand(30, 40)
+    check(aten.soft_margin_loss.default, x, target, reduction)
+    gradient = torch.randn(30, 40) if not reduction else torch.tensor(1.0)
+    check(aten.soft_margin_loss_backward.default, gradient, x, target, reduction)
+    weight = torch.rand(40)
+    for weights in ((None, weight), (weight, None), (weight, weight)):
+        check(aten.binary_cross_entropy_with_logits.default, x, target, *weights, reduction)
+    probabilities = x.sigmoid()
+    check(
+        aten.binary_cross_entropy_backward.default, gradient, probabilities, target, None, reduction
+    )
+
+
+def test_log_sigmoid() -> None:
+    for x in (
+        torch.randn(2, 4, 5, 6),
+        torch.randn(2, 4, 5, 6).to(memory_format=torch.channels_last),
+    ):
+        _, buffer = check(aten.log_sigmoid_forward.default, x)  # type: ignore[misc]
+        check(aten.log_sigmoid_backward.default, x, x, buffer)
+
+
+def test_fourier_transforms() -> None:
+    x = torch.randn(8, 16, 32)
+    for y in (x, x.mT, x[:1].expand(8, 16, 32), spread(8, 16, 32), x[:, ::2], x[..., ::2]):
+        for dims in ([2], [1], [0], [1, 2], [0, 2], [0, 1], [0, 1, 2]):
+            check(aten._fft_r2c.default, y, dims, 0, True)
+            check(aten._fft_c2c.default, y + 0j if y is x else y.to(torch.complex64), dims, 0, True)
+
+
+def test_ctc_loss() -> None:
+    x = torch.randn(20, 3, 10).log_softmax(2)
+    targets, lengths = torch.randint(1, 10, (3, 5)), ([20] * 3, [5] * 3)
+    loss, alpha = check(aten._ctc_loss.default, x, targets, *lengths)  # type: ignore[misc]
+    rest = (targets, *lengths, loss, alpha, 0)
+    check(aten._ctc_loss_backward.default, torch.ones(3), x, *rest)
