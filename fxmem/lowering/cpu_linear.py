@@ -138,16 +138,16 @@ def _addmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> in
 @workspace(_aten.bmm.default)
 def _bmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
-    return _batched_bytes(tensor(args[0]), tensor(args[1]))
+    return batched_bytes(tensor(args[0]), tensor(args[1]))
 
 
 @workspace(_aten.baddbmm.default)
 def _baddbmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
-    return _batched_bytes(tensor(args[1]), tensor(args[2]))
+    return batched_bytes(tensor(args[1]), tensor(args[2]))
 
 
-def _batched_bytes(left: Tensor, right: Tensor) -> int:
+def batched_bytes(left: Tensor, right: Tensor) -> int:
     """One matrix of each operand that BLAS cannot take, where the batch is looped over."""
     scratchpad = _mkldnn_scratchpad_bytes(left, right)
     if scratchpad:

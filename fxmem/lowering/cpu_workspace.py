@@ -32,6 +32,7 @@ from fxmem.lowering import (
     cpu_sorting,
     cpu_spectral,
     cpu_transformer,
+    cpu_trilinear,
     mkldnn_rnn,
 )
 from fxmem.lowering.cpu_convolution import (
@@ -68,6 +69,7 @@ _KERNELS = (
     cpu_sorting,
     cpu_spectral,
     cpu_transformer,
+    cpu_trilinear,
     mkldnn_rnn,
 )
 
