@@ -1,0 +1,285 @@
+"""What becomes a node, what it is called, where it comes from and what it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fxmem
+from fxmem.analysis import Analysis
+from fxmem.graph import Category, Node, Phase
+
+
+class Calls(nn.Module):
+    """A function as a model, with a few modules to call."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def analyse(function: Callable[..., Any], *args: Any, **settings: Any) -> Analysis:
+    return fxmem.analyze(Calls(function), args or ("3x4",), **settings)
+
+
+def forward_nodes(analysis: Analysis) -> list[Node]:
+    return [node for node in analysis.nodes if node.phase is Phase.FORWARD]
+
+
+def names(analysis: Analysis) -> list[str]:
+    return [node.name for node in forward_nodes(analysis)]
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    lines, start = inspect.getsourcelines(function)
+    return start + next(i for i, line in enumerate(lines) if text in line)
+
+
+def find(analysis: Analysis, name: str) -> Node:
+    return next(node for node in analysis.nodes if node.name == name)
+
+
+def test_leaf_modules_functions_and_methods_are_nodes() -> None:
+    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(m.act(m.linear(x))).mul(2)
+
+    analysis = analyse(forward)
+    assert [(n.name, n.op, n.target) for n in forward_nodes(analysis)] == [
+        ("args_0", "placeholder", "args_0"),
+        ("linear", "call_module", "Linear"),
+        ("act", "call_module", "ReLU"),
+        ("sin", "call_function", "sin"),
+        ("mul", "call_method", "mul"),
+    ]
+
+
+def test_names_count_occurrences_and_carry_the_module_around() -> None:
+    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+        return m.block(m.block(x + 1) + 1) - m.linear(m.linear(x))
+
+    assert names(analyse(forward))[1:] == [
+        "add", "block.0", "block.1", "add_1", "block.0_1", "block.1_1", "linear", "linear_1", "sub",
+    ]  # fmt: skip
+
+
+def test_edges_lead_to_the_nodes_whose_results_are_taken() -> None:
+    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, dim=1)
+        return torch.cat([right, m.linear(x)[:, :2], left])
+
+    analysis = analyse(forward)
+    at = {node.name: node.index for node in analysis.nodes}
+    assert find(analysis, "cat").inputs == (at["chunk"], at["getitem"])
+    assert find(analysis, "getitem").inputs == (at["linear"],)
+
+
+def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
+    @decorate
+    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+        def nested(y: torch.Tensor) -> torch.Tensor:
+            return y.exp()  # in a nested function
+
+        y = m.block(x)  # through torch's Sequential
+        return nested(
+            y * 2  # over several lines
+        )
+
+    analysis = analyse(forward)
+    original = inspect.unwrap(forward)
+    for name, text in [
+        ("block.1", "through torch's"),
+        ("exp", "in a nested"),
+        ("mul", "over several lines"),
+    ]:
+        source = find(analysis, name).source
+        assert source is not None
+        assert source.file == __file__
+        assert source.line == line_of(original, text)
+
+
+def test_nothing_of_the_user_runs_inside_a_bare_sequential() -> None:
+    analysis = fxmem.analyze(nn.Sequential(nn.Linear(4, 4)), ("3x4",))
+    assert find(analysis, "0").source is None
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return grads[0] * 2 + x * y * 0
+
+
+def test_an_autograd_function_is_one_node_and_its_backward_belongs_to_it() -> None:
+    analysis = analyse(lambda m, x: Double.apply(m.linear(x)).sin())
+    node = find(analysis, "Double")
+    assert names(analysis)[1:] == ["linear", "Double", "sin"]
+    operations = [o for o in analysis.graph.operations if o.node == node.index]
+    backward = [o.name for o in operations if o.phase is Phase.BACKWARD]
+    assert backward.count("aten.mul.Tensor") == 3
+    # The linear's output and its own, which sin saves too.
+    assert node.saved_bytes == 2 * 3 * 4 * 4
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_region_is_one_node(reentrant: bool) -> None:
+    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(m.block, m.linear(x), use_reentrant=reentrant)
+        assert isinstance(y, torch.Tensor)
+        return y * 2
+
+    analysis = analyse(forward)
+    assert names(analysis)[1:] == ["linear", "checkpoint", "mul"]
+    assert analysis.frontend == "record"
+    node = find(analysis, "checkpoint")
+    assert find(analysis, "mul").inputs == (node.index,)
+    recomputed = [
+        o.name
+        for o in analysis.graph.operations
+        if o.node == node.index and o.phase is Phase.BACKWARD
+    ]
+    assert "aten.addmm.default" in recomputed
+    assert node.saved_bytes == 3 * 4 * 4  # its input alone
+
+
+@dataclasses.dataclass
+class Result:
+    first: torch.Tensor
+    second: list[torch.Tensor]
+    unset: torch.Tensor = dataclasses.field(init=False)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda y, z: {"first": y, "second": z},
+        lambda y, z: (y, [z], None, "text"),
+        lambda y, z: Result(y, [z]),
+    ],
+)
+def test_outputs_may_be_nested(wrap: Callable[..., Any]) -> None:
+    analysis = analyse(lambda m, x: wrap(m.linear(x), x * 2))
+    assert analysis.frontend == "fx"
+    outputs = [s for s in analysis.graph.storages if s.category is Category.OUTPUT]
+    assert len([s for s in outputs if s.shape == (3, 4)]) == 2
+
+
+def test_keyword_and_nested_inputs_are_placeholders() -> None:
+    def forward(m: Calls, pair: list[torch.Tensor], *, extra: dict[str, torch.Tensor]) -> Any:
+        return m.linear(pair[0]) + pair[1] + extra["bias"]
+
+    analysis = fxmem.analyze(
+        Calls(forward), ([torch.ones(3, 4), torch.ones(3, 4)],), {"extra": {"bias": "4"}}
+    )
+    placeholders = [n.name for n in analysis.nodes if n.op == "placeholder"]
+    assert placeholders == ["args_0", "extra"]
+    assert analysis.input_bytes == (12 + 12 + 4) * 4
+
+
+def test_views_and_in_place_results_have_no_output_bytes() -> None:
+    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+        y = m.linear(x)
+        y[0] = 1
+        return y.relu_().t().T.data
+
+    analysis = analyse(forward, mode="infer")
+    sizes = {node.name: node.output_bytes for node in forward_nodes(analysis)}
+    assert sizes.pop("linear") == 48
+    assert set(sizes) == {"args_0", "setitem", "relu_", "t", "T", "data"}
+    assert not any(sizes.values())
+
+
+def test_forward_hooks_are_part_of_the_module_they_hang_on() -> None:
+    model = Calls(lambda m, x: m.block(x))
+    model.linear.register_forward_hook(lambda module, args, output: output * 2)
+    model.block.register_forward_hook(lambda module, args, output: output.sin())
+    model.function = lambda m, x: m.block(m.linear(x))
+    analysis = fxmem.analyze(model, ("3x4",))
+    assert names(analysis)[1:] == ["linear", "block.0", "block.1", "block.sin"]
+
+
+def test_encoders_of_torch_are_entered() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    analysis = fxmem.analyze(nn.TransformerEncoder(layer, 2), ("3x5x4",))
+    assert "layers.0.self_attn" in names(analysis)
+    assert "layers.1.linear2" in names(analysis)
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    before = (
+        nn.Module.__call__,
+        torch.autograd.Function.__dict__["apply"],
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
+        torch.get_rng_state,
+        torch.overrides.has_torch_function,
+    )
+    yield
+    assert before == (
+        nn.Module.__call__,
+        torch.autograd.Function.__dict__["apply"],
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
+        torch.get_rng_state,
+        torch.overrides.has_torch_function,
+    )
+
+
+@pytest.mark.usefixtures("patched")
+def test_what_is_patched_is_restored_after_a_failure() -> None:
+    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no such thing")
+
+    with pytest.raises(fxmem.TraceError, match=r"test_nodes.py:\d+: KeyError: 'no such thing'"):
+        analyse(forward)
+
+
+def test_backward_operators_belong_to_the_forward_node() -> None:
+    analysis = analyse(lambda m, x: m.act(m.linear(x)).sin() + m.linear(x).cos())
+    by_node: dict[str, set[str]] = {}
+    for operation in analysis.graph.operations:
+        if operation.phase is Phase.BACKWARD and operation.node is not None:
+            node = analysis.nodes[operation.node]
+            by_node.setdefault(node.name, set()).add(operation.autograd_node)
+    assert "ReluBackward0" in by_node["act"]
+    assert "SinBackward0" in by_node["sin"]
+    assert "AddmmBackward0" in by_node["linear"]
+    assert "AddmmBackward0" in by_node["linear_1"]
+
+
+def test_sources_and_categories_of_an_adam_step() -> None:
+    analysis = analyse(lambda m, x: m.norm(m.linear(x)), optimizer="adam")
+    used = 4 * 4 + 4 + 4 + 4  # linear and norm; the block's parameters have no gradient
+    assert analysis.gradient_bytes == used * 4
+    # Two moments of each and a step count of four bytes for each of the four parameters.
+    assert analysis.optimizer_state_bytes == 2 * used * 4 + 4 * 4
+    assert analysis.parameter_bytes == (used + 4 * 4 + 4) * 4
+    assert analysis.buffer_bytes == 4 * 4 * 2 + 8
+    assert sum(analysis.breakdown.values()) == analysis.peak_bytes
