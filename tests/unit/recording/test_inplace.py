@@ -1,0 +1,73 @@
+"""Where eager works in place, checked against the allocator of a real step that nobody watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from benchmarks.cases import Case, Spec
+from benchmarks.measure import measure_allocator
+
+ROWS, COLUMNS = 64, 256
+
+
+class OnWeight(nn.Module):
+    """A function of the input times a weight, so that backward has a gradient to pass on."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.rand(ROWS, COLUMNS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+class AddsInPython(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        doubled = grads[0] * 2
+        return doubled + grads[0].exp()  # Python's own: always new memory
+
+
+def zeros(columns: int) -> torch.Tensor:
+    return torch.zeros(ROWS, columns, dtype=torch.int64)
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "two gradients meet": lambda x: x.sin() * x.cos(),
+    "three gradients meet": lambda x: (x * 2).exp() + (x * 3).sin() + x.tanh(),
+    "a gradient that others hold": lambda x: x + x.relu() + x.sin() * x.cos(),
+    "gradients of slices": lambda x: x[:, :64].exp() * x[:, 64:128].sin() + x[:, :64],
+    "gradients from cat": lambda x: torch.cat([x.sin(), x.cos(), x]),
+    "gradient of a transpose": lambda x: x.t().exp() + x.t().sin(),
+    "expanded gradient": lambda x: x.sum(1, keepdim=True).expand(-1, COLUMNS) + x.exp(),
+    "gather": lambda x: x.gather(1, zeros(2 * COLUMNS)),
+    "max": lambda x: x.max(1)[0],
+    "sort": lambda x: x.sort(1)[0],
+    "take": lambda x: x.take(torch.arange(1000)),
+    "cummax": lambda x: x.cummax(1)[0],
+    "index_select": lambda x: x.index_select(0, torch.zeros(32, dtype=torch.int64)),
+    "index": lambda x: x[torch.zeros(96, dtype=torch.int64)],
+    "added in Python": lambda x: AddsInPython.apply(x),
+    "scatter in forward": lambda x: torch.zeros_like(x).scatter(1, zeros(COLUMNS), x),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_peak_is_that_of_the_allocator(name: str) -> None:
+    case = Case(name, lambda: OnWeight(FUNCTIONS[name]), (Spec((ROWS, COLUMNS)),))
+    real_bytes = measure_allocator(case, "train")["peak_bytes"]
+    analysis = fxmem.analyze(case.model(), (f"{ROWS}x{COLUMNS}",))
+    # A Python number becomes a tensor of up to 16 bytes on its way into an operator.
+    assert abs(analysis.peak_bytes - real_bytes) <= 16
