@@ -1,0 +1,150 @@
+"""analyze: what it refuses, and in which words; what its arguments change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.graph import Category
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.linear(x) * scale
+
+
+class Holds(nn.Module):
+    """Gives a torch function something that no graph holds."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 2, object()
+
+
+class Finds(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if self.how == "nonzero":
+            return y[(y > 0).nonzero()[:, 0]]
+        if self.how == "mask":
+            return y[y > 0]
+        if self.how == "masked_select":
+            return y.masked_select(y > 0)
+        if self.how == "unique":
+            return y.detach().unique()[:, None] * y[:1]
+        if self.how == "item":
+            return y[: int(x.long().max())]
+        return y * float(y.max())
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("mode", {"mode": "test"}, "unknown mode 'test' (train or infer)"),
+    ("cuda", {"device": "cuda"}, "device='cuda' is not modelled yet (device='cpu' is)"),
+    ("gpu", {"gpu": "h100"}, "gpu= is not modelled yet (device='cpu' is)"),
+    ("autocast", {"autocast": "bf16"}, "autocast= is not modelled yet (device='cpu' is)"),
+    ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu)"),
+    ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
+    ("hint", {"size_hint": -1}, "size hint -1 is negative (how many elements are found)"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), [r[1:] for r in REFUSED], ids=lambda v: "")
+def test_arguments_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(fxmem.UsageError) as raised:
+        fxmem.analyze(Net(), ("3x4",), **settings)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("args", [(), ("3x4", 2.0, 3.0)])
+def test_a_wrong_number_of_inputs_shows_what_forward_takes(args: tuple[Any, ...]) -> None:
+    with pytest.raises(fxmem.UsageError, match=r"the inputs do not fit Net.forward\(x: ") as raised:
+        fxmem.analyze(Net(), args)
+    assert raised.value.hint == "one input for each argument without a default"
+
+
+def test_a_forward_that_raises_is_told_with_its_line() -> None:
+    with pytest.raises(fxmem.TraceError) as raised:
+        fxmem.analyze(Net(), ("3x5",))
+    assert str(raised.value) == (
+        "the step failed at test_api.py:21: RuntimeError: a and b must have same reduction dim,"
+        " but got [3, 5] X [4, 4]. (check shapes and dtypes of the inputs)"
+    )
+
+
+def test_what_the_fx_frontend_cannot_express() -> None:
+    reason = "no graph holds the object in the output"
+    with pytest.raises(fxmem.TraceError) as raised:
+        fxmem.analyze(Holds(), ("3x4",), mode="infer", frontend="fx")
+    assert raised.value.cause == f"the fx frontend cannot express this model: {reason}"
+    analysis = fxmem.analyze(Holds(), ("3x4",), mode="infer")
+    assert (analysis.frontend, analysis.setup.frontend_reason) == ("record", reason)
+
+
+def test_a_forced_record_frontend_gives_the_same_numbers() -> None:
+    served = fxmem.analyze(Net(), ("3x4",), optimizer="sgd-momentum")
+    forced = fxmem.analyze(Net(), ("3x4",), optimizer="sgd-momentum", frontend="record")
+    assert (served.frontend, forced.frontend) == ("fx", "record")
+    assert served.graph == forced.graph
+
+
+FOUND = {"nonzero": 7, "mask": 7, "masked_select": 7, "unique": 7, "item": 2}
+
+
+@pytest.mark.parametrize("how", [*FOUND, "float"])
+def test_sizes_that_depend_on_data_are_refused_with_the_line(how: str) -> None:
+    with pytest.raises(fxmem.DataDependentError, match=r"^aten\.\S+ at test_api.py:\d+ depends on"):
+        fxmem.analyze(Finds(how), ("3x4",))
+
+
+@pytest.mark.parametrize("how", FOUND)
+def test_a_size_hint_says_how_many_are_found(how: str) -> None:
+    analysis = fxmem.analyze(Finds(how), ("3x4",), size_hint=FOUND[how])
+    output = next(s for s in analysis.graph.storages if s.category is Category.OUTPUT)
+    if how != "item":  # there the output is a view of what the linear made
+        assert output.shape[0] == FOUND[how]
+
+
+def test_a_value_that_is_no_size_is_refused_even_with_a_hint() -> None:
+    with pytest.raises(fxmem.DataDependentError):
+        fxmem.analyze(Finds("float"), ("3x4",), size_hint=7)
+
+
+def test_the_user_s_model_is_left_alone() -> None:
+    model = Net().eval()
+    model.linear.weight.grad = torch.ones(4, 4)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    fxmem.analyze(model, (torch.ones(3, 4),), optimizer="adam")
+    assert not model.training
+    assert torch.equal(model.linear.weight.grad, torch.ones(4, 4))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_dtype_casts_parameters_and_inputs() -> None:
+    full, half = (fxmem.analyze(Net(), ("3x4",), dtype=dtype) for dtype in (None, "bf16"))
+    assert half.parameter_bytes * 2 == full.parameter_bytes
+    assert half.input_bytes * 2 == full.input_bytes
+    assert fxmem.analyze(Net(), ("3x4",), dtype=torch.bfloat16).graph == half.graph
+
+
+def test_a_single_input_needs_no_tuple() -> None:
+    assert fxmem.analyze(Net(), "3x4").graph == fxmem.analyze(Net(), ("3x4",)).graph
+
+
+def test_lazy_modules_are_settled_first() -> None:
+    model = nn.Sequential(nn.LazyLinear(5), nn.ReLU())
+    analysis = fxmem.analyze(model, ("3x4",), optimizer="adam")
+    assert analysis.parameter_bytes == (4 * 5 + 5) * 4
