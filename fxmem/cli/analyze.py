@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, write_output
 from fxmem.cli.progress import show_progress
+from fxmem.cli.startup import defer_torch_compile
 from fxmem.errors import LoadError, UsageError
 from fxmem.specs import TensorSpec, parse_dtype, parse_input
 from fxmem.units import format_bytes, parse_bytes
@@ -183,6 +184,7 @@ def _analyze_quietly(
         try:
             from fxmem.api import analyze
 
+            defer_torch_compile()
             return analyze(target, args, kwargs, **options)
         except SystemExit as error:
             raise LoadError(
