@@ -13,7 +13,7 @@ ANALYSE = f"""
 import sys
 from fxmem.cli import main
 target = {str(ROOT / "examples" / "resnet.py")!r} + ":ResNet18"
-assert main(["analyze", target, "--input", "1x3x32x32", *sys.argv[1:]]) == 0
+assert main(["analyze", target, "--input", "2x3x64x64", *sys.argv[1:]]) == 0
 """
 COMPILE = """
 import torch, torch._dynamo
