@@ -184,8 +184,8 @@ def _analyze_quietly(
         try:
             from fxmem.api import analyze
 
-            defer_torch_compile()
-            return analyze(target, args, kwargs, **options)
+            with defer_torch_compile():
+                return analyze(target, args, kwargs, **options)
         except SystemExit as error:
             raise LoadError(
                 f"the code of {target} called exit({error.code!r})",

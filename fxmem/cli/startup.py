@@ -10,9 +10,10 @@ library has no business with its caller's modules.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,22 +45,14 @@ class _StandIn(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def defer_torch_compile() -> None:
-    """Puts the stand-in in place, unless the package is there already or is not as expected."""
+@contextlib.contextmanager
+def defer_torch_compile() -> Iterator[None]:
+    """Has the stand-in in place, unless the package is there already or is not as expected."""
     import torch
 
-    if _PACKAGE in sys.modules:
-        return
-    path = Path(torch.__file__).parent / "_dynamo" / "config.py"
-    spec = importlib.util.spec_from_file_location(_CONFIG, path)
-    if spec is None or spec.loader is None:
-        return
-    config = importlib.util.module_from_spec(spec)
-    sys.modules[_CONFIG] = config  # the module installs itself under its name
-    try:
-        spec.loader.exec_module(config)
-    except Exception:
-        del sys.modules[_CONFIG]
+    config = None if _PACKAGE in sys.modules else _import_config(Path(torch.__file__).parent)
+    if config is None:
+        yield
         return
     package, source = _StandIn(_PACKAGE), _StandIn(_SOURCE)
     package.config, package.disable = config, _disable  # type: ignore[attr-defined]
@@ -67,6 +60,29 @@ def defer_torch_compile() -> None:
     source.RandomValueSource = _RandomValueSource  # type: ignore[attr-defined]
     sys.modules |= {_PACKAGE: package, _SOURCE: source}
     torch._dynamo = package
+    try:
+        yield
+    finally:
+        if sys.modules.get(_PACKAGE) is package:
+            for name in (_PACKAGE, _SOURCE, _CONFIG):
+                del sys.modules[name]
+            del torch._dynamo  # torch imports it when it is asked for
+
+
+def _import_config(folder: Path) -> ModuleType | None:
+    """``torch._dynamo.config`` without the package around it."""
+    path = folder / "_dynamo" / "config.py"
+    spec = importlib.util.spec_from_file_location(_CONFIG, path)
+    if spec is None or spec.loader is None:
+        return None
+    config = importlib.util.module_from_spec(spec)
+    sys.modules[_CONFIG] = config  # the module installs itself under its name
+    try:
+        spec.loader.exec_module(config)
+    except Exception:
+        del sys.modules[_CONFIG]
+        return None
+    return config
 
 
 def _disable(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
