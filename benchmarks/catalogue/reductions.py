@@ -16,6 +16,8 @@ add(
     mean0=lambda x: x.mean(0),
     mean1=lambda x: x.mean(1),
     prod=torch.prod,
+    min=torch.min,
+    prod_keep=lambda x: x.prod(0, keepdim=True),
     prod0=lambda x: x.prod(0),
     prod1=lambda x: x.prod(1),
     amax=lambda x: x.amax(1),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fxmem.lowering.cpu_registry import Arguments, tensor, workspace
 from fxmem.lowering.cpu_tape import Tape, size_bytes
+from fxmem.lowering.functions import CPU
 
 _aten = torch.ops.aten
 _INT_BYTES, _LONG_BYTES = 4, 8
@@ -93,6 +94,19 @@ def _lu(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
 def _unpack(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """BatchLinearAlgebra.cpp, ``lu_unpack_out``."""
     return _unpack_bytes(tensor(args[0]))
+
+
+@CPU.kernel(_aten._linalg_svd.default)
+def svd(
+    x: Tensor,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    driver: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """BatchLinearAlgebra.cpp, ``TORCH_META_FUNC(_linalg_svd)``: no vectors where none are asked."""
+    left, values, right = _aten._linalg_svd.default(x, full_matrices, compute_uv, driver=driver)
+    return (left, values, right) if compute_uv else (x.new_empty(0), values, x.new_empty(0))
 
 
 @workspace(_aten._linalg_svd.default)

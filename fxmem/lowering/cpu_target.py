@@ -8,10 +8,12 @@ from fxmem.lowering import (
     cpu_embedding,
     cpu_grouped,
     cpu_inplace,
+    cpu_linalg,
     cpu_losses,
     cpu_masked,
     cpu_pooling,
     cpu_rnn,
+    cpu_values,
 )
 from fxmem.lowering.functions import CPU
 
@@ -24,8 +26,10 @@ _MODULES = (
     cpu_embedding,
     cpu_grouped,
     cpu_inplace,
+    cpu_linalg,
     cpu_losses,
     cpu_masked,
     cpu_pooling,
     cpu_rnn,
+    cpu_values,
 )

@@ -31,8 +31,13 @@ _FILLS = frozenset(
         _aten.scatter.value,
         _aten.scatter_add.default,
         _aten.index_add.default,
+        _aten.index_fill.int_Tensor,
     }
 )
+_OUT_OF_PLACE = frozenset(
+    {"ScatterReduceBackward0", "IndexReduceBackward0", "LinalgCholeskyExBackward0"}
+)
+"""Formulas that take new memory for the sums of what they have made themselves."""
 
 _SOLE_TENSOR_REFERENCES = 4
 """``Tensor._use_count()`` inside ``__torch_dispatch__`` of a tensor that the engine's buffer
@@ -80,7 +85,9 @@ class EngineWatch:
         else:
             reused = func in _FILLS and is_fresh(args[0]) and _is_engine(caller)
         tensor: torch.Tensor = args[0]
-        return tensor if reused else None
+        if not reused or (_is_out_of_place() and is_fresh(tensor)):
+            return None
+        return tensor
 
 
 def _is_accumulated_in_place(older: torch.Tensor, newer: Any) -> bool:
@@ -91,6 +98,11 @@ def _is_accumulated_in_place(older: torch.Tensor, newer: Any) -> bool:
         and uses <= _SOLE_STORAGE_REFERENCES
         and _is_dense(older)
     )
+
+
+def _is_out_of_place() -> bool:
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() in _OUT_OF_PLACE
 
 
 def _is_engine(frame: FrameType) -> bool:

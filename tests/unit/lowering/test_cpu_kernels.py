@@ -175,7 +175,8 @@ def test_linear_algebra(batch: tuple[int, ...]) -> None:
     check(aten.lu_unpack.default, factors, pivots)
     check(aten.linalg_lu.default, x)
     check(aten._linalg_check_errors.default, pivots[..., 0] * 0, "name", is_matrix=not batch)
-    check(aten._linalg_svd.default, torch.randn(*batch, 24, 20))
+    for flags in ((False, True), (True, True), (False, False)):
+        check(aten._linalg_svd.default, torch.randn(*batch, 24, 20), *flags)
     check(aten.linalg_cholesky_ex.default, x @ x.mT)
     check(aten.cholesky_solve.default, torch.randn(*batch, 24, 5), x)
     check(aten._euclidean_dist.default, x, torch.randn(*batch, 30, 24))
