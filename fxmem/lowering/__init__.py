@@ -1,1 +1,1 @@
-"""What the target device would run: functions and fake kernels, and what kernels allocate inside."""
+"""What the target device would run, and what its kernels allocate inside themselves."""

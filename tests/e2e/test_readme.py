@@ -70,7 +70,7 @@ def test_the_output_shown_is_the_output_of_the_main_command(
     if request.config.getoption("--overwrite"):
         start, end = sample.span("output")
         README.write_text(TEXT[:start] + output + TEXT[end:], encoding="utf-8")
-    elif RECORDED_ON == (torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()):
+    elif (torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()) == RECORDED_ON:
         assert sample["output"] == output
     else:  # another CPU's convolutions allocate other workspaces, and the peak may lie elsewhere
         assert re.match(r"Peak \d+\.\d+ MiB in \w+ of \S+, resnet\.py:\d+\n", output)
