@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+import torch
 from generated_modules import Program, programs, runs
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
@@ -46,7 +47,10 @@ def _quick_collections() -> Iterator[None]:
     measure_flops(warm_up.case(), "train")
     gc.collect()
     gc.freeze()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more would spin where processors are shared
     yield
+    torch.set_num_threads(threads)
     gc.unfreeze()
 
 
