@@ -46,15 +46,32 @@ def _has_instructions(dtype: torch.dtype) -> bool:
         return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
 
 
+def _uses_mkldnn(x: Tensor, columns: int) -> bool:
+    """aten/src/ATen/native/mkldnn/Matmul.cpp, ``use_mkldnn_matmul``."""
+    if x.dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.enabled:
+        return False
+    return x.numel() * columns > _SMALL_MKLDNN_PRODUCT and _has_instructions(x.dtype)
+
+
 def _mkldnn_scratchpad_bytes(left: Tensor, right: Tensor) -> int:
-    """aten/src/ATen/native/mkldnn/Matmul.cpp, ``use_mkldnn_matmul`` and ``mkldnn_matmul``."""
-    dtype = left.dtype
-    if dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.enabled:
-        return 0
-    if left.numel() * right.shape[-1] <= _SMALL_MKLDNN_PRODUCT or not _has_instructions(dtype):
+    """mkldnn/Matmul.cpp, ``mkldnn_bf16_gemm``: takes matrices as BLAS does."""
+    if not _uses_mkldnn(left, right.shape[-1]):
         return 0
     operands = tuple((tuple(x.shape), _dense_strides(x)) for x in (left, right))
-    return _matmul_scratchpad_bytes(operands[0], operands[1], dtype, torch.get_num_threads())
+    return _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
+
+
+def _mkldnn_matmul_bytes(left: Tensor, right: Tensor) -> int:
+    """mkldnn/Matmul.cpp, ``mkldnn_matmul``: copies of what is neither dense nor transposed."""
+    copies, operands = 0, []
+    for x in (left, right):
+        strides = x.stride()
+        if not x.is_contiguous() and not x.mT.is_contiguous():
+            copies += size_bytes(x)
+            strides = (x.shape[-2] * x.shape[-1], x.shape[-1], 1)[-x.dim() :]
+        operands.append((tuple(x.shape), tuple(strides)))
+    scratchpad = _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
+    return copies + scratchpad
 
 
 def _dense_strides(x: Tensor) -> tuple[int, ...]:
@@ -126,7 +143,9 @@ def _mm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
 def _mv(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Blas.cpp, ``addmv_out``: a contiguous matrix for BLAS."""
     matrix, vector = tensor(args[0]), tensor(args[1])
-    return _matrix_copies_bytes(matrix) + _mkldnn_scratchpad_bytes(matrix, vector.unsqueeze(1))
+    if _uses_mkldnn(matrix, 1):
+        return _mkldnn_matmul_bytes(matrix, vector.unsqueeze(1))
+    return _matrix_copies_bytes(matrix)
 
 
 @workspace(_aten.addmm.default, _aten.addmm_.default)
@@ -149,9 +168,8 @@ def _baddbmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
 
 def batched_bytes(left: Tensor, right: Tensor) -> int:
     """One matrix of each operand that BLAS cannot take, where the batch is looped over."""
-    scratchpad = _mkldnn_scratchpad_bytes(left, right)
-    if scratchpad:
-        return scratchpad
+    if _uses_mkldnn(left, right.shape[2]):
+        return _mkldnn_matmul_bytes(left, right)
     if left.shape[1] * left.shape[2] * right.shape[2] < _SMALL_PRODUCT:
         return 0
     operands = (left, right)

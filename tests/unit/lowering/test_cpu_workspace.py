@@ -228,6 +228,19 @@ def test_bfloat16_matrix_products() -> None:
     check(aten.addmm.default, torch.randn(48).bfloat16(), x, weight.t())
     check(aten.bmm.default, torch.randn(4, 32, 16).bfloat16(), torch.randn(4, 16, 32).bfloat16())
     check(aten.mm.default, x[:4, :8], weight.t()[:8])
+    right = torch.randn(4, 64, 48).bfloat16()
+    for left in (
+        strided(4, 32, 64, dtype=torch.bfloat16),
+        torch.ones(1, dtype=torch.bfloat16).expand(4, 32, 64),
+        torch.randn(1, 32, 64).bfloat16().expand(4, 32, 64),
+        torch.randn(32, 4, 64).bfloat16().transpose(0, 1),
+        torch.randn(4, 32, 128).bfloat16()[..., :64],
+    ):
+        check(aten.bmm.default, left, right)
+        check(aten.baddbmm.default, torch.randn(4, 32, 48).bfloat16(), left, right)
+        check(aten.mm.default, left[0], right[0])
+        for vector in (right[0, :, 0], right[0, :, 0].clone()):
+            check(aten.mv.default, left[0], vector)
 
 
 def test_indexing() -> None:
