@@ -1,0 +1,75 @@
+"""What depends on data: as many elements as the user says, or a refusal that names the line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fxmem
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Calls(nn.Module):
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.body, self.scale = forward, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x * self.scale)
+
+
+SEARCHES: dict[str, tuple[Forward, tuple[int, ...]]] = {
+    "nonzero": (lambda x: x.nonzero(), (5, 2)),
+    "nonzero as a tuple": (lambda x: x.nonzero(as_tuple=True)[1], (5,)),
+    "where": (lambda x: torch.where(x > 0)[0], (5,)),
+    "mask": (lambda x: x[x > 0], (5,)),
+    "mask of rows": (lambda x: x[x[:, 0] > 0], (5, 6)),
+    "mask and slice": (lambda x: x[:, x[0] > 0], (4, 5)),
+    "masked_select": (lambda x: torch.masked_select(x, x > 0), (5,)),
+    "unique": (lambda x: torch.unique(x.detach()), (5,)),
+    "item": (lambda x: x[: x.argmax(0)[0].item()], (4, 6)),  # type: ignore[misc]
+    "item as a shape": (lambda x: x.new_zeros(int(x.argmax())), (5,)),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_finds_as_many_as_was_said(name: str) -> None:
+    search, shape = SEARCHES[name]
+    analysis = fxmem.analyze(Calls(search), ("4x6",), size_hint=5, mode="infer")
+    assert analysis.nodes[-1].shape == shape
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_without_a_hint_the_line_is_named(name: str) -> None:
+    with pytest.raises(fxmem.DataDependentError, match=r"test_hints\.py:\d+ depends on the values"):
+        fxmem.analyze(Calls(SEARCHES[name][0]), ("4x6",), mode="infer")
+
+
+def test_what_was_found_trains_too() -> None:
+    analysis = fxmem.analyze(Calls(lambda x: x[x > 0].exp()), ("4x6",), size_hint=7)
+    assert analysis.nodes[-2].output_bytes == 7 * 4
+    assert analysis.gradient_bytes == 4
+
+
+@pytest.mark.parametrize("hint", [None, 5])
+def test_a_float_is_no_size(hint: int | None) -> None:
+    with pytest.raises(fxmem.DataDependentError, match=r"test_hints\.py"):
+        fxmem.analyze(Calls(lambda x: x * x.max().item()), ("4x6",), size_hint=hint)
+
+
+def test_checks_of_torch_that_only_raise_pass() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return functional.gaussian_nll_loss(x, x.detach(), x.exp())
+
+    assert fxmem.analyze(Calls(loss), ("4x6",)).peak_bytes > 0
+
+
+def test_a_hint_changes_nothing_where_nothing_depends_on_data() -> None:
+    model = Calls(lambda x: x.exp())
+    plain, hinted = (fxmem.analyze(model, ("4x6",), size_hint=hint) for hint in (None, 5))
+    assert plain.graph == hinted.graph

@@ -1,0 +1,197 @@
+"""What the recorder sees of storages, operators, nodes and saved tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.recording.recorder import NO_STORAGE, Recorder
+from fxmem.tracing.fakes import make_fake_mode
+
+
+def no_workspace(*_arguments: Any) -> int:
+    return 0
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """A recorder in the middle of a step."""
+    recorder = Recorder(no_workspace)
+    with make_fake_mode(), recorder:
+        recorder.begin_step()
+        yield recorder
+
+
+def test_a_storage_lives_from_its_operator_to_the_last_holder(recorder: Recorder) -> None:
+    x = torch.zeros(4)
+    y = x.exp()
+    view = y[1:]
+    del y
+    z = view.sin()
+    del view
+    z.cos_()
+    assert [o.name for o in recorder.operations] == [
+        "step.begin",
+        "aten.zeros.default",
+        "aten.exp.default",
+        "aten.slice.Tensor",
+        "aten.sin.default",
+        "aten.cos_.default",
+    ]
+    assert [(s.nbytes, s.born, s.died) for s in recorder.storages] == [
+        (16, 1, None),
+        (16, 2, 4),
+        (12, 4, None),
+    ]
+    assert recorder.live_bytes == [16, 32, 44, 28]
+    del x, z
+
+
+def test_views_and_in_place_results_are_no_storages(recorder: Recorder) -> None:
+    x = torch.zeros(4, 4)
+    views = [x.t(), x.view(16), x[0], x.expand(2, 4, 4), x.add_(1), x.detach()]
+    assert len(recorder.storages) == 1
+    assert {recorder.track(view) for view in views} == {0}
+
+
+def test_a_tensor_with_several_results_makes_several_storages(recorder: Recorder) -> None:
+    values, at = torch.zeros(2, 4).max(-1)
+    assert [(s.shape, s.dtype) for s in recorder.storages[1:]] == [
+        ((2,), "float32"),
+        ((2,), "int64"),
+    ]
+    del values, at
+
+
+def test_what_takes_no_memory_has_no_storage(recorder: Recorder) -> None:
+    assert recorder.track(torch.zeros(0, 3)) == NO_STORAGE
+    assert recorder.live_bytes == []
+
+
+def test_a_stranger_was_there_all_the_time() -> None:
+    recorder = Recorder(no_workspace)
+    with make_fake_mode() as mode, recorder:
+        recorder.begin_step()
+        x = torch.zeros(4)
+        with torch.utils._mode_utils.no_dispatch():
+            real = torch.ones(8)
+        y = x.sum() + mode.from_tensor(real)
+    stranger = next(s for s in recorder.storages if s.nbytes == 32)
+    assert stranger.born == RESIDENT
+    assert recorder.resident_bytes == 32
+    assert recorder.live_bytes == [48, 52, 84, 80, 48]
+    del y
+
+
+def test_a_label_stays(recorder: Recorder) -> None:
+    x = torch.zeros(4)
+    recorder.label([x], Category.PARAMETER, "weight")
+    recorder.label({"again": x.view(2, 2)}, Category.BUFFER, "buffer")
+    assert (recorder.storages[0].category, recorder.storages[0].name) == (
+        Category.PARAMETER,
+        "weight",
+    )
+
+
+def test_workspace_rises_and_falls_within_its_operator() -> None:
+    recorder = Recorder(lambda func, *_: 100 if func is torch.ops.aten.exp.default else 0)
+    with make_fake_mode(), recorder:
+        recorder.begin_step()
+        x = torch.zeros(4)
+        y = x.exp()
+    assert recorder.live_bytes == [16, 32, 132, 32]
+    assert recorder.operations[-1].workspace_bytes == 100
+    del y
+
+
+def test_flops_are_those_of_the_flop_counter(recorder: Recorder) -> None:
+    torch.zeros(2, 3) @ torch.zeros(3, 5)
+    torch.zeros(2, 3).exp()
+    assert [o.flops for o in recorder.operations if o.flops] == [2 * 2 * 3 * 5]
+
+
+def test_a_node_s_bytes(recorder: Recorder) -> None:
+    x = torch.zeros(4)
+    recorder.enter_node(0)
+    y = x.exp().sin()
+    assert recorder.exit_node(0, (y, y[1:], x)) == 3
+    record = recorder.node_records[0]
+    assert (record.output_bytes, record.transient_bytes) == (16, 16)
+    assert [o.node for o in recorder.operations] == [None, None, 0, 0, 0]
+
+
+def test_each_storage_is_saved_once_and_by_whom(recorder: Recorder) -> None:
+    x = torch.zeros(4, requires_grad=True)
+    with recorder.watch_saved():
+        for index in (0, 1):
+            recorder.enter_node(index)
+            x.sin()
+            recorder.exit_node(index, None)
+    assert [(s.storage, s.node, s.shape) for s in recorder.saved] == [(0, 0, (4,))]
+    assert recorder.storages[0].saved_by == [0, 1]
+
+
+def run(function: Any, tensor: Tensor) -> Tensor:
+    result: Tensor = function(tensor)
+    return result
+
+
+@pytest.mark.parametrize(
+    "function", [torch.sigmoid, torch.exp, torch.sqrt, lambda x: x.softmax(-1)]
+)
+def test_an_output_that_its_own_operator_saves_dies_with_it(
+    recorder: Recorder, function: Any
+) -> None:
+    """A pack hook that returns its tensor would keep such an output in a cycle."""
+    x = torch.zeros(4, requires_grad=True)
+    with recorder.watch_saved():
+        y = run(function, x)
+    died = len(recorder.operations) - 1
+    del y
+    assert recorder.storages[1].died == died
+
+
+def test_backward_belongs_to_the_node_of_its_forward(recorder: Recorder) -> None:
+    x = torch.zeros(4, requires_grad=True)
+    with recorder.watch_saved():
+        recorder.enter_node(0)
+        y = x.exp()
+        recorder.exit_node(0, y)
+        recorder.enter_node(1)
+        z = y.sin()
+        recorder.exit_node(1, z)
+        loss = z.sum()
+    recorder.set_phase(Phase.BACKWARD)
+    loss.backward()
+    ran = [
+        (o.autograd_node, o.node)
+        for o in recorder.operations
+        if o.phase is Phase.BACKWARD and o.name == "aten.mul.Tensor"
+    ]
+    assert ran == [("SinBackward0", 1), ("ExpBackward0", 0)]
+
+
+def test_only_what_is_alive_is_resident() -> None:
+    recorder = Recorder(no_workspace)
+    with make_fake_mode(), recorder:
+        kept, gone = torch.zeros(4), torch.zeros(8)
+        recorder.label(kept, Category.OUTPUT)
+        del gone
+        recorder.begin_step()
+    assert [(s.nbytes, s.born, s.category) for s in recorder.storages] == [
+        (16, RESIDENT, Category.BUFFER)
+    ]
+    assert recorder.resident_bytes == 16
+
+
+def test_deaths_after_the_step_are_not_recorded(recorder: Recorder) -> None:
+    x = torch.zeros(4)
+    recorder.end_step()
+    del x
+    assert recorder.storages[0].died is None
+    assert recorder.live_bytes == [16]

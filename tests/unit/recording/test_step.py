@@ -1,0 +1,204 @@
+"""The canonical step: its phases, what is resident, what each storage is for, who dies when."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.analysis import Analysis
+from fxmem.graph import RESIDENT, Category, Phase
+
+
+class Net(nn.Module):
+    """Calls a function with itself; has a frozen layer, a buffer and an unregistered tensor."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        super().__init__()
+        self.body = body
+        self.first, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("table", torch.zeros(4))
+        self.plain = torch.ones(4)
+        self.cache: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(self, *args, **kwargs)
+
+
+def default(net: Net, x: Tensor) -> Tensor:
+    result: Tensor = net.frozen(net.first(x) + net.table + net.plain).relu()
+    return result
+
+
+def analyse(body: Callable[..., Any] = default, *args: Any, **settings: Any) -> Analysis:
+    return fxmem.analyze(Net(body), args or ("8x4",), **settings)
+
+
+def names_of(analysis: Analysis, category: Category, *, resident: bool = True) -> set[str]:
+    return {
+        s.name
+        for s in analysis.graph.storages
+        if s.category is category and (s.born == RESIDENT) is resident
+    }
+
+
+def test_the_phases_follow_each_other() -> None:
+    analysis = analyse(optimizer="sgd")
+    phases = [operation.phase for operation in analysis.graph.operations]
+    assert list(dict.fromkeys(phases)) == [*Phase]
+    assert phases == sorted(phases, key=[*Phase].index)
+
+
+def test_what_is_resident_is_named() -> None:
+    analysis = analyse(optimizer="adam", loss="mse")
+    assert names_of(analysis, Category.PARAMETER) == {
+        "first.weight",
+        "first.bias",
+        "frozen.weight",
+        "frozen.bias",
+    }
+    assert names_of(analysis, Category.BUFFER) == {"table", "plain"}
+    assert names_of(analysis, Category.INPUT) == {"args_0", "target"}
+    assert names_of(analysis, Category.OPTIMIZER_STATE) == {
+        f"first.{parameter}.{state}"
+        for parameter in ("weight", "bias")
+        for state in ("step", "exp_avg", "exp_avg_sq")
+    }
+
+
+def test_gradients_are_made_in_the_step_and_not_for_what_is_frozen() -> None:
+    analysis = analyse()
+    assert names_of(analysis, Category.GRADIENT) == set()
+    assert names_of(analysis, Category.GRADIENT, resident=False) == {
+        "first.weight.grad",
+        "first.bias.grad",
+    }
+    assert analysis.gradient_bytes == 20 * 4
+
+
+def test_an_input_that_requires_grad_gets_one() -> None:
+    x = torch.zeros(8, 4, requires_grad=True)
+    analysis = analyse(default, x)
+    assert "args_0.grad" in names_of(analysis, Category.GRADIENT, resident=False)
+    assert x.grad is None
+
+
+def test_inference_has_one_phase_and_saves_nothing() -> None:
+    analysis = analyse(mode="infer", optimizer="adam")
+    assert {operation.phase for operation in analysis.graph.operations} == {Phase.FORWARD}
+    assert analysis.saved == () and analysis.optimizer_state_bytes == 0
+    assert analysis.breakdown[Category.GRADIENT] == 0
+
+
+def test_modes_set_training() -> None:
+    def body(net: Net, x: Tensor) -> Tensor:
+        y: Tensor = net.first(x)
+        return y.exp() if net.training else y
+
+    trained, inferred = (analyse(body, mode=mode) for mode in ("train", "infer"))
+    assert "exp" in {node.target for node in trained.nodes}
+    assert "exp" not in {node.target for node in inferred.nodes}
+
+
+def test_output_and_loss_outlive_the_step() -> None:
+    analysis = analyse()
+    kept = [s for s in analysis.graph.storages if s.category is Category.OUTPUT and not s.died]
+    assert {s.name for s in kept} >= {"loss"}
+    last = max(s.died or 0 for s in analysis.graph.storages)
+    assert last < len(analysis.graph.operations)
+    saved_output = [s for s in analysis.graph.storages if s.name == "output"]
+    assert [(s.shape, s.died, s.category) for s in saved_output] == [
+        ((8, 4), None, Category.ACTIVATION)  # relu saves its own result
+    ]
+
+
+def test_sgd_has_no_state() -> None:
+    assert analyse(optimizer="sgd").optimizer_state_bytes == 0
+    assert analyse(optimizer="sgd-momentum").optimizer_state_bytes == 20 * 4
+
+
+def test_a_cache_that_the_model_keeps_is_resident_and_replaced() -> None:
+    def body(net: Net, x: Tensor) -> Tensor:
+        y: Tensor = net.first(x)
+        net.cache = [y.detach() * 2]
+        return y
+
+    analysis = analyse(body)
+    storages = analysis.graph.storages
+    (old,) = (s for s in storages if s.name == "kept from the step before")
+    (new,) = (s for s in storages if s.category is Category.TEMPORARY and s.died is None)
+    assert (old.category, old.born, old.shape) == (Category.BUFFER, RESIDENT, (8, 4))
+    assert old.died is not None and new.shape == (8, 4)
+
+
+def test_a_reference_cycle_lives_to_the_end_of_its_step() -> None:
+    class Ring:
+        def __init__(self, held: Tensor) -> None:
+            self.held, self.me = held, self
+
+    def body(net: Net, x: Tensor) -> Tensor:
+        y: Tensor = net.first(x)
+        Ring(y.detach() * 2)
+        return y
+
+    analysis = analyse(body)
+    left = [s for s in analysis.graph.storages if s.category is Category.TEMPORARY and not s.died]
+    assert [s.shape for s in left] == [(8, 4)]
+    assert names_of(analysis, Category.BUFFER) == {"table", "plain"}  # none of the first step
+
+
+def test_the_collector_is_on_afterwards_and_was_off() -> None:
+    seen = []
+
+    def body(net: Net, x: Tensor) -> Tensor:
+        seen.append(gc.isenabled())
+        y: Tensor = net.first(x)
+        return y
+
+    analyse(body)
+    assert not any(seen) and gc.isenabled()
+
+
+def test_the_steady_step_is_reported() -> None:
+    """A model that does more the first time."""
+
+    def body(net: Net, x: Tensor) -> Tensor:
+        if net.cache is None:
+            net.cache = torch.zeros(1000)
+        y: Tensor = net.first(x) + net.cache[0]
+        return y
+
+    analysis = analyse(body)
+    assert "zeros" not in {node.target for node in analysis.nodes}
+    assert analysis.buffer_bytes == (4 + 4 + 1000) * 4
+
+
+def test_recordings_of_one_model_are_equal() -> None:
+    assert analyse(optimizer="adam").graph == analyse(optimizer="adam").graph
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_counts_and_saves_only_in_training(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    analysis = fxmem.analyze(model, ("8x4",), mode="train" if training else "infer")
+    operators = {operation.name for operation in analysis.graph.operations}
+    assert ("aten.add_.Tensor" in operators) is training
+    assert names_of(analysis, Category.BUFFER) == {
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    }
+
+
+def test_reads_and_saved_by_refer_to_storages_and_nodes() -> None:
+    graph = analyse(optimizer="adam").graph
+    for operation in graph.operations:
+        assert all(graph.storages[i].born < operation.index for i in operation.reads)
+    for saved in graph.saved:
+        storage = graph.storages[saved.storage]
+        assert saved.node in {graph.nodes[i].name for i in storage.saved_by}

@@ -1,0 +1,103 @@
+"""Integers that remember how they were computed."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxmem.tracing.sizes import Arithmetic, Dim, SizeInt, make_numel, make_shape
+
+OPERATIONS = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)
+
+
+def evaluate(size: Any, dims: tuple[int, ...]) -> int:
+    """What an expression gives for other dimensions; what the graph's nodes would compute."""
+    if not isinstance(size, SizeInt):
+        return int(size)
+    expression = size.expression
+    if isinstance(expression, Dim):
+        return dims[expression.dim]
+    values = [evaluate(argument, dims) for argument in expression.arguments]
+    return int(expression.function(*values))
+
+
+def test_a_shape_is_a_torch_size_of_remembered_ints() -> None:
+    shape = make_shape((2, 3), "x")
+    assert isinstance(shape, torch.Size) and shape == (2, 3)
+    batch, width = shape
+    assert isinstance(batch, SizeInt) and batch.expression == Dim("x", 0)
+    assert isinstance(width, SizeInt) and width.expression == Dim("x", 1)
+
+
+def test_the_number_of_elements_follows_the_shape() -> None:
+    assert make_numel((2, 3, 5), "x") == 30
+    assert evaluate(make_numel((2, 3, 5), "x"), (7, 3, 5)) == 105
+    assert make_numel((), "x") == 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(1, 9), st.booleans()), max_size=6),
+    st.integers(1, 100),
+    st.integers(1, 100),
+)
+def test_arithmetic_is_that_of_ints_and_follows_other_sizes(
+    steps: list[tuple[Any, int, bool]], here: int, there: int
+) -> None:
+    size, plain, other = make_shape((here,), "x")[0], here, there
+    for function, number, is_reflected in steps:
+        if is_reflected and function in (operator.floordiv, operator.mod) and not (plain and other):
+            continue  # no division by zero
+        arguments = (number, size) if is_reflected else (size, number)
+        size = function(*arguments)
+        plain = function(*((number, plain) if is_reflected else (plain, number)))
+        other = function(*((number, other) if is_reflected else (other, number)))
+    assert isinstance(size, SizeInt)
+    assert size == plain
+    assert evaluate(size, (there,)) == other
+
+
+def test_two_sizes_make_one_expression() -> None:
+    batch, width = make_shape((2, 3), "x")
+    area = batch * width
+    assert area == 6 and isinstance(area, SizeInt)
+    assert area.expression == Arithmetic(operator.mul, (batch, width))
+    assert evaluate(-area, (4, 5)) == -20
+
+
+@pytest.mark.parametrize("function", [operator.truediv, operator.pow])
+def test_what_gives_no_size_gives_a_plain_number(function: Any) -> None:
+    size = make_shape((6,), "x")[0]
+    assert function(size, 2) == function(6, 2)
+    assert not isinstance(function(size, 2), SizeInt)
+
+
+def test_floats_and_bools_make_plain_numbers() -> None:
+    size = make_shape((6,), "x")[0]
+    assert (size * 0.5, 0.5 * size, size - 0.5, 7.5 - size) == (3.0, 3.0, 5.5, 1.5)
+    assert type(size * True) is int
+    with pytest.raises(TypeError):
+        size + None  # type: ignore[operator]
+
+
+def test_it_is_an_int_to_everyone() -> None:
+    size = make_shape((3,), "x")[0]
+    assert [*range(size)] == [0, 1, 2]
+    assert {3: "three"}[size] == "three"
+    assert torch.zeros(size, size + 1).shape == (3, 4)
+    assert (size > 2, size == 3, bool(size), f"{size:02d}") == (True, True, True, "03")
+    assert isinstance(size, int) and size.bit_length() == 2
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+)
+def test_a_copy_is_a_plain_int(duplicate: Any) -> None:
+    size = make_shape((3,), object())[0]
+    assert duplicate(size) == 3 and type(duplicate(size)) is int
