@@ -109,6 +109,20 @@ def svd(
     return (left, values, right) if compute_uv else (x.new_empty(0), values, x.new_empty(0))
 
 
+@CPU.function(torch.linalg.svdvals)
+def singular_values(A: Tensor, *, driver: str | None = None) -> Tensor:
+    """aten/src/ATen/native/BatchLinearAlgebra.cpp, ``linalg_svdvals``.
+
+    Vectors are for backward alone; of a tensor that may be a subclass they are made anyway.
+    """
+    values: Tensor
+    if A.requires_grad and torch.is_grad_enabled():
+        values = torch.linalg.svdvals(A, driver=driver)
+    else:
+        values = _aten._linalg_svd(A, False, False, driver=driver)[1]
+    return values
+
+
 @workspace(_aten._linalg_svd.default)
 def _svd(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """BatchLinearAlgebra.cpp, ``_linalg_svd_out``: a copy to work in, and a code per matrix."""

@@ -40,6 +40,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "trace": lambda x: x.trace(),
     "weighted logits": lambda x: weigh(x, "mean"),
     "weighted logits, not reduced": lambda x: weigh(x, "none"),
+    "singular values": lambda x: torch.linalg.svdvals(x),
     "one hot": lambda x: F.one_hot(x.argmax(1), 300) * x,
 }
 
