@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fxmem.lowering.cpu_copying import transposing_buffer_bytes
 from fxmem.lowering.cpu_registry import Arguments, tensor, workspace
 from fxmem.lowering.cpu_tape import Tape, size_bytes
 from fxmem.lowering.functions import CPU
@@ -127,7 +128,7 @@ def singular_values(A: Tensor, *, driver: str | None = None) -> Tensor:
 def _svd(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """BatchLinearAlgebra.cpp, ``_linalg_svd_out``: a copy to work in, and a code per matrix."""
     x = tensor(args[0])
-    return size_bytes(x) + _batch(x) * _INT_BYTES
+    return size_bytes(x) + _batch(x) * _INT_BYTES + transposing_buffer_bytes(x.mT)
 
 
 @workspace(_aten.cholesky_solve.default)
@@ -137,7 +138,8 @@ def _cholesky_solve(args: Arguments, kwargs: Mapping[str, object], outputs: obje
     Then the codes as bits, and whether any is set.
     """
     x = tensor(args[1])
-    return size_bytes(x) + _batch(x) * (_INT_BYTES + 1) + 1
+    codes = _batch(x) * (_INT_BYTES + 1) + 1
+    return size_bytes(x) + max(codes, transposing_buffer_bytes(x.mT))
 
 
 @workspace(_aten._euclidean_dist.default)

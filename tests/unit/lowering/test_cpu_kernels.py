@@ -177,6 +177,8 @@ def test_linear_algebra(batch: tuple[int, ...]) -> None:
     check(aten._linalg_check_errors.default, pivots[..., 0] * 0, "name", is_matrix=not batch)
     for flags in ((False, True), (True, True), (False, False)):
         check(aten._linalg_svd.default, torch.randn(*batch, 24, 20), *flags)
+    check(aten._linalg_svd.default, torch.randn(*batch, 40, 300))
+    check(aten.cholesky_solve.default, torch.randn(*batch, 64, 5), torch.randn(*batch, 64, 64))
     check(aten.linalg_cholesky_ex.default, x @ x.mT)
     check(aten.cholesky_solve.default, torch.randn(*batch, 24, 5), x)
     check(aten._euclidean_dist.default, x, torch.randn(*batch, 30, 24))
