@@ -44,7 +44,9 @@ def _attend(
     rearranged = tape.allocate(context)
     tape.allocate(context)
     tape.free(tape.allocate(pads[1]))
-    tape.free(rearranged, split)
+    tape.free(rearranged)
+    if not weights:  # else the split ones live until the mean of the weights is there
+        tape.free(split)
     return context
 
 
