@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, Storage
-from fxmem.recording.recorder import NodeRecord, Recorder
+from fxmem.recording.recorder import Recorder
+from fxmem.recording.records import NodeRecord
 from fxmem.tracing.tracer import TracedNode
 
 _LISTED = (Category.PARAMETER, Category.BUFFER, Category.INPUT)

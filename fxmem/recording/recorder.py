@@ -12,7 +12,6 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from fxmem.graph import RESIDENT, Category, Operation, Phase
 from fxmem.recording import inplace
 from fxmem.recording.constants import answer_from_values, see_result
 from fxmem.recording.hints import answer_operator
+from fxmem.recording.records import LiveStorage, NodeRecord, SavedRecord
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import OperatorCache
 
@@ -36,40 +36,6 @@ NO_STORAGE = -2
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 """From an operator, its arguments and its result to the bytes its kernel holds inside."""
-
-
-@dataclass(slots=True)
-class LiveStorage:
-    """A storage under observation; :class:`fxmem.graph.Storage` once the step is over."""
-
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    born: int
-    node: int | None
-    died: int | None = None
-    death_rank: int = 0
-    category: Category = Category.TEMPORARY
-    name: str = ""
-    saved_by: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class NodeRecord:
-    """What was measured while a node ran."""
-
-    output_bytes: int = 0
-    transient_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SavedRecord:
-    """The first time that a storage was saved for backward."""
-
-    storage: int
-    node: int | None
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -114,7 +80,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
-        self._node_live_bytes = self._node_peak_bytes = 0
+        self._node_operators = self._node_storages = self._node_sequence = 0
+        self._node_peak_bytes = 0
         self._saved_storages: set[int] = set()
         self._sequence_starts: list[int] = []
         self._sequence_ends: list[tuple[int, int]] = []
@@ -166,7 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter_node(self, index: int) -> None:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
         self._node = index
-        self._node_live_bytes = self._node_peak_bytes = self._live_now
+        self._node_peak_bytes = self._live_now
         self._node_operators = len(self.operations)
         self._node_storages = len(self.storages)
         self._node_sequence = _get_sequence_nr()

@@ -24,8 +24,9 @@ from fxmem.lowering.functions import lower_functions
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss
 from fxmem.recording.recorder import Recorder, Workspace
+from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.tracer import Tracer, bind_arguments
+from fxmem.tracing.tracer import Tracer
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.utils.checkpoint
 from torch import fx, nn
 
 from fxmem.graph import Phase, SourceLocation
+from fxmem.tracing.calls import bind_arguments, patch_calls
 from fxmem.tracing.fxgraph import GraphBuilder, describe_function, iterate_tensors
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
@@ -254,7 +254,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
     def _tracing(self, phase: Phase) -> Iterator[None]:
         self._phase = phase
         self._scopes = ["loss" if phase is Phase.LOSS else ""]
-        with self, _patch_calls(self):
+        with self, patch_calls(self):
             yield
 
     def call_module(
@@ -335,53 +335,3 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
 _SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})
-
-
-@contextmanager
-def _patch_calls(tracer: Tracer) -> Iterator[None]:
-    """Routes module calls, autograd Functions and checkpoints through the tracer."""
-    checkpointing = torch.utils.checkpoint
-    call_module = nn.Module.__call__
-    apply = torch.autograd.Function.__dict__["apply"]
-    generator = checkpointing._checkpoint_without_reentrant_generator
-
-    def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return tracer.call_module(call_module, module, args, kwargs)
-
-    def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return tracer.call_autograd_function(apply.__get__(None, function), function, args, kwargs)
-
-    def traced_checkpoint(*arguments: Any, **kwargs: Any) -> Iterator[None]:
-        # fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args
-        return tracer.call_checkpoint(generator, arguments[:6], arguments[6:], kwargs)
-
-    nn.Module.__call__ = traced_call  # type: ignore[method-assign]
-    torch.autograd.Function.apply = classmethod(traced_apply)  # type: ignore[assignment]
-    checkpointing._checkpoint_without_reentrant_generator = traced_checkpoint
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = call_module  # type: ignore[method-assign]
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-        checkpointing._checkpoint_without_reentrant_generator = generator
-
-
-def bind_arguments(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """The names that ``forward`` gives to its arguments, with their values."""
-    try:
-        signature = inspect.signature(model.forward)
-        bound = signature.bind(*args, **kwargs)
-    except (TypeError, ValueError):  # no signature, or one that does not fit: forward will say
-        yield from ((f"input_{i}", value) for i, value in enumerate(args))
-        yield from kwargs.items()
-        return
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            yield from ((f"{name}_{i}", element) for i, element in enumerate(value))
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            yield from value.items()
-        else:
-            yield name, value
