@@ -28,8 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.cpu_target import CPU
-from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.lowering.cpu import CPU
 
 Build = Callable[[], tuple[nn.Module, tuple[object, ...], dict[str, object]]]
 
@@ -120,7 +119,7 @@ class Watch(TorchDispatchMode):
                 fakes = CPU.kernels.get(func, func)(*fake_args, **fake_kwargs)
         except Exception:  # an operator that needs data
             return 0, None
-        return estimate_workspace_bytes(func, fake_args, fake_kwargs, fakes), fakes
+        return CPU.estimate_workspace_bytes(func, fake_args, fake_kwargs, fakes), fakes
 
 
 def read_memory(profiler: profile, cases: list[Case]) -> None:

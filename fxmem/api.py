@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
-from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.lowering.cpu import CPU
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
@@ -154,7 +154,7 @@ def _run(
     try:
         return record_step(
             make_step(),
-            estimate_workspace_bytes,
+            CPU,
             symbolic_sizes=symbolic_sizes,
             size_hint=size_hint,
         )

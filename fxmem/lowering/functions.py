@@ -5,7 +5,7 @@ few functions look at the backend of their arguments and choose: given a fake te
 say Meta, they take a path that no real tensor takes. :class:`Lowering` puts the target's path in
 their place, and the operators that it calls bring their own autograd formulas along, so what is
 saved for backward stays autograd's decision. Some of those operators have a fake kernel that
-leaves something out; a :class:`Registry` holds the right one, for recordings only: nothing is
+leaves something out; the target holds the right one, for recordings only: nothing is
 registered with PyTorch, whose behaviour outside of a recording does not change.
 """
 
@@ -13,56 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-Function = Callable[..., Any]
-
-
-class Registry:
-    """What differs between a target device and fake tensors.
-
-    Attributes:
-        functions: From torch functions, as a ``TorchFunctionMode`` gets them, to replacements
-            that take the same arguments.
-        kernels: From operators to fake kernels that take the place of PyTorch's own; below
-            autograd, and seen by recordings as the operator.
-    """
-
-    def __init__(self) -> None:
-        self.functions: dict[Function, Function] = {}
-        self.kernels: dict[OpOverload, Function] = {}
-
-    def function(self, *functions: Function) -> Callable[[Function], Function]:
-        """Registers the replacement of these torch functions."""
-        return _register(self.functions, functions)
-
-    def kernel(self, *operators: OpOverload) -> Callable[[Function], Function]:
-        """Registers the fake kernel of these operators."""
-        return _register(self.kernels, operators)
-
-
-CPU = Registry()
-"""PyTorch's CPU build; filled by the modules that :mod:`fxmem.lowering.cpu_target` imports."""
-
-
-def _register(table: dict[Any, Function], keys: tuple[Any, ...]) -> Callable[[Function], Function]:
-    def register(replacement: Function) -> Function:
-        for key in keys:
-            table[key] = replacement
-        return replacement
-
-    return register
+from fxmem.lowering.target import Function, Target
 
 
 @contextlib.contextmanager
-def lower_functions(registry: Registry) -> Iterator[None]:
+def lower_functions(target: Target) -> Iterator[None]:
     """Replaces a target's functions within; modes entered later see a call before that.
 
     A mode of torch functions keeps modules of ``torch.nn`` from their fast paths in inference
@@ -70,7 +33,7 @@ def lower_functions(registry: Registry) -> Iterator[None]:
     anything overrides torch functions. No mode does so in the step that is analysed.
 
     Args:
-        registry: What to replace.
+        target: What to replace with.
     """
     is_overridden = torch.overrides.has_torch_function
 
@@ -82,7 +45,7 @@ def lower_functions(registry: Registry) -> Iterator[None]:
 
     torch.overrides.has_torch_function = is_overridden_by_tensors
     try:
-        with Lowering(registry):
+        with Lowering(target):
             yield
     finally:
         torch.overrides.has_torch_function = is_overridden
@@ -108,12 +71,12 @@ class Lowering(TorchFunctionMode):
     and with the checks at its head, which would only hand it over to the mode again, answering no.
 
     Args:
-        registry: What to replace.
+        target: What to replace with.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, target: Target) -> None:
         super().__init__()
-        self._functions = dict(registry.functions)
+        self._functions = target.functions
         self._functions |= {func: self._make_open(func) for func in _OPENED}
         self._open: set[Function] = set()
 

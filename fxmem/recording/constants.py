@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.functions import CPU
+from fxmem.lowering.target import ANY
 
 MAX_ELEMENTS = 1 << 16
 """Larger tensors get no value: computing them would take time and memory."""
@@ -90,17 +90,17 @@ def remember_inputs(fakes: Any, given: Any) -> None:
             fake.__dict__[_VALUE] = _Value(real.detach().clone(), _Memory())
 
 
-@CPU.function(torch.isfinite, torch.Tensor.isfinite)
+@ANY.function(torch.isfinite, torch.Tensor.isfinite)
 def _isfinite(tensor: torch.Tensor) -> torch.Tensor:
     return _mark_all(torch.isfinite(tensor), True)
 
 
-@CPU.function(torch.isinf, torch.Tensor.isinf)
+@ANY.function(torch.isinf, torch.Tensor.isinf)
 def _isinf(tensor: torch.Tensor) -> torch.Tensor:
     return _mark_all(torch.isinf(tensor), False)
 
 
-@CPU.function(torch.isnan, torch.Tensor.isnan)
+@ANY.function(torch.isnan, torch.Tensor.isnan)
 def _isnan(tensor: torch.Tensor) -> torch.Tensor:
     return _mark_all(torch.isnan(tensor), False)
 

@@ -10,7 +10,7 @@ import functools
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fxmem.graph import RESIDENT, Category, Operation, Phase
+from fxmem.lowering.target import Target
 from fxmem.recording import inplace
 from fxmem.recording.constants import answer_from_values, see_result
 from fxmem.recording.hints import answer_operator
@@ -34,17 +35,13 @@ _lift_fresh = torch.ops.aten.lift_fresh.default
 NO_STORAGE = -2
 """The index of what occupies no memory of its own."""
 
-Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
-"""From an operator, its arguments and its result to the bytes its kernel holds inside."""
-
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators and storages while it is active.
 
     Args:
-        estimate_workspace: What kernels allocate inside themselves on the target device.
+        target: The device whose kernels run the step.
         size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
-        kernels: Fake kernels that take the place of PyTorch's own, by operator.
 
     Attributes:
         storages: Every storage seen, in order of allocation.
@@ -55,12 +52,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         resident_bytes: Live when the step began.
     """
 
-    def __init__(
-        self,
-        estimate_workspace: Workspace,
-        size_hint: int | None = None,
-        kernels: Mapping[Any, Callable[..., Any]] | None = None,
-    ) -> None:
+    def __init__(self, target: Target, size_hint: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[LiveStorage] = []
         self.operations: list[Operation] = []
@@ -68,9 +60,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.node_records: dict[int, NodeRecord] = {}
         self.live_bytes: list[int] = []
         self.resident_bytes = 0
-        self._estimate_workspace = estimate_workspace
+        self._estimate_workspace_bytes = target.estimate_workspace_bytes
         self._size_hint = size_hint
-        self._kernels = kernels or {}
+        self._kernels = target.kernels
         self._cache = OperatorCache()
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
@@ -244,7 +236,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # torch.tensor(...) hands lift_fresh a real tensor, whose memory its result is.
         arguments = () if func is _lift_fresh else (args, kwargs)
         reads = [self.track(tensor, RESIDENT) for tensor in iterate_tensors(arguments)]
-        workspace_bytes = self._estimate_workspace(func, args, kwargs, result)
+        workspace_bytes = self._estimate_workspace_bytes(func, args, kwargs, result)
         count = flop_registry.get(func._overloadpacket)
         self.operations.append(
             Operation(

@@ -19,11 +19,11 @@ import torch
 from torch import fx, nn
 
 from fxmem.graph import Category, MemoryGraph, Phase
-from fxmem.lowering.cpu_target import CPU
 from fxmem.lowering.functions import lower_functions
+from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss
-from fxmem.recording.recorder import Recorder, Workspace
+from fxmem.recording.recorder import Recorder
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.tracer import Tracer
@@ -72,7 +72,7 @@ class Recording:
 
 def record_step(
     step: Step,
-    estimate_workspace: Workspace,
+    target: Target,
     *,
     symbolic_sizes: bool = True,
     size_hint: int | None = None,
@@ -83,12 +83,12 @@ def record_step(
 
     Args:
         step: What to run.
-        estimate_workspace: What kernels of the target device allocate inside themselves.
+        target: The device whose kernels run the step.
         symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
         size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
-    recorder = Recorder(estimate_workspace, size_hint, CPU.kernels)
-    with _no_garbage_collection(), _watch_random_state(recorder), lower_functions(CPU):
+    recorder = Recorder(target, size_hint)
+    with _no_garbage_collection(), _watch_random_state(recorder), lower_functions(target):
         return _StepRunner(step, recorder).run(symbolic_sizes)
 
 

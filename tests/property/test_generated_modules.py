@@ -21,7 +21,7 @@ from benchmarks.measure import measure_flops, measure_saved, measure_tensors
 from benchmarks.step import MODES, Mode
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category
-from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.lowering.cpu import CPU
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
@@ -71,7 +71,7 @@ def record(program: Program, mode: Mode, *, symbolic_sizes: bool = True) -> Reco
     make_optimizer = resolve_optimizer("adam" if mode == "train+adam" else None)
     step = Step(fake, args, kwargs, mode != "infer", resolve_loss(None), make_optimizer)
     with fake_mode:
-        return record_step(step, estimate_workspace_bytes, symbolic_sizes=symbolic_sizes)
+        return record_step(step, CPU, symbolic_sizes=symbolic_sizes)
 
 
 def analyse(recording: Recording) -> Analysis:

@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.cpu_target import CPU
-from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.lowering.cpu import CPU
 
 
 def new_bytes(outputs: object) -> int:
@@ -47,7 +46,7 @@ def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: 
         with FakeTensorMode() as mode:
             fakes, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
             fake_outputs = CPU.kernels.get(func, func)(*fakes, **fake_kwargs)
-        predicted = estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
+        predicted = CPU.estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
     old = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
     created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
     created = [x for x in created if x.untyped_storage()._cdata not in old]

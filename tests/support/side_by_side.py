@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.cpu_target import CPU
+from fxmem.lowering.cpu import CPU
 from fxmem.lowering.functions import lower_functions
 from fxmem.tracing.fakes import make_fake_model
 

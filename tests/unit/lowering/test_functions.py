@@ -14,32 +14,33 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
-from fxmem.lowering.functions import Registry, lower_functions
+from fxmem.lowering.functions import lower_functions
+from fxmem.lowering.target import Target
 
 F = nn.functional
 
 
 @pytest.fixture
-def counted() -> tuple[Registry, list[Tensor]]:
-    """A registry that counts calls of ``torch.sin``."""
-    registry, seen = Registry(), []
+def counted() -> tuple[Target, list[Tensor]]:
+    """A target that counts calls of ``torch.sin``."""
+    target, seen = Target("test"), []
 
-    @registry.function(torch.sin)
+    @target.function(torch.sin)
     def sin(input: Tensor) -> Tensor:
         seen.append(input)
         return torch.cos(input)
 
-    return registry, seen
+    return target, seen
 
 
-Counted = tuple[Registry, list[Tensor]]
+Counted = tuple[Target, list[Tensor]]
 
 
 class TestLowering:
     def test_replaces_within_only(self, counted: Counted) -> None:
-        registry, seen = counted
+        target, seen = counted
         x = torch.zeros(1)
-        with lower_functions(registry):
+        with lower_functions(target):
             assert torch.sin(x) == 1
         assert torch.sin(x) == 0 and len(seen) == 1
 
@@ -80,7 +81,7 @@ class TestLowering:
         assert grad == 1
 
     def test_recursion_and_defaults_of_opened_functions(self) -> None:
-        with lower_functions(Registry()):
+        with lower_functions(Target("test")):
             assert torch.equal(torch.einsum("ij->ji", torch.eye(2)), torch.eye(2))
             assert F.softmax(torch.zeros(2), dim=0).tolist() == [0.5, 0.5]
             pooled, indices = F.max_pool2d(torch.ones(1, 2, 2), 2, return_indices=True)

@@ -10,18 +10,15 @@ import torch
 from torch import Tensor
 
 from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.lowering.target import Target
 from fxmem.recording.recorder import NO_STORAGE, Recorder
 from fxmem.tracing.fakes import make_fake_mode
-
-
-def no_workspace(*_arguments: Any) -> int:
-    return 0
 
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     """A recorder in the middle of a step."""
-    recorder = Recorder(no_workspace)
+    recorder = Recorder(Target("test"))
     with make_fake_mode(), recorder:
         recorder.begin_step()
         yield recorder
@@ -74,7 +71,7 @@ def test_what_takes_no_memory_has_no_storage(recorder: Recorder) -> None:
 
 
 def test_a_stranger_was_there_all_the_time() -> None:
-    recorder = Recorder(no_workspace)
+    recorder = Recorder(Target("test"))
     with make_fake_mode() as mode, recorder:
         recorder.begin_step()
         x = torch.zeros(4)
@@ -99,7 +96,9 @@ def test_a_label_stays(recorder: Recorder) -> None:
 
 
 def test_workspace_rises_and_falls_within_its_operator() -> None:
-    recorder = Recorder(lambda func, *_: 100 if func is torch.ops.aten.exp.default else 0)
+    target = Target("test")
+    target.workspace(torch.ops.aten.exp.default)(lambda *_: 100)
+    recorder = Recorder(target)
     with make_fake_mode(), recorder:
         recorder.begin_step()
         x = torch.zeros(4)
@@ -177,7 +176,7 @@ def test_backward_belongs_to_the_node_of_its_forward(recorder: Recorder) -> None
 
 
 def test_only_what_is_alive_is_resident() -> None:
-    recorder = Recorder(no_workspace)
+    recorder = Recorder(Target("test"))
     with make_fake_mode(), recorder:
         kept, gone = torch.zeros(4), torch.zeros(8)
         recorder.label(kept, Category.OUTPUT)

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from benchmarks.cases import timm_model, vision
-from fxmem.lowering.cpu_workspace import estimate_workspace_bytes
+from fxmem.lowering.cpu import CPU
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_mode, make_fake_model
@@ -71,7 +71,7 @@ def record(model: nn.Module, shape: tuple[int, ...], **settings: bool) -> Record
     with mode:
         fake = make_fake_model(model, mode, train=False)
         step = Step(fake, args, kwargs, False, resolve_loss(None), None)
-        return record_step(step, estimate_workspace_bytes, **settings)
+        return record_step(step, CPU, **settings)
 
 
 def flatten(value: object) -> list[torch.Tensor]:

@@ -1,0 +1,165 @@
+"""Linear algebra on the CPU: factors and pivots beside the results.
+
+What LAPACK itself asks for as work space is not stated here: only the library knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fxmem.lowering.arguments import tensor
+from fxmem.lowering.cpu.copying import transposing_buffer_bytes
+from fxmem.lowering.cpu.target import CPU
+from fxmem.lowering.tape import Tape, size_bytes
+from fxmem.lowering.target import Arguments
+
+_aten = torch.ops.aten
+_INT_BYTES, _LONG_BYTES = 4, 8
+
+
+def _batch(x: Tensor) -> int:
+    return math.prod(x.shape[:-2])
+
+
+def _pivots(x: Tensor) -> int:
+    """How many pivots all matrices have."""
+    return _batch(x) * min(x.shape[-2:])
+
+
+def _pivot_checks_bytes(x: Tensor) -> int:
+    """aten/src/ATen/native/BatchLinearAlgebra.cpp, ``linalg_lu_solve_out``: pivots in range.
+
+    One bit per pivot, compared with a number.
+    """
+    return _pivots(x) + _LONG_BYTES + _INT_BYTES
+
+
+@CPU.workspace(_aten.linalg_lu_solve.default, _aten._linalg_solve_ex.default)
+def _solve(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``_linalg_solve_ex_out``: factors are outputs too."""
+    return _pivot_checks_bytes(tensor(args[0]))
+
+
+@CPU.workspace(_aten.linalg_inv_ex.default)
+def _inverse(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``linalg_inv_ex_out``: solves for the identity."""
+    x = tensor(args[0])
+    return size_bytes(x) + _pivots(x) * _INT_BYTES + _pivot_checks_bytes(x)
+
+
+def _sign_bytes(x: Tensor) -> int:
+    """BatchLinearAlgebra.cpp, ``lu_det_P``: which pivots are not in place, counted as integers."""
+    pivots, batch = _pivots(x), _batch(x)
+    line = x.shape[-1] * _INT_BYTES
+    return line + pivots + batch * _LONG_BYTES + pivots * _LONG_BYTES
+
+
+@CPU.workspace(_aten._linalg_det.default)
+def _determinant(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``_linalg_det_out``: the product of the diagonal times the sign."""
+    x = tensor(args[0])
+    return _batch(x) * (_INT_BYTES + x.element_size()) + _sign_bytes(x)
+
+
+@CPU.workspace(_aten._linalg_slogdet.default)
+def _log_determinant(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``_linalg_slogdet_out``."""
+    x = tensor(args[0])
+    return _batch(x) * _INT_BYTES + _sign_bytes(x)
+
+
+def _unpack_bytes(x: Tensor) -> int:
+    """BatchLinearAlgebra.cpp, ``lu_unpack_out``: one permutation, and each matrix's own."""
+    line, batch = x.shape[-2] * _LONG_BYTES, _batch(x)
+    return line + (line * batch if batch > 1 else 0)
+
+
+@CPU.workspace(_aten._linalg_check_errors.default)
+def _check_errors(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``_linalg_check_errors``: the codes as bits, and whether any is."""
+    return tensor(args[0]).numel() + 1
+
+
+@CPU.workspace(_aten.linalg_lu.default)
+def _lu(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``linalg_lu_out``: factors, pivots and codes, then unpacked."""
+    x = tensor(args[0])
+    rest = _pivots(x) * _INT_BYTES + _batch(x) * _INT_BYTES
+    return rest + max(size_bytes(x), _unpack_bytes(x))
+
+
+@CPU.workspace(_aten.lu_unpack.default)
+def _unpack(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``lu_unpack_out``."""
+    return _unpack_bytes(tensor(args[0]))
+
+
+@CPU.kernel(_aten._linalg_svd.default)
+def svd(
+    x: Tensor,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    driver: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """BatchLinearAlgebra.cpp, ``TORCH_META_FUNC(_linalg_svd)``: no vectors where none are asked."""
+    left, values, right = _aten._linalg_svd.default(x, full_matrices, compute_uv, driver=driver)
+    return (left, values, right) if compute_uv else (x.new_empty(0), values, x.new_empty(0))
+
+
+@CPU.function(torch.linalg.svdvals)
+def singular_values(A: Tensor, *, driver: str | None = None) -> Tensor:
+    """aten/src/ATen/native/BatchLinearAlgebra.cpp, ``linalg_svdvals``.
+
+    Vectors are for backward alone; of a tensor that may be a subclass they are made anyway.
+    """
+    values: Tensor
+    if A.requires_grad and torch.is_grad_enabled():
+        values = torch.linalg.svdvals(A, driver=driver)
+    else:
+        values = _aten._linalg_svd(A, False, False, driver=driver)[1]
+    return values
+
+
+@CPU.workspace(_aten._linalg_svd.default)
+def _svd(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``_linalg_svd_out``: a copy to work in, and a code per matrix."""
+    x = tensor(args[0])
+    return size_bytes(x) + _batch(x) * _INT_BYTES + transposing_buffer_bytes(x.mT)
+
+
+@CPU.workspace(_aten.cholesky_solve.default)
+def _cholesky_solve(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """BatchLinearAlgebra.cpp, ``_cholesky_solve_helper_cpu``: a copy of the factor, and codes.
+
+    Then the codes as bits, and whether any is set.
+    """
+    x = tensor(args[1])
+    codes = _batch(x) * (_INT_BYTES + 1) + 1
+    return size_bytes(x) + max(codes, transposing_buffer_bytes(x.mT))
+
+
+@CPU.workspace(_aten._euclidean_dist.default)
+def _distances(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``.
+
+    A product of both, each with a column of squared norms and one of ones.
+    """
+    tape = Tape()
+    rows = []
+    for x in (tensor(args[0]), tensor(args[1])):
+        squares = tape.allocate(size_bytes(x))
+        norms = tape.allocate(x.numel() // max(1, x.shape[-1]) * x.element_size())
+        tape.free(squares)
+        rows.append(norms + tape.allocate(norms))
+    scaled = tape.allocate(size_bytes(tensor(args[0])))
+    for x, columns in zip((tensor(args[0]), tensor(args[1])), rows, strict=True):
+        tape.allocate(size_bytes(x) + columns)
+        tape.free(columns, scaled)
+        scaled = 0
+    result = tape.allocate(size_bytes(tensor(outputs)))
+    return tape.peak_bytes - result

@@ -1,0 +1,91 @@
+"""Reductions on the CPU: partial results per thread, and means as sum and division."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fxmem.lowering.arguments import tensor
+from fxmem.lowering.cpu.target import CPU
+from fxmem.lowering.tape import Tape, broadcast_sizes, size_bytes
+from fxmem.lowering.target import Arguments
+
+_aten = torch.ops.aten
+
+# at::internal::GRAIN_SIZE (aten/src/ATen/TensorIterator.h): less is not shared among threads.
+GRAIN_SIZE = 32768
+# A Python number becomes a tensor of 8 bytes (c10/core/Scalar.h, ``wrapped_scalar_tensor``).
+_SCALAR_BYTES = 8
+
+
+def two_pass_bytes(elements: int, results: int, itemsize: int) -> int:
+    """aten/src/ATen/native/TensorIteratorReduce.cpp, ``two_pass_reduction``.
+
+    A full reduction keeps one partial result per thread.
+    """
+    threads = torch.get_num_threads()
+    if results != 1 or elements < GRAIN_SIZE or threads == 1:
+        return 0
+    return threads * itemsize
+
+
+def _cast_bytes(x: Tensor, out: Tensor) -> int:
+    """aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_ty``.
+
+    What is reduced is cast as a whole to the type of the result.
+    """
+    return 0 if x.dtype == out.dtype else x.numel() * out.element_size()
+
+
+@CPU.workspace(
+    _aten.sum.default, _aten.sum.dim_IntList, _aten.nansum.default,
+    _aten.prod.default, _aten.prod.dim_int,
+    _aten.any.default, _aten.any.dim, _aten.any.dims,
+    _aten.all.default, _aten.all.dim, _aten.all.dims,
+)  # fmt: skip
+def _sum(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/ReduceOps.cpp, ``sum_out`` and the like."""
+    x, out = tensor(args[0]), tensor(outputs)
+    return _cast_bytes(x, out) + two_pass_bytes(x.numel(), out.numel(), out.element_size())
+
+
+@CPU.workspace(_aten.linalg_vector_norm.default)
+def _norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/LinearAlgebra.cpp, ``linalg_vector_norm_out``."""
+    return _cast_bytes(tensor(args[0]), tensor(outputs)) if kwargs.get("dtype") else 0
+
+
+@CPU.workspace(_aten.dist.default)
+def _distance(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Distance.cpp, ``dist``: the norm of the difference."""
+    x, y = tensor(args[0]), tensor(args[1])
+    return math.prod(broadcast_sizes(x, y)) * tensor(outputs).element_size()
+
+
+@CPU.workspace(_aten.mean.default, _aten.mean.dim)
+def _mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """ReduceOps.cpp, ``mean_kernel_impl`` by ``sum_out(...).div_(count)``.
+
+    Reduced types are summed in a float copy, whose float mean is cast back.
+    """
+    x, out = tensor(args[0]), tensor(outputs)
+    tape = Tape()
+    if x.dtype in (torch.float16, torch.bfloat16):
+        tape.allocate(out.numel() * 4)
+        tape.free(tape.allocate(x.numel() * 4))
+    else:
+        tape.free(tape.allocate(_cast_bytes(x, out)))
+    tape.free(tape.allocate(two_pass_bytes(x.numel(), out.numel(), out.element_size())))
+    tape.allocate(_SCALAR_BYTES + max(4, out.element_size()))
+    return tape.peak_bytes
+
+
+@CPU.workspace(_aten.logsumexp.default)
+def _logsumexp(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """ReduceOps.cpp, ``logsumexp_out_impl``: the shifted exponentials and their sum."""
+    x, out = tensor(args[0]), tensor(outputs)
+    partial = two_pass_bytes(x.numel(), out.numel(), out.element_size())
+    return size_bytes(x) + size_bytes(out) + partial

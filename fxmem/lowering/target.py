@@ -1,0 +1,88 @@
+"""What a target device does otherwise than fake tensors do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch._ops import OpOverload
+
+Function = Callable[..., Any]
+Arguments = tuple[object, ...]
+Estimator = Callable[[Arguments, Mapping[str, object], object], int]
+"""From an operator's arguments and its result to the bytes that its kernel holds inside."""
+
+
+class Target:
+    """The differences between a target device and fake tensors, filled by the device's modules.
+
+    Args:
+        name: As in ``device=``.
+        base: What holds for this target too unless it says otherwise.
+
+    Attributes:
+        functions: From torch functions, as a ``TorchFunctionMode`` gets them, to replacements
+            that take the same arguments.
+        kernels: From operators to fake kernels that take the place of PyTorch's own; below
+            autograd, and seen by recordings as the operator.
+        estimators: From operators to what states their kernels' buffers.
+    """
+
+    def __init__(self, name: str, base: Target | None = None) -> None:
+        self.name = name
+        self._base = base
+        self._functions: dict[Function, Function] = {}
+        self._kernels: dict[OpOverload, Function] = {}
+        self.estimators: dict[OpOverload, Estimator] = {}
+
+    @property
+    def functions(self) -> dict[Function, Function]:
+        """The replacements, those of the base included."""
+        return (self._base.functions if self._base else {}) | self._functions
+
+    @property
+    def kernels(self) -> dict[OpOverload, Function]:
+        """The fake kernels, those of the base included."""
+        return (self._base.kernels if self._base else {}) | self._kernels
+
+    def function(self, *functions: Function) -> Callable[[Function], Function]:
+        """Registers the replacement of these torch functions."""
+        return _register(self._functions, functions)
+
+    def kernel(self, *operators: OpOverload) -> Callable[[Function], Function]:
+        """Registers the fake kernel of these operators."""
+        return _register(self._kernels, operators)
+
+    def workspace(self, *operators: OpOverload) -> Callable[[Estimator], Estimator]:
+        """Registers what states what these operators' kernels need beyond their outputs."""
+        return _register(self.estimators, operators)
+
+    def estimate_workspace_bytes(
+        self, func: OpOverload, args: Arguments, kwargs: Mapping[str, object], outputs: object
+    ) -> int:
+        """Bytes that a kernel of this device needs at its peak beyond what it returns.
+
+        Args:
+            func: The operator that reached the dispatcher.
+            args: Its positional arguments; of tensors only the metadata is read.
+            kwargs: Its keyword arguments.
+            outputs: What it returned.
+
+        Returns:
+            Bytes above (live before) + (bytes of new outputs); 0 where the kernel has no buffers.
+        """
+        estimator = self.estimators.get(func)
+        return 0 if estimator is None else estimator(args, kwargs, outputs)
+
+
+ANY = Target("any")
+"""What differs between real tensors of any device and fake ones."""
+
+
+def _register(table: dict[Any, Any], keys: tuple[Any, ...]) -> Callable[[Any], Any]:
+    def register(replacement: Any) -> Any:
+        for key in keys:
+            table[key] = replacement
+        return replacement
+
+    return register
