@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 Function = Callable[..., Any]
@@ -19,6 +20,7 @@ class Target:
     Args:
         name: As in ``device=``.
         base: What holds for this target too unless it says otherwise.
+        device: Where the fake tensors lie that stand for those of the device.
 
     Attributes:
         functions: From torch functions, as a ``TorchFunctionMode`` gets them, to replacements
@@ -28,8 +30,14 @@ class Target:
         estimators: From operators to what states their kernels' buffers.
     """
 
-    def __init__(self, name: str, base: Target | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        base: Target | None = None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
+    ) -> None:
         self.name = name
+        self.device = device
         self._base = base
         self._functions: dict[Function, Function] = {}
         self._kernels: dict[OpOverload, Function] = {}

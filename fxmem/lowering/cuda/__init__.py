@@ -1,0 +1,7 @@
+"""CUDA as a target: the operators that it dispatches to, and what its kernels hold inside."""
+
+from __future__ import annotations
+
+from fxmem.lowering.cuda.target import CUDA
+
+__all__ = ["CUDA"]
