@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fxmem.lowering.devices import view_devices
 from fxmem.lowering.target import Function, Target
 
 
@@ -45,7 +46,7 @@ def lower_functions(target: Target) -> Iterator[None]:
 
     torch.overrides.has_torch_function = is_overridden_by_tensors
     try:
-        with Lowering(target):
+        with view_devices(target.device), Lowering(target):
             yield
     finally:
         torch.overrides.has_torch_function = is_overridden

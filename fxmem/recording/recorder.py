@@ -32,6 +32,7 @@ from fxmem.tracing.operator_cache import OperatorCache
 _prim_device = torch.ops.prim.device.default
 _detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
 _lift_fresh = torch.ops.aten.lift_fresh.default
+_HOST = torch.device("cpu")
 NO_STORAGE = -2
 """The index of what occupies no memory of its own."""
 
@@ -63,6 +64,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._estimate_workspace_bytes = target.estimate_workspace_bytes
         self._size_hint = size_hint
         self._kernels = target.kernels
+        self._device = target.device
         self._cache = OperatorCache()
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
@@ -236,7 +238,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # torch.tensor(...) hands lift_fresh a real tensor, whose memory its result is.
         arguments = () if func is _lift_fresh else (args, kwargs)
         reads = [self.track(tensor, RESIDENT) for tensor in iterate_tensors(arguments)]
-        workspace_bytes = self._estimate_workspace_bytes(func, args, kwargs, result)
+        tensors = iterate_tensors((args, kwargs, result))
+        runs_on_target = any(map(self._is_on_target, tensors))
+        workspace_bytes = (
+            self._estimate_workspace_bytes(func, args, kwargs, result) if runs_on_target else 0
+        )
         count = flop_registry.get(func._overloadpacket)
         self.operations.append(
             Operation(
@@ -266,6 +272,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def see_random_state(self, state: torch.Tensor) -> None:
         """A copy of the random number generator's state was made, without an operator."""
+        if not self._is_on_target(state):
+            return
         if self._recording:
             index = len(self.operations)
             self.operations.append(Operation(index, "random.get_state", self._phase, self._node))
@@ -290,11 +298,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The index of a tensor's storage, which is watched from now on.
 
         Args:
-            tensor: Any tensor; one without a storage (sparse) is passed over.
+            tensor: Any tensor; one without a storage (sparse), or in other memory than the
+                target's, is passed over.
             born: The operation that allocated it, the latest if None. RESIDENT for a tensor
                 that no operator of the step made, such as a constant of the user's module.
             node: The node it belongs to.
         """
+        if not self._is_on_target(tensor):
+            return NO_STORAGE
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:
@@ -318,6 +329,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._change(nbytes)
         return index
+
+    def _is_on_target(self, tensor: torch.Tensor) -> bool:
+        if self._device == _HOST:
+            return True
+        return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
 
     def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
         del self._references[key]

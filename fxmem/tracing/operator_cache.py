@@ -5,7 +5,7 @@ the one before. What a fake kernel returns depends on the metadata of its argume
 ``FakeTensorMode`` keeps results by it; but its key holds all that any tensor could have, and making
 it takes longer than all else. Here only plain operators are kept - strided fakes without a known
 value in; new tensors, one view, or the first argument out - and the key is what those have: shape,
-strides, dtype and, for a view, where it begins.
+strides, dtype, device and, for a view, where it begins.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class _Layout:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    device: torch.device
 
 
 _Kept = tuple[_Layout | None, ...] | _Layout
@@ -111,6 +112,7 @@ def _add_parts(parts: list[Any], arguments: Any) -> bool:
                 argument.stride(),
                 argument.storage_offset(),
                 argument.dtype,
+                argument.fake_device,
             )
         elif isinstance(argument, (list, tuple)):
             parts.append(len(argument))
@@ -160,7 +162,8 @@ def _describe_tensor(tensor: torch.Tensor) -> _Layout | None:
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return None
     offset = int(tensor.storage_offset())
-    return _Layout(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return _Layout(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype, device)
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -183,7 +186,7 @@ def _rebuild(kept: _Kept, like: FakeTensor, kind: _Kind) -> Any:
             assert isinstance(kept, _Layout)
             view = torch.empty(0, dtype=kept.dtype, device="meta")
             view.set_(like.untyped_storage(), kept.offset, kept.shape, kept.stride)
-            return FakeTensor(like.fake_mode, view, like.fake_device)
+            return FakeTensor(like.fake_mode, view, kept.device)
         if isinstance(kept, _Layout):
             return _make_new(kept, like)
         return tuple(None if layout is None else _make_new(layout, like) for layout in kept)
@@ -191,4 +194,4 @@ def _rebuild(kept: _Kept, like: FakeTensor, kind: _Kind) -> Any:
 
 def _make_new(layout: _Layout, like: FakeTensor) -> FakeTensor:
     empty = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
-    return FakeTensor(like.fake_mode, empty, like.fake_device)
+    return FakeTensor(like.fake_mode, empty, layout.device)

@@ -34,7 +34,7 @@ class Gpu:
     """
 
     capability: tuple[int, int] = (8, 0)
-    cudnn_version: int = 91900
+    cudnn_version: int = 92000
 
 
 _current: ContextVar[Gpu] = ContextVar("gpu", default=Gpu())  # noqa: B039 - frozen

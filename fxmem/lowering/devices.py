@@ -1,0 +1,111 @@
+"""What a step on a GPU sees of devices, where there is none.
+
+A tensor on the GPU is a fake one on ``cpu:0`` (:mod:`fxmem.lowering.cuda.target`). The user's code
+must not notice: it reads ``x.device`` to make a tensor beside ``x``, asks ``x.is_cuda`` or compares
+``x.device.type``. Within :func:`view_devices` such questions are answered with ``cuda:0``, and
+devices that the code names are turned back before an operator runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+_SEEN = torch.device("cuda", 0)
+"""What the user's code sees; never handed to an operator."""
+_HOST = torch.device("cpu")
+_ACCELERATOR = re.compile(r"cuda(:\d+)?")
+_FakeDevice = Callable[[FakeTensor], torch.device]
+_get_device: Any = Tensor.device.__get__
+_get_is_cuda: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_get_is_cpu: Any = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def view_devices(device: torch.device) -> Iterator[None]:
+    """Shows fake tensors on a device as tensors on CUDA's first.
+
+    PyTorch's private packages (fake kernels, decompositions) and fxmem itself see what is.
+
+    Args:
+        device: Where the fake tensors of the GPU lie; on the host itself nothing is different.
+    """
+    if device == _HOST:
+        yield
+        return
+    real: _FakeDevice = FakeTensor.device.fget  # type: ignore[attr-defined]
+
+    def see(tensor: FakeTensor) -> torch.device:
+        found = real(tensor)
+        if found == device and not _is_internal(sys._getframe(1).f_globals["__name__"]):
+            return _SEEN
+        return found
+
+    FakeTensor.device = property(see)  # type: ignore[assignment]
+    try:
+        with _DeviceView(device):
+            yield
+    finally:
+        FakeTensor.device = property(real)  # type: ignore[assignment]
+
+
+def _is_internal(module: str) -> bool:
+    return module.startswith(("torch._", "torch.utils.", "fxmem."))
+
+
+class _DeviceView(TorchFunctionMode):
+    """Answers what functions say of devices, and turns those that they are given."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _QUESTIONS:
+            return _QUESTIONS[func](self._is_on_gpu(args[0]))
+        if func is Tensor.cuda:
+            return Tensor.to(args[0], self._device)
+        if func is Tensor.cpu:
+            return Tensor.to(args[0], _HOST)
+        if func is Tensor.pin_memory:  # a copy in the host's memory, as it was there before
+            return args[0].clone()
+        for argument in args:
+            if type(argument) is torch.device or type(argument) is str:
+                args = tuple(map(self._turn, args))
+                break
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self._turn(kwargs["device"])}
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _is_on_gpu(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
+
+    def _turn(self, value: Any) -> Any:
+        """An accelerator becomes where its fake tensors lie."""
+        if type(value) is torch.device:
+            return self._device if value.type == "cuda" else value
+        if type(value) is str and _ACCELERATOR.fullmatch(value):
+            return self._device
+        return value
+
+
+_QUESTIONS: dict[Any, Callable[[bool], Any]] = {
+    _get_device: lambda on_gpu: _SEEN if on_gpu else _HOST,
+    _get_is_cuda: lambda on_gpu: on_gpu,
+    _get_is_cpu: lambda on_gpu: not on_gpu,
+    Tensor.get_device: lambda on_gpu: 0 if on_gpu else -1,
+}
