@@ -145,6 +145,7 @@ class Operation:
         reads: Indices of the storages that its arguments lie on.
         workspace_bytes: What the kernel holds inside itself, above its outputs.
         flops: As ``torch.utils.flop_counter`` counts them.
+        recomputed: It ran in backward to compute again what forward did not keep (a checkpoint).
     """
 
     index: int
@@ -155,6 +156,7 @@ class Operation:
     reads: tuple[int, ...] = ()
     workspace_bytes: int = 0
     flops: int = 0
+    recomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,6 +254,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tuple(dict.fromkeys(i for i in reads if i != NO_STORAGE)),
                 workspace_bytes,
                 int(count(*args, **kwargs, out_val=result)) if count else 0,
+                # The engine runs backward without gradients: what asks for them computes again.
+                recomputed=autograd is not None and torch.is_grad_enabled(),
             )
         )
         for tensor in iterate_tensors(result):
