@@ -193,9 +193,14 @@ class MemoryGraph:
         storages: In order of allocation; the resident ones first.
         operations: In order of execution, ``step.begin`` first.
         saved: What autograd keeps for backward, in order of saving, each storage once.
+        warmup: Allocations and frees that led to the step, from the model's move to the device
+            on: what an allocator that caches still knows of. Each is the index of a resident
+            storage, or a negative number for one that is gone, or None for a kernel's workspace;
+            and its bytes, negative where it is freed.
     """
 
     nodes: tuple[Node, ...]
     storages: tuple[Storage, ...]
     operations: tuple[Operation, ...]
     saved: tuple[SavedTensor, ...]
+    warmup: tuple[tuple[int | None, int], ...] = ()

@@ -43,6 +43,7 @@ def assemble_graph(recorder: Recorder, traced: Sequence[TracedNode]) -> MemoryGr
         storages=storages,
         operations=tuple(recorder.operations),
         saved=saved,
+        warmup=tuple(recorder.warmup),
     )
 
 

@@ -49,6 +49,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operations: The operators since :meth:`begin_step`.
         saved: What was saved for backward, each storage once.
         node_records: By index of the traced node.
+        warmup: Allocations and frees before :meth:`begin_step`, as in the memory graph.
         live_bytes: After each allocation and free since :meth:`begin_step`.
         resident_bytes: Live when the step began.
     """
@@ -59,6 +60,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.saved: list[SavedRecord] = []
         self.node_records: dict[int, NodeRecord] = {}
+        self.warmup: list[tuple[int | None, int]] = []
         self.live_bytes: list[int] = []
         self.resident_bytes = 0
         self._estimate_workspace_bytes = target.estimate_workspace_bytes
@@ -70,7 +72,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._live_now = 0
         self._deaths = 0
-        self._recording = False
+        self._recording = self._begun = False
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
@@ -112,9 +114,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage.category in (Category.TEMPORARY, Category.OUTPUT):
                 # A cache that the model keeps, or a tensor that the step before left behind.
                 storage.category, storage.name = Category.BUFFER, "kept from the step before"
+        renamed_or_gone = {old: renamed.get(old, ~old) for old, _ in self.warmup if old is not None}
+        self.warmup = [(renamed_or_gone.get(old), nbytes) for old, nbytes in self.warmup]
         self.resident_bytes = self._live_now
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
-        self._recording = True
+        self._recording = self._begun = True
 
     def end_step(self) -> None:
         """Stops recording; what is freed from now on is no part of the step."""
@@ -222,6 +226,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._recording:
             for tensor in iterate_tensors(result):
                 self.track(tensor)
+            if self._device != _HOST and not self._begun:
+                self._warm_up_workspace(self._estimate(func, args, kwargs, result))
             return result
         self._record(func, args, kwargs, result, autograd_node)
         return result
@@ -238,11 +244,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # torch.tensor(...) hands lift_fresh a real tensor, whose memory its result is.
         arguments = () if func is _lift_fresh else (args, kwargs)
         reads = [self.track(tensor, RESIDENT) for tensor in iterate_tensors(arguments)]
-        tensors = iterate_tensors((args, kwargs, result))
-        runs_on_target = any(map(self._is_on_target, tensors))
-        workspace_bytes = (
-            self._estimate_workspace_bytes(func, args, kwargs, result) if runs_on_target else 0
-        )
+        workspace_bytes = self._estimate(func, args, kwargs, result)
         count = flop_registry.get(func._overloadpacket)
         self.operations.append(
             Operation(
@@ -263,6 +265,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if workspace_bytes:
             self._change(workspace_bytes)
             self._change(-workspace_bytes)
+
+    def _estimate(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> int:
+        """What the kernel holds inside itself, where it is the target's."""
+        tensors = iterate_tensors((args, kwargs, result))
+        if not any(map(self._is_on_target, tensors)):
+            return 0
+        return self._estimate_workspace_bytes(func, args, kwargs, result)
+
+    def _warm_up_workspace(self, nbytes: int) -> None:
+        if nbytes:
+            self.warmup += [(None, nbytes), (None, -nbytes)]
 
     def _see_autograd_node(self, autograd: Any) -> None:
         running = (autograd.name(), autograd._sequence_nr()) if autograd is not None else None
@@ -325,6 +340,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             LiveStorage(nbytes, tuple(tensor.shape), dtype_name(tensor.dtype), born, node)
         )
         self._live[key] = index
+        if not self._begun:
+            self.warmup.append((index, nbytes))
         self._references[key] = weakref.ref(storage, functools.partial(self._see_death, key))
         if born == RESIDENT and self._recording:
             self._add_resident(nbytes)
@@ -339,7 +356,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
         del self._references[key]
-        storage = self.storages[self._live.pop(key)]
+        index = self._live.pop(key)
+        storage = self.storages[index]
+        if not self._begun:
+            self.warmup.append((index, -storage.nbytes))
         if self._recording:
             storage.died = len(self.operations) - 1
             storage.death_rank = self._deaths = self._deaths + 1

@@ -105,6 +105,7 @@ class _StepRunner:
     def run(self, symbolic_sizes: bool) -> Recording:
         step, recorder = self._step, self._recorder
         with recorder:
+            self._allocate_model()
             self._label_residents()
             self._run_once(
                 lambda: step.model(*step.args, **step.kwargs),
@@ -168,6 +169,21 @@ class _StepRunner:
             for tensor in iterate_tensors(value):
                 if tensor.is_leaf and tensor.grad is not None:
                     self._recorder.label(tensor.grad, Category.GRADIENT, f"{name}.grad")
+
+    def _allocate_model(self) -> None:
+        """In the order in which ``model.to(device)`` does (``Module._apply``): children first."""
+        order: list[nn.Module] = []
+
+        def visit(module: nn.Module) -> None:
+            for child in module.children():
+                visit(child)
+            order.append(module)
+
+        visit(self._step.model)
+        for module in order:
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    self._recorder.track(tensor)
 
     def _label_residents(self) -> None:
         """Says what is there before the step, most specific first: parameters to leftovers."""

@@ -1,0 +1,28 @@
+"""Puts fake tensors where the target device has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+
+def place_model(model: nn.Module, device: torch.device) -> None:
+    """Moves parameters and buffers as ``model.to(device)`` does; other tensors stay."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        _place(tensor, device)
+
+
+def place_inputs(inputs: Any, device: torch.device) -> None:
+    """Moves every tensor among a step's inputs, as a training loop does with its batch."""
+    for leaf in tree_leaves(inputs):
+        _place(leaf, device)
+
+
+def _place(value: Any, device: torch.device) -> None:
+    # Where a fake tensor lies is an attribute of it.
+    if isinstance(value, FakeTensor):
+        value.fake_device = device
