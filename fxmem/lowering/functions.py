@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fxmem.lowering.devices import view_devices
 from fxmem.lowering.target import Function, Target
 
 
@@ -46,7 +45,10 @@ def lower_functions(target: Target) -> Iterator[None]:
 
     torch.overrides.has_torch_function = is_overridden_by_tensors
     try:
-        with view_devices(target.device), Lowering(target):
+        with contextlib.ExitStack() as stack:
+            for surrounding in target.surroundings:
+                stack.enter_context(surrounding())
+            stack.enter_context(Lowering(target))
             yield
     finally:
         torch.overrides.has_torch_function = is_overridden

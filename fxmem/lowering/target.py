@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch._ops import OpOverload
 
 Function = Callable[..., Any]
 Arguments = tuple[object, ...]
+Surrounding = Callable[[], AbstractContextManager[None]]
 Estimator = Callable[[Arguments, Mapping[str, object], object], int]
 """From an operator's arguments and its result to the bytes that its kernel holds inside."""
 
@@ -28,6 +30,7 @@ class Target:
         kernels: From operators to fake kernels that take the place of PyTorch's own; below
             autograd, and seen by recordings as the operator.
         estimators: From operators to what states their kernels' buffers.
+        surroundings: Context managers that a step on this target runs in.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Target:
         self._functions: dict[Function, Function] = {}
         self._kernels: dict[OpOverload, Function] = {}
         self.estimators: dict[OpOverload, Estimator] = {}
+        self.surroundings: list[Surrounding] = []
 
     @property
     def functions(self) -> dict[Function, Function]:
@@ -64,6 +68,11 @@ class Target:
     def workspace(self, *operators: OpOverload) -> Callable[[Estimator], Estimator]:
         """Registers what states what these operators' kernels need beyond their outputs."""
         return _register(self.estimators, operators)
+
+    def surrounding(self, surrounding: Surrounding) -> Surrounding:
+        """Registers a context manager that a step on this target runs in."""
+        self.surroundings.append(surrounding)
+        return surrounding
 
     def estimate_workspace_bytes(
         self, func: OpOverload, args: Arguments, kwargs: Mapping[str, object], outputs: object

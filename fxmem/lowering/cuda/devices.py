@@ -36,11 +36,8 @@ def view_devices(device: torch.device) -> Iterator[None]:
     PyTorch's private packages (fake kernels, decompositions) and fxmem itself see what is.
 
     Args:
-        device: Where the fake tensors of the GPU lie; on the host itself nothing is different.
+        device: Where the fake tensors of the GPU lie.
     """
-    if device == _HOST:
-        yield
-        return
     real: _FakeDevice = FakeTensor.device.fget  # type: ignore[attr-defined]
 
     def see(tensor: FakeTensor) -> torch.device:
