@@ -15,8 +15,19 @@ from torch.nn import functional
 
 from fxmem.errors import TraceError, UsageError
 
-LOSSES = ("cross_entropy", "mse")
+_OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": functional.cross_entropy,
+    "nll": functional.nll_loss,
+}
+_OF_VALUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
+    "smooth_l1": functional.smooth_l1_loss,
+    "bce": functional.binary_cross_entropy_with_logits,
+}
+LOSSES = (*_OF_CLASSES, *_OF_VALUES)
 """The losses that have a name."""
+_INFER = "mode='infer' (--mode infer) needs none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +56,13 @@ def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
     once, in the order of lists, tuples, mappings and dataclasses.
 
     The named losses compare the output if it is a tensor, its ``.logits`` if it has them, or
-    its first floating tensor. ``"cross_entropy"`` takes classes from dimension 1, or from the
-    last of a three-dimensional output (batch, time, classes), flattened to two dimensions;
-    its targets are int64 class indices. The targets of ``"mse"`` are like the output.
+    its first floating tensor. ``"cross_entropy"`` and ``"nll"`` take classes from dimension 1, or
+    from the last of a three-dimensional output (batch, time, classes), flattened to two
+    dimensions; their targets are int64 class indices. The targets of the others are like the
+    output; ``"bce"`` is ``binary_cross_entropy_with_logits``.
 
     Args:
-        loss: None, ``"cross_entropy"``, ``"mse"``, or a function from the output to a scalar.
+        loss: None, a name in :data:`LOSSES`, or a function from the output to a scalar.
 
     Raises:
         UsageError: It is none of these. The returned ``compute`` and ``make_target`` raise
@@ -63,19 +75,31 @@ def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
     """
     if loss is None:
         return Loss("sum of outputs", lambda output, target: _check_loss(_sum_output(output)))
-    if loss == "cross_entropy":
-        return Loss("cross_entropy", _compute_cross_entropy, _make_classes)
-    if loss == "mse":
-        return Loss("mse", _compute_mse, lambda out: torch.zeros_like(_find_prediction(out)))
     if isinstance(loss, str):
-        close = difflib.get_close_matches(loss, LOSSES, n=1)
-        raise UsageError(
-            f"unknown loss {loss!r}",
-            hint=f"did you mean {close[0]}?" if close else f"one of {', '.join(LOSSES)}",
-        )
+        return _make_named(loss)
     name = _name_function(loss)
     _check_function(loss, name)
     return Loss(name, lambda output, target: _check_loss(loss(output)))
+
+
+def _make_named(name: str) -> Loss:
+    if name in _OF_CLASSES:
+        function, find, make = _OF_CLASSES[name], _flatten_logits, _make_classes
+    elif name in _OF_VALUES:
+        function, find, make = _OF_VALUES[name], _find_prediction, _make_values
+    else:
+        close = difflib.get_close_matches(name.lower().removesuffix("loss"), LOSSES, n=1)
+        raise UsageError(
+            f"unknown loss {name!r}",
+            hint=f"did you mean {close[0]}?"
+            if close
+            else f"one of {', '.join(LOSSES)}; or a function of the output, file.py:function",
+        )
+
+    def compute(output: Any, target: Tensor | None) -> Tensor:
+        return _check_loss(function(find(output), make(output) if target is None else target))
+
+    return Loss(name, compute, make)
 
 
 def _name_function(loss: object) -> str:
@@ -132,11 +156,55 @@ def _sum_output(output: Any) -> Tensor:
         if tensor.requires_grad:
             total = tensor.sum() if total is None else total + tensor.sum()
     if total is None:
-        raise TraceError(
-            f"the model returned {_describe(output)}: no floating tensor that requires grad",
-            hint="pass loss=..., or mode='infer' for a model that is not trained",
-        )
+        raise _explain_missing_loss(output)
     return total
+
+
+def _explain_missing_loss(output: Any) -> TraceError:
+    unknown = _find_unknown(output)
+    if unknown is not None:
+        return _explain_unknown(unknown, output)
+    if next(_iterate_floating(output), None) is not None:
+        return TraceError(
+            f"the model returned {_describe(output)}, and nothing in it requires grad",
+            hint=f"is everything frozen, or the output detached? {_INFER}",
+        )
+    return TraceError(
+        f"the model returned {_describe(output)}, without a floating tensor to start backward from",
+        hint=f"return one, or give a loss; {_INFER}",
+    )
+
+
+def _find_unknown(output: Any) -> object | None:
+    """The first object in an output that is not searched for tensors, and holds some."""
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        found = (_find_unknown(entry) for entry in output)
+        return next((unknown for unknown in found if unknown is not None), None)
+    if isinstance(output, Tensor) or dataclasses.is_dataclass(output):
+        return None
+    return output if _name_tensors(output) else None
+
+
+def _name_tensors(owner: object) -> list[str]:
+    """Attributes of an object that are floating tensors."""
+    return [
+        name
+        for name, value in getattr(owner, "__dict__", {}).items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+
+
+def _explain_unknown(unknown: object, output: object) -> TraceError:
+    hint = "give a function of the output, --loss file.py:function or loss="
+    if unknown is output:
+        hint += f", for instance lambda output: output.{_name_tensors(output)[0]}.sum()"
+    return TraceError(
+        f"the model returned an object of class {type(unknown).__name__}, and tensors are looked "
+        "for in lists, tuples, mappings and dataclasses alone",
+        hint=hint,
+    )
 
 
 def _find_entry(output: Any, name: str) -> Any:
@@ -176,9 +244,12 @@ def _find_prediction(output: Any) -> Tensor:
         return logits
     for tensor in _iterate_floating(output):
         return tensor
+    unknown = _find_unknown(output)
+    if unknown is not None:
+        raise _explain_unknown(unknown, output)
     raise TraceError(
-        f"the model returned {_describe(output)}: no floating tensor to compute the loss from",
-        hint="pass loss=lambda output: ...",
+        f"the model returned {_describe(output)}, without a floating tensor to compare",
+        hint="give a function of the output, --loss file.py:function or loss=",
     )
 
 
@@ -186,8 +257,8 @@ def _flatten_logits(output: Any) -> Tensor:
     logits = _find_prediction(output)
     if logits.ndim == 0:
         raise TraceError(
-            "the model returned a scalar: cross_entropy needs one value per class",
-            hint="pass loss=None if it is the loss already",
+            "the model returned a scalar, and this loss needs one value per class",
+            hint="leave the loss out if it is the loss already",
         )
     return logits.flatten(0, 1) if logits.ndim == 3 else logits
 
@@ -198,19 +269,15 @@ def _make_classes(output: Any) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=logits.device)
 
 
-def _compute_cross_entropy(output: Any, target: Tensor | None) -> Tensor:
-    target = _make_classes(output) if target is None else target
-    return _check_loss(functional.cross_entropy(_flatten_logits(output), target))
-
-
-def _compute_mse(output: Any, target: Tensor | None) -> Tensor:
-    prediction = _find_prediction(output)
-    target = torch.zeros_like(prediction) if target is None else target
-    return _check_loss(functional.mse_loss(prediction, target))
+def _make_values(output: Any) -> Tensor:
+    return torch.zeros_like(_find_prediction(output))
 
 
 def _describe(output: object) -> str:
     if isinstance(output, Tensor):
         shape = "x".join(map(str, output.shape)) or "scalar"
         return f"a tensor {shape}:{str(output.dtype).removeprefix('torch.')}"
-    return "None" if output is None else f"a {type(output).__name__}"
+    if output is None or isinstance(output, bool | int | float | str):
+        return repr(output)
+    name = type(output).__name__
+    return f"a {name}" if type(output).__module__ == "builtins" else f"an object of class {name}"

@@ -80,6 +80,28 @@ def test_cross_entropy_makes_class_indices(
     assert torch.equal(loss.compute(make(*shape), target), functional.cross_entropy(logits, target))
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "nll"])
+def test_losses_of_classes(name: str) -> None:
+    function = {"cross_entropy": functional.cross_entropy, "nll": functional.nll_loss}[name]
+    assert torch.equal(compute(name, make(4, 10)), function(make(4, 10), torch.zeros(4).long()))
+
+
+@pytest.mark.parametrize(
+    ("name", "criterion"),
+    [
+        ("mse", nn.MSELoss()),
+        ("l1", nn.L1Loss()),
+        ("smooth_l1", nn.SmoothL1Loss()),
+        ("bce", nn.BCEWithLogitsLoss()),
+    ],
+)
+def test_losses_of_values_compare_with_a_target_like_the_output(
+    name: str, criterion: nn.Module
+) -> None:
+    output = make(2, 3) * 0.3
+    assert torch.equal(compute(name, output), criterion(output, torch.zeros(2, 3)))
+
+
 def test_named_losses_find_the_logits() -> None:
     output = SimpleNamespace(hidden=make(9, 9), logits=make(4, 10))
     assert torch.equal(compute("cross_entropy", output), compute("cross_entropy", make(4, 10)))
@@ -109,7 +131,12 @@ GIVE = "give a function of the output, e.g. loss=lambda output: output.mean()"
     ("loss", "message"),
     [
         ("cross-entropy", "unknown loss 'cross-entropy' (did you mean cross_entropy?)"),
-        ("huber", "unknown loss 'huber' (one of cross_entropy, mse)"),
+        ("CrossEntropyLoss", "unknown loss 'CrossEntropyLoss' (did you mean cross_entropy?)"),
+        (
+            "huber",
+            "unknown loss 'huber' (one of cross_entropy, nll, mse, l1, smooth_l1, bce; "
+            "or a function of the output, file.py:function)",
+        ),
         (3, f"a loss cannot be of type int ({GIVE})"),
         (nn.MSELoss, f"the loss MSELoss is a class ({GIVE})"),
         (
@@ -125,7 +152,21 @@ def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
     assert str(caught.value) == message
 
 
-HINT = "pass loss=..., or mode='infer' for a model that is not trained"
+INFER = "mode='infer' (--mode infer) needs none"
+FUNCTION = "give a function of the output, --loss file.py:function or loss="
+
+
+class Prediction:
+    """A class of the user's own."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.name, self.scores = "best", scores
+
+
+UNKNOWN = (
+    "the model returned an object of class Prediction, and tensors are looked for in lists, "
+    "tuples, mappings and dataclasses alone"
+)
 
 
 @pytest.mark.parametrize(
@@ -134,25 +175,37 @@ HINT = "pass loss=..., or mode='infer' for a model that is not trained"
         (
             None,
             torch.ones(2, 3),
-            "the model returned a tensor 2x3:float32: no floating tensor that requires grad "
-            f"({HINT})",
+            "the model returned a tensor 2x3:float32, and nothing in it requires grad "
+            f"(is everything frozen, or the output detached? {INFER})",
         ),
         (
             None,
             None,
-            f"the model returned None: no floating tensor that requires grad ({HINT})",
+            "the model returned None, without a floating tensor to start backward from "
+            f"(return one, or give a loss; {INFER})",
         ),
+        (
+            None,
+            {"classes": torch.ones(3, dtype=torch.int64)},
+            "the model returned a dict, without a floating tensor to start backward from "
+            f"(return one, or give a loss; {INFER})",
+        ),
+        (
+            None,
+            Prediction(make(2)),
+            f"{UNKNOWN} ({FUNCTION}, for instance lambda output: output.scores.sum())",
+        ),
+        ("mse", (None, {"x": Prediction(make(2))}), f"{UNKNOWN} ({FUNCTION})"),
         (
             "mse",
             [3],
-            "the model returned a list: no floating tensor to compute the loss from "
-            "(pass loss=lambda output: ...)",
+            f"the model returned a list, without a floating tensor to compare ({FUNCTION})",
         ),
         (
             "cross_entropy",
             make(),
-            "the model returned a scalar: cross_entropy needs one value per class "
-            "(pass loss=None if it is the loss already)",
+            "the model returned a scalar, and this loss needs one value per class "
+            "(leave the loss out if it is the loss already)",
         ),
         (
             "mse",
