@@ -27,8 +27,8 @@ class Target:
     Attributes:
         functions: From torch functions, as a ``TorchFunctionMode`` gets them, to replacements
             that take the same arguments.
-        kernels: From operators to fake kernels that take the place of PyTorch's own; below
-            autograd, and seen by recordings as the operator.
+        kernels: From operators to fake kernels that take the place of PyTorch's own, unless
+            they return NotImplemented; below autograd, and seen by recordings as the operator.
         estimators: From operators to what states their kernels' buffers.
         surroundings: Context managers that a step on this target runs in.
     """

@@ -114,8 +114,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage.category in (Category.TEMPORARY, Category.OUTPUT):
                 # A cache that the model keeps, or a tensor that the step before left behind.
                 storage.category, storage.name = Category.BUFFER, "kept from the step before"
-        renamed_or_gone = {old: renamed.get(old, ~old) for old, _ in self.warmup if old is not None}
-        self.warmup = [(renamed_or_gone.get(old), nbytes) for old, nbytes in self.warmup]
+        self.warmup = [
+            (None if old is None else renamed.get(old, ~old), nbytes) for old, nbytes in self.warmup
+        ]
         self.resident_bytes = self._live_now
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
         self._recording = self._begun = True
@@ -234,7 +235,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kernel = self._kernels.get(func)
-        return kernel(*args, **kwargs) if kernel else self._cache.run(func, args, kwargs)
+        result = kernel(*args, **kwargs) if kernel else NotImplemented
+        return self._cache.run(func, args, kwargs) if result is NotImplemented else result
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, autograd: Any

@@ -12,6 +12,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,29 +41,36 @@ def view_devices(device: torch.device) -> Iterator[None]:
     """
     real: _FakeDevice = FakeTensor.device.fget  # type: ignore[attr-defined]
 
+    view = _DeviceView(device)
+
     def see(tensor: FakeTensor) -> torch.device:
         found = real(tensor)
-        if found == device and not _is_internal(sys._getframe(1).f_globals["__name__"]):
-            return _SEEN
-        return found
+        if found != device or view.is_busy or _is_internal(sys._getframe(1)):
+            return found
+        return _SEEN
 
     FakeTensor.device = property(see)  # type: ignore[assignment]
     try:
-        with _DeviceView(device):
+        with view:
             yield
     finally:
         FakeTensor.device = property(real)  # type: ignore[assignment]
 
 
-def _is_internal(module: str) -> bool:
-    return module.startswith(("torch._", "torch.utils.", "fxmem."))
+def _is_internal(frame: FrameType) -> bool:
+    return str(frame.f_globals["__name__"]).startswith(("torch._", "torch.utils.", "fxmem."))
 
 
 class _DeviceView(TorchFunctionMode):
-    """Answers what functions say of devices, and turns those that they are given."""
+    """Answers what functions say of devices, and turns those that they are given.
+
+    Attributes:
+        is_busy: A function is running, and what it calls does not pass through the mode.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
+        self.is_busy = False
         self._device = device
 
     def __torch_function__(
@@ -74,19 +82,31 @@ class _DeviceView(TorchFunctionMode):
     ) -> Any:
         if func in _QUESTIONS:
             return _QUESTIONS[func](self._is_on_gpu(args[0]))
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            return self._run(func, args, kwargs or {})
+        finally:
+            self.is_busy = was_busy
+
+    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is Tensor.cuda:
             return Tensor.to(args[0], self._device)
         if func is Tensor.cpu:
             return Tensor.to(args[0], _HOST)
         if func is Tensor.pin_memory:  # a copy in the host's memory, as it was there before
             return args[0].clone()
+        if func in _FROM_VALUES and kwargs.get("device") is not None:
+            # Made on the host, as on a machine with a GPU, and copied.
+            device = self._turn(kwargs["device"])
+            made = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+            return Tensor.to(made, device)
         for argument in args:
             if type(argument) is torch.device or type(argument) is str:
                 args = tuple(map(self._turn, args))
                 break
-        if kwargs and kwargs.get("device") is not None:
+        if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._turn(kwargs["device"])}
-        return func(*args, **kwargs) if kwargs else func(*args)
+        return func(*args, **kwargs)
 
     def _is_on_gpu(self, tensor: Tensor) -> bool:
         return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
@@ -100,6 +120,8 @@ class _DeviceView(TorchFunctionMode):
         return value
 
 
+_FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
+"""What makes tensors of values: fake tensors of them are where the values are."""
 _QUESTIONS: dict[Any, Callable[[bool], Any]] = {
     _get_device: lambda on_gpu: _SEEN if on_gpu else _HOST,
     _get_is_cuda: lambda on_gpu: on_gpu,

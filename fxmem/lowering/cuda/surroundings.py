@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
+import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 
 from fxmem.lowering.cuda.devices import view_devices
 from fxmem.lowering.cuda.target import CUDA, GPU_DEVICE
+
+_to_copy = torch.ops.aten._to_copy.default
+
+
+@CUDA.kernel(_to_copy)
+def _copy_constant(tensor: Tensor, **kwargs: Any) -> Any:
+    """A copy of what has a known value takes the device of that value, which is the host."""
+    device = kwargs.get("device")
+    if device is None or getattr(tensor, "constant", None) is None:
+        return NotImplemented
+    result = _to_copy(tensor, **kwargs)
+    result.fake_device = device
+    return result
 
 
 @CUDA.surrounding

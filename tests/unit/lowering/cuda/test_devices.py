@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fxmem.lowering.cuda.target import GPU_DEVICE
+from fxmem.lowering.cuda import CUDA as TARGET
 from fxmem.lowering.cuda.devices import view_devices
+from fxmem.lowering.cuda.target import GPU_DEVICE
+from fxmem.lowering.functions import lower_functions
+from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode
 
 CUDA = torch.device("cuda", 0)
@@ -35,6 +38,10 @@ def test_a_tensor_on_the_gpu_says_so(x: torch.Tensor) -> None:
         lambda x: torch.zeros(3).to("cuda"),
         lambda x: torch.zeros(3).cuda(),
         lambda x: x.new_zeros(3),
+        lambda x: torch.tensor([1.0, 2.0], device=x.device),
+        lambda x: torch.nn.functional.embedding_bag(  # makes offsets beside its input
+            torch.zeros(2, 3, dtype=torch.int64, device="cuda"), torch.zeros(5, 4, device="cuda")
+        ),
         lambda x: torch.zeros_like(x),
         lambda x: x * torch.tensor(2.0),
     ],
@@ -56,6 +63,12 @@ def test_what_is_made_beside_it_is_there_too(x: torch.Tensor, make: object) -> N
 def test_what_names_no_device_lies_on_the_host(x: torch.Tensor, make: object) -> None:
     made = make(x)  # type: ignore[operator]
     assert made.device == torch.device("cpu") and made.is_cpu and made.get_device() == -1
+
+
+def test_a_copied_value_is_where_it_was_copied_to(x: torch.Tensor) -> None:
+    with Recorder(TARGET), lower_functions(TARGET):
+        empty = torch.tensor([], device="cuda")
+        assert torch.cat([empty, x.flatten()]).is_cuda
 
 
 def test_the_two_do_not_mix(x: torch.Tensor) -> None:
