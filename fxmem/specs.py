@@ -5,6 +5,8 @@ No torch here: a dtype is its name in torch.
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
 from dataclasses import dataclass
 
@@ -27,7 +29,13 @@ _TORCH_DTYPES = frozenset(
     "bfloat16 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool "
     "complex64 complex128 float8_e4m3fn float8_e5m2".split()
 )
-_SPEC = re.compile(r"(?P<shape>scalar|[0-9]+(?:x[0-9]+)*)(?::(?P<dtype>\w+))?")
+_SPEC = re.compile(
+    r"(?P<shape>scalar|[0-9]+(?:\s*(?P<by>[xX*×,])\s*[0-9]+(?:\s*(?P=by)\s*[0-9]+)*)?)\s*"
+    r"(?::\s*(?:torch\.)?(?P<dtype>\w+))?"
+)
+_BITS = re.compile(r"[0-9]+")
+_MOST_BYTES = 2**63 - 1
+"""PyTorch counts the bytes of a storage in a signed integer of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,9 @@ class TensorSpec:
         dtype: Name of a torch dtype.
         requires_grad: Whether a gradient for it is asked for.
 
+    Raises:
+        UsageError: A size is negative, the dtype is unknown, or no tensor can be that large.
+
     >>> str(TensorSpec((8, 3, 224, 224), "bfloat16"))
     '8x3x224x224:bfloat16'
     """
@@ -46,6 +57,17 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str = "float32"
     requires_grad: bool = False
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            if size < 0:
+                raise UsageError(f"a tensor cannot have a size of {size}", hint="0 or more")
+        object.__setattr__(self, "dtype", parse_dtype(str(self.dtype).removeprefix("torch.")))
+        if math.prod(self.shape) * _count_bytes(self.dtype) > _MOST_BYTES:
+            raise UsageError(
+                f"shape {self} is too large: no tensor has more than 2^63 bytes",
+                hint="is a separator missing, or a size given twice?",
+            )
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape)) or 'scalar'}:{self.dtype}"
@@ -60,28 +82,63 @@ def parse_dtype(text: str) -> str:
     >>> parse_dtype("bf16"), parse_dtype("int64")
     ('bfloat16', 'int64')
     """
-    name = DTYPES.get(text, text)
+    name = text.lower()
+    name = DTYPES.get(name, name)
     if name not in _TORCH_DTYPES:
-        raise UsageError(f"unknown dtype {text!r}", hint="float32, bf16, fp16, int64, bool, ...")
+        close = difflib.get_close_matches(text.lower(), [*DTYPES, *sorted(_TORCH_DTYPES)], n=1)
+        raise UsageError(
+            f"unknown dtype {text!r}",
+            hint=f"did you mean {close[0]}?" if close else "float32, bf16, fp16, int64, bool, ...",
+        )
     return name
+
+
+def _count_bytes(dtype: str) -> int:
+    bits = _BITS.search(dtype)
+    return max(int(bits[0]) // 8, 1) if bits else 1
 
 
 def parse_spec(text: str) -> TensorSpec:
     """A tensor spec from text: sizes joined by ``x``, then optionally ``:`` and a dtype.
 
+    ``X``, ``*`` and ``,`` join sizes as well, with spaces around them or not.
+
     Raises:
-        UsageError: The text is no spec, or its dtype is unknown.
+        UsageError: The text is no spec, its dtype is unknown, or no tensor can be that large.
 
     >>> parse_spec("1x128:int64")
     TensorSpec(shape=(1, 128), dtype='int64', requires_grad=False)
+    >>> str(parse_spec("8, 3, 224, 224"))
+    '8x3x224x224:float32'
     """
     match = _SPEC.fullmatch(text.strip())
     if match is None:
-        raise UsageError(
-            f"bad shape {text!r}", hint="write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64"
-        )
-    sizes = () if match["shape"] == "scalar" else tuple(map(int, match["shape"].split("x")))
+        raise UsageError(f"bad shape {text!r}", hint=_suggest_shape(text))
+    sizes = () if match["shape"] == "scalar" else tuple(map(int, _SIZE.findall(match["shape"])))
     return TensorSpec(sizes, parse_dtype(match["dtype"] or "float32"))
+
+
+def _suggest_shape(text: str) -> str:
+    """What was meant, where that can be told; else how a shape is written."""
+    if unknown := _UNKNOWN_SIZE.search(text):
+        return f"sizes are numbers: write one in the place of {unknown[0]}, e.g. 8x3x224x224"
+    name, _, rest = text.partition(":")
+    if name.isidentifier() and _SPEC.fullmatch(rest):
+        return f"an argument is named with =: {name}={rest}"
+    sizes, _, dtype = text.strip().partition(" ")
+    if _SPEC.fullmatch(f"{sizes}:{dtype}"):
+        return f"the dtype comes after a colon: {sizes}:{dtype}"
+    listed = _LISTED.fullmatch(text.strip())
+    if listed:
+        return (
+            f"write {'x'.join(_SIZE.findall(listed['sizes'])) or 'scalar'}{listed['dtype'] or ''}"
+        )
+    return "write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64"
+
+
+_SIZE = re.compile(r"[0-9]+")
+_UNKNOWN_SIZE = re.compile(r"-[0-9]+|\?|\b(?:None|B|N|batch)(?=[xX*×,])")
+_LISTED = re.compile(r"(?:torch\.Size)?[(\[]+(?P<sizes>[0-9,\s]*)[)\]]+(?P<dtype>:\w+)?")
 
 
 def parse_input(text: str) -> tuple[str | None, TensorSpec]:

@@ -17,6 +17,11 @@ from fxmem.specs import TensorSpec, parse_dtype, parse_input, parse_spec
         ("0x4:bf16", TensorSpec((0, 4), "bfloat16")),
         ("scalar", TensorSpec(())),
         (" scalar:bool ", TensorSpec((), "bool")),
+        ("8X3X224", TensorSpec((8, 3, 224))),
+        ("16,100,1,1", TensorSpec((16, 100, 1, 1))),
+        ("8, 3 : torch.float16", TensorSpec((8, 3), "float16")),
+        ("8 x 3:Float", TensorSpec((8, 3))),
+        ("8*3*2", TensorSpec((8, 3, 2))),
     ],
 )
 def test_a_spec_is_sizes_and_a_dtype(text: str, spec: TensorSpec) -> None:
@@ -24,7 +29,7 @@ def test_a_spec_is_sizes_and_a_dtype(text: str, spec: TensorSpec) -> None:
 
 
 @given(
-    st.lists(st.integers(0, 10**6), max_size=5).map(tuple),
+    st.lists(st.integers(0, 1000), max_size=5).map(tuple),
     st.sampled_from(["float32", "bfloat16", "int64", "bool", "float8_e5m2"]),
 )
 def test_a_spec_survives_its_text(shape: tuple[int, ...], dtype: str) -> None:
@@ -32,19 +37,63 @@ def test_a_spec_survives_its_text(shape: tuple[int, ...], dtype: str) -> None:
     assert parse_spec(str(spec)) == spec
 
 
-@pytest.mark.parametrize("text", ["", "x", "8x", "x8", "8*3", "-1x3", "8x3:", "8,3", "8x3 float32"])
-def test_a_bad_shape_is_an_error_that_says_how_to_write_one(text: str) -> None:
+SHAPE = "write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64"
+NUMBERS = "sizes are numbers: write one in the place of {}, e.g. 8x3x224x224"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        *[(text, SHAPE) for text in ["", "x", "8x", "x8", "8x3:", "4.5x3", "8x3,4", "8*3x2"]],
+        ("-1x3", NUMBERS.format("-1")),
+        ("?x3", NUMBERS.format("?")),
+        ("Nx3x224", NUMBERS.format("N")),
+        ("None,3", NUMBERS.format("None")),
+        ("x:4x8", "an argument is named with =: x=4x8"),
+        ("8x3 float32", "the dtype comes after a colon: 8x3:float32"),
+        ("(8, 3)", "write 8x3"),
+        ("[8,3]:bf16", "write 8x3:bf16"),
+        ("torch.Size([8, 3])", "write 8x3"),
+        ("()", "write scalar"),
+    ],
+)
+def test_a_bad_shape_is_an_error_that_says_how_to_write_it(text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_spec(text)
+    assert str(caught.value) == f"bad shape {text!r} ({hint})"
+
+
+@pytest.mark.parametrize("text", ["99999999999x99999999999", "9" * 40, "1152921504606846976x2"])
+def test_a_shape_that_no_tensor_has_is_an_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_spec(text)
     assert str(caught.value) == (
-        f"bad shape {text!r} (write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64)"
+        f"shape {text}:float32 is too large: no tensor has more than 2^63 bytes "
+        "(is a separator missing, or a size given twice?)"
     )
+    assert parse_spec("1152921504606846976x2:bf16").shape  # 2^62 bytes
 
 
-def test_an_unknown_dtype_is_an_error_that_names_some() -> None:
+def test_a_spec_checks_what_it_is_made_of() -> None:
+    assert TensorSpec((8, 3), "bf16") == TensorSpec((8, 3), "bfloat16")
+    with pytest.raises(UsageError, match=r"^a tensor cannot have a size of -1 \(0 or more\)$"):
+        TensorSpec((-1, 3))
+    with pytest.raises(UsageError, match="unknown dtype"):
+        TensorSpec((1, 3), "float42")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("f32", "did you mean fp32?"),
+        ("int62", "did you mean int64?"),
+        ("quaternion", "float32, bf16, fp16, int64, bool, ..."),
+    ],
+)
+def test_an_unknown_dtype_is_an_error_that_offers_others(text: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_spec("8x3:f32")
-    assert str(caught.value) == "unknown dtype 'f32' (float32, bf16, fp16, int64, bool, ...)"
+        parse_spec(f"8x3:{text}")
+    assert str(caught.value) == f"unknown dtype {text!r} ({hint})"
 
 
 @pytest.mark.parametrize(("short", "name"), [("bf16", "bfloat16"), ("long", "int64")])
