@@ -11,6 +11,8 @@ from torch._ops import OpOverload
 
 Function = Callable[..., Any]
 Arguments = tuple[object, ...]
+Keeper = Callable[[Arguments], tuple[tuple[str, int], ...]]
+"""From an operator's arguments to names and bytes of what its library keeps from then on."""
 Surrounding = Callable[[], AbstractContextManager[None]]
 Estimator = Callable[[Arguments, Mapping[str, object], object], int]
 """From an operator's arguments and its result to the bytes that its kernel holds inside."""
@@ -30,6 +32,8 @@ class Target:
         kernels: From operators to fake kernels that take the place of PyTorch's own, unless
             they return NotImplemented; below autograd, and seen by recordings as the operator.
         estimators: From operators to what states their kernels' buffers.
+        keepers: From operators to what states the memory that the library behind them takes at
+            its first use in a thread, and does not give back.
         surroundings: Context managers that a step on this target runs in.
     """
 
@@ -45,6 +49,7 @@ class Target:
         self._functions: dict[Function, Function] = {}
         self._kernels: dict[OpOverload, Function] = {}
         self.estimators: dict[OpOverload, Estimator] = {}
+        self.keepers: dict[OpOverload, Keeper] = {}
         self.surroundings: list[Surrounding] = []
 
     @property
@@ -68,6 +73,10 @@ class Target:
     def workspace(self, *operators: OpOverload) -> Callable[[Estimator], Estimator]:
         """Registers what states what these operators' kernels need beyond their outputs."""
         return _register(self.estimators, operators)
+
+    def keeper(self, *operators: OpOverload) -> Callable[[Keeper], Keeper]:
+        """Registers what states the memory that is kept after these operators."""
+        return _register(self.keepers, operators)
 
     def surrounding(self, surrounding: Surrounding) -> Surrounding:
         """Registers a context manager that a step on this target runs in."""

@@ -66,6 +66,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._estimate_workspace_bytes = target.estimate_workspace_bytes
         self._size_hint = size_hint
         self._kernels = target.kernels
+        self._keepers = target.keepers
+        self._kept: set[tuple[str, bool]] = set()
         self._device = target.device
         self._cache = OperatorCache()
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
@@ -224,6 +226,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 see_result(func, args, kwargs, result)
         else:
             result = reused
+        if func in self._keepers:
+            self._keep(self._keepers[func](args))
         if not self._recording:
             for tensor in iterate_tensors(result):
                 self.track(tensor)
@@ -276,6 +280,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not any(map(self._is_on_target, tensors)):
             return 0
         return self._estimate_workspace_bytes(func, args, kwargs, result)
+
+    def _keep(self, memory: tuple[tuple[str, int], ...]) -> None:
+        """Notes what a library keeps from its first use on; the autograd engine's thread is one
+        of its own.
+        """
+        for name, nbytes in memory:
+            key = (name, self._phase is Phase.BACKWARD)
+            if key not in self._kept:
+                self._kept.add(key)
+                born, node = len(self.operations) - 1, self._node
+                index = len(self.storages)
+                self.storages.append(LiveStorage(nbytes, (nbytes,), "uint8", born, node))
+                self.storages[index].category = Category.WORKSPACE
+                self.storages[index].name = name
+                self._live[-len(self._kept)] = index  # no address, and it never dies
+                if not self._begun:
+                    self.warmup.append((index, nbytes))
+                self._change(nbytes)
 
     def _warm_up_workspace(self, nbytes: int) -> None:
         if nbytes:
