@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import (
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
 from fxmem.lowering.cpu import CPU
+from fxmem.lowering.cuda import CUDA
+from fxmem.lowering.target import Target
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
@@ -24,10 +26,12 @@ from fxmem.specs import parse_dtype
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
 from fxmem.tracing.loading import load_target
+from fxmem.tracing.placement import place_inputs, place_model
 from fxmem.tracing.source import find_raising_source
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
+TARGETS = {target.name: target for target in (CPU, CUDA)}
 
 _Loss = str | Callable[[Any], torch.Tensor] | None
 _Optimizer = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
@@ -86,6 +90,7 @@ def analyze(
     """
     _check_arguments(mode, device, gpu, autocast, frontend, size_hint)
     dtype_name = None if dtype is None else parse_dtype(str(dtype).removeprefix("torch."))
+    target = TARGETS[device]
     make_optimizer, step_loss = resolve_optimizer(optimizer), resolve_loss(loss)
     args = args if isinstance(args, (tuple, list)) else (args,)
     fake_mode = make_fake_mode()
@@ -97,11 +102,14 @@ def analyze(
     def make_step() -> Step:
         train = mode == "train"
         fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
+        place_inputs(inputs, CPU.device)
         settle_lazy(fake_model, *inputs, fake_mode)
+        place_model(fake_model, target.device)
+        place_inputs(inputs, target.device)
         return Step(fake_model, *inputs, train, step_loss, make_optimizer if train else None)
 
     with fake_mode:
-        recording, frontend, reason = _record(make_step, frontend, size_hint)
+        recording, frontend, reason = _record(make_step, target, frontend, size_hint)
     setup = Setup(
         model=model if isinstance(model, str) else type(model).__name__,
         inputs=describe_inputs(*inputs),
@@ -116,7 +124,7 @@ def analyze(
 
 
 def _record(
-    make_step: Callable[[], Step], frontend: str | None, size_hint: int | None
+    make_step: Callable[[], Step], target: Target, frontend: str | None, size_hint: int | None
 ) -> tuple[Recording, str, str]:
     """Records with the frontend asked for, else with the first that serves.
 
@@ -126,7 +134,7 @@ def _record(
     reason = ""
     if frontend != "record":
         try:
-            recording = _run(make_step, size_hint, symbolic_sizes=True)
+            recording = _run(make_step, target, size_hint, symbolic_sizes=True)
         except DataDependentError:
             raise
         except TraceError as error:
@@ -143,18 +151,22 @@ def _record(
             if not recording.reason:
                 return recording, "fx", ""
             return recording, "record", recording.reason
-    recording = _run(make_step, size_hint, symbolic_sizes=False)
+    recording = _run(make_step, target, size_hint, symbolic_sizes=False)
     return recording, "record", reason or "record was asked for"
 
 
 def _run(
-    make_step: Callable[[], Step], size_hint: int | None, *, symbolic_sizes: bool
+    make_step: Callable[[], Step],
+    target: Target,
+    size_hint: int | None,
+    *,
+    symbolic_sizes: bool,
 ) -> Recording:
     """Records a step, and says in one line what went wrong where."""
     try:
         return record_step(
             make_step(),
-            CPU,
+            target,
             symbolic_sizes=symbolic_sizes,
             size_hint=size_hint,
         )
@@ -186,11 +198,11 @@ def _check_arguments(
 ) -> None:
     if mode not in MODES:
         raise UsageError(f"unknown mode {mode!r}", hint="train or infer")
-    if device == "cuda" or gpu is not None or autocast is not None:
-        asked = "device='cuda'" if device == "cuda" else "gpu=" if gpu is not None else "autocast="
+    if gpu is not None or autocast is not None:
+        asked = "gpu=" if gpu is not None else "autocast="
         raise UsageError(f"{asked} is not modelled yet", hint="device='cpu' is")
-    if device != "cpu":
-        raise UsageError(f"unknown device {device!r}", hint="cpu")
+    if device not in TARGETS:
+        raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
     if frontend not in (None, *FRONTENDS):
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
     if size_hint is not None and size_hint < 0:
