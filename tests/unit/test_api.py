@@ -51,7 +51,6 @@ class Finds(nn.Module):
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mode", {"mode": "test"}, "unknown mode 'test' (train or infer)"),
-    ("cuda", {"device": "cuda"}, "device='cuda' is not modelled yet (device='cpu' is)"),
     ("gpu", {"gpu": "h100"}, "gpu= is not modelled yet (device='cpu' is)"),
     ("autocast", {"autocast": "bf16"}, "autocast= is not modelled yet (device='cpu' is)"),
     ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu)"),
