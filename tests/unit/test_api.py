@@ -53,7 +53,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mode", {"mode": "test"}, "unknown mode 'test' (train or infer)"),
     ("gpu", {"gpu": "h100"}, "gpu= is not modelled yet (device='cpu' is)"),
     ("autocast", {"autocast": "bf16"}, "autocast= is not modelled yet (device='cpu' is)"),
-    ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu)"),
+    ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu or cuda)"),
     ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
     ("hint", {"size_hint": -1}, "size hint -1 is negative (how many elements are found)"),
 ]
