@@ -41,3 +41,25 @@ class TraceError(FxmemError):
 
 class DataDependentError(TraceError):
     """A size or a branch that depends on values, which a static analysis does not have."""
+
+
+LONGEST_CAUSE = 300
+"""Characters of another error's text that one line shows."""
+
+
+def summarize_error(error: BaseException) -> str:
+    """The type and the first line of an error that is not fxmem's own.
+
+    PyTorch's texts go on with backends, C++ frames or advice on debugging.
+
+    >>> summarize_error(ValueError("no such width\\nframe #0: ..."))
+    'ValueError: no such width'
+    """
+    text = next(iter(str(error).strip().splitlines()), "")
+    if len(text) > LONGEST_CAUSE:
+        text = f"{text[:LONGEST_CAUSE].rsplit(' ', 1)[0]} ..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class FxmemWarning(UserWarning):
+    """What an analysis leaves out of the step that the user has; one line."""

@@ -7,22 +7,20 @@ on an accelerator abort the process where torch was built without it.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_map
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec, parse_spec
-from fxmem.tracing.lazy import bind_lazy, copy_lazy
+from fxmem.tracing.lazy import bind_lazy
+from fxmem.tracing.model_copier import carry_over_inputs, copy_model
 from fxmem.tracing.tensor_copier import TensorCopier, find_spans
 
 
@@ -54,10 +52,12 @@ def make_fake_model(
 ) -> nn.Module:
     """A copy of the model on fake CPU tensors; the model itself is left alone.
 
-    Tensors that share a storage share one in the copy. Gradients and hooks on tensors are not
-    copied, hooks on modules are. A one-element CPU buffer keeps its value, so that ``.item()``
-    on it works; no other values are known. A tensor that was computed with gradients and kept
-    on a module (as by ``torch.nn.utils.weight_norm``) is copied without its history.
+    Tensors that share a storage share one in the copy. Hooks, on modules and on tensors, are
+    copied with what they close over: an optimizer that a hook steps is the copy's own, on its
+    parameters. A hook that cannot be copied is left out, with a :class:`FxmemWarning`. A
+    one-element CPU buffer keeps its value, so that ``.item()`` on it works; no other values are
+    known. A tensor that was computed with gradients and kept on a module (as by
+    ``torch.nn.utils.weight_norm``) is copied without its history.
 
     Args:
         model: Its tensors real, meta or fake, on any device.
@@ -80,16 +80,7 @@ def make_fake_model(
     """
     cast_to = _find_dtype(dtype)
     _refuse_compiled(model)
-    copier = TensorCopier(fake_mode)
-    memo = _copy_registered(model, copier, cast_to)
-    try:
-        with _DeepCopyMode(copier):
-            fake = copy.deepcopy(model, memo)
-    except Exception as error:
-        if not _belongs_to(model, fake_mode):
-            raise _explain_failed_copy(model, copier, memo, error) from error
-        fake = model
-        _replace_registered(fake, memo)
+    fake = copy_model(model, fake_mode, cast_to)
     bind_lazy(fake, fake_mode)
     return fake.train(train)
 
@@ -122,7 +113,7 @@ def make_fake_inputs(
     """
     cast_to = _find_dtype(dtype)
     copier = TensorCopier(fake_mode, find_spans(tree_iter((args, kwargs))))
-    memo: dict[int, Tensor] = {}
+    copied: dict[int, tuple[Tensor, Tensor]] = {}
 
     def convert(leaf: object) -> object:
         if isinstance(leaf, str) and _STARTS_LIKE_SPEC.match(leaf):
@@ -130,12 +121,14 @@ def make_fake_inputs(
         if isinstance(leaf, TensorSpec):
             return copier.create(leaf, cast_to)
         if isinstance(leaf, Tensor):
-            if id(leaf) not in memo:
-                memo[id(leaf)] = copier.copy(leaf, cast_to)
-            return memo[id(leaf)]
+            if id(leaf) not in copied:
+                copied[id(leaf)] = leaf, copier.copy(leaf, cast_to)
+            return copied[id(leaf)][1]
         return leaf
 
-    return tree_map(convert, tuple(args)), tree_map(convert, dict(kwargs))
+    inputs = tree_map(convert, tuple(args)), tree_map(convert, dict(kwargs))
+    carry_over_inputs(copied.values(), copier)
+    return inputs
 
 
 def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
@@ -192,99 +185,3 @@ def _refuse_compiled(model: nn.Module) -> None:
                 f"{subject} is compiled: what a compiler allocates is not analysed",
                 hint="pass the module as it was before torch.compile",
             )
-
-
-def _copy_registered(
-    model: nn.Module, copier: TensorCopier, dtype: torch.dtype | None
-) -> dict[int, Any]:
-    """Fakes of all parameters and buffers, as a memo for ``copy.deepcopy``."""
-    memo: dict[int, Any] = {}
-    for prefix, module in model.named_modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Generator):  # its state must not become a fake
-                memo[id(value)] = value.clone_state()
-        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is None or id(tensor) in memo:
-                continue
-            try:
-                fake = copy_lazy(tensor, dtype) if is_lazy(tensor) else copier.copy(tensor, dtype)
-                attributes = {} if isinstance(tensor, FakeTensor) else vars(tensor)
-                vars(fake).update({k: v for k, v in attributes.items() if k not in vars(fake)})
-            except TraceError as error:
-                cause = f"{_join(prefix, name)!r}: {error.cause}"
-                raise TraceError(cause, hint=error.hint) from error
-            except Exception as error:
-                raise TraceError(
-                    f"{_join(prefix, name)!r} has no fake copy: {_summarise(error)}",
-                    hint="build the model from strided tensors, plain or of a wrapper subclass",
-                ) from error
-            memo[id(tensor)] = fake
-    return memo
-
-
-def _replace_registered(model: nn.Module, memo: Mapping[int, Any]) -> None:
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                tensors[name] = None if tensor is None else memo[id(tensor)]
-
-
-def _belongs_to(model: nn.Module, fake_mode: FakeTensorMode) -> bool:
-    tensors = [*model.parameters(), *model.buffers()]
-    return bool(tensors) and all(
-        isinstance(tensor, FakeTensor) and tensor.fake_mode is fake_mode for tensor in tensors
-    )
-
-
-class _DeepCopyMode(TorchFunctionMode):
-    """Makes ``copy.deepcopy`` copy tensors to fakes; for those that no module registered."""
-
-    def __init__(self, copier: TensorCopier) -> None:
-        super().__init__()
-        self._copier = copier
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is Tensor.__deepcopy__:
-            tensor, memo = args
-            if id(tensor) not in memo:
-                memo[id(tensor)] = self._copier.copy(tensor)
-            return memo[id(tensor)]
-        if func is torch._C.TensorBase.clone:  # Parameter.__deepcopy__ calls it
-            return self._copier.copy(args[0])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs or {})
-
-
-def _explain_failed_copy(
-    model: nn.Module, copier: TensorCopier, memo: dict[int, Any], error: Exception
-) -> TraceError:
-    """Names the attribute that cannot be copied, by copying each alone."""
-    hint = "pass the class or a factory instead of an instance, e.g. 'module:Model'"
-    memo = {**memo, **{id(module): module for module in model.modules()}}
-    for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            try:
-                with _DeepCopyMode(copier):
-                    copy.deepcopy(value, dict(memo))
-            except Exception as cause:
-                return TraceError(
-                    f"the model cannot be copied: attribute {_join(prefix, name)!r} of "
-                    f"{type(module).__name__}: {_summarise(cause)}",
-                    hint=hint,
-                )
-    return TraceError(f"the model cannot be copied: {_summarise(error)}", hint=hint)
-
-
-def _summarise(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from fxmem.specs import TensorSpec
 _CPU = torch.device("cpu")
 _ALIGNMENT = 16  # the largest itemsize: complex128
 _CONSTANT_NUMEL = 1  # as FakeTensorMode: larger constants are not computed on
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
 
 class TensorCopier:
@@ -45,6 +48,8 @@ class TensorCopier:
             raise TraceError("a quantized tensor has no fake copy", hint="analyse the float model")
         meta = _cast(self._copy_to_meta(tensor), dtype)
         fake = self._wrap(meta, _find_constant(tensor) if meta.dtype == tensor.dtype else None)
+        if type(tensor) not in _PLAIN:
+            fake.__class__ = _make_fake_class(type(tensor))
         for flag in ("_is_param", "_is_buffer"):
             base = nn.Parameter if flag == "_is_param" else nn.Buffer
             if isinstance(tensor, base):
@@ -73,6 +78,17 @@ class TensorCopier:
 
 def _count_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
+
+
+@functools.lru_cache(maxsize=256)
+def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
+    """A class of fake tensors that are instances of a user's subclass, with its methods."""
+    if issubclass(kind, FakeTensor):
+        return kind
+    names: dict[str, Any] = {}
+    if issubclass(kind, nn.Parameter):  # whose results are plain tensors, whatever it does
+        names["__torch_function__"] = kind.__torch_function__
+    return type(kind.__name__, (FakeTensor, kind), names)
 
 
 def _cast(meta: Tensor, dtype: torch.dtype | None) -> Tensor:

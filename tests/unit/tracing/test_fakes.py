@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -93,10 +92,12 @@ def test_the_users_model_is_left_alone(fake_mode: FakeTensorMode) -> None:
     assert fake[0].weight.tag == "kept"
 
 
-def test_gradients_are_dropped_and_modes_set(fake_mode: FakeTensorMode) -> None:
+def test_gradients_are_copied_and_modes_set(fake_mode: FakeTensorMode) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     model[0].weight.grad = torch.ones(2, 2)
-    assert make_fake_model(model, fake_mode, train=True)[0].weight.grad is None
+    grad = make_fake_model(model, fake_mode, dtype="bfloat16", train=True)[0].weight.grad
+    assert isinstance(grad, FakeTensor)
+    assert (grad.shape, grad.dtype) == ((2, 2), torch.bfloat16)
     assert not make_fake_model(model, fake_mode, train=False)[1].training
 
 
@@ -171,26 +172,26 @@ def test_bound_hooks_follow_the_copy(fake_mode: FakeTensorMode) -> None:
     assert (model.calls, fake.calls) == (0, 1)
 
 
-class Locked(nn.Module):
+class Streaming(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
-        self.lock = threading.Lock()
+        self.stream = (number for number in range(3))
 
 
 def test_an_attribute_that_cannot_be_copied_is_named(fake_mode: FakeTensorMode) -> None:
     with pytest.raises(TraceError) as caught:
-        make_fake_model(nn.Sequential(Locked()), fake_mode, train=True)
+        make_fake_model(nn.Sequential(Streaming()), fake_mode, train=True)
     assert str(caught.value) == (
-        "the model cannot be copied: attribute '0.lock' of Locked: TypeError: cannot pickle "
-        "'_thread.lock' object (pass the class or a factory instead of an instance, "
+        "the model cannot be copied: attribute '0.stream' of Streaming: TypeError: cannot pickle "
+        "'generator' object (pass the class or a factory instead of an instance, "
         "e.g. 'module:Model')"
     )
 
 
 def test_a_model_built_on_fakes_need_not_be_copied(fake_mode: FakeTensorMode) -> None:
     with fake_mode:
-        model = Locked()
+        model = Streaming()
     fake = make_fake_model(model, fake_mode, dtype="bfloat16", train=False)
     assert fake is model
     assert fake.linear.weight.dtype == torch.bfloat16

@@ -1,0 +1,172 @@
+"""What Python code reaches from a value: the walk that copying and labelling share.
+
+``copy.deepcopy`` and ``named_parameters`` stop where a function begins. A hook, a patched
+``forward`` or a callback reaches tensors and optimizers through what it closes over, its default
+arguments, and the globals that its code names.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""The hooks on a tensor: attributes, each a dict from ids to functions, or None."""
+
+_LEAVES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type,
+    ModuleType,
+    CodeType,
+    GenericAlias,
+    FakeTensorMode,
+    logging.Logger,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.Generator,
+)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_STATE = (Tensor, nn.Module, torch.optim.Optimizer)
+
+
+def iterate_reached(value: object) -> Iterator[object]:
+    """The objects that code reaches from a value, itself included, each once, depth first.
+
+    Classes, Python modules, numbers and texts are not entered or yielded; nor are the globals
+    of torch's own functions.
+
+    >>> shared = torch.ones(2)
+    >>> def scale(x, factor=[3]):
+    ...     return x * shared * factor[0]
+    >>> any(reached is shared for reached in iterate_reached(scale))
+    True
+    """
+    seen: dict[int, object] = {}  # the objects too, so that no id is used again
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, _LEAVES) or id(current) in seen:
+            continue
+        seen[id(current)] = current
+        if type(current) is not CellType:
+            yield current
+        stack.extend(reversed([*_find_held(current)]))
+
+
+def reaches_state(value: object) -> bool:
+    """Whether a tensor, a module or an optimizer is reached from a value."""
+    return any(isinstance(reached, _STATE) for reached in iterate_reached(value))
+
+
+def find_globals(function: FunctionType) -> dict[str, Any]:
+    """The globals that a function's code names; none for torch's own functions."""
+    if (function.__module__ or "").split(".")[0] == "torch":
+        return {}
+    names = _find_names(function.__code__)
+    return {name: function.__globals__[name] for name in names if name in function.__globals__}
+
+
+def find_attributes(tensor: Tensor) -> dict[str, Any]:
+    """What a user has set on a tensor: ``weight.lr_scale = 0.1``."""
+    internal = _list_internal() if isinstance(tensor, FakeTensor) else ()
+    return {
+        name: value
+        for name, value in vars(tensor).items()
+        if name not in internal and not name.startswith("_fxmem")
+    }
+
+
+def open_cell(cell: CellType) -> object:
+    """What a closure's cell holds; None for one that is not filled yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _find_held(value: Any) -> Iterable[object]:
+    """What a value holds on to itself."""
+    if isinstance(value, Tensor):
+        hooks = [getattr(value, name) for name in HOOKS]
+        grad = value.grad if value.is_leaf else None
+        return [*find_attributes(value).values(), *hooks, grad]
+    if isinstance(value, FunctionType):
+        cells = value.__closure__ or ()
+        own = (value.__defaults__, value.__kwdefaults__, vars(value) or None)
+        return [*own, *cells, *find_globals(value).values()]
+    if isinstance(value, CellType):
+        return [open_cell(value)]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, BuiltinFunctionType):
+        return [value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords, vars(value)]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    elements: list[object] = []
+    if isinstance(value, dict):
+        elements = [*value.keys(), *value.values()]
+    elif isinstance(value, _CONTAINERS):
+        elements = [*value]
+    return elements + _list_attributes(value)
+
+
+def _list_attributes(value: Any) -> list[object]:
+    """The values of an object's attributes, in its ``__dict__`` and its slots."""
+    attributes = getattr(value, "__dict__", None)
+    values = [*attributes.values()] if isinstance(attributes, dict) else []
+    kind: Any = type(value)
+    for name in _list_slots(kind):
+        try:
+            values.append(getattr(value, name))
+        except Exception:  # a slot that is not filled, or a property that fails
+            continue
+    return values
+
+
+@functools.lru_cache(maxsize=4096)
+def _list_slots(kind: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for owner in kind.__mro__:
+        if owner.__module__ != "builtins" and isinstance(owner.__dict__.get("__slots__"), tuple):
+            names += owner.__dict__["__slots__"]
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_names(code: CodeType) -> frozenset[str]:
+    """The names that a function's code looks up, itself or in functions that it defines."""
+    inner = (_find_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+@functools.cache
+def _list_internal() -> frozenset[str]:
+    """The attributes that every fake tensor has."""
+    with FakeTensorMode():
+        return frozenset(vars(torch.empty(0))) | {"_is_param", "_is_buffer"}

@@ -1,0 +1,116 @@
+"""What code reaches from a value."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.reach import find_attributes, iterate_reached, reaches_state
+
+TABLE: dict[str, Any] = {}
+
+
+class Holder:
+    __slots__ = ("unset", "value")
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def method(self) -> object:
+        return self.value
+
+
+def names_the_table() -> object:
+    def inner() -> object:
+        return TABLE
+
+    return inner
+
+
+def make_closure(value: object) -> Any:
+    return lambda: value
+
+
+def make_default(value: object) -> Any:
+    def function(first: object = value, *, second: object = None) -> object:
+        return first, second
+
+    return function
+
+
+def make_hook(value: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.register_hook(lambda grad: grad + value)
+    return parameter
+
+
+def make_cycle(value: object) -> list[Any]:
+    cycle: list[Any] = [value]
+    cycle.append(cycle)
+    return cycle
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda x: x,
+        lambda x: {1: [x]},
+        lambda x: {(x,): 1},
+        lambda x: frozenset({x}),
+        Holder,
+        lambda x: Holder(x).method,
+        make_closure,
+        lambda x: make_closure(make_closure(x)),
+        make_default,
+        lambda x: functools.partial(print, end=x),
+        lambda x: [x].append,
+        make_hook,
+        make_cycle,
+        lambda x: nn.ParameterList([nn.Parameter(x)]),
+        lambda x: torch.optim.SGD([x], lr=0.1),
+        weakref.ref,
+    ],
+)
+def test_a_tensor_is_found_wherever_it_is_held(hold: Any) -> None:
+    tensor = torch.ones(3)
+    held = hold(tensor)
+    found = [thing for thing in iterate_reached(held) if isinstance(thing, Tensor)]
+    assert any(thing is tensor or torch.equal(thing, tensor) for thing in found)
+
+
+def test_globals_are_followed_through_functions_that_name_them() -> None:
+    assert not reaches_state(names_the_table)
+    TABLE["weight"] = torch.ones(1)
+    try:
+        assert reaches_state(names_the_table)
+    finally:
+        TABLE.clear()
+
+
+def test_library_functions_and_plain_values_reach_nothing() -> None:
+    values = [None, 1, "text", torch.relu, nn.functional.gelu, torch.float32, Holder(3), nn.Linear]
+    assert not reaches_state(values)
+
+
+def test_each_thing_comes_once_and_nothing_is_kept() -> None:
+    shared = Holder(1)
+    kept = weakref.ref(torch.ones(1))
+    reached = [*iterate_reached([shared, shared, [shared]])]
+    assert sum(thing is shared for thing in reached) == 1
+    gc.collect()
+    assert kept() is None
+
+
+def test_attributes_are_the_users_own() -> None:
+    with make_fake_mode():
+        fake = nn.Parameter(torch.ones(2))
+    real = torch.ones(2)
+    fake.scale = real.scale = 3  # type: ignore[attr-defined]
+    assert find_attributes(fake) == find_attributes(real) == {"scale": 3}
