@@ -113,7 +113,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live = {key: renamed[old] for key, old in self._live.items()}
         for storage in self.storages:
             storage.born, storage.node = RESIDENT, None
-            if storage.category in (Category.TEMPORARY, Category.OUTPUT):
+            if storage.category is Category.OUTPUT:
+                storage.name += " of the step before"
+            elif storage.category is Category.TEMPORARY:
                 # A cache that the model keeps, or a tensor that the step before left behind.
                 storage.category, storage.name = Category.BUFFER, "kept from the step before"
         self.warmup = [

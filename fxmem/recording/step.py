@@ -42,6 +42,10 @@ class Step:
         train: Whether loss, backward and the optimizer run; else under ``no_grad``.
         loss: From the model's output to the loss.
         make_optimizer: From the parameters to the optimizer; None for none.
+        accumulate: How many micro-batches add up their gradients before the optimizer runs.
+        set_to_none: Whether gradients are freed before the step; else they are zeroed in place.
+        holds_previous: Whether output and loss of the step before live until this one's take
+            their names, as in a training loop without a function around its body.
     """
 
     model: nn.Module
@@ -50,6 +54,9 @@ class Step:
     train: bool
     loss: Loss
     make_optimizer: OptimizerFactory | None
+    accumulate: int = 1
+    set_to_none: bool = True
+    holds_previous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,7 @@ class _StepRunner:
         self._step = step
         self._recorder = recorder
         self._target: Any = None
+        self._previous: tuple[Any, Any] = None, None
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
 
@@ -107,10 +115,7 @@ class _StepRunner:
         with recorder:
             self._allocate_model()
             self._label_residents()
-            self._run_once(
-                lambda: step.model(*step.args, **step.kwargs),
-                lambda output: step.loss.compute(output, self._target),
-            )
+            self._run_once(self._run_model, self._run_loss)
             # What the first step left in reference cycles is gone in a steady run, sooner or
             # later; all of it is in the youngest generation.
             gc.collect(0)
@@ -120,9 +125,7 @@ class _StepRunner:
             recorder.begin_step()
             self._run_once(
                 lambda: tracer.run_model(step.args, step.kwargs),
-                lambda output: tracer.run_loss(
-                    lambda output: step.loss.compute(output, self._target), output
-                ),
+                lambda output: tracer.run_loss(self._run_loss, output),
             )
         graph = assemble_graph(recorder, tracer.nodes)
         return Recording(graph, tracer.graph, tracer.reason, tuple(recorder.live_bytes))
@@ -131,33 +134,54 @@ class _StepRunner:
         """One step; output and loss live to its end, and the recording ends before they go."""
         recorder = self._recorder
         recorder.set_phase(Phase.FORWARD)
+        output, loss = self._previous
+        self._previous = None, None
         if not self._step.train:
             with torch.no_grad():
                 output = run_model()
             recorder.label(output, Category.OUTPUT, "output")
             recorder.end_step()
+            self._keep(output, None)
             return
+        if self._step.accumulate > 1:
+            # Those after the second do what the second does.
+            output = self._run_model()
+            loss = self._run_loss(output)
+            self._run_backward(loss)
+            recorder.set_phase(Phase.FORWARD)
         with recorder.watch_saved():
             output = run_model()
             recorder.label(output, Category.OUTPUT, "output")
-            if self._target is None and self._step.loss.make_target is not None:
-                self._target = self._step.loss.make_target(output)
             recorder.set_phase(Phase.LOSS)
             loss = run_loss(output)
-        recorder.label(loss, Category.OUTPUT, "loss")
-        recorder.set_phase(Phase.BACKWARD)
-        loss.backward()
-        self._label_gradients()
+        self._run_backward(loss)
         recorder.set_phase(Phase.OPTIMIZER)
         if self._optimizer is not None:
             self._optimizer.step()
         recorder.end_step()
+        self._keep(output, loss)
+
+    def _run_model(self) -> Any:
+        return self._step.model(*self._step.args, **self._step.kwargs)
+
+    def _run_loss(self, output: Any) -> Any:
+        if self._target is None and self._step.loss.make_target is not None:
+            self._target = self._step.loss.make_target(output)
+        return self._step.loss.compute(output, self._target)
+
+    def _run_backward(self, loss: Any) -> None:
+        self._recorder.label(loss, Category.OUTPUT, "loss")
+        self._recorder.set_phase(Phase.BACKWARD)
+        loss.backward()
+        self._label_gradients()
+
+    def _keep(self, output: Any, loss: Any) -> None:
+        if self._step.holds_previous:
+            self._previous = output, loss
 
     def _zero_grad(self) -> None:
-        if self._optimizer is not None:
-            self._optimizer.zero_grad(set_to_none=True)
-        else:
-            self._step.model.zero_grad(set_to_none=True)
+        holder = self._optimizer if self._optimizer is not None else self._step.model
+        holder.zero_grad(set_to_none=self._step.set_to_none)
         for tensor in iterate_tensors((self._step.args, self._step.kwargs)):
             tensor.grad = None  # each step has a batch of its own
 

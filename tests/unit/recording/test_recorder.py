@@ -178,14 +178,17 @@ def test_backward_belongs_to_the_node_of_its_forward(recorder: Recorder) -> None
 def test_only_what_is_alive_is_resident() -> None:
     recorder = Recorder(Target("test"))
     with make_fake_mode(), recorder:
-        kept, gone = torch.zeros(4), torch.zeros(8)
-        recorder.label(kept, Category.OUTPUT)
+        output, cache, gone = torch.zeros(4), torch.zeros(2), torch.zeros(8)
+        recorder.label(output, Category.OUTPUT, "output")
         del gone
         recorder.begin_step()
-    assert [(s.nbytes, s.born, s.category) for s in recorder.storages] == [
-        (16, RESIDENT, Category.BUFFER)
+    assert [(s.nbytes, s.born, s.category, s.name) for s in recorder.storages] == [
+        (16, RESIDENT, Category.OUTPUT, "output of the step before"),
+        (8, RESIDENT, Category.BUFFER, "kept from the step before"),
     ]
-    assert recorder.resident_bytes == 16
+    assert recorder.resident_bytes == 24
+    assert recorder.warmup == [(0, 16), (1, 8), (-3, 32), (-3, -32)]
+    del output, cache
 
 
 def test_deaths_after_the_step_are_not_recorded(recorder: Recorder) -> None:
