@@ -34,6 +34,7 @@ class Target:
         estimators: From operators to what states their kernels' buffers.
         keepers: From operators to what states the memory that the library behind them takes at
             its first use in a thread, and does not give back.
+        unmodelled: From operators whose kernels take memory that nothing here states, to why.
         surroundings: Context managers that a step on this target runs in.
     """
 
@@ -50,6 +51,7 @@ class Target:
         self._kernels: dict[OpOverload, Function] = {}
         self.estimators: dict[OpOverload, Estimator] = {}
         self.keepers: dict[OpOverload, Keeper] = {}
+        self.unmodelled: dict[OpOverload, str] = {}
         self.surroundings: list[Surrounding] = []
 
     @property
