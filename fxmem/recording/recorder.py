@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._keepers = target.keepers
         self._kept: set[tuple[str, bool]] = set()
         self._device = target.device
+        self._counts_all = target.device == _HOST
         self._cache = OperatorCache()
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
@@ -233,7 +234,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._recording:
             for tensor in iterate_tensors(result):
                 self.track(tensor)
-            if self._device != _HOST and not self._begun:
+            if not (self._counts_all or self._begun):
                 self._warm_up_workspace(self._estimate(func, args, kwargs, result))
             return result
         self._record(func, args, kwargs, result, autograd_node)
@@ -278,9 +279,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> int:
         """What the kernel holds inside itself, where it is the target's."""
-        tensors = iterate_tensors((args, kwargs, result))
-        if not any(map(self._is_on_target, tensors)):
-            return 0
+        if not self._counts_all:
+            tensors = iterate_tensors((args, kwargs, result))
+            if not any(map(self._is_on_target, tensors)):
+                return 0
         return self._estimate_workspace_bytes(func, args, kwargs, result)
 
     def _keep(self, memory: tuple[tuple[str, int], ...]) -> None:
@@ -376,7 +378,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return index
 
     def _is_on_target(self, tensor: torch.Tensor) -> bool:
-        if self._device == _HOST:
+        if self._counts_all:
             return True
         return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
 
