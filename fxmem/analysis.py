@@ -29,6 +29,7 @@ class Setup:
         loss: Name of the loss, or None for the default.
         frontend: ``fx`` or ``record``: which tracer served.
         frontend_reason: Why ``fx`` did not; empty where it did.
+        notes: What the reader should know about how it was done, a sentence each.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Setup:
     loss: str | None
     frontend: str
     frontend_reason: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

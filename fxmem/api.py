@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
 from fxmem.lowering.cpu import CPU
 from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.target import Target
 from fxmem.recording.constants import remember_inputs
+from fxmem.recording.failures import explain_failure, is_traced
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
+from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
+from fxmem.tracing.devices import keep_on_cpu
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
-from fxmem.tracing.loading import load_target
+from fxmem.tracing.loading import load_function, load_target, prepare_targets
 from fxmem.tracing.placement import place_inputs, place_model
-from fxmem.tracing.source import find_raising_source
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
@@ -90,26 +86,38 @@ def analyze(
     """
     _check_arguments(mode, device, gpu, autocast, frontend, size_hint)
     dtype_name = None if dtype is None else parse_dtype(str(dtype).removeprefix("torch."))
-    target = TARGETS[device]
-    make_optimizer, step_loss = resolve_optimizer(optimizer), resolve_loss(loss)
-    args = args if isinstance(args, (tuple, list)) else (args,)
+    positional, named = gather_inputs(args, kwargs)
+    target, train = TARGETS[device], mode == "train"
     fake_mode = make_fake_mode()
-    source = load_target(model, fake_mode) if isinstance(model, str) else model
-    inputs = make_fake_inputs(args, kwargs or {}, fake_mode, dtype=dtype_name)
-    remember_inputs(inputs, (tuple(args), dict(kwargs or {})))
-    _check_inputs(source, *inputs)
+    with prepare_targets(model, loss, optimizer), keep_on_cpu() as devices:
+        make_optimizer = resolve_optimizer(_load_choice(optimizer))
+        step_loss = resolve_loss(_load_choice(loss))
+        source = load_target(model, fake_mode) if isinstance(model, str) else model
+        check_model(source)
+        inputs = make_fake_inputs(positional, named, fake_mode, dtype=dtype_name)
+        remember_inputs(inputs, (positional, named))
+        check_inputs(source, *inputs)
 
-    def make_step() -> Step:
-        train = mode == "train"
-        fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
-        place_inputs(inputs, CPU.device)
-        settle_lazy(fake_model, *inputs, fake_mode)
-        place_model(fake_model, target.device)
-        place_inputs(inputs, target.device)
-        return Step(fake_model, *inputs, train, step_loss, make_optimizer if train else None)
+        def make_step() -> Step:
+            fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
+            place_inputs(inputs, CPU.device)
+            settle_lazy(fake_model, *inputs, fake_mode)
+            place_model(fake_model, target.device)
+            place_inputs(inputs, target.device)
+            return Step(fake_model, *inputs, train, step_loss, make_optimizer if train else None)
 
-    with fake_mode:
-        recording, frontend, reason = _record(make_step, target, frontend, size_hint)
+        def run(symbolic_sizes: bool) -> Recording:
+            try:
+                return record_step(
+                    make_step(), target, symbolic_sizes=symbolic_sizes, size_hint=size_hint
+                )
+            except FxmemError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise explain_failure(error, describe_inputs(*inputs), size_hint) from error
+
+        with fake_mode:
+            recording, frontend, reason = _record(run, frontend)
     setup = Setup(
         model=model if isinstance(model, str) else type(model).__name__,
         inputs=describe_inputs(*inputs),
@@ -119,14 +127,28 @@ def analyze(
         loss=_name_choice(loss),
         frontend=frontend,
         frontend_reason=reason,
+        notes=tuple(_note_devices(devices.named, device)),
     )
     return Analysis(setup, recording.graph)
 
 
-def _record(
-    make_step: Callable[[], Step], target: Target, frontend: str | None, size_hint: int | None
-) -> tuple[Recording, str, str]:
+def _load_choice(choice: Any) -> Any:
+    """A loss or an optimizer that is given as a TARGET; anything else as it is."""
+    return load_function(choice) if isinstance(choice, str) and ":" in choice else choice
+
+
+def _note_devices(named: Iterable[str], target: str) -> Iterator[str]:
+    others = sorted(name for name in named if not name.startswith(target))
+    if others:
+        yield f"The code names devices ({', '.join(others)}): taken as the target, {target}."
+
+
+def _record(run: Callable[[bool], Recording], frontend: str | None) -> tuple[Recording, str, str]:
     """Records with the frontend asked for, else with the first that serves.
+
+    Args:
+        run: Records a step, with sizes that stay nodes or without.
+        frontend: The frontend asked for.
 
     Returns:
         The recording, the frontend, and why ``fx`` did not serve.
@@ -134,12 +156,12 @@ def _record(
     reason = ""
     if frontend != "record":
         try:
-            recording = _run(make_step, target, size_hint, symbolic_sizes=True)
+            recording = run(True)
         except DataDependentError:
             raise
         except TraceError as error:
-            # What is no fault of sizes that are nodes fails in `record` again, and is told there.
-            if frontend == "fx":
+            # What is no fault of sizes that are nodes fails in `record` again.
+            if frontend == "fx" or not is_traced(error.__cause__ or error):
                 raise
             reason = error.cause
         else:
@@ -151,41 +173,8 @@ def _record(
             if not recording.reason:
                 return recording, "fx", ""
             return recording, "record", recording.reason
-    recording = _run(make_step, target, size_hint, symbolic_sizes=False)
+    recording = run(False)
     return recording, "record", reason or "record was asked for"
-
-
-def _run(
-    make_step: Callable[[], Step],
-    target: Target,
-    size_hint: int | None,
-    *,
-    symbolic_sizes: bool,
-) -> Recording:
-    """Records a step, and says in one line what went wrong where."""
-    try:
-        return record_step(
-            make_step(),
-            target,
-            symbolic_sizes=symbolic_sizes,
-            size_hint=size_hint,
-        )
-    except FxmemError:
-        raise
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        where = find_raising_source(error.__traceback__)
-        raise DataDependentError(
-            f"{error.func} at {where or 'an unknown line'} depends on the values of a tensor",
-            hint="give a size hint (size_hint=, --size-hint), or take this line out of the model",
-        ) from error
-    except Exception as error:
-        where = find_raising_source(error.__traceback__)
-        lines = str(error).strip().splitlines() or [""]
-        at = f" at {where}" if where else ""
-        raise TraceError(
-            f"the step failed{at}: {type(error).__name__}: {lines[0]}",
-            hint="check shapes and dtypes of the inputs",
-        ) from error
 
 
 def _check_arguments(
@@ -207,21 +196,6 @@ def _check_arguments(
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
     if size_hint is not None and size_hint < 0:
         raise UsageError(f"size hint {size_hint} is negative", hint="how many elements are found")
-
-
-def _check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Says what forward takes, if the inputs do not fit its signature."""
-    try:
-        signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise UsageError(
-            f"the inputs do not fit {type(model).__name__}.forward{signature}: {error}",
-            hint="one input for each argument without a default",
-        ) from None
 
 
 def _name_choice(choice: Any) -> str | None:

@@ -1,26 +1,23 @@
 """What depends on data, answered without data.
 
-``nonzero`` and its kin return as many rows as the data say, which a static analysis cannot know.
-With a size hint they return that many. Without one the fake mode refuses, and so does fxmem,
-naming the line.
+A truth value that is asked for only to raise is what it is in a step that goes well
+(:mod:`fxmem.tracing.checks`). ``nonzero`` and its kin return as many rows as the data say, which a
+static analysis cannot know: with a size hint they return that many. Whatever is left the fake
+mode refuses, and so does fxmem, naming the line.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from fxmem.tracing.checks import find_passing_answer
+
 _aten = torch.ops.aten
-_FUNCTIONAL = os.path.join("torch", "nn", "functional.py")
-_PASSING_CHECKS = {"gaussian_nll_loss": False}
-"""Functions of torch.nn.functional that look at values only to raise, and what they find in a
-step that does not."""
 
 
 def answer_operator(
@@ -38,21 +35,17 @@ def answer_operator(
         The result in a tuple, or None where the operator must be run.
     """
     if func is _aten._local_scalar_dense.default and args[0].dtype == torch.bool:
-        return _answer_check(sys._getframe(2))
+        passing = find_passing_answer(sys._getframe(1))
+        return None if passing is None else (passing,)
     if size_hint is None:
         return None
     answer = _HINTED.get(func)
     return None if answer is None else (answer(size_hint, *args, **kwargs),)
 
 
-def _answer_check(frame: FrameType | None) -> tuple[bool] | None:
-    while frame is not None:
-        if frame.f_code.co_name in _PASSING_CHECKS:
-            if frame.f_code.co_filename.endswith(_FUNCTIONAL):
-                return (_PASSING_CHECKS[frame.f_code.co_name],)
-            return None
-        frame = frame.f_back
-    return None
+def takes_hint(func: Any) -> bool:
+    """Whether a size hint answers an operator."""
+    return func in _HINTED
 
 
 def _hint_nonzero(hint: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -63,9 +56,45 @@ def _hint_masked_select(hint: int, tensor: torch.Tensor, mask: torch.Tensor) -> 
     return tensor.new_empty((hint,))
 
 
-def _hint_unique(hint: int, tensor: torch.Tensor, *_flags: Any, **_named: Any) -> Any:
-    inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
-    return tensor.new_empty((hint,)), inverse, tensor.new_empty((hint,), dtype=torch.int64)
+def _hint_unique(
+    hint: int,
+    tensor: torch.Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    return _hint_runs(hint, tensor, return_inverse, return_counts)
+
+
+def _hint_runs(
+    hint: int,
+    tensor: torch.Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    if dim is not None:
+        return _hint_unique_rows(hint, tensor, dim)
+    return (
+        tensor.new_empty((hint,)),
+        tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64),
+        tensor.new_empty((hint if return_counts else 0,), dtype=torch.int64),
+    )
+
+
+def _hint_unique_rows(
+    hint: int, tensor: torch.Tensor, dim: int, *_flags: Any
+) -> tuple[torch.Tensor, ...]:
+    shape = list(tensor.shape)
+    length, shape[dim] = shape[dim], hint
+    inverse = tensor.new_empty((length,), dtype=torch.int64)
+    return tensor.new_empty(shape), inverse, tensor.new_empty((hint,), dtype=torch.int64)
+
+
+def _hint_repeat(
+    hint: int, repeats: torch.Tensor, *, output_size: int | None = None
+) -> torch.Tensor:
+    return repeats.new_empty((hint if output_size is None else output_size,))
 
 
 def _hint_item(hint: int, tensor: torch.Tensor) -> int:
@@ -93,6 +122,10 @@ _HINTED: dict[Any, Callable[..., Any]] = {
     _aten.nonzero.default: _hint_nonzero,
     _aten.masked_select.default: _hint_masked_select,
     _aten._unique2.default: _hint_unique,
+    _aten.unique_consecutive.default: _hint_runs,
+    _aten.unique_dim.default: _hint_unique_rows,
+    _aten.unique_dim_consecutive.default: _hint_unique_rows,
+    _aten.repeat_interleave.Tensor: _hint_repeat,
     _aten._local_scalar_dense.default: _hint_item,
     _aten.index.Tensor: _hint_index,
 }

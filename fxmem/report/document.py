@@ -253,6 +253,7 @@ def _list_nodes(analysis: Analysis) -> tuple[NodeRow, ...]:
 
 def _write_notes(analysis: Analysis) -> Iterable[str]:
     setup = analysis.setup
+    yield from setup.notes
     if setup.mode == "train" and setup.loss is None:
         yield "No loss was given: the output's .loss, else the sum of its floating tensors."
     if setup.mode == "train" and setup.optimizer is None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -19,53 +18,16 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem.tracing.tensor_copier import TensorCopier
 
-_ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
 _FAKE_ERRORS = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-
-
-class KeepOnCpu(TorchFunctionMode):
-    """Puts on the CPU what the user's code puts on an accelerator.
-
-    The machine may have none, and fake tensors on one abort the process.
-
-    >>> with KeepOnCpu():
-    ...     torch.zeros(2, device="cuda").cuda().to("cuda:1").device
-    device(type='cpu')
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is Tensor.cuda:
-            return args[0]
-        if _is_accelerator(kwargs.get("device")):
-            kwargs["device"] = "cpu"
-        if func is Tensor.to:
-            args = [("cpu" if _is_accelerator(value) else value) for value in args]
-        return func(*args, **kwargs)
-
-
-def _is_accelerator(device: object) -> bool:
-    if isinstance(device, torch.device):
-        return device.type not in ("cpu", "meta")
-    if isinstance(device, str):
-        return _ACCELERATOR.fullmatch(device) is not None
-    return isinstance(device, int) and not isinstance(device, bool)
 
 
 def raised_by_fakes(error: Exception) -> bool:

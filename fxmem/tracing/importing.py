@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import builtins
 import contextlib
 import difflib
 import hashlib
@@ -10,48 +12,60 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from fxmem.errors import LoadError
-from fxmem.graph import SourceLocation
-from fxmem.tracing.source import is_user_file
+from fxmem.errors import LoadError, summarize_error
+from fxmem.tracing.source import find_raising_source, find_source
 from fxmem.tracing.targets import Target
 
 _MOST_NAMES = 8
+_DEBUG = "see the whole traceback with --debug"
+_MAIN = "put what runs as a script under: if __name__ == '__main__'"
+_BACKWARDS = frozenset({torch.Tensor.backward, torch.autograd.backward})
 
 
 @contextlib.contextmanager
-def import_target(target: Target) -> Iterator[ModuleType]:
-    """The target's module; its folder stays importable within the context.
+def keep_importable(target: Target) -> Iterator[None]:
+    """Has the folder of a target's file importable within, as ``python file.py`` has.
 
-    The current folder is put on ``sys.path`` for good: a model may import from it when it runs.
-
-    Raises:
-        LoadError: There is none, or it cannot be imported.
+    The current folder is put on ``sys.path`` for good, as by ``python -m``.
     """
     cwd = os.getcwd()
     if "" not in sys.path and cwd not in sys.path:
         sys.path.insert(0, cwd)
-    if not target.is_file:
-        yield _import_module(target)
-        return
-    path = os.path.abspath(os.path.expanduser(target.where))
-    if not os.path.isfile(path):
-        raise _explain_missing_file(target, path)
-    folder, name = _find_package(path)
+    folder = _find_package(_find_path(target))[0] if target.is_file else cwd
     added = [] if folder in sys.path else [folder]
     sys.path[:0] = added
     try:
-        yield _import_file(target, path, name)
+        yield
     finally:
         for entry in added:
             with contextlib.suppress(ValueError):
                 sys.path.remove(entry)
+
+
+def import_target(target: Target, *, again: bool = True) -> ModuleType:
+    """The target's module; call it within :func:`keep_importable`.
+
+    Args:
+        target: The target.
+        again: Whether a file that has been imported is read again; a module never is.
+
+    Raises:
+        LoadError: There is none, or it cannot be imported.
+    """
+    with _refuse_scripts(target):
+        return _import_file(target, again) if target.is_file else _import_module(target)
+
+
+def _find_path(target: Target) -> str:
+    return os.path.abspath(os.path.expanduser(target.where))
 
 
 def _import_module(target: Target) -> ModuleType:
@@ -63,11 +77,20 @@ def _import_module(target: Target) -> ModuleType:
         if target.where == missing or target.where.startswith(missing + "."):
             raise _explain_missing_module(target, missing) from error
         raise _explain_failed_import(target, error) from error
+    except LoadError:
+        raise
     except (Exception, SystemExit) as error:
         raise _explain_failed_import(target, error) from error
 
 
-def _import_file(target: Target, path: str, name: str) -> ModuleType:
+def _import_file(target: Target, again: bool) -> ModuleType:
+    path = _find_path(target)
+    if not os.path.isfile(path):
+        raise _explain_missing_file(target, path)
+    name = _find_package(path)[1]
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == path and not again:
+        return known
     importlib.invalidate_caches()
     try:
         if "." in name:  # in a package: its siblings are imported relative to it
@@ -86,6 +109,49 @@ def _import_file(target: Target, path: str, name: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise _explain_failed_import(target, error) from error
+
+
+@contextlib.contextmanager
+def _refuse_scripts(target: Target) -> Iterator[None]:
+    """Stops a module that, when it is imported, does what only a script should do.
+
+    It would wait for an answer, exit for want of arguments, or train for hours.
+    """
+
+    def refuse(does: str) -> NoReturn:
+        where = find_source()
+        at = f" at {where}" if where else ""
+        raise LoadError(f"{target.where!r} {does} when it is imported{at}", hint=_MAIN)
+
+    def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        refuse(f"reads the command line ({message})")
+
+    original_error, original_input = argparse.ArgumentParser.error, builtins.input
+    argparse.ArgumentParser.error = refuse_arguments  # type: ignore[assignment,method-assign]
+    builtins.input = lambda prompt="": refuse("asks for input")
+    try:
+        with _RefuseTraining(refuse):
+            yield
+    finally:
+        argparse.ArgumentParser.error = original_error  # type: ignore[method-assign]
+        builtins.input = original_input
+
+
+class _RefuseTraining(TorchFunctionMode):
+    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _BACKWARDS:
+            self._refuse("trains")
+        return func(*args, **(kwargs or {}))
 
 
 def _find_package(path: str) -> tuple[str, str]:
@@ -119,11 +185,16 @@ def _find_free_name(stem: str, path: str) -> str:
     return f"{stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
 
 
-def find_object(module: ModuleType, target: Target) -> Any:
+def find_object(module: ModuleType, target: Target, *, is_model: bool = True) -> Any:
     """What the target's dotted name means in the module.
 
+    Args:
+        module: The target's module.
+        target: The target.
+        is_model: Whether a model is looked for, else a function.
+
     Raises:
-        LoadError: There is no such name; offers those that are close, and the models there.
+        LoadError: There is no such name; offers those that are close, and what is there.
     """
     found: Any = module
     path = target.where
@@ -132,7 +203,7 @@ def find_object(module: ModuleType, target: Target) -> Any:
             found = getattr(found, part)
         except AttributeError:
             raise LoadError(
-                f"no {part!r} in {path!r}", hint=_suggest_names(found, part, module)
+                f"no {part!r} in {path!r}", hint=_suggest_names(found, part, is_model)
             ) from None
         except Exception as error:  # a module that imports on access
             raise _explain_failed_import(target, error) from error
@@ -140,38 +211,26 @@ def find_object(module: ModuleType, target: Target) -> Any:
     return found
 
 
-def _suggest_names(owner: object, name: str, module: ModuleType) -> str:
+def _suggest_names(owner: object, name: str, is_model: bool) -> str:
     public = [entry for entry in dir(owner) if not entry.startswith("_")]
     close = difflib.get_close_matches(name, public, n=3)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    models = [
+    names = [
         entry
         for entry, value in sorted(vars(owner).items() if hasattr(owner, "__dict__") else [])
-        if isinstance(value, nn.Module)
-        or (inspect.isclass(value) and issubclass(value, nn.Module) and value is not nn.Module)
+        if (_is_model(value) if is_model else inspect.isfunction(value))
     ]
-    if not models:
-        return "there is no nn.Module in it"
-    more = ", ..." if len(models) > _MOST_NAMES else ""
-    return f"models there: {', '.join(models[:_MOST_NAMES])}{more}"
+    if not names:
+        return f"there is no {'nn.Module' if is_model else 'function'} in it"
+    more = ", ..." if len(names) > _MOST_NAMES else ""
+    return f"{'models' if is_model else 'functions'} there: {', '.join(names[:_MOST_NAMES])}{more}"
 
 
-def find_user_line(error: BaseException) -> SourceLocation | None:
-    """The innermost line of the user's own code that an error passed through.
-
-    Installed packages count only where nothing else does.
-    """
-    if isinstance(error, SyntaxError) and error.filename:
-        return SourceLocation(error.filename, error.lineno or 1)
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)
-    ]
-    own = [frame for frame in frames if f"{os.sep}site-packages{os.sep}" not in frame.filename]
-    if not own and not frames:
-        return None
-    frame = (own or frames)[-1]
-    return SourceLocation(frame.filename, frame.lineno or 1, frame.name)
+def _is_model(value: object) -> bool:
+    if inspect.isclass(value):
+        return issubclass(value, nn.Module) and value is not nn.Module
+    return isinstance(value, nn.Module)
 
 
 def _explain_missing_file(target: Target, path: str) -> LoadError:
@@ -204,7 +263,7 @@ def _explain_missing_module(target: Target, missing: str) -> LoadError:
 
 
 def _explain_failed_import(target: Target, error: BaseException) -> LoadError:
-    where = find_user_line(error)
+    where = find_raising_source(error)
     at = f" at {where}" if where else ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return LoadError(
@@ -212,12 +271,20 @@ def _explain_failed_import(target: Target, error: BaseException) -> LoadError:
             hint=f"install it, or put the folder of {error.name!r} on PYTHONPATH",
         )
     if isinstance(error, SystemExit):
+        return LoadError(f"{target.where!r} exits when it is imported{at}", hint=_MAIN)
+    if isinstance(error, ImportError) and "relative import" in str(error):
         return LoadError(
-            f"{target.where!r} exits when it is imported{at}",
-            hint="put what runs as a script under: if __name__ == '__main__'",
+            f"{target.where!r} imports from a package that it is not in{at}: {error}",
+            hint=f"put an __init__.py beside it, or name it package.module:{target.name}",
         )
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    # A syntax error's text repeats its place.
+    text = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else summarize_error(error)
+    is_script = isinstance(error, _OF_SCRIPTS) and where and where.function == "<module>"
     return LoadError(
-        f"{target.where!r} cannot be imported: {type(error).__name__}: {text}{at}",
-        hint="see the whole traceback with --debug",
+        f"{target.where!r} cannot be imported: {text}{at}",
+        hint=f"{_DEBUG}; {_MAIN}" if is_script else _DEBUG,
     )
+
+
+_OF_SCRIPTS = (OSError, RuntimeError, LookupError, ValueError)
+"""What a script raises for want of data, arguments or a device."""

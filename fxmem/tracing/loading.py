@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _device
 
-from fxmem.errors import LoadError
-from fxmem.tracing.building import KeepOnCpu, make_parameters_fake, raised_by_fakes
-from fxmem.tracing.importing import find_object, find_user_line, import_target
+from fxmem.errors import LoadError, summarize_error
+from fxmem.tracing.building import make_parameters_fake, raised_by_fakes
+from fxmem.tracing.importing import find_object, import_target, keep_importable
+from fxmem.tracing.source import find_raising_source
 from fxmem.tracing.targets import Target, check_call, parse_target
 
 
@@ -27,7 +29,9 @@ def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
     """The model that a TARGET names, its parameters without memory where that can be.
 
     The current folder is importable, as with ``python -m``, and a file's own folder while it
-    loads. The random number generators and torch's default dtype are left as they were.
+    loads. The random number generators are left as they were. To be called within
+    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.keep_on_cpu` for code that names an
+    accelerator.
 
     Args:
         target: ``package.module:name`` or ``path/to/file.py:name``; the name, dotted or not, is
@@ -46,8 +50,8 @@ def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
     Parameter(FakeTensor(..., size=(2, 3), requires_grad=True))
     """
     parsed = parse_target(target)
-    with _keep_process_state(), import_target(parsed) as module:
-        found = find_object(module, parsed)
+    with _keep_random_state(), keep_importable(parsed):
+        found = find_object(import_target(parsed), parsed)
         if isinstance(found, nn.Module):
             if parsed.has_call:
                 raise LoadError(
@@ -63,6 +67,56 @@ def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
         return _build(found, parsed, fake_mode)
 
 
+def load_function(target: str) -> Any:
+    """The loss function, or the maker of an optimizer, that a TARGET names.
+
+    A file that the model was loaded from is not imported again.
+
+    Args:
+        target: As for a model; with arguments, what the call returns is the function.
+
+    Raises:
+        LoadError: The target leads to nothing that can be called.
+    """
+    parsed = parse_target(target)
+    with _keep_random_state(), keep_importable(parsed):
+        found = find_object(import_target(parsed, again=False), parsed, is_model=False)
+        if parsed.has_call and callable(found):
+            check_call(found, parsed)
+            try:
+                found = found(*parsed.args, **parsed.kwargs)
+            except (Exception, SystemExit) as error:
+                raise _explain_failed_build(parsed, error) from error
+    if not callable(found):
+        raise LoadError(
+            f"{parsed.text!r} is of type {type(found).__name__}, no function",
+            hint="name a function of the file or module",
+        )
+    return found
+
+
+@contextlib.contextmanager
+def prepare_targets(*targets: object) -> Iterator[None]:
+    """Lets code that TARGETs name run as in a process of its own, and puts back what it changed.
+
+    It may import from its file's folder when it runs, and its default dtype and device hold.
+
+    Args:
+        targets: Texts; anything else is passed over.
+    """
+    dtype, device = torch.get_default_dtype(), _device.CURRENT_DEVICE
+    with contextlib.ExitStack() as stack:
+        for target in targets:
+            if isinstance(target, str) and ":" in target:
+                stack.enter_context(keep_importable(parse_target(target)))
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            if device != _device.CURRENT_DEVICE:
+                torch.set_default_device(device)
+
+
 def _build(factory: Callable[..., Any], target: Target, fake_mode: FakeTensorMode) -> nn.Module:
     check_call(factory, target)
     errors: list[Exception] = []
@@ -74,6 +128,8 @@ def _build(factory: Callable[..., Any], target: Target, fake_mode: FakeTensorMod
         try:
             with context(fake_mode):
                 model = factory(*target.args, **target.kwargs)
+        except SystemExit as error:
+            raise _explain_failed_build(target, error) from error
         except Exception as error:
             errors.append(error)
         else:
@@ -81,11 +137,16 @@ def _build(factory: Callable[..., Any], target: Target, fake_mode: FakeTensorMod
     raise _explain_failed_build(target, errors[-1]) from errors[-1]
 
 
-def _explain_failed_build(target: Target, error: Exception) -> LoadError:
-    where = find_user_line(error)
+def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
+    where = find_raising_source(error)
+    at = f" at {where}" if where else ""
+    if isinstance(error, SystemExit):
+        return LoadError(
+            f"{target.text!r} calls exit({error.code!r}){at}",
+            hint="name a class, or a function that returns the model",
+        )
     return LoadError(
-        f"{target.text!r} raised {type(error).__name__}{': ' if str(error) else ''}{error}"
-        f"{f' at {where}' if where else ''}",
+        f"{target.text!r} raised {summarize_error(error)}{at}",
         hint="see the whole traceback with --debug",
     )
 
@@ -109,13 +170,13 @@ def _are_same(first: Exception, second: Exception) -> bool:
 
 @contextlib.contextmanager
 def _build_on_fakes(fake_mode: FakeTensorMode) -> Iterator[None]:
-    with fake_mode, KeepOnCpu(), make_parameters_fake(fake_mode, on_registration=False):
+    with fake_mode, make_parameters_fake(fake_mode, on_registration=False):
         yield
 
 
 @contextlib.contextmanager
 def _build_with_fake_parameters(fake_mode: FakeTensorMode) -> Iterator[None]:
-    with KeepOnCpu(), make_parameters_fake(fake_mode, on_registration=True):
+    with make_parameters_fake(fake_mode, on_registration=True):
         yield
 
 
@@ -125,20 +186,18 @@ def _build_real(fake_mode: FakeTensorMode) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _keep_process_state() -> Iterator[None]:
-    """Puts back what user code may change while it loads and every later result depends on."""
+def _keep_random_state() -> Iterator[None]:
+    """Puts back what loading changes and every later result depends on."""
     # Asking for the generators of a GPU that nobody uses yet would start it.
     is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = range(torch.cuda.device_count()) if is_in_use else ()
-    dtype, python_state = torch.get_default_dtype(), random.getstate()
-    grad_enabled = torch.is_grad_enabled()
+    python_state, grad_enabled = random.getstate(), torch.is_grad_enabled()
     numpy_random = sys.modules.get("numpy.random")
     numpy_state = numpy_random.get_state() if numpy_random else None
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            torch.set_default_dtype(dtype)
             torch.set_grad_enabled(grad_enabled)
             random.setstate(python_state)
             if numpy_random:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 
@@ -25,7 +26,12 @@ _WRAPPERS = tuple(
 )
 _ENTRIES = ("run_model", "run_loss")
 """Functions of the tracer that call the user's code."""
+_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+Span = tuple[int, int, int, int]
+"""Where something is written: first line, last line, first column, end column."""
 
 
 @functools.cache
@@ -35,11 +41,16 @@ def is_user_file(filename: str) -> bool:
     Files of torch, of fxmem, of the standard library (decorators, context managers) and
     generated code are not.
     """
-    if filename.startswith(("<", _TORCH, _FXMEM)):
+    if filename.startswith("<") or is_machinery(filename):
         return False
     if filename.startswith(_STDLIB) and "site-packages" not in filename:
         return False
     return not any(wrapper in filename for wrapper in _WRAPPERS)
+
+
+def is_machinery(filename: str) -> bool:
+    """Whether a file is one of torch or of fxmem."""
+    return filename.startswith((_TORCH, _FXMEM))
 
 
 def find_source() -> SourceLocation | None:
@@ -60,12 +71,46 @@ def find_source() -> SourceLocation | None:
     return None
 
 
-def find_raising_source(traceback: TracebackType | None) -> SourceLocation | None:
-    """The innermost line of the user's code in a traceback, for error messages."""
-    found: SourceLocation | None = None
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if is_user_file(code.co_filename):
-            found = SourceLocation(code.co_filename, traceback.tb_lineno, code.co_name)
-        traceback = traceback.tb_next
+def find_raising_source(error: BaseException) -> SourceLocation | None:
+    """The innermost line of the user's own code that an error passed through.
+
+    Installed packages count only where nothing else does.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return SourceLocation(error.filename, error.lineno or 1)
+    step = find_raising_step(error)
+    if step is None:
+        return None
+    code = step.tb_frame.f_code
+    return SourceLocation(code.co_filename, step.tb_lineno, code.co_name)
+
+
+def find_raising_step(error: BaseException) -> TracebackType | None:
+    """The entry of an error's traceback for that line."""
+    found: TracebackType | None = None
+    is_own = False
+    step = error.__traceback__
+    while step is not None:
+        filename = step.tb_frame.f_code.co_filename
+        if is_user_file(filename):
+            installed = _SITE_PACKAGES in filename
+            if not (installed and is_own):
+                found, is_own = step, not installed
+        step = step.tb_next
     return found
+
+
+def find_span(code: CodeType, instruction: int) -> Span | None:
+    """Where the expression is written that an instruction belongs to.
+
+    Args:
+        code: The code.
+        instruction: ``f_lasti`` of its frame, or ``tb_lasti`` of a traceback.
+
+    Returns:
+        None before Python 3.11, which does not say.
+    """
+    if not hasattr(code, "co_positions"):
+        return None
+    span = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    return None if None in span else span

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ _TARGET = re.compile(
 )
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _LONGEST_SIGNATURE = 160
+_MOST_NAMES = 8
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".onnx")
+_NAME_CODE = "name the code of the model: path/to/file.py:Model"
 
 
 @dataclass(frozen=True)
@@ -62,23 +66,56 @@ def parse_target(text: str) -> Target:
         raise _explain_bad_target(text)
     where = match["where"].strip()
     is_file = where.endswith(".py") or "/" in where or "\\" in where
-    if not is_file and not _MODULE.fullmatch(where):
-        raise LoadError(
-            f"{where!r} in target {text!r} is neither a module nor a .py file",
-            hint="write package.module:Model or path/to/file.py:Model",
-        )
+    is_other = where.endswith((*_WEIGHTS, ".ipynb")) and os.path.isfile(where)
+    if is_other or not (is_file or _MODULE.fullmatch(where)):
+        raise _explain_bad_place(where, text)
     args, kwargs = _parse_call(match["call"], text) if match["call"] else ((), {})
     return Target(text, where, is_file, match["name"], bool(match["call"]), args, kwargs)
 
 
 def _explain_bad_target(text: str) -> LoadError:
     if ":" not in text:
+        if text.endswith(_WEIGHTS):
+            return LoadError(f"{text!r} holds weights, and no code to run", hint=_NAME_CODE)
         example = text if re.fullmatch(r"[\w./\\-]+", text) else "package.module"
-        return LoadError(f"target {text!r} does not say which model", hint=f"write {example}:Model")
+        names = _list_classes(text) or ["Model"]
+        more = ", ..." if len(names) > _MOST_NAMES else ""
+        others = f", or {', '.join(names[1:_MOST_NAMES])}{more}" if len(names) > 1 else ""
+        return LoadError(
+            f"target {text!r} does not say which model", hint=f"write {example}:{names[0]}{others}"
+        )
     return LoadError(
         f"target {text!r} cannot be understood",
         hint="write package.module:Model, path/to/file.py:Model or module:factory(depth=50)",
     )
+
+
+def _explain_bad_place(where: str, text: str) -> LoadError:
+    if where.endswith(_WEIGHTS):
+        return LoadError(f"{where!r} holds weights, and no code to run", hint=_NAME_CODE)
+    if where.endswith(".ipynb"):
+        hint = f"save it as one: jupyter nbconvert --to script {where}"
+        return LoadError(f"{where!r} is a notebook, no .py file", hint=hint)
+    return LoadError(
+        f"{where!r} in target {text!r} is neither a module nor a .py file",
+        hint="write package.module:Model or path/to/file.py:Model",
+    )
+
+
+def _list_classes(path: str) -> list[str]:
+    """Classes of a file that may be models, without running it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            bases = map(ast.unparse, node.bases)
+            if any(base.endswith("Module") or base in names for base in bases):
+                names.append(node.name)
+    return names
 
 
 def _parse_call(call: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -130,12 +167,13 @@ def check_call(factory: Callable[..., Any], target: Target) -> None:
         ]
         example = ", ".join(f"{name}=..." for name in missing)
         raise LoadError(
-            f"{target.text!r}: {error}; it is {target.name}{_shorten(signature)}",
+            f"{target.text!r}: {error}; it is {target.name}{shorten_signature(signature)}",
             hint=f"pass literals: '{target.without_call}({example})'" if missing else "",
         ) from None
 
 
-def _shorten(signature: inspect.Signature) -> str:
+def shorten_signature(signature: inspect.Signature) -> str:
+    """A signature without annotations, which are longer than all else."""
     plain = signature.replace(
         parameters=[
             parameter.replace(annotation=parameter.empty)

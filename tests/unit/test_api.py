@@ -66,19 +66,12 @@ def test_arguments_that_are_refused(settings: dict[str, Any], message: str) -> N
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize("args", [(), ("3x4", 2.0, 3.0)])
-def test_a_wrong_number_of_inputs_shows_what_forward_takes(args: tuple[Any, ...]) -> None:
-    with pytest.raises(fxmem.UsageError, match=r"the inputs do not fit Net.forward\(x: ") as raised:
-        fxmem.analyze(Net(), args)
-    assert raised.value.hint == "one input for each argument without a default"
-
-
 def test_a_forward_that_raises_is_told_with_its_line() -> None:
     with pytest.raises(fxmem.TraceError) as raised:
         fxmem.analyze(Net(), ("3x5",))
     assert str(raised.value) == (
         "the step failed at test_api.py:21: RuntimeError: a and b must have same reduction dim,"
-        " but got [3, 5] X [4, 4]. (check shapes and dtypes of the inputs)"
+        " but got [3, 5] X [4, 4]. (check shapes and dtypes of the inputs: 3x5:float32)"
     )
 
 
@@ -103,7 +96,7 @@ FOUND = {"nonzero": 7, "mask": 7, "masked_select": 7, "unique": 7, "item": 2}
 
 @pytest.mark.parametrize("how", [*FOUND, "float"])
 def test_sizes_that_depend_on_data_are_refused_with_the_line(how: str) -> None:
-    with pytest.raises(fxmem.DataDependentError, match=r"^aten\.\S+ at test_api.py:\d+ depends on"):
+    with pytest.raises(fxmem.DataDependentError, match=r"^`.+` at test_api.py:\d+ depends on"):
         fxmem.analyze(Finds(how), ("3x4",))
 
 

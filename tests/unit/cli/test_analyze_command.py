@@ -139,7 +139,7 @@ def test_without_options_analyze_gets_its_defaults(
         (["--top", "-1"], "--top is -1 (0 or more)"),
         (["--size-hint", "-1"], "--size-hint is -1 (0 or more)"),
         (["--input", "a=1", "--input", "a=2"], "two inputs are called 'a' (each name once)"),
-        (["--dtype", "bf17"], "unknown dtype 'bf17' (float32, bf16, fp16, int64, bool, ...)"),
+        (["--dtype", "bf17"], "unknown dtype 'bf17' (did you mean bf16?)"),
         (
             ["--budget", "much"],
             "'much' is no size in bytes (write it as 8GiB, 512MiB or 80GB)",

@@ -15,8 +15,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.errors import LoadError
+from fxmem.tracing.devices import keep_on_cpu
 from fxmem.tracing.fakes import make_fake_mode, make_fake_model
-from fxmem.tracing.loading import load_target
+from fxmem.tracing.loading import load_target, prepare_targets
 
 NETS = """
     import torch
@@ -100,7 +101,8 @@ def write(tmp_path: Path) -> Write:
 
 
 def load(target: str) -> nn.Module:
-    return load_target(target, make_fake_mode())
+    with prepare_targets(target), keep_on_cpu():
+        return load_target(target, make_fake_mode())
 
 
 def explain(target: str) -> str:

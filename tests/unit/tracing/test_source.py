@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
 import fxmem
-from fxmem.tracing.source import find_raising_source, find_source, is_user_file
+from fxmem.tracing.source import find_raising_source, find_source, find_span, is_user_file
 
 HERE = __file__
 
@@ -57,10 +60,44 @@ def fail() -> None:
 def test_the_innermost_line_of_the_user_in_a_traceback() -> None:
     with pytest.raises(RuntimeError) as caught:
         fail()
-    source = find_raising_source(caught.value.__traceback__)
+    source = find_raising_source(caught.value)
     assert source is not None
     assert (source.function, source.line) == ("fail", fail.__code__.co_firstlineno + 1)
 
 
-def test_no_traceback_has_no_line() -> None:
-    assert find_raising_source(None) is None
+def test_an_error_that_was_not_raised_has_no_line() -> None:
+    assert find_raising_source(ValueError()) is None
+
+
+def test_an_installed_package_counts_only_where_no_line_is_the_user_s(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    installed = tmp_path / "site-packages" / "layer.py"
+    exec(compile("def call(f): f()\ndef fail(): 1 / 0", installed, "exec"), names)
+    with pytest.raises(ZeroDivisionError) as caught:
+        names["call"](names["fail"])
+    own = find_raising_source(caught.value)
+    assert own is not None
+    assert own.file == HERE
+    caught.value.__traceback__ = caught.tb.tb_next
+    library = find_raising_source(caught.value)
+    assert library is not None
+    assert str(library) == "layer.py:2"
+
+
+def test_the_line_of_a_syntax_error_is_its_own() -> None:
+    with pytest.raises(SyntaxError) as caught:
+        compile("\nx = (", "nets.py", "exec")
+    assert str(find_raising_source(caught.value)) == "nets.py:2"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not say")
+def test_where_an_expression_is_written() -> None:
+    def find_caller() -> tuple[FrameType, int]:
+        frame = sys._getframe(1)
+        return frame, frame.f_lasti
+
+    frame, instruction = find_caller()
+    span = find_span(frame.f_code, instruction)
+    assert span is not None
+    line = Path(HERE).read_text().splitlines()[span[0] - 1]
+    assert line[span[2] : span[3]] == "find_caller()"

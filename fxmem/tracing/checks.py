@@ -1,0 +1,105 @@
+"""Code that looks at a value only to raise: ``assert mask.any()``, ``if (x < 0).any(): raise``.
+
+An analysis is of a step that goes well, so it knows what such a test must have said: an assert
+holds, and a branch that ends in ``raise`` is not taken. PyTorch's own checks (the arguments of a
+distribution, the variances of ``gaussian_nll_loss``) are of that kind as much as the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from fxmem.tracing.source import Span, find_span
+
+_FXMEM = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A truth value that decides whether the code raises.
+
+    Attributes:
+        span: Where it is written.
+        statement: Where the statement is written that asks for it.
+        passes: What it is where the code goes on.
+    """
+
+    span: Span
+    statement: Span
+    passes: bool
+
+
+def find_passing_answer(frame: FrameType | None) -> bool | None:
+    """What the test that is being evaluated must say for the code not to raise.
+
+    Args:
+        frame: The innermost frame; those of fxmem, which runs the operators, are passed over.
+
+    Returns:
+        None where both answers let the code go on.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_FXMEM):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    checks = _list_checks(frame.f_code.co_filename)
+    here = find_span(frame.f_code, frame.f_lasti)
+    if here is None:
+        found = [check for check in checks if _is_on_line(check.span, frame.f_lineno)]
+    else:
+        # Some versions of Python say that a jump belongs to the whole statement.
+        found = [check for check in checks if check.span == here]
+        found = found or [check for check in checks if check.statement == here]
+    answers = {check.passes for check in found}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _is_on_line(span: Span, line: int | None) -> bool:
+    return line is not None and span[0] <= line <= span[1]
+
+
+@functools.lru_cache(maxsize=256)
+def _list_checks(filename: str) -> tuple[_Check, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):  # no Python file, or one that has changed since
+        return ()
+    return tuple(_iterate_checks(tree))
+
+
+def _iterate_checks(tree: ast.Module) -> Iterator[_Check]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            tests = _split_test(node.test, True)
+        elif isinstance(node, ast.If) and _ends_in_raise(node.body) != _ends_in_raise(node.orelse):
+            tests = _split_test(node.test, _ends_in_raise(node.orelse))
+        else:
+            continue
+        for test, passes in tests:
+            yield _Check(_span_of(test), _span_of(node), passes)
+
+
+def _ends_in_raise(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Raise)
+
+
+def _split_test(test: ast.expr, passes: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The operands whose truth is asked for; in ``a and b`` and ``a or b`` each decides alike."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _split_test(test.operand, not passes)
+    elif isinstance(test, ast.BoolOp):
+        for operand in test.values:
+            yield from _split_test(operand, passes)
+    else:
+        yield test, passes
+
+
+def _span_of(node: ast.expr | ast.stmt) -> Span:
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return node.lineno, end_line, node.col_offset, end_column

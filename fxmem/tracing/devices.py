@@ -1,0 +1,112 @@
+"""Devices that the user's code names, on a machine that may have none of them.
+
+``x.cuda()``, ``torch.zeros(8, device="cuda")`` and the like mean: where the model runs. An
+analysis runs no model anywhere; its tensors are fake ones on the CPU, and fake tensors on an
+accelerator abort the process where PyTorch was built without it. So within :func:`keep_on_cpu`
+such names mean the CPU. ``torch.cuda.is_available()`` says what is true: code that asks first
+gets its own answer for a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device
+
+_ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
+_MOVES = {Tensor.cuda: "cuda", Tensor.xpu: "xpu"}
+_TYPE = re.compile(r"torch\.(cuda|xpu)\.(\w+Tensor)")
+_CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
+    "synchronize": lambda device=None: None,
+    "set_device": lambda device: None,
+    "current_device": lambda: 0,
+    "_exchange_device": lambda device: 0,  # what entering and leaving torch.cuda.device(0) calls
+    "_maybe_exchange_device": lambda device: 0,
+}
+"""What chooses a GPU or waits for it has nothing to do where nothing runs on one."""
+
+
+@contextlib.contextmanager
+def keep_on_cpu() -> Iterator[KeepOnCpu]:
+    """Has every accelerator that the code names mean the CPU.
+
+    Yields:
+        The mode, whose ``named`` says which they were.
+
+    >>> with keep_on_cpu() as devices:
+    ...     torch.zeros(2, device="cuda").cuda().to("cuda:1").device
+    device(type='cpu')
+    >>> sorted(devices.named)
+    ['cuda', 'cuda:1']
+    """
+    replaced = {name: getattr(torch.cuda, name) for name in _CUDA_STUBS}
+    for name, stub in _CUDA_STUBS.items():
+        setattr(torch.cuda, name, stub)
+    try:
+        with KeepOnCpu() as mode:
+            yield mode
+    finally:
+        for name, function in replaced.items():
+            setattr(torch.cuda, name, function)
+
+
+class KeepOnCpu(TorchFunctionMode):
+    """The mode behind :func:`keep_on_cpu`.
+
+    Attributes:
+        named: The accelerators that were named, as the code wrote them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: set[str] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _MOVES:
+            self.named.add(_MOVES[func])
+            return args[0]
+        if func is Tensor.to:
+            args = [self._replace(value) for value in args]
+        elif func is Tensor.type:
+            args = [self._replace_type(value) for value in args]
+        device = kwargs.get("device") if kwargs else None
+        if device is None:
+            default = _device.CURRENT_DEVICE  # torch.set_default_device, with torch.device(...):
+            if default is None or func not in _device._device_constructors():
+                return func(*args, **kwargs) if kwargs else func(*args)
+            device = default
+        return func(*args, **{**(kwargs or {}), "device": self._replace(device)})
+
+    def _replace(self, device: Any) -> Any:
+        if not _is_accelerator(device):
+            return device
+        self.named.add(f"cuda:{device}" if isinstance(device, int) else str(device))
+        return "cpu"
+
+    def _replace_type(self, name: Any) -> Any:
+        match = _TYPE.fullmatch(name) if isinstance(name, str) else None
+        if match is None:
+            return name
+        self.named.add(match[1])
+        return f"torch.{match[2]}"
+
+
+def _is_accelerator(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return device.type not in ("cpu", "meta")
+    if isinstance(device, str):
+        return _ACCELERATOR.fullmatch(device) is not None
+    # tensor.get_device() is -1 for a tensor on the CPU.
+    return isinstance(device, int) and not isinstance(device, bool)
