@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from fxmem.graph import Category, MemoryGraph, Node, SavedTensor
+from fxmem.labels import label_storages
 from fxmem.liveness import MemoryProfile, Peak, build_profile
 from fxmem.timeline import Timeline, build_timeline
 
@@ -97,6 +98,11 @@ class Analysis:
         """Activations saved for backward; parameters, buffers and inputs are not counted."""
         return sum(s.nbytes for s in self.saved if s.category is Category.ACTIVATION)
 
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """What to call each storage, by its index: see :func:`fxmem.labels.label_storages`."""
+        return label_storages(self.graph)
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes of the traced model, with their bytes and FLOPs."""
@@ -170,7 +176,10 @@ class Analysis:
             "forward_flops": self.forward_flops,
             "backward_flops": self.backward_flops,
             "nodes": [_list_fields(node) for node in self.nodes],
-            "storages": [_list_fields(storage) for storage in self.graph.storages],
+            "storages": [
+                {**_list_fields(storage), "label": label}
+                for storage, label in zip(self.graph.storages, self.labels, strict=True)
+            ],
             "operations": [_list_fields(operation) for operation in self.graph.operations],
             "saved": [_list_fields(saved) for saved in self.saved],
             "timeline": {
@@ -214,6 +223,7 @@ def _describe_peak(peak: Peak) -> dict[str, Any]:
         "operation": peak.operation.name,
         "node": peak.node.name if peak.node else None,
         "source": _list_fields(peak.source) if peak.source else None,
+        "parameters": list(peak.parameters),
         "workspace_bytes": peak.workspace_bytes,
         "live": [storage.index for storage in peak.live],
     }

@@ -14,6 +14,7 @@ from fxmem.graph import (
     SourceLocation,
     Storage,
 )
+from fxmem.labels import find_updated
 from fxmem.timeline import Timeline
 
 
@@ -27,6 +28,7 @@ class Peak:
         node: The node that it belongs to; in backward, the node it is the backward of.
         live: The storages alive, largest first, then in order of allocation.
         workspace_bytes: What that operator's kernel holds inside itself.
+        parameters: Names of those whose update it is part of; empty outside the optimizer.
     """
 
     nbytes: int
@@ -34,6 +36,7 @@ class Peak:
     node: Node | None
     live: tuple[Storage, ...]
     workspace_bytes: int
+    parameters: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -90,6 +93,7 @@ def build_profile(graph: MemoryGraph, timeline: Timeline) -> MemoryProfile:
         node=None if operation.node is None else graph.nodes[operation.node],
         live=tuple(live),
         workspace_bytes=operation.workspace_bytes,
+        parameters=find_updated(graph, operation),
     )
     return MemoryProfile(live_bytes, peak)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, write_output
+from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.startup import defer_torch_compile
 from fxmem.errors import LoadError, UsageError
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
 EXIT_OVER_BUDGET = 1
-_LEAST_WIDTH = 80
 
 _DESCRIPTION = """\
 Runs one training step of the model on fake tensors (nothing of the model is allocated) and
@@ -197,10 +195,9 @@ def _render(analysis: Analysis, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return analysis.to_json(indent=2) + "\n"
     from fxmem.report.document import build_document
-    from fxmem.report.text import DEFAULT_WIDTH, render_text
+    from fxmem.report.text import render_text
 
-    is_watched = arguments.output is None and sys.stdout.isatty()
-    width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if is_watched else DEFAULT_WIDTH
+    width = choose_width(arguments.output)
     document = build_document(analysis)
     return render_text(document, top=arguments.top, nodes=arguments.nodes, width=width)
 

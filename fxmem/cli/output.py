@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 import tempfile
 
 from fxmem.errors import UsageError
+
+_LEAST_WIDTH = 60
+
+
+def choose_width(path: str | None) -> int | None:
+    """Columns that the tables of a result may take.
+
+    Those that the environment variable COLUMNS says, else those of the terminal. A file and a
+    pipe have no width: what goes there is for a search or an editor, which need whole names.
+
+    Args:
+        path: The file that the result goes to, or None for stdout.
+
+    Returns:
+        At least 60, or None for no limit.
+    """
+    told = os.environ.get("COLUMNS", "")
+    is_told = told.isdecimal() and int(told) > 0
+    is_terminal = path is None and sys.stdout.isatty()
+    if not (is_told or is_terminal):
+        return None
+    return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
 
 
 def write_output(text: str, path: str | None) -> None:

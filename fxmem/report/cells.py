@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from wcwidth import wcswidth
 
 _ELLIPSIS = "..."
+_LEAST_NAME = 12
 
 
 def escape_controls(text: str) -> str:
@@ -45,6 +44,44 @@ def shorten_middle(text: str, width: int) -> str:
     return f"{head}{_ELLIPSIS}{tail}"
 
 
+def shorten_name(text: str, width: int) -> str:
+    """The text, its qualified name without what comes first where it is too wide.
+
+    The last parts of a name tell what it is. Words before it stay, and of a list of names the
+    first.
+
+    >>> shorten_name("encoder.layers.11.attention.softmax", 24)
+    '...11.attention.softmax'
+    >>> shorten_name("gradient of encoder.layers.11.attention.softmax", 32)
+    'gradient of ...attention.softmax'
+    >>> shorten_name("encoder.norm1, encoder.norm2", 18)
+    'encoder.norm1, ...'
+    """
+    if measure_width(text) <= width:
+        return text
+    name, comma, _ = text.partition(", ")
+    rest = comma and f", {_ELLIPSIS}"
+    words, space, name = name.rpartition(" ")
+    room = width - measure_width(words + space + rest)
+    if room < _LEAST_NAME:
+        return shorten_middle(text, width)
+    return f"{words}{space}{_drop_first_parts(name, room)}{rest}"
+
+
+def _drop_first_parts(name: str, width: int) -> str:
+    *parts, last = name.split(".")
+    if measure_width(_ELLIPSIS + last) > width:
+        if not parts or width < 2 * _LEAST_NAME:
+            return shorten_middle(name, width)
+        # Some room is for what is before: which of the layers it is.
+        last = shorten_middle(last, width - _LEAST_NAME)
+    if measure_width(".".join([*parts, last])) <= width:
+        return ".".join([*parts, last])
+    while parts and measure_width(_ELLIPSIS + ".".join([*parts, last])) > width:
+        parts = parts[1:]
+    return _ELLIPSIS + ".".join([*parts, last])
+
+
 def _take_columns(text: str, width: int) -> str:
     taken = ""
     for character in text:
@@ -52,34 +89,3 @@ def _take_columns(text: str, width: int) -> str:
             break
         taken += character
     return taken
-
-
-def fit_columns(
-    rows: Sequence[Sequence[str]], flexible: Sequence[int], width: int, least: int = 12
-) -> list[list[str]]:
-    """The rows of a table, with some columns shortened until a line fits.
-
-    Args:
-        rows: Cells, the header row included.
-        flexible: Indices of the columns that may be shortened.
-        width: Columns of the terminal that a line may take.
-        least: No column is made narrower than this.
-
-    >>> fit_columns([["12 B", "encoder.layers.11.softmax"]], flexible=[1], width=22)
-    [['12 B', 'encoder...oftmax']]
-    """
-    widths = [max(map(measure_width, column)) for column in zip(*rows, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
-    while excess > 0:
-        widest = max(flexible, key=lambda column: widths[column])
-        if widths[widest] <= least:
-            break
-        widths[widest] -= 1
-        excess -= 1
-    return [
-        [
-            shorten_middle(cell, widths[column]) if column in flexible else cell
-            for column, cell in enumerate(row)
-        ]
-        for row in rows
-    ]

@@ -18,12 +18,16 @@ class Headline:
         phase: The part of the step in which the peak lies.
         node: Name of the node there, or None where the operator belongs to none.
         source: The user's own line, or None.
+        optimizer: Name of the optimizer, or None.
+        parameters: In the optimizer, the parameters whose update is under way.
     """
 
     peak_bytes: int
     phase: Phase
     node: str | None
     source: SourceLocation | None
+    optimizer: str | None
+    parameters: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ class LiveRow:
     Attributes:
         nbytes: Its size.
         category: What it is for.
-        name: Of the parameter, the input, the node that made it, or the kernel.
+        label: The name of the parameter, the input, or the node that made it; what a temporary
+            of backward or of the optimizer is; or the operator whose workspace it is.
         shape: Of the first tensor on it; None for a workspace.
         dtype: Of that tensor; empty for a workspace.
         saved_by: Names of the nodes that saved it for backward.
@@ -90,7 +95,7 @@ class LiveRow:
 
     nbytes: int
     category: Category
-    name: str
+    label: str
     shape: tuple[int, ...] | None
     dtype: str
     saved_by: tuple[str, ...]
@@ -153,6 +158,8 @@ def build_document(analysis: Analysis) -> Document:
             phase=peak.phase,
             node=peak.node.name if peak.node else None,
             source=peak.source,
+            optimizer=analysis.setup.optimizer,
+            parameters=peak.parameters,
         ),
         subject=_describe_subject(analysis),
         totals=_list_totals(analysis),
@@ -212,7 +219,7 @@ def _describe_storage(analysis: Analysis, storage: Storage) -> LiveRow:
     return LiveRow(
         nbytes=storage.nbytes,
         category=storage.category,
-        name=storage.name,
+        label=analysis.labels[storage.index],
         shape=storage.shape,
         dtype=storage.dtype,
         saved_by=tuple(analysis.nodes[index].name for index in storage.saved_by),
@@ -225,7 +232,7 @@ def _describe_workspace(analysis: Analysis) -> LiveRow:
     return LiveRow(
         nbytes=peak.workspace_bytes,
         category=Category.WORKSPACE,
-        name=peak.operation.name,
+        label=peak.operation.name,
         shape=None,
         dtype="",
         saved_by=(),

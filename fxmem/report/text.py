@@ -4,18 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tabulate import tabulate
-
 from fxmem.graph import Phase, SourceLocation
-from fxmem.report.cells import escape_controls, fit_columns, measure_width
+from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
 from fxmem.report.document import Document, Headline, LiveRow, NodeRow, Subject
+from fxmem.report.tables import Column, write_table
+from fxmem.specs import DTYPES
 from fxmem.units import format_bytes, format_flops
 
-DEFAULT_WIDTH = 120
+_NUMBER = Column(right=True)
+_TEXT = Column()
+_NAME = Column(shorten=shorten_name, least=24)
+_SOURCE = Column(shorten=shorten_middle, least=24)
+_SHORT_DTYPES = {name: short for short, name in reversed(DTYPES.items())}
+
+_LIVE_COLUMNS = {
+    "bytes": _NUMBER,
+    "category": _TEXT,
+    "alive at the peak": _NAME,
+    "shape": _TEXT,
+    "dtype": _TEXT,
+    "tensor": _TEXT,
+    "saved by": Column(shorten=shorten_name, least=12, yields=True),
+    "source": _SOURCE,
+}
+_LIVE_LAYOUTS = (
+    ("bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"),
+    ("bytes", "category", "alive at the peak", "shape", "dtype", "source"),
+    ("bytes", "category", "alive at the peak", "tensor", "source"),
+    ("bytes", "category", "alive at the peak", "source"),
+)
+_NODE_COLUMNS = {
+    "node": _NAME,
+    "target": Column(shorten=shorten_middle, least=12, yields=True),
+    "shape": _TEXT,
+    "dtype": _TEXT,
+    "tensor": _TEXT,
+    "output": _NUMBER,
+    "saved": _NUMBER,
+    "transient": _NUMBER,
+    "forward": _NUMBER,
+    "backward": _NUMBER,
+    "source": _SOURCE,
+}
+_NODE_LAYOUTS = (
+    (
+        *("node", "target", "shape", "dtype", "output", "saved", "transient"),
+        *("forward", "backward", "source"),
+    ),
+    ("node", "tensor", "output", "saved", "transient", "forward", "backward", "source"),
+    ("node", "tensor", "output", "saved", "transient", "source"),
+    ("node", "output", "saved", "transient", "source"),
+)
 
 
 def render_text(
-    document: Document, *, top: int = 10, nodes: bool = False, width: int = DEFAULT_WIDTH
+    document: Document, *, top: int = 10, nodes: bool = False, width: int | None = None
 ) -> str:
     """The report, its first line the answer.
 
@@ -23,7 +66,8 @@ def render_text(
         document: What to say.
         top: How many of the storages alive at the peak to list; the rest are one row.
         nodes: Whether to add a table with one row for each node.
-        width: Columns that a line may take; long names are shortened in the middle.
+        width: Columns that the lines of tables may take: where they are few, columns are left
+            out and names shortened. None for no limit.
 
     Returns:
         Lines, each ended by a newline.
@@ -35,7 +79,8 @@ def render_text(
         _write_live(document, top, width),
     ]
     if nodes:
-        blocks.append(_write_nodes(document.nodes, width))
+        rows = [_list_node_cells(row) for row in document.nodes]
+        blocks.append(write_table(_NODE_COLUMNS, _NODE_LAYOUTS, rows, width))
     if document.notes:
         blocks.append("\n".join(document.notes))
     lines = "\n\n".join(blocks).splitlines()
@@ -45,10 +90,19 @@ def render_text(
 def _write_headline(headline: Headline) -> str:
     peak = f"Peak {format_bytes(headline.peak_bytes)}"
     if headline.phase is Phase.OPTIMIZER:
-        return f"{peak} in optimizer step"
-    place = ", ".join(filter(None, [headline.node, _write_source(headline.source)]))
-    of_place = f" of {escape_controls(place)}" if place else ""
-    return f"{peak} in {headline.phase.value}{of_place}"
+        text = f"{peak} in optimizer step{_write_update(headline)}"
+    else:
+        place = ", ".join(filter(None, [headline.node, _write_source(headline.source)]))
+        text = f"{peak} in {headline.phase.value}{f' of {place}' if place else ''}"
+    return escape_controls(text)
+
+
+def _write_update(headline: Headline) -> str:
+    of_optimizer = f" of {headline.optimizer}" if headline.optimizer else ""
+    names = headline.parameters
+    if len(names) > 1:
+        return f"{of_optimizer}, at {len(names)} parameters together"
+    return f"{of_optimizer}, at parameter {names[0]}" if names else of_optimizer
 
 
 def _write_subject(subject: Subject) -> Iterable[str]:
@@ -58,8 +112,8 @@ def _write_subject(subject: Subject) -> Iterable[str]:
         parts.append(f"optimizer {subject.optimizer or 'none'}")
         parts.append(f"loss {subject.loss or 'default'}")
     yield escape_controls("; ".join(parts))
-    reason = f", not fx: {subject.frontend_reason}" if subject.frontend_reason else ""
-    yield escape_controls(f"traced by {subject.frontend}{reason}")
+    if subject.frontend_reason:
+        yield escape_controls(f"traced by {subject.frontend}, not fx: {subject.frontend_reason}")
 
 
 def _write_totals(document: Document) -> str:
@@ -67,7 +121,8 @@ def _write_totals(document: Document) -> str:
     rows.append(("forward", format_flops(document.forward_flops)))
     if document.subject.mode == "train":
         rows.append(("backward", format_flops(document.backward_flops)))
-    return _align([["over the step", "total"], *rows], right=[1])
+    columns = {"over the step": _TEXT, "total": _NUMBER}
+    return _write_small_table(columns, rows)
 
 
 def _write_breakdown(document: Document) -> str:
@@ -75,31 +130,34 @@ def _write_breakdown(document: Document) -> str:
         (row.category.value, format_bytes(row.nbytes), f"{100 * row.share:.1f} %")
         for row in document.breakdown
     ]
-    total = ("peak", format_bytes(document.headline.peak_bytes), "100.0 %")
-    return _align([["at the peak", "bytes", "share"], *rows, total], right=[1, 2])
+    rows.append(("peak", format_bytes(document.headline.peak_bytes), "100.0 %"))
+    return _write_small_table({"at the peak": _TEXT, "bytes": _NUMBER, "share": _NUMBER}, rows)
 
 
-def _write_live(document: Document, top: int, width: int) -> str:
-    header = ["bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"]
+def _write_small_table(columns: dict[str, Column], rows: Sequence[Sequence[str]]) -> str:
+    headers = tuple(columns)
+    return write_table(columns, [headers], [dict(zip(headers, r, strict=True)) for r in rows])
+
+
+def _write_live(document: Document, top: int, width: int | None) -> str:
     shown, rest = document.live[:top], document.live[top:]
-    rows = [header, *map(_list_live_cells, shown)]
-    table = _align(fit_columns(rows, flexible=[2, 3, 5, 6], width=width), right=[0])
+    rows = [_list_live_cells(row) for row in shown]
+    table = write_table(_LIVE_COLUMNS, _LIVE_LAYOUTS, rows, width)
     if rest:
         rest_bytes = sum(row.nbytes for row in rest)
         table += f"\n... and {len(rest)} more, {format_bytes(rest_bytes)}"
     return table
 
 
-def _list_live_cells(row: LiveRow) -> list[str]:
-    return [
-        format_bytes(row.nbytes),
-        row.category.value,
-        escape_controls(row.name),
-        _write_shape(row.shape),
-        escape_controls(row.dtype),
-        _write_saved_by(row.saved_by),
-        escape_controls(_write_source(row.source)),
-    ]
+def _list_live_cells(row: LiveRow) -> dict[str, str]:
+    return {
+        "bytes": format_bytes(row.nbytes),
+        "category": row.category.value,
+        "alive at the peak": escape_controls(row.label),
+        **_list_tensor_cells(row.shape, row.dtype),
+        "saved by": _write_saved_by(row.saved_by),
+        "source": escape_controls(_write_source(row.source)),
+    }
 
 
 def _write_saved_by(names: Sequence[str]) -> str:
@@ -108,23 +166,27 @@ def _write_saved_by(names: Sequence[str]) -> str:
     return escape_controls(", ".join(names))
 
 
-def _write_nodes(nodes: Sequence[NodeRow], width: int) -> str:
-    header = ["node", "target", "shape", "dtype", "output", "saved", "transient"]
-    header += ["forward", "backward", "source"]
-    rows = [header, *map(_list_node_cells, nodes)]
-    return _align(fit_columns(rows, flexible=[0, 1, 2, 9], width=width), right=[4, 5, 6, 7, 8])
+def _list_node_cells(row: NodeRow) -> dict[str, str]:
+    return {
+        "node": escape_controls(row.name),
+        "target": escape_controls(row.target),
+        **_list_tensor_cells(row.shape, row.dtype or ""),
+        "output": _write_bytes(row.output_bytes),
+        "saved": _write_bytes(row.saved_bytes),
+        "transient": _write_bytes(row.transient_bytes),
+        "forward": _write_flops(row.forward_flops),
+        "backward": _write_flops(row.backward_flops),
+        "source": escape_controls(_write_source(row.source)),
+    }
 
 
-def _list_node_cells(row: NodeRow) -> list[str]:
-    return [
-        escape_controls(row.name),
-        escape_controls(row.target),
-        _write_shape(row.shape),
-        escape_controls(row.dtype or ""),
-        *(_write_bytes(n) for n in (row.output_bytes, row.saved_bytes, row.transient_bytes)),
-        *(_write_flops(n) for n in (row.forward_flops, row.backward_flops)),
-        escape_controls(_write_source(row.source)),
-    ]
+def _list_tensor_cells(shape: tuple[int, ...] | None, dtype: str) -> dict[str, str]:
+    """Shape and dtype, and both as ``--input`` takes them."""
+    if shape is None:
+        return {"shape": "", "dtype": "", "tensor": ""}
+    sizes = "x".join(map(str, shape)) or "scalar"
+    dtype = escape_controls(dtype)
+    return {"shape": sizes, "dtype": dtype, "tensor": f"{sizes}:{_SHORT_DTYPES.get(dtype, dtype)}"}
 
 
 def _write_bytes(nbytes: int) -> str:
@@ -135,22 +197,5 @@ def _write_flops(flops: int) -> str:
     return format_flops(flops) if flops else "-"
 
 
-def _write_shape(shape: tuple[int, ...] | None) -> str:
-    return "" if shape is None else "x".join(map(str, shape)) or "scalar"
-
-
 def _write_source(source: SourceLocation | None) -> str:
     return str(source) if source else ""
-
-
-def _align(rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    header, *body = rows
-    alignments = ["right" if column in right else "left" for column in range(len(header))]
-    # As rows of their own: tabulate widens the columns of what it is told are headers.
-    rules = ["-" * max(map(measure_width, column)) for column in zip(*rows, strict=True)]
-    return tabulate(
-        [header, rules, *body],
-        tablefmt="plain",
-        colalign=alignments,
-        disable_numparse=True,  # it would rewrite a layer that is called "1e3"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -35,12 +36,16 @@ COMMANDS = [
 ]
 
 
-def run_fxmem(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_fxmem(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     program, *arguments = shlex.split(command)
     assert program == "fxmem"
     arguments = [arg.replace("examples/", f"{ROOT}/examples/") for arg in arguments]
     return subprocess.run(
-        [sys.executable, "-m", "fxmem", *arguments], capture_output=True, text=True, cwd=folder
+        [sys.executable, "-m", "fxmem", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **environment},
     )
 
 
@@ -66,7 +71,7 @@ def test_the_output_shown_is_the_output_of_the_main_command(
     sample = SAMPLE.search(TEXT)
     assert sample is not None
     assert sample["command"] == list_commands(TEXT)[0]
-    output = run_fxmem(sample["command"], tmp_path).stdout.replace(f"{ROOT}/", "")
+    output = run_fxmem(sample["command"], tmp_path, COLUMNS="120").stdout.replace(f"{ROOT}/", "")
     if request.config.getoption("--overwrite"):
         start, end = sample.span("output")
         README.write_text(TEXT[:start] + output + TEXT[end:], encoding="utf-8")

@@ -91,9 +91,15 @@ def make_graph() -> MemoryGraph:
             workspace_bytes=4 * MIB,
         ),
         Operation(
-            6, "aten.mm.default", Phase.BACKWARD, node=1, autograd_node="AddmmBackward0", flops=7
+            6,
+            "aten.mm.default",
+            Phase.BACKWARD,
+            node=1,
+            autograd_node="AddmmBackward0",
+            reads=(11,),
+            flops=7,
         ),
-        Operation(7, "aten._foreach_add_.Scalar", Phase.OPTIMIZER, reads=(5,)),
+        Operation(7, "aten.sqrt.default", Phase.OPTIMIZER, reads=(3,)),
     )
 
     def storage(index, mib, category, name, born, died, **fields):
@@ -105,14 +111,14 @@ def make_graph() -> MemoryGraph:
         storage(0, 4, Category.PARAMETER, "fc1.weight", RESIDENT, None),
         storage(1, 4, Category.PARAMETER, "fc2.weight", RESIDENT, None, saved_by=(3,)),
         storage(2, 1, Category.BUFFER, "norm.running_mean", RESIDENT, None),
-        storage(3, 2, Category.OPTIMIZER_STATE, "fc1.weight", RESIDENT, None),
+        storage(3, 2, Category.OPTIMIZER_STATE, "fc2.weight.exp_avg_sq", RESIDENT, None),
         storage(4, 2, Category.INPUT, "x", RESIDENT, None, node=0, saved_by=(1,)),
         storage(5, 0, Category.TEMPORARY, "empty", 1, 1, node=1),
         storage(6, 4, Category.TEMPORARY, "fc1", 1, 2, node=1),
         storage(7, 4, Category.ACTIVATION, "block.relu", 2, 6, node=2, saved_by=(2, 3)),
         storage(8, 1, Category.OUTPUT, "fc2", 3, None, node=3),
         storage(9, 4 / MIB, Category.OUTPUT, "loss.sum", 4, None, node=4),
-        storage(10, 4, Category.GRADIENT, "fc2.weight", 5, None, node=3),
+        storage(10, 4, Category.GRADIENT, "fc2.weight.grad", 5, None, node=3),
         storage(11, 4, Category.TEMPORARY, "block.relu", 5, 6, node=2),
         storage(12, 3, Category.TEMPORARY, "fc1", 6, 6, node=1),
         storage(13, 1, Category.TEMPORARY, "", 7, 7),

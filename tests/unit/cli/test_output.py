@@ -8,10 +8,41 @@ from pathlib import Path
 
 import pytest
 
-from fxmem.cli.output import check_output, write_output
+from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.errors import UsageError
 
 WRITE = "from fxmem.cli.output import write_output; write_output('line\\n' * 100_000, None)"
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_terminal", "path", "width"),
+    [
+        ("90", True, None, 90),
+        ("90", False, None, 90),
+        ("90", True, "result.txt", 90),
+        ("20", True, None, 60),
+        ("0", False, None, None),
+        ("many", False, None, None),
+        (None, False, None, None),
+        (None, True, "result.txt", None),
+        (None, True, None, 72),
+    ],
+)
+def test_the_width_is_that_of_columns_or_the_terminal_or_none(
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str | None,
+    is_terminal: bool,
+    path: str | None,
+    width: int | None,
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys.__stdout__, "fileno", lambda: 1)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((72, 24)))
+    assert choose_width(path) == width
 
 
 def test_a_file_is_replaced_whole_and_keeps_its_permissions(tmp_path: Path) -> None:

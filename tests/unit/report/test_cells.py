@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxmem.report.cells import escape_controls, fit_columns, measure_width, shorten_middle
+from fxmem.report.cells import escape_controls, measure_width, shorten_middle, shorten_name
 
 
 @pytest.mark.parametrize(
@@ -47,20 +49,34 @@ def test_long_text_is_cut_in_the_middle(text: str, width: int, short: str) -> No
     assert shorten_middle(text, width) == short
 
 
-@given(st.text(), st.integers(5, 30))
-def test_shortened_text_fits(text: str, width: int) -> None:
-    assert measure_width(shorten_middle(escape_controls(text), width)) <= width
+@pytest.mark.parametrize(
+    ("text", "width", "short"),
+    [
+        ("blocks.6.layers.1.0.weight.exp_avg", 34, "blocks.6.layers.1.0.weight.exp_avg"),
+        ("blocks.6.layers.1.0.weight.exp_avg", 33, "...6.layers.1.0.weight.exp_avg"),
+        ("blocks.6.layers.1.0.weight.exp_avg", 28, "...layers.1.0.weight.exp_avg"),
+        ("blocks.6.layers.1.0.weight.exp_avg", 27, "...1.0.weight.exp_avg"),
+        ("blocks.6.layers.1.0.weight.exp_avg", 12, "...exp_avg"),
+        ("blocks.6.layers.1.0.weight.exp_avg", 11, "bloc..._avg"),
+        ("gradient of blocks.6.layers.1.0", 30, "gradient of ...6.layers.1.0"),
+        ("gradient of blocks.6.layers.1.0", 20, "gradient ...yers.1.0"),
+        ("h.0.attn.scaled_dot_product_attention", 36, "...attn.scaled_dot_product_attention"),
+        ("h.0.attn.scaled_dot_product_attention", 28, "h.0.attn.scaled_...ention"),
+        ("h.0.attn.scaled_dot_product_attention", 20, "h.0.attn....ttention"),
+        ("block.norm1, block.norm2", 23, "block.norm1, ..."),
+        ("block.norm1, 3 more", 18, "block.norm1, ..."),
+        ("body.block.norm1, 3 more", 18, "...norm1, ..."),
+        ("scaled_dot_product_attention", 26, "scaled_dot_p...t_attention"),
+    ],
+)
+def test_a_qualified_name_keeps_its_last_parts(text: str, width: int, short: str) -> None:
+    assert shorten_name(text, width) == short
 
 
-@given(st.lists(st.tuples(st.text(max_size=60), st.text(max_size=60)), min_size=1, max_size=5))
-def test_columns_that_may_shrink_fit(rows: list[tuple[str, str]]) -> None:
-    rows = [(escape_controls(a), escape_controls(b)) for a, b in rows]
-    fitted = fit_columns(rows, flexible=[0, 1], width=40)
-    widths = [max(measure_width(row[column]) for row in fitted) for column in (0, 1)]
-    assert sum(widths) + 2 <= 40
-
-
-def test_a_column_that_may_not_shrink_stays() -> None:
-    rows = [["a" * 30, "b" * 30]]
-    assert fit_columns(rows, flexible=[1], width=46) == [["a" * 30, "bbbbbb...bbbbb"]]
-    assert fit_columns(rows, flexible=[1], width=10) == [["a" * 30, "bbbbb...bbbb"]]
+@pytest.mark.parametrize("shorten", [shorten_middle, shorten_name])
+@given(text=st.text(st.sampled_from("ab. ,卷"), max_size=60) | st.text(), width=st.integers(5, 50))
+def test_shortened_text_fits(shorten: Callable[[str, int], str], text: str, width: int) -> None:
+    text = escape_controls(text)
+    short = shorten(text, width)
+    assert measure_width(short) <= width
+    assert short == text or measure_width(text) > width

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 from hand_made import MIB, make_analysis, make_graph, memory_graphs
 from hypothesis import given
 
@@ -13,12 +15,26 @@ def test_the_headline_is_the_peak() -> None:
     assert (headline.node, str(headline.source)) == ("block.relu", "net.py:12")
 
 
+def test_in_the_optimizer_the_headline_names_it_and_the_parameter() -> None:
+    graph = make_graph()
+    storages = list(graph.storages)
+    storages[13] = dataclasses.replace(storages[13], nbytes=64 * MIB)
+    graph = dataclasses.replace(graph, storages=tuple(storages))
+    headline = build_document(make_analysis(graph)).headline
+    assert (headline.optimizer, headline.parameters) == ("adam", ("fc2.weight",))
+
+
+def test_a_temporary_is_shown_by_its_label() -> None:
+    labels = [row.label for row in build_document(make_analysis()).live]
+    assert "gradient of fc1" in labels
+
+
 def test_a_live_row_says_who_made_it_who_saved_it_and_where() -> None:
     row = build_document(make_analysis()).live[2]
     assert row == LiveRow(
         nbytes=4 * MIB,
         category=Category.ACTIVATION,
-        name="block.relu",
+        label="block.relu",
         shape=(8, 1024),
         dtype="float32",
         saved_by=("block.relu", "fc2"),
@@ -28,7 +44,7 @@ def test_a_live_row_says_who_made_it_who_saved_it_and_where() -> None:
 
 def test_the_workspace_of_the_peaks_kernel_is_a_row() -> None:
     (row,) = (r for r in build_document(make_analysis()).live if r.category is Category.WORKSPACE)
-    assert (row.name, row.nbytes) == ("aten.threshold_backward.default", 4 * MIB)
+    assert (row.label, row.nbytes) == ("aten.threshold_backward.default", 4 * MIB)
 
 
 def test_totals_that_are_zero_are_left_out() -> None:

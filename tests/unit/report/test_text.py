@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Operation, Phase, SourceLocation
-from fxmem.report.cells import measure_width
+from fxmem.report.cells import measure_width, shorten_middle
 from fxmem.report.document import build_document
 from fxmem.report.text import render_text
 
@@ -20,10 +21,10 @@ def render(analysis: Analysis, **options: object) -> str:
     return render_text(build_document(analysis), **options)
 
 
-def move_peak(phase: Phase, node: int | None) -> Analysis:
+def move_peak(phase: Phase, node: int | None, reads: tuple[int, ...] = ()) -> Analysis:
     graph = make_graph()
     operations = list(graph.operations)
-    operations[5] = dataclasses.replace(operations[5], phase=phase, node=node)
+    operations[5] = dataclasses.replace(operations[5], phase=phase, node=node, reads=reads)
     return make_analysis(dataclasses.replace(graph, operations=tuple(operations)))
 
 
@@ -51,11 +52,24 @@ def test_the_report_of_an_inference(check_golden: Callable[[str, str], None]) ->
         (Phase.LOSS, None, "Peak 30.00 MiB in loss"),
         (Phase.BACKWARD, 2, "Peak 30.00 MiB in backward of block.relu, net.py:12"),
         (Phase.BACKWARD, None, "Peak 30.00 MiB in backward"),
-        (Phase.OPTIMIZER, None, "Peak 30.00 MiB in optimizer step"),
     ],
 )
 def test_the_first_line_is_the_answer(phase: Phase, node: int | None, line: str) -> None:
     assert render(move_peak(phase, node)).splitlines()[0] == line
+
+
+@pytest.mark.parametrize(
+    ("reads", "place"),
+    [
+        ((), ""),
+        ((0,), ", at parameter fc1.weight"),
+        ((0, 1, 3), ", at 2 parameters together"),
+    ],
+    ids=["none", "one", "all"],
+)
+def test_the_first_line_in_the_optimizer(reads: tuple[int, ...], place: str) -> None:
+    text = render(move_peak(Phase.OPTIMIZER, None, reads))
+    assert text.splitlines()[0] == f"Peak 30.00 MiB in optimizer step of adam{place}"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +104,8 @@ def test_names_cannot_drive_the_terminal_or_forge_a_line() -> None:
         nodes=True,
     )
     assert all(line.isprintable() for line in text.splitlines())
-    assert len(text.splitlines()) == len(render(make_analysis(loss="mse"), nodes=True).splitlines())
+    tame = render(make_analysis(loss="mse", frontend_reason="a cache"), nodes=True)
+    assert len(text.splitlines()) == len(tame.splitlines())
 
 
 def test_columns_stay_aligned_under_wide_names() -> None:
@@ -102,14 +117,77 @@ def test_columns_stay_aligned_under_wide_names() -> None:
     assert len(columns) == 1
 
 
-def test_long_names_do_not_widen_the_report() -> None:
+def lengthen_names() -> Analysis:
     graph = make_graph()
-    long = "encoder.layers.11.attention.self.attention." * 3
-    nodes = tuple(dataclasses.replace(n, name=f"{long}{n.name}") for n in graph.nodes)
-    storages = tuple(dataclasses.replace(s, name=long) for s in graph.storages)
-    graph = dataclasses.replace(graph, nodes=nodes, storages=storages)
-    lines = render(make_analysis(graph), nodes=True, width=110).splitlines()[1:]
-    assert max(map(measure_width, lines)) == 110
+    long = "encoder.layers.11.attention.self.attention."
+    source = SourceLocation("/home/me/nets/modeling_transformer.py", 1234)
+    return make_analysis(
+        dataclasses.replace(
+            graph,
+            nodes=tuple(
+                dataclasses.replace(n, name=f"{long}{n.name}", source=source) for n in graph.nodes
+            ),
+            storages=tuple(
+                dataclasses.replace(s, name=f"{long}{s.name}", shape=(8, 64, 112, 112))
+                for s in graph.storages
+            ),
+        )
+    )
+
+
+def shorten_source(width: int) -> str:
+    return shorten_middle("modeling_transformer.py:1234", width)
+
+
+def list_headers(text: str, first: str) -> list[str]:
+    (line,) = (line for line in text.splitlines() if line.split()[:1] == [first])
+    return re.split(r"  +", line.strip())
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 120, 140, 200])
+def test_a_line_fits_and_names_and_sources_stay_legible(width: int) -> None:
+    text = render(lengthen_names(), nodes=True, width=width)
+    lines = text.splitlines()[1:]
+    assert max(map(measure_width, lines)) <= width
+    live = text[text.index("alive at the peak") :]
+    for name in ("fc2.weight.exp_avg_sq", "fc2.weight.grad", "fc1.weight", "block.relu"):
+        assert re.search(rf"  (encoder\S*|\.\.\.(\S+\.)?){name}(  |$)", live, re.MULTILINE)
+    assert set(re.findall(r"modeling\S+", live)) <= set(map(shorten_source, range(24, 29)))
+
+
+@pytest.mark.parametrize(
+    ("width", "headers"),
+    [
+        (None, "bytes, category, alive at the peak, shape, dtype, saved by, source"),
+        (120, "bytes, category, alive at the peak, shape, dtype, saved by, source"),
+        (107, "bytes, category, alive at the peak, shape, dtype, source"),
+        (98, "bytes, category, alive at the peak, tensor, source"),
+        (80, "bytes, category, alive at the peak, source"),
+    ],
+)
+def test_the_fewer_columns_the_less_is_shown(width: int | None, headers: str) -> None:
+    text = render(lengthen_names(), width=width)
+    assert list_headers(text, "bytes") == headers.split(", ")
+
+
+@pytest.mark.parametrize(
+    ("width", "headers"),
+    [
+        (None, "node, target, shape, dtype, output, saved, transient, forward, backward, source"),
+        (140, "node, target, shape, dtype, output, saved, transient, forward, backward, source"),
+        (120, "node, tensor, output, saved, transient, forward, backward, source"),
+        (100, "node, tensor, output, saved, transient, source"),
+        (80, "node, output, saved, transient, source"),
+    ],
+)
+def test_the_table_of_nodes_takes_the_width_too(width: int | None, headers: str) -> None:
+    text = render(lengthen_names(), nodes=True, width=width)
+    assert list_headers(text, "node") == headers.split(", ")
+
+
+def test_shape_and_dtype_together_are_what_an_input_is_given_as() -> None:
+    text = render(lengthen_names(), width=98)
+    assert "8x64x112x112:fp32" in text
 
 
 @given(memory_graphs())
