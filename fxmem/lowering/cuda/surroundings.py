@@ -25,6 +25,7 @@ def _copy_constant(tensor: Tensor, **kwargs: Any) -> Any:
         return NotImplemented
     result = _to_copy(tensor, **kwargs)
     result.fake_device = device
+    result.constant = None  # what PyTorch computes from it would lie on the host again
     return result
 
 

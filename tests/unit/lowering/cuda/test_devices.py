@@ -71,6 +71,14 @@ def test_a_copied_value_is_where_it_was_copied_to(x: torch.Tensor) -> None:
         assert torch.cat([empty, x.flatten()]).is_cuda
 
 
+def test_what_is_computed_from_a_copied_value_lies_beside_it_and_has_a_value(
+    x: torch.Tensor,
+) -> None:
+    with Recorder(TARGET), lower_functions(TARGET):
+        two = torch.tensor(1, device="cuda") + 1
+        assert two.is_cuda and (two == 2).is_cuda and two.item() == 2
+
+
 def test_the_two_do_not_mix(x: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         x + torch.ones(4, 8)
