@@ -87,12 +87,12 @@ def ids(*shape: int, high: int = 100) -> Spec:
 def import_torchvision() -> ModuleType:
     """Imports torchvision, defining the operators that its compiled half would register.
 
-    There is no wheel of torchvision's compiled half for every CPU build of torch, and importing
+    There is no wheel of torchvision's compiled half for the CPU builds of torch, and importing
     the Python half registers fake kernels for operators that then do not exist. The models
     themselves need none of them.
     """
     global _library  # a Library undefines its operators when it is collected
-    if "torchvision" not in sys.modules:
+    if "torchvision" not in sys.modules and torch.version.cuda is None:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
