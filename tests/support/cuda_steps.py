@@ -1,0 +1,83 @@
+"""What a function of tensors does in a step that is lowered for CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+from fxmem import analyze
+from fxmem.graph import MemoryGraph, Phase
+from fxmem.lowering.cuda import CUDA
+from fxmem.lowering.cuda.target import GPU_DEVICE
+from fxmem.tracing.fakes import make_fake_mode
+
+Saved = tuple[tuple[int, ...], str]
+"""Shape and dtype."""
+
+
+class _Call(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+def run_step(function: Callable[..., Any], *inputs: Tensor, mode: str = "train") -> MemoryGraph:
+    """The memory graph of a step whose model is a module, or calls a function."""
+    model = function if isinstance(function, nn.Module) else _Call(function)
+    return analyze(model, inputs, device="cuda", mode=mode).graph
+
+
+def saved(graph: MemoryGraph) -> list[Saved]:
+    """What the step saves that it made itself, in order of allocation."""
+    return [
+        (storage.shape, storage.dtype)
+        for storage in graph.storages
+        if storage.saved_by and storage.born >= 0
+    ]
+
+
+def made(graph: MemoryGraph, *phases: Phase) -> list[tuple[str, int]]:
+    """The operators that allocate, and what: results and buffers, in the forward pass."""
+    found = []
+    for operation in graph.operations:
+        if operation.phase not in (phases or (Phase.FORWARD,)):
+            continue
+        sizes = [s.nbytes for s in graph.storages if s.born == operation.index]
+        if operation.workspace_bytes or sizes:
+            name = operation.name.removeprefix("aten.").split(".")[0]
+            found.append((name, sum(sizes) + operation.workspace_bytes))
+    return found
+
+
+def workspaces(graph: MemoryGraph) -> dict[str, int]:
+    """Bytes of buffers by operator, where there are any."""
+    return {o.name: o.workspace_bytes for o in graph.operations if o.workspace_bytes}
+
+
+@contextlib.contextmanager
+def on_gpu() -> Iterator[None]:
+    """Makes fake tensors of the GPU."""
+    with make_fake_mode(), torch.device(GPU_DEVICE):
+        yield
+
+
+def run_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, int]:
+    """An operator's fake results on the GPU, and its kernel's buffers; see :func:`on_gpu`."""
+    kernel = CUDA.kernels.get(func)
+    result = kernel(*args, **kwargs) if kernel else NotImplemented
+    if result is NotImplemented:
+        result = func(*args, **kwargs)
+    return result, CUDA.estimate_workspace_bytes(func, args, kwargs, result)
+
+
+def estimate(func: OpOverload, *args: Any, **kwargs: Any) -> int:
+    """Bytes of an operator's buffers on the GPU; see :func:`on_gpu`."""
+    return run_kernel(func, *args, **kwargs)[1]
