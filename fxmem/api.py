@@ -19,7 +19,7 @@ from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
-from fxmem.tracing.devices import keep_on_cpu
+from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
 from fxmem.tracing.loading import load_function, load_target, prepare_targets
@@ -89,28 +89,35 @@ def analyze(
     positional, named = gather_inputs(args, kwargs)
     target, train = TARGETS[device], mode == "train"
     fake_mode = make_fake_mode()
-    with prepare_targets(model, loss, optimizer), keep_on_cpu() as devices:
-        make_optimizer = resolve_optimizer(_load_choice(optimizer))
-        step_loss = resolve_loss(_load_choice(loss))
-        source = load_target(model, fake_mode) if isinstance(model, str) else model
+    named_devices: set[str] = set()
+    with prepare_targets(model, loss, optimizer):
+        with replace_devices(named_devices):
+            make_optimizer = resolve_optimizer(_load_choice(optimizer))
+            step_loss = resolve_loss(_load_choice(loss))
+            source = load_target(model, fake_mode) if isinstance(model, str) else model
         check_model(source)
-        inputs = make_fake_inputs(positional, named, fake_mode, dtype=dtype_name)
+        with keep_default_on_cpu():
+            inputs = make_fake_inputs(positional, named, fake_mode, dtype=dtype_name)
         remember_inputs(inputs, (positional, named))
         check_inputs(source, *inputs)
 
         def make_step() -> Step:
-            fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
+            with keep_default_on_cpu():
+                fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
             place_inputs(inputs, CPU.device)
-            settle_lazy(fake_model, *inputs, fake_mode)
+            with replace_devices(named_devices):
+                settle_lazy(fake_model, *inputs, fake_mode)
             place_model(fake_model, target.device)
             place_inputs(inputs, target.device)
             return Step(fake_model, *inputs, train, step_loss, make_optimizer if train else None)
 
         def run(symbolic_sizes: bool) -> Recording:
             try:
-                return record_step(
-                    make_step(), target, symbolic_sizes=symbolic_sizes, size_hint=size_hint
-                )
+                step = make_step()
+                with replace_devices(named_devices, target.device):
+                    return record_step(
+                        step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint
+                    )
             except FxmemError:
                 raise
             except (Exception, SystemExit) as error:
@@ -127,7 +134,7 @@ def analyze(
         loss=_name_choice(loss),
         frontend=frontend,
         frontend_reason=reason,
-        notes=tuple(_note_devices(devices.named, device)),
+        notes=tuple(_note_devices(named_devices, device)),
     )
     return Analysis(setup, recording.graph)
 

@@ -92,6 +92,7 @@ def _ends_in_raise(body: list[ast.stmt]) -> bool:
 def _split_test(test: ast.expr, passes: bool) -> Iterator[tuple[ast.expr, bool]]:
     """The operands whose truth is asked for; in ``a and b`` and ``a or b`` each decides alike."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield test, not passes  # the instruction that negates asks for its operand
         yield from _split_test(test.operand, not passes)
     elif isinstance(test, ast.BoolOp):
         for operand in test.values:

@@ -2,9 +2,10 @@
 
 ``x.cuda()``, ``torch.zeros(8, device="cuda")`` and the like mean: where the model runs. An
 analysis runs no model anywhere; its tensors are fake ones on the CPU, and fake tensors on an
-accelerator abort the process where PyTorch was built without it. So within :func:`keep_on_cpu`
-such names mean the CPU. ``torch.cuda.is_available()`` says what is true: code that asks first
-gets its own answer for a machine without a GPU.
+accelerator abort the process where PyTorch was built without it. So within
+:func:`replace_devices` such names mean the device of the fake tensors.
+``torch.cuda.is_available()`` says what is true: code that asks first gets its own answer for a
+machine without a GPU.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
+_NO_INDEX = -1
+"""What ``tensor.get_device()`` says of a tensor on the CPU."""
+_HOST = torch.device("cpu")
 _ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
 _MOVES = {Tensor.cuda: "cuda", Tensor.xpu: "xpu"}
+_TAKE_DEVICES = frozenset({*_MOVES, Tensor.to, Tensor.type})  # by position
 _TYPE = re.compile(r"torch\.(cuda|xpu)\.(\w+Tensor)")
 _CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
     "synchronize": lambda device=None: None,
@@ -33,39 +38,49 @@ _CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def keep_on_cpu() -> Iterator[KeepOnCpu]:
-    """Has every accelerator that the code names mean the CPU.
+def replace_devices(named: set[str], device: torch.device = _HOST) -> Iterator[None]:
+    """Has every accelerator that the code names mean the device of the fake tensors.
 
-    Yields:
-        The mode, whose ``named`` says which they were.
+    Args:
+        named: Gets the names, as the code wrote them.
+        device: Where the fake tensors of the target lie.
 
-    >>> with keep_on_cpu() as devices:
+    >>> named = set()
+    >>> with replace_devices(named):
     ...     torch.zeros(2, device="cuda").cuda().to("cuda:1").device
     device(type='cpu')
-    >>> sorted(devices.named)
+    >>> sorted(named)
     ['cuda', 'cuda:1']
     """
     replaced = {name: getattr(torch.cuda, name) for name in _CUDA_STUBS}
     for name, stub in _CUDA_STUBS.items():
         setattr(torch.cuda, name, stub)
     try:
-        with KeepOnCpu() as mode:
-            yield mode
+        with _ReplaceDevices(named, device):
+            yield
     finally:
         for name, function in replaced.items():
             setattr(torch.cuda, name, function)
 
 
-class KeepOnCpu(TorchFunctionMode):
-    """The mode behind :func:`keep_on_cpu`.
+@contextlib.contextmanager
+def keep_default_on_cpu() -> Iterator[None]:
+    """Makes nothing on an accelerator that is the default device, as the user set it.
 
-    Attributes:
-        named: The accelerators that were named, as the code wrote them.
+    For what fxmem makes itself: :func:`replace_devices` takes longer, and does this too.
     """
+    if _device.CURRENT_DEVICE is None:
+        yield
+        return
+    with _HOST:
+        yield
 
-    def __init__(self) -> None:
+
+class _ReplaceDevices(TorchFunctionMode):
+    def __init__(self, named: set[str], device: torch.device) -> None:
         super().__init__()
-        self.named: set[str] = set()
+        self._named = named
+        self._device = device
 
     def __torch_function__(
         self,
@@ -74,8 +89,10 @@ class KeepOnCpu(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if not kwargs and func not in _TAKE_DEVICES and _device.CURRENT_DEVICE is None:
+            return func(*args)
         if func in _MOVES:
-            self.named.add(_MOVES[func])
+            self._named.add(_MOVES[func])
             return args[0]
         if func is Tensor.to:
             args = [self._replace(value) for value in args]
@@ -92,14 +109,15 @@ class KeepOnCpu(TorchFunctionMode):
     def _replace(self, device: Any) -> Any:
         if not _is_accelerator(device):
             return device
-        self.named.add(f"cuda:{device}" if isinstance(device, int) else str(device))
-        return "cpu"
+        if device != _NO_INDEX:
+            self._named.add(f"cuda:{device}" if isinstance(device, int) else str(device))
+        return self._device
 
     def _replace_type(self, name: Any) -> Any:
         match = _TYPE.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             return name
-        self.named.add(match[1])
+        self._named.add(match[1])
         return f"torch.{match[2]}"
 
 
@@ -108,5 +126,4 @@ def _is_accelerator(device: object) -> bool:
         return device.type not in ("cpu", "meta")
     if isinstance(device, str):
         return _ACCELERATOR.fullmatch(device) is not None
-    # tensor.get_device() is -1 for a tensor on the CPU.
     return isinstance(device, int) and not isinstance(device, bool)

@@ -30,7 +30,7 @@ def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
 
     The current folder is importable, as with ``python -m``, and a file's own folder while it
     loads. The random number generators are left as they were. To be called within
-    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.keep_on_cpu` for code that names an
+    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.replace_devices` for code that names an
     accelerator.
 
     Args:

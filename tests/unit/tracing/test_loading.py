@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.errors import LoadError
-from fxmem.tracing.devices import keep_on_cpu
+from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import make_fake_mode, make_fake_model
 from fxmem.tracing.loading import load_target, prepare_targets
 
@@ -101,7 +101,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def load(target: str) -> nn.Module:
-    with prepare_targets(target), keep_on_cpu():
+    with prepare_targets(target), replace_devices(set()):
         return load_target(target, make_fake_mode())
 
 

@@ -1,0 +1,76 @@
+"""Which answer lets the code go on, asked from within the test itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import raising
+
+from fxmem.tracing.checks import find_passing_answer
+
+
+class Unknown:
+    """Its truth is what lets the code that asks for it go on; asked for elsewhere, an error."""
+
+    def __bool__(self) -> bool:
+        answer = find_passing_answer(sys._getframe(1))
+        if answer is None:
+            raise LookupError("both answers let the code go on")
+        return answer
+
+    def __lt__(self, other: object) -> Unknown:
+        return self
+
+
+@pytest.fixture(autouse=True)
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raising, "a", Unknown())
+    monkeypatch.setattr(raising, "b", Unknown())
+
+
+GO_ON = [
+    raising.assert_it,
+    raising.assert_its_opposite,
+    raising.assert_several,
+    raising.assert_one_of_several,
+    raising.assert_over_lines,
+    raising.raise_if,
+    raising.raise_if_any,
+    raising.raise_if_not,
+    raising.raise_else,
+    raising.raise_elif,
+]
+
+
+@pytest.mark.parametrize("code", GO_ON, ids=lambda code: code.__name__)
+def test_a_test_that_only_raises_passes(code: Callable[[], None]) -> None:
+    code()
+
+
+STOP = [
+    raising.branch,
+    raising.branch_both_raise,
+    raising.loop,
+    raising.convert_within,
+    raising.decide_within,
+]
+
+
+@pytest.mark.parametrize("code", STOP, ids=lambda code: code.__name__)
+def test_any_other_truth_is_not_known(code: Callable[[], None]) -> None:
+    with pytest.raises(LookupError):
+        code()
+
+
+def test_operands_that_need_different_answers_are_told_apart_or_not_answered() -> None:
+    try:
+        raising.mixed()
+    except LookupError:
+        assert sys.version_info < (3, 13)
+
+
+def test_code_without_a_source_has_no_checks() -> None:
+    with pytest.raises(LookupError):
+        exec("assert a", {"a": Unknown()})

@@ -1,0 +1,125 @@
+"""Devices that the code names mean the target's; no fake tensor is ever on an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _device
+
+import fxmem
+from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
+
+
+@pytest.fixture(autouse=True)
+def default_device() -> Iterator[None]:
+    yield
+    torch.set_default_device(None)
+
+
+def in_context() -> torch.Tensor:
+    with torch.device("cuda"):
+        return torch.zeros(2)
+
+
+def in_old_context(x: torch.Tensor) -> torch.Tensor:
+    with torch.cuda.device(1), torch.cuda.device_of(x):
+        torch.cuda.set_device(torch.cuda.current_device())
+        torch.cuda.synchronize()
+    return x
+
+
+def by_default(x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_device("cuda:1")
+    return torch.zeros(2) + torch.empty_like(x) + torch.tensor([1.0, 2.0])
+
+
+MOVES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], set[str]]] = {
+    "cuda()": (lambda x: x.cuda(), {"cuda"}),
+    "cuda(1)": (lambda x: x.cuda(1, non_blocking=True), {"cuda"}),
+    "to": (lambda x: x.to("cuda"), {"cuda"}),
+    "to with more": (lambda x: x.to("cuda:1", torch.float64, True), {"cuda:1"}),
+    "to by name": (lambda x: x.to(device="mps", dtype=torch.float64), {"mps"}),
+    "to an index": (lambda x: x.to(0), {"cuda:0"}),
+    "to a device": (lambda x: x.to(torch.device("cuda")), {"cuda"}),
+    "type": (lambda x: x.type("torch.cuda.HalfTensor"), {"cuda"}),
+    "zeros": (lambda x: torch.zeros(2, device="cuda"), {"cuda"}),
+    "tensor": (lambda x: torch.tensor([1, 2], device="cuda"), {"cuda"}),
+    "as_tensor": (lambda x: torch.as_tensor([1, 2], device="cuda"), {"cuda"}),
+    "zeros_like": (lambda x: torch.zeros_like(x, device="xpu"), {"xpu"}),
+    "new_zeros": (lambda x: x.new_zeros(2, device="cuda"), {"cuda"}),
+    "of its index": (lambda x: torch.zeros(2, device=x.get_device()), set()),
+    "module.cuda": (lambda x: nn.Linear(2, 2).cuda()(x), {"cuda"}),
+    "module.to": (lambda x: nn.Linear(2, 2).to("cuda", torch.float32)(x), {"cuda"}),
+    "module on it": (lambda x: nn.Linear(2, 2, device="cuda")(x), {"cuda"}),
+    "module.to_empty": (lambda x: nn.Linear(2, 2).to_empty(device="cuda")(x), {"cuda"}),
+    "with torch.device": (lambda x: in_context(), {"cuda"}),
+    "with torch.cuda.device": (in_old_context, set()),
+    "set_default_device": (by_default, {"cuda:1"}),
+    "the CPU": (lambda x: x.to("cpu") + torch.zeros(2, device="cpu"), set()),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_an_accelerator_means_the_cpu(
+    move: tuple[Callable[[torch.Tensor], torch.Tensor], set[str]],
+) -> None:
+    code, expected = move
+    named: set[str] = set()
+    with replace_devices(named):
+        assert code(torch.ones(2)).device == torch.device("cpu")
+    assert named == expected
+
+
+class Moves(nn.Module):
+    def __init__(self, code: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.code = nn.Linear(2, 2), code
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.code(x).to(x.dtype))
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_a_model_that_names_devices_is_analysed_and_the_report_says_so(
+    move: tuple[Callable[[torch.Tensor], torch.Tensor], set[str]],
+) -> None:
+    code, named = move
+    analysis = fxmem.analyze(Moves(code), ("2x2",))
+    assert analysis.peak_bytes > 0
+    names = ", ".join(sorted(named))
+    note = f"The code names devices ({names}): taken as the target, cpu."
+    assert analysis.setup.notes == ((note,) if named else ())
+
+
+def test_moving_costs_nothing_where_all_is_on_the_target_already() -> None:
+    plain = fxmem.analyze(Moves(lambda x: x), ("2x2",))
+    moved = fxmem.analyze(Moves(lambda x: x.cuda().to("cuda:0")), ("2x2",))
+    assert moved.peak_bytes == plain.peak_bytes
+
+
+def test_pytorch_is_left_as_it_was() -> None:
+    functions = {name: getattr(torch.cuda, name) for name in ("synchronize", "current_device")}
+    with replace_devices(set()):
+        assert torch.cuda.synchronize() is None
+        assert (
+            torch.cuda.is_available() == functions["current_device"].__globals__["is_available"]()
+        )
+    assert functions == {name: getattr(torch.cuda, name) for name in functions}
+
+
+def test_what_fxmem_makes_is_on_the_cpu_whatever_the_default() -> None:
+    torch.set_default_device("meta")
+    with keep_default_on_cpu():
+        assert torch.zeros(2).device.type == "cpu"
+    assert torch.zeros(2).device.type == "meta"
+
+
+def test_a_default_device_of_the_user_s_is_no_obstacle() -> None:
+    model = Moves(lambda x: x + torch.zeros(2))
+    torch.set_default_device("cuda")
+    analysis = fxmem.analyze(model, ("2x2",), optimizer="adam")
+    assert analysis.setup.notes == ("The code names devices (cuda): taken as the target, cpu.",)
+    assert _device.CURRENT_DEVICE == torch.device("cuda")
