@@ -80,8 +80,8 @@ class _DeviceView(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in _QUESTIONS:
-            return _QUESTIONS[func](self._is_on_gpu(args[0]))
+        if func in _ANSWERS:  # of what else is asked, fake kernels' meta tensors among them
+            return _ANSWERS[func] if self._is_on_gpu(args[0]) else func(*args)
         was_busy, self.is_busy = self.is_busy, True
         try:
             return self._run(func, args, kwargs or {})
@@ -122,9 +122,10 @@ class _DeviceView(TorchFunctionMode):
 
 _FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 """What makes tensors of values: fake tensors of them are where the values are."""
-_QUESTIONS: dict[Any, Callable[[bool], Any]] = {
-    _get_device: lambda on_gpu: _SEEN if on_gpu else _HOST,
-    _get_is_cuda: lambda on_gpu: on_gpu,
-    _get_is_cpu: lambda on_gpu: not on_gpu,
-    Tensor.get_device: lambda on_gpu: 0 if on_gpu else -1,
+_ANSWERS: dict[Any, Any] = {
+    _get_device: _SEEN,
+    _get_is_cuda: True,
+    _get_is_cpu: False,
+    Tensor.get_device: _SEEN.index,
 }
+"""What a tensor on the GPU says of itself."""

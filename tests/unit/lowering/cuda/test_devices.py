@@ -79,6 +79,14 @@ def test_what_is_computed_from_a_copied_value_lies_beside_it_and_has_a_value(
         assert two.is_cuda and (two == 2).is_cuda and two.item() == 2
 
 
+def test_backward_sees_the_devices_of_fake_kernels(x: torch.Tensor) -> None:
+    with lower_functions(TARGET):
+        y = torch.empty(4, 8, device="cuda", requires_grad=True)
+        (y * x).sum().backward()
+    assert y.grad is not None and y.grad.is_cuda
+    assert torch.empty(2, device="meta").device.type == "meta"
+
+
 def test_the_two_do_not_mix(x: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         x + torch.ones(4, 8)
