@@ -31,10 +31,14 @@ class Gpu:
     Attributes:
         capability: Compute capability, major and minor.
         cudnn_version: As ``torch.backends.cudnn.version()`` gives it.
+        multiprocessors: As in ``cudaDeviceProp.multiProcessorCount``; kernels size buffers by it.
+        threads_per_multiprocessor: As in ``cudaDeviceProp.maxThreadsPerMultiProcessor``.
     """
 
     capability: tuple[int, int] = (8, 0)
     cudnn_version: int = 92000
+    multiprocessors: int = 108
+    threads_per_multiprocessor: int = 2048
 
 
 _current: ContextVar[Gpu] = ContextVar("gpu", default=Gpu())  # noqa: B039 - frozen
