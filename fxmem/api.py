@@ -16,6 +16,7 @@ from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure, is_traced
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.recording.placement import place_inputs, place_model
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
@@ -23,7 +24,6 @@ from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
 from fxmem.tracing.loading import load_function, load_target, prepare_targets
-from fxmem.tracing.placement import place_inputs, place_model
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
@@ -104,11 +104,11 @@ def analyze(
         def make_step() -> Step:
             with keep_default_on_cpu():
                 fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
-            place_inputs(inputs, CPU.device)
+            place_inputs(inputs, CPU)
             with replace_devices(named_devices):
                 settle_lazy(fake_model, *inputs, fake_mode)
-            place_model(fake_model, target.device)
-            place_inputs(inputs, target.device)
+            place_model(fake_model, target)
+            place_inputs(inputs, target)
             return Step(fake_model, *inputs, train, step_loss, make_optimizer if train else None)
 
         def run(symbolic_sizes: bool) -> Recording:

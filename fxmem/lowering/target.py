@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 from torch._ops import OpOverload
 
 Function = Callable[..., Any]
 Arguments = tuple[object, ...]
 Keeper = Callable[[Arguments], tuple[tuple[str, int], ...]]
 """From an operator's arguments to names and bytes of what its library keeps from then on."""
+Mover = Callable[[Any], None]
 Surrounding = Callable[[], AbstractContextManager[None]]
 Estimator = Callable[[Arguments, Mapping[str, object], object], int]
 """From an operator's arguments and its result to the bytes that its kernel holds inside."""
@@ -35,6 +37,7 @@ class Target:
         keepers: From operators to what states the memory that the library behind them takes at
             its first use in a thread, and does not give back.
         unmodelled: From operators whose kernels take memory that nothing here states, to why.
+        movers: From classes of modules to what ``module.to(device)`` does besides moving tensors.
         surroundings: Context managers that a step on this target runs in.
     """
 
@@ -52,6 +55,7 @@ class Target:
         self.estimators: dict[OpOverload, Estimator] = {}
         self.keepers: dict[OpOverload, Keeper] = {}
         self.unmodelled: dict[OpOverload, str] = {}
+        self.movers: dict[type[nn.Module], Mover] = {}
         self.surroundings: list[Surrounding] = []
 
     @property
@@ -79,6 +83,10 @@ class Target:
     def keeper(self, *operators: OpOverload) -> Callable[[Keeper], Keeper]:
         """Registers what states the memory that is kept after these operators."""
         return _register(self.keepers, operators)
+
+    def mover(self, *classes: type[nn.Module]) -> Callable[[Mover], Mover]:
+        """Registers what moving these modules does besides moving their tensors."""
+        return _register(self.movers, classes)
 
     def surrounding(self, surrounding: Surrounding) -> Surrounding:
         """Registers a context manager that a step on this target runs in."""

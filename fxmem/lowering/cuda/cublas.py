@@ -70,7 +70,7 @@ def _keep_for_addmm(args: Arguments) -> tuple[tuple[str, int], ...]:
         and first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
         and min(*first.shape, *second.shape) > 1
     )
-    kept = (("cuBLAS workspace", cublas_workspace_bytes()),)
+    kept: tuple[tuple[str, int], ...] = (("cuBLAS workspace", cublas_workspace_bytes()),)
     if takes_bias and os.environ.get("DISABLE_ADDMM_CUDA_LT") != "1":
         kept += (("cuBLASLt workspace", cublaslt_workspace_bytes()),)
     return kept

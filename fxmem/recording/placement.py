@@ -9,17 +9,23 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from fxmem.lowering.target import Target
 
-def place_model(model: nn.Module, device: torch.device) -> None:
+
+def place_model(model: nn.Module, target: Target) -> None:
     """Moves parameters and buffers as ``model.to(device)`` does; other tensors stay."""
     for tensor in (*model.parameters(), *model.buffers()):
-        _place(tensor, device)
+        _place(tensor, target.device)
+    for module in model.modules():
+        for kind, move in target.movers.items():
+            if isinstance(module, kind):
+                move(module)
 
 
-def place_inputs(inputs: Any, device: torch.device) -> None:
+def place_inputs(inputs: Any, target: Target) -> None:
     """Moves every tensor among a step's inputs, as a training loop does with its batch."""
     for leaf in tree_leaves(inputs):
-        _place(leaf, device)
+        _place(leaf, target.device)
 
 
 def _place(value: Any, device: torch.device) -> None:
