@@ -24,7 +24,7 @@ def label_storages(graph: MemoryGraph) -> tuple[str, ...]:
         The name of the storage; for a temporary of backward ``gradient of NODE`` where it is the
         gradient of that node's result, ``recompute of NODE`` where a checkpoint made it again,
         else ``backward of NODE``; for one of the optimizer ``update of PARAMETER``. The
-        operator's name where there is none of these.
+        operator where there is none of these.
     """
     gradients = _find_gradients(graph)
     return tuple(_label_storage(graph, storage, gradients) for storage in graph.storages)
@@ -58,6 +58,15 @@ def find_updated(graph: MemoryGraph, operation: Operation) -> tuple[str, ...]:
     return ()
 
 
+def label_operator(operation: Operation) -> str:
+    """What to call an operator: its name, and its overload only where it has several.
+
+    >>> label_operator(Operation(1, "aten.mm.default", Phase.FORWARD))
+    'aten.mm'
+    """
+    return operation.name.removesuffix(".default")
+
+
 def _find_owner(storage: Storage) -> str:
     if storage.category is Category.PARAMETER:
         return storage.name
@@ -70,10 +79,10 @@ def _label_storage(graph: MemoryGraph, storage: Storage, gradients: Mapping[int,
         return storage.name
     made_by = graph.operations[storage.born]
     if storage.category is Category.TEMPORARY and made_by.phase is Phase.OPTIMIZER:
-        return _label_update(find_updated(graph, made_by)) or made_by.name
+        return _label_update(find_updated(graph, made_by)) or label_operator(made_by)
     if storage.category is Category.TEMPORARY and made_by.phase is Phase.BACKWARD:
-        return _label_backward(graph, storage, made_by, gradients) or made_by.name
-    return storage.name or made_by.name
+        return _label_backward(graph, storage, made_by, gradients) or label_operator(made_by)
+    return storage.name or label_operator(made_by)
 
 
 def _label_update(parameters: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, Phase, SourceLocation, Storage
+from fxmem.labels import label_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,6 @@ class Subject:
         device: Target device.
         optimizer: Name of the optimizer, or None.
         loss: Name of the loss, or None for the default.
-        frontend: The tracer that served.
-        frontend_reason: Why the first one did not; empty where it did.
     """
 
     model: str
@@ -51,8 +50,6 @@ class Subject:
     device: str
     optimizer: str | None
     loss: str | None
-    frontend: str
-    frontend_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +178,6 @@ def _describe_subject(analysis: Analysis) -> Subject:
         device=setup.device,
         optimizer=setup.optimizer,
         loss=setup.loss,
-        frontend=setup.frontend,
-        frontend_reason=setup.frontend_reason,
     )
 
 
@@ -232,7 +227,7 @@ def _describe_workspace(analysis: Analysis) -> LiveRow:
     return LiveRow(
         nbytes=peak.workspace_bytes,
         category=Category.WORKSPACE,
-        label=peak.operation.name,
+        label=label_operator(peak.operation),
         shape=None,
         dtype="",
         saved_by=(),
@@ -261,7 +256,16 @@ def _list_nodes(analysis: Analysis) -> tuple[NodeRow, ...]:
 def _write_notes(analysis: Analysis) -> Iterable[str]:
     setup = analysis.setup
     yield from setup.notes
-    if setup.mode == "train" and setup.loss is None:
-        yield "No loss was given: the output's .loss, else the sum of its floating tensors."
-    if setup.mode == "train" and setup.optimizer is None:
+    if setup.frontend_reason:
+        yield (
+            f"Traced by {setup.frontend}, not fx: {setup.frontend_reason}. "
+            "The numbers do not depend on that."
+        )
+    if setup.mode != "train":
+        return
+    if setup.loss is None:
+        is_summed = any(node.phase is Phase.LOSS for node in analysis.nodes)
+        what = "the sum of the output's floating tensors" if is_summed else "the model's own"
+        yield f"No loss was given: it is {what}."
+    if setup.optimizer is None:
         yield "No optimizer was given: the step ends with backward."

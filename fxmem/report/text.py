@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
@@ -73,7 +73,7 @@ def render_text(
         Lines, each ended by a newline.
     """
     blocks = [
-        "\n".join([_write_headline(document.headline), *_write_subject(document.subject)]),
+        f"{_write_headline(document.headline)}\n{_write_subject(document.subject)}",
         _write_totals(document),
         _write_breakdown(document),
         _write_live(document, top, width),
@@ -82,7 +82,7 @@ def render_text(
         rows = [_list_node_cells(row) for row in document.nodes]
         blocks.append(write_table(_NODE_COLUMNS, _NODE_LAYOUTS, rows, width))
     if document.notes:
-        blocks.append("\n".join(document.notes))
+        blocks.append("\n".join(map(escape_controls, document.notes)))
     lines = "\n\n".join(blocks).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -105,15 +105,13 @@ def _write_update(headline: Headline) -> str:
     return f"{of_optimizer}, at parameter {names[0]}" if names else of_optimizer
 
 
-def _write_subject(subject: Subject) -> Iterable[str]:
+def _write_subject(subject: Subject) -> str:
     inputs = ", ".join(subject.inputs) or "no inputs"
     parts = [subject.model, inputs, subject.mode, subject.device]
     if subject.mode == "train":
         parts.append(f"optimizer {subject.optimizer or 'none'}")
         parts.append(f"loss {subject.loss or 'default'}")
-    yield escape_controls("; ".join(parts))
-    if subject.frontend_reason:
-        yield escape_controls(f"traced by {subject.frontend}, not fx: {subject.frontend_reason}")
+    return escape_controls("; ".join(parts))
 
 
 def _write_totals(document: Document) -> str:

@@ -56,7 +56,7 @@ class TestResult:
         golden = Path(__file__).parents[2] / "golden" / "hand_made.txt"
         assert capsys.readouterr().out == golden.read_text()
 
-    @pytest.mark.parametrize(("columns", "widest"), [("60", 50), ("80", 79), ("200", 98)])
+    @pytest.mark.parametrize(("columns", "widest"), [("60", 56), ("80", 73), ("200", 90)])
     def test_the_tables_take_the_width(
         self,
         capsys: pytest.CaptureFixture[str],

@@ -44,7 +44,7 @@ def test_a_live_row_says_who_made_it_who_saved_it_and_where() -> None:
 
 def test_the_workspace_of_the_peaks_kernel_is_a_row() -> None:
     (row,) = (r for r in build_document(make_analysis()).live if r.category is Category.WORKSPACE)
-    assert (row.label, row.nbytes) == ("aten.threshold_backward.default", 4 * MIB)
+    assert (row.label, row.nbytes) == ("aten.threshold_backward", 4 * MIB)
 
 
 def test_totals_that_are_zero_are_left_out() -> None:
@@ -55,11 +55,25 @@ def test_totals_that_are_zero_are_left_out() -> None:
 
 def test_the_notes_say_which_step_was_assumed() -> None:
     assert build_document(make_analysis(optimizer=None)).notes == (
-        "No loss was given: the output's .loss, else the sum of its floating tensors.",
+        "No loss was given: it is the sum of the output's floating tensors.",
         "No optimizer was given: the step ends with backward.",
     )
     assert build_document(make_analysis(loss="mse")).notes == ()
     assert build_document(make_analysis(mode="infer", optimizer=None)).notes == ()
+
+
+def test_a_loss_that_the_model_computes_is_its_own() -> None:
+    graph = make_graph()
+    nodes = (*graph.nodes[:4], dataclasses.replace(graph.nodes[4], phase=Phase.FORWARD))
+    notes = build_document(make_analysis(dataclasses.replace(graph, nodes=nodes))).notes
+    assert notes == ("No loss was given: it is the model's own.",)
+
+
+def test_the_notes_say_why_the_first_frontend_did_not_serve() -> None:
+    analysis = make_analysis(frontend="record", frontend_reason="a cache", loss="mse")
+    assert build_document(analysis).notes == (
+        "Traced by record, not fx: a cache. The numbers do not depend on that.",
+    )
 
 
 @given(memory_graphs())
