@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import inspect
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.errors import UsageError
+from fxmem.recording.adam8bit import Adam8bit
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
 
@@ -35,14 +37,13 @@ OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
     "adafactor": optim.Adafactor,
     "asgd": optim.ASGD,
     "muon": optim.Muon,
+    "adam8bit": Adam8bit,
 }
 """The optimizers that have a name, with torch's defaults."""
 
 
 def resolve_optimizer(
     optimizer: str | Callable[[Iterable[nn.Parameter]], optim.Optimizer] | None,
-    *,
-    foreach: bool | None = None,
 ) -> OptimizerFactory | None:
     """What makes the optimizer that the user means from the model's parameters.
 
@@ -51,10 +52,9 @@ def resolve_optimizer(
     of a parameter, ASGD for its averaging coefficient) it is told 1.
 
     Args:
-        optimizer: None for none, a name in :data:`OPTIMIZERS`, an ``Optimizer`` class, or a
-            function from the parameters to an optimizer.
-        foreach: For a named one, whether it updates all parameters together, as is torch's
-            default on CUDA; None for torch's default on the CPU, one by one.
+        optimizer: None for none, a name in :data:`OPTIMIZERS`, with settings in parentheses if
+            need be (``"adamw(fused=True)"``), an ``Optimizer`` class, or a function from the
+            parameters to an optimizer.
 
     Raises:
         UsageError: There is no such optimizer. The function returned raises it where no
@@ -68,7 +68,7 @@ def resolve_optimizer(
     if optimizer is None:
         return None
     if isinstance(optimizer, str):
-        name, make = optimizer, _find_named(optimizer, foreach)
+        name, make = optimizer, _find_named(optimizer)
     elif isinstance(optimizer, optim.Optimizer):
         raise UsageError(
             f"the optimizer {type(optimizer).__name__} holds parameters already",
@@ -84,16 +84,32 @@ def resolve_optimizer(
     return functools.partial(_make_optimizer, name, make)
 
 
-def _find_named(name: str, foreach: bool | None) -> Callable[..., Any]:
+def _find_named(text: str) -> Callable[..., Any]:
+    name, settings = _parse_settings(text)
     if name not in OPTIMIZERS:
         close = difflib.get_close_matches(name.lower(), OPTIMIZERS, n=3)
         raise UsageError(
             f"unknown optimizer {name!r}",
             hint=f"did you mean {' or '.join(close)}?" if close else ", ".join(OPTIMIZERS),
         )
-    # Muon has no such variant: it always goes one by one.
-    return (
-        OPTIMIZERS[name] if name == "muon" else functools.partial(OPTIMIZERS[name], foreach=foreach)
+    return functools.partial(OPTIMIZERS[name], **settings)
+
+
+def _parse_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """``adam(fused=True)`` as a name and its settings."""
+    if "(" not in text:
+        return text, {}
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Call) and not call.args:
+            settings = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
+            if len(settings) == len(call.keywords):
+                return text[: text.index("(")].strip(), settings
+    except (SyntaxError, ValueError):
+        pass
+    raise UsageError(
+        f"cannot read the optimizer's settings in {text!r}",
+        hint="names and literals, e.g. 'adam(fused=True, lr=1e-3)'",
     )
 
 
