@@ -97,14 +97,15 @@ def _find_named(text: str) -> Callable[..., Any]:
 
 def _parse_settings(text: str) -> tuple[str, dict[str, Any]]:
     """``adam(fused=True)`` as a name and its settings."""
-    if "(" not in text:
-        return text, {}
+    name, parenthesis, rest = text.partition("(")
+    if not parenthesis:
+        return name, {}
     try:
-        call = ast.parse(text.strip(), mode="eval").body
+        call = ast.parse(f"settings({rest}", mode="eval").body
         if isinstance(call, ast.Call) and not call.args:
             settings = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
             if len(settings) == len(call.keywords):
-                return text[: text.index("(")].strip(), settings
+                return name.strip(), settings
     except (SyntaxError, ValueError):
         pass
     raise UsageError(
