@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,9 +12,11 @@ from typing import NoReturn
 
 import fxmem
 from fxmem.cli import analyze
-from fxmem.errors import FxmemError
+from fxmem.cli.output import write_line
+from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.cells import escape_controls
 
+COMMANDS = {"analyze": analyze}
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -45,7 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 fine, 1 a finding, 2 bad usage or a model that cannot be analysed.
     """
-    arguments = _build_parser().parse_args(argv)
+    if sys.stderr is None:  # closed; what is written there is for nobody
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    argv = sys.argv[1:] if argv is None else argv
+    parser = _build_parser()
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        write_line(_explain_command(argv[0]))
+        return EXIT_USAGE
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        write_line(_explain_unknown(unknown, arguments.parser))
+        return EXIT_USAGE
     try:
         code: int = arguments.run(arguments)
         return code
@@ -53,6 +67,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except Exception as error:
         return _report_error(error, arguments.debug)
+
+
+def _explain_command(name: str) -> str:
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    if close:
+        hint = f"did you mean {close[0]}?"
+    elif ":" in name or name.endswith(".py"):
+        hint = f"write fxmem analyze {name}"
+    else:
+        hint = f"one of {', '.join(COMMANDS)}"
+    return _write_error(f"there is no command {name!r}", hint)
+
+
+def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str:
+    hint = f"try {parser.prog} --help"
+    name = unknown[0].partition("=")[0]
+    if name.startswith("-"):
+        close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+        if close:
+            hint = f"did you mean {close[0]}?"
+        elif "batch" in name:
+            hint = "the batch size is the first size of each --input"
+    elif name[:1].isdigit():
+        hint = f"a shape is given as --input {name}"
+    return _write_error(f"unrecognized arguments: {' '.join(unknown)}", hint)
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -64,19 +103,21 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxmem {fxmem.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    analyze.add_parser(commands)
+    for command in COMMANDS.values():
+        command.add_parser(commands)
     return parser
 
 
 def _report_error(error: Exception, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        # Of an error that fxmem explains, what it explains: its own text comes below.
+        traceback.print_exception(error.__cause__ or error)
     if isinstance(error, FxmemError):
         line, code = _write_error(error.cause, error.hint), error.exit_code
     else:
-        cause = f"internal error: {type(error).__name__}: {error}"
+        cause = f"internal error: {summarize_error(error)}"
         line, code = _write_error(cause, "" if debug else "rerun with --debug"), EXIT_USAGE
-    print(line, file=sys.stderr)
+    write_line(line)
     return code
 
 

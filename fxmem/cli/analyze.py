@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.output import check_output, choose_width, write_line, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.startup import defer_torch_compile
-from fxmem.errors import LoadError, UsageError
+from fxmem.errors import LoadError, UsageError, summarize_error
 from fxmem.specs import TensorSpec, parse_dtype, parse_input
 from fxmem.units import format_bytes, parse_bytes
 
@@ -51,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run_analyze)
+    parser.set_defaults(run=run_analyze, parser=parser)
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
     _add_step_options(parser)
     _add_output_options(parser)
@@ -78,11 +79,17 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--dtype", metavar="DTYPE", help="cast parameters and floating inputs, e.g. bf16"
     )
-    step.add_argument("--optimizer", metavar="NAME", help="sgd, adam, adamw, ... (default: none)")
+    step.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="sgd, adam, adamw, ...; or file.py:function, which makes one of the parameters "
+        "(default: none)",
+    )
     step.add_argument(
         "--loss",
         metavar="NAME",
-        help="cross_entropy or mse (default: the output's .loss, else the sum of the output)",
+        help="cross_entropy, nll, mse, l1, smooth_l1 or bce; or file.py:function, from the output "
+        "to a scalar (default: the output's .loss, else the sum of the output)",
     )
     step.add_argument(
         "--frontend",
@@ -131,8 +138,7 @@ def run_analyze(arguments: argparse.Namespace) -> int:
     budget_bytes = None if arguments.budget is None else parse_bytes(arguments.budget)
     if arguments.top < 0:
         raise UsageError(f"--top is {arguments.top}", hint="0 or more")
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_output(arguments.output)
 
     with show_progress(f"analysing {arguments.target}"):
         analysis = _analyze_quietly(arguments.target, args, kwargs, options)
@@ -177,18 +183,30 @@ def _analyze_quietly(
 ) -> Analysis:
     # fxmem has no use for NumPy, of whose absence torch warns when it is imported.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    # The user's code runs here. What it prints is no part of the result, and its exit is not ours.
-    with contextlib.redirect_stdout(sys.stderr):
+    # Of a value that is then refused, for a better reason.
+    warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
+    # The user's code runs here. What it prints is no part of the result, and the arguments are not
+    # for it.
+    with contextlib.redirect_stdout(sys.stderr), _hide_arguments(target):
         try:
             from fxmem.api import analyze
-
-            with defer_torch_compile():
-                return analyze(target, args, kwargs, **options)
-        except SystemExit as error:
+        except (ImportError, OSError) as error:
             raise LoadError(
-                f"the code of {target} called exit({error.code!r})",
-                hint='keep what a script does under if __name__ == "__main__"',
+                f"fxmem cannot start: {summarize_error(error)}",
+                hint=f"is torch 2.13 or later installed for {sys.executable}?",
             ) from error
+        with defer_torch_compile():
+            return analyze(target, args, kwargs, **options)
+
+
+@contextlib.contextmanager
+def _hide_arguments(target: str) -> Iterator[None]:
+    """A file that reads the command line finds nothing but its own name there."""
+    arguments, sys.argv = sys.argv, [target.partition(":")[0]]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def _render(analysis: Analysis, arguments: argparse.Namespace) -> str:
@@ -207,5 +225,5 @@ def _check_budget(analysis: Analysis, budget_bytes: int | None) -> int:
         return 0
     over = format_bytes(analysis.peak_bytes - budget_bytes)
     peak, budget = format_bytes(analysis.peak_bytes), format_bytes(budget_bytes)
-    print(f"fxmem: over budget: the peak of {peak} is {over} over {budget}", file=sys.stderr)
+    write_line(f"fxmem: over budget: the peak of {peak} is {over} over {budget}")
     return EXIT_OVER_BUDGET

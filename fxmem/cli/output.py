@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 import tempfile
+from typing import TextIO
 
 from fxmem.errors import UsageError
 
@@ -55,15 +56,32 @@ def write_output(text: str, path: str | None) -> None:
         raise _explain(error, path) from error
 
 
-def check_output(path: str) -> None:
-    """Checks that a file could be written, before the work whose result goes there.
+def write_line(text: str) -> None:
+    """Writes a line to stderr, if anybody reads it.
 
     Args:
-        path: The file.
+        text: The line.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def check_output(path: str | None) -> None:
+    """Checks that a result could be written, before the work that leads to it.
+
+    Args:
+        path: The file, or None for stdout.
 
     Raises:
-        UsageError: Its folder is missing or not writable, or it is a folder itself.
+        UsageError: stdout is closed; the file's folder is missing or not writable, or it is a
+            folder itself.
     """
+    if path is None:
+        if sys.stdout is None:
+            raise UsageError("stdout is closed", hint="write to a file with -o FILE")
+        return
     real_path = os.path.realpath(path)
     folder = os.path.dirname(real_path)
     if not os.path.isdir(folder):
@@ -84,10 +102,14 @@ def _write_stdout(text: str) -> None:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        # What is still buffered would fail again when Python exits: let it go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _discard(stream)
         if not isinstance(error, BrokenPipeError):  # that reader (head, a pager) has seen enough
             raise
+
+
+def _discard(stream: TextIO) -> None:
+    """Lets go nowhere what is still buffered: it would fail again when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _replace_file(text: str, path: str) -> None:

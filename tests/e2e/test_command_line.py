@@ -121,8 +121,8 @@ def test_a_file_is_written_whole(run: Run, tmp_path: Path) -> None:
         ("models.py:Missing", ["Missing"]),
         ("models.py", ["models.py"]),
         ("models.py:Raises", ["models.py:19", "invalid for input of size 16384"]),
-        ("models.py:Branches", ["models.py:23"]),
-        ("models.py:Counts", ["models.py:27", "size hint"]),
+        ("models.py:Branches", ["models.py:23", "`x.sum() > 0`"]),
+        ("models.py:Counts", ["models.py:27", "`torch.nonzero(x[:, 0])`", "size hint"]),
         ("models.py:leaves", ["exit"]),
     ],
 )
@@ -167,6 +167,66 @@ def test_head_is_quiet(tmp_path: Path, environment: dict[str, str]) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "{\n")
     assert done.stderr == "a greeting from the model's file\n"
+
+
+def run_in_shell(
+    command: str, folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+    )
+
+
+ANALYZE = f"{sys.executable} -m fxmem analyze models.py:Net --input 64x256"
+
+
+def test_a_closed_stdout_is_told(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = run_in_shell(f"{ANALYZE} >&-", tmp_path, environment)
+    assert done.returncode == 2
+    assert done.stderr == "fxmem: error: stdout is closed (write to a file with -o FILE)\n"
+    done = run_in_shell(f"{ANALYZE} -o out.txt >&-", tmp_path, environment)
+    assert done.returncode == 0
+    assert (tmp_path / "out.txt").read_text().startswith("Peak ")
+
+
+@pytest.mark.parametrize("options", ["", "--budget 1KiB", "--input 3x4"])
+def test_a_closed_stderr_changes_nothing_else(
+    tmp_path: Path, environment: dict[str, str], options: str
+) -> None:
+    done = run_in_shell(f"{ANALYZE} {options} 2>&-", tmp_path, environment)
+    quiet = run_in_shell(f"{ANALYZE} {options} 2> /dev/null", tmp_path, environment)
+    assert (done.returncode, done.stdout) == (quiet.returncode, quiet.stdout)
+
+
+def test_a_full_disk_is_told(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = run_in_shell(f"{ANALYZE} > /dev/full", tmp_path, environment)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "fxmem: error: cannot write stdout: No space left on device"
+    )
+
+
+def test_a_file_does_not_see_the_arguments_of_the_command(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "reads.py").write_text(
+        "import argparse, sys\n"
+        "import models\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--width', type=int, default=16)\n"
+        "width = parser.parse_args().width\n"
+        "assert sys.argv == ['reads.py']\n"
+        "def build():\n"
+        "    return models.Net(width)\n"
+    )
+    done = run_in_shell(
+        f"{sys.executable} -m fxmem analyze reads.py:build --input 4x16", tmp_path, environment
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_interrupt_is_quiet_and_the_progress_line_goes(

@@ -51,13 +51,8 @@ def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None
         (FxmemError("a\x1b[2J"), r"fxmem: error: a\x1b[2J"),
         (KeyError("x"), "fxmem: error: internal error: KeyError: 'x' (rerun with --debug)"),
         (
-            RuntimeError("two\nlines"),
-            "fxmem: error: internal error: RuntimeError: two lines (rerun with --debug)",
-        ),
-        (
-            SystemExit(3),
-            "fxmem: error: the code of nets/net.py:Net called exit(3)"
-            ' (keep what a script does under if __name__ == "__main__")',
+            RuntimeError("the cause\nframe #0: ..."),
+            "fxmem: error: internal error: RuntimeError: the cause (rerun with --debug)",
         ),
     ],
 )
@@ -90,24 +85,58 @@ def test_an_interrupt_is_quiet(
     assert capsys.readouterr() == ("", "")
 
 
+def test_debug_shows_what_an_error_was_raised_from(
+    fail_with: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = TraceError("the step failed at net.py:3: KeyError: 'x'")
+    error.__cause__ = KeyError("x")
+    fail_with(error)
+    assert main([*COMMAND, "--debug"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "KeyError: 'x'",
+        "fxmem: error: the step failed at net.py:3: KeyError: 'x'",
+    ]
+
+
+HELP = "try fxmem analyze --help"
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ([], "the following arguments are required: COMMAND (try fxmem --help)"),
-        (["analyze"], "the following arguments are required: TARGET (try fxmem analyze --help)"),
+        (["analyze"], f"the following arguments are required: TARGET ({HELP})"),
+        ([*COMMAND, "--top", "x"], f"argument --top: invalid int value: 'x' ({HELP})"),
+        ([*COMMAND, "--xyz"], f"unrecognized arguments: --xyz ({HELP})"),
         (
-            [*COMMAND, "--top", "x"],
-            "argument --top: invalid int value: 'x' (try fxmem analyze --help)",
+            [*COMMAND, "--optimiser=adam"],
+            "unrecognized arguments: --optimiser=adam (did you mean --optimizer?)",
         ),
-        ([*COMMAND, "--nope"], "unrecognized arguments: --nope (try fxmem --help)"),
+        (
+            [*COMMAND, "--batch-size", "8"],
+            "unrecognized arguments: --batch-size 8 "
+            "(the batch size is the first size of each --input)",
+        ),
+        (
+            [*COMMAND, "8x3x224x224"],
+            "unrecognized arguments: 8x3x224x224 (a shape is given as --input 8x3x224x224)",
+        ),
+        (
+            ["nets/net.py:Net", "--input", "8x3"],
+            "there is no command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
+        ),
+        (["analyse", "x:y"], "there is no command 'analyse' (did you mean analyze?)"),
+        (["show"], "there is no command 'show' (one of analyze)"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+    try:
+        code = main(arguments)
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
     assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
 
 
