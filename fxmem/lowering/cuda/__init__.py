@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fxmem.lowering.cuda import autocast, cublas, dropout, surroundings
+from fxmem.lowering.cuda import autocast, cublas, dropout, reduction, surroundings
 from fxmem.lowering.cuda.target import CUDA
 
 __all__ = ["CUDA"]
 
 # Imported for what they register.
-_MODULES = (autocast, cublas, dropout, surroundings)
+_MODULES = (autocast, cublas, dropout, reduction, surroundings)
