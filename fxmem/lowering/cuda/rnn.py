@@ -151,7 +151,7 @@ for _function in MODES:
     CUDA.function(_function)(functools.partial(_run, _function))
 
 
-def _count_elements(weights: Sequence[Tensor], stride: int) -> int:
+def count_weights(weights: Sequence[Tensor], stride: int) -> int:
     """``get_num_weights``: both biases have their place, in a network without them too."""
     count = sum(weight.numel() for weight in weights)
     has_biases = stride > 3
@@ -170,7 +170,7 @@ def _flatten_weights(module: nn.RNNBase) -> None:
     storages = {weight.untyped_storage()._cdata for weight in weights}
     if len(storages) < len(weights) or any(w.dtype != first.dtype for w in weights):
         return
-    count = _count_elements(weights, len(module._all_weights[0]))
+    count = count_weights(weights, len(module._all_weights[0]))
     with torch.no_grad(), no_dispatch():
         flat = torch.UntypedStorage(  # type: ignore[no-untyped-call]
             count * first.element_size(), device="meta"
@@ -189,7 +189,7 @@ def _run_forward(*args: Any) -> tuple[Tensor, ...]:
     """``_cudnn_rnn``: with the reserve that PyTorch's fake kernel leaves empty."""
     input_, weights, buffer, batch_first = args[0], args[1], args[3], args[_BATCH_FIRST]
     if buffer is None:  # filled anew in each call
-        buffer = weights[0].new_empty(_count_elements(weights, args[2]))
+        buffer = weights[0].new_empty(count_weights(weights, args[2]))
         args = (*args[:3], buffer, *args[4:])
     output, hy, cy, reserve, _ = _forward(*args)
     if batch_first and not args[_BATCH_SIZES]:  # made time first, and transposed
