@@ -27,6 +27,7 @@ _BRANCH = re.compile(r"(if|elif|while|assert)( not)?\b[ (]*")
 _ACCELERATOR = re.compile(r"\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b", re.IGNORECASE)
 _INTEGERS = re.compile(r"scalar types: Long, Int|expected scalar type Long", re.IGNORECASE)
 _NO_FORWARD = re.compile(r'Module \[(\w+)\] is missing the required "forward" function')
+_NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.*?)\)>")
 _CHANGED_IN_PLACE = re.compile(
     r"modified by an inplace operation: .* which is output [0-9]+ of (\w+),", re.DOTALL
 )
@@ -59,9 +60,9 @@ def explain_failure(
         )
     if match := _NO_FORWARD.search(str(error)):
         return _explain_missing_forward(match[1], at)
-    if isinstance(error, UnsupportedOperatorException):
+    if operator := _find_missing_kernel(error):
         return TraceError(
-            f"the operator {error.func}{at} does not run on tensors without data",
+            f"the operator {operator}{at} does not run on tensors without data",
             hint="give it a fake kernel with torch.library.register_fake",
         )
     return TraceError(f"the step failed{at}: {summarize_error(error)}", _suggest(error, inputs))
@@ -77,6 +78,13 @@ def _iterate_frames(step: TracebackType | None) -> Iterator[FrameType]:
     while step is not None:
         yield step.tb_frame
         step = step.tb_next
+
+
+def _find_missing_kernel(error: BaseException) -> str:
+    if isinstance(error, UnsupportedOperatorException):
+        return str(error.func)
+    match = _NO_FAKE.search(str(error))
+    return match[1] if match else ""
 
 
 def _explain_missing_forward(name: str, at: str) -> TraceError:
@@ -147,17 +155,20 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
 
 
 def _suggest_for_value(error: BaseException, call: _Call | None, size_hint: int | None) -> str:
-    label = call.label if call else ""
-    if takes_hint(getattr(error, "func", None)) and size_hint is None:
-        if label not in ("item", "int", "index", "float", "bool", "tolist"):
+    label, operator = call.label if call else "", getattr(error, "func", None)
+    if takes_hint(operator) and size_hint is None:
+        if operator is not torch.ops.aten._local_scalar_dense.default:
             return "give a size hint, how many elements are found: --size-hint N or size_hint=N"
-        if call and call.is_integer:
+        if label not in _NUMBERS or (call and call.is_integer):
             return "if it is a size, give a size hint: --size-hint N or size_hint=N"
     if label == "bool":
         return "let a shape or an argument of the model decide, not the data"
-    if label in ("item", "float", "int", "index", "tolist", "numpy", "format"):
+    if label in _NUMBERS:
         return "stay with tensors in what is analysed, and take numbers out of them elsewhere"
     return "take it out of what is analysed"
+
+
+_NUMBERS = ("bool", "item", "float", "int", "index", "complex", "tolist", "numpy", "format")
 
 
 def _find_call(step: TracebackType) -> _Call | None:

@@ -122,4 +122,4 @@ def test_a_default_device_of_the_user_s_is_no_obstacle() -> None:
     torch.set_default_device("cuda")
     analysis = fxmem.analyze(model, ("2x2",), optimizer="adam")
     assert analysis.setup.notes == ("The code names devices (cuda): taken as the target, cpu.",)
-    assert _device.CURRENT_DEVICE == torch.device("cuda")
+    assert torch.device("cuda") == _device.CURRENT_DEVICE

@@ -1,0 +1,262 @@
+"""One line for a step that cannot be run: what the code asked for, where, and what to try."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fxmem
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python does not say which expression failed"
+)
+
+
+class Net(nn.Module):
+    def __init__(self, code: Callable[..., Any]) -> None:
+        super().__init__()
+        self.scale, self.code = nn.Parameter(torch.ones(1)), code
+        self.list = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.code(self, inputs[0] * self.scale, *inputs[1:])
+
+
+def branch(net: Net, x: Tensor) -> Tensor:
+    if x.mean() > 0:
+        return x
+    return -x
+
+
+def branch_on_any(net: Net, x: Tensor) -> Tensor:
+    if (x > 0).any():
+        return x
+    return -x
+
+
+def branch_not(net: Net, x: Tensor) -> Tensor:
+    if x.sum() > 5 and not bool((x > 0).any()):
+        return x
+    return -x
+
+
+def loop(net: Net, x: Tensor) -> Tensor:
+    while x.mean() > 0:
+        x = x - 1
+    return x
+
+
+def choose(net: Net, x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def choose_among_many(net: Net, x: Tensor) -> Tensor:
+    return [x, -x][(x.sum() + x.mean() + x.std() + x.var() + x.amax() + x.amin()).item() > 0]
+
+
+def compare(net: Net, x: Tensor) -> Tensor:
+    return x if torch.equal(x, x * 2) else -x
+
+
+DECIDE = "let a shape or an argument of the model decide, not the data"
+TENSORS = "stay with tensors in what is analysed, and take numbers out of them elsewhere"
+FOUND = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
+SIZE = "if it is a size, give a size hint: --size-hint N or size_hint=N"
+OUT = "take it out of what is analysed"
+
+
+@pytest.mark.parametrize(
+    ("code", "quote", "hint"),
+    [
+        (branch, "if x.mean() > 0", DECIDE),
+        (branch_on_any, "if (x > 0).any()", DECIDE),
+        (branch_not, "if x.sum() > 5", DECIDE),
+        (loop, "while x.mean() > 0", DECIDE),
+        (choose, "x.sum() > 0", DECIDE),
+        (
+            choose_among_many,
+            "(x.sum() + x.mean() + x.std() + x.var() + x.amax() + x.am...",
+            TENSORS,
+        ),
+        (compare, "torch.equal(x, x * 2)", OUT),
+        (lambda net, x: x * x.max().item(), "x.max().item()", TENSORS),
+        (lambda net, x: x * float(x.detach().max()), "float(x.detach().max())", TENSORS),
+        (lambda net, x: x * x.max(1).values.tolist()[0], "x.max(1).values.tolist()", TENSORS),
+        (lambda net, x: x * x.detach().numpy().sum(), "x.detach().numpy()", TENSORS),
+        (lambda net, x: len(f"{x.mean():.3f}"), 'f"{x.mean():.3f}"', TENSORS),
+        (lambda net, x: x[: int(x.argmax())], "int(x.argmax())", SIZE),
+        (lambda net, x: x[: x.argmax()], "x[: x.argmax()]", SIZE),
+        (lambda net, x: x[x > 0], "x[x > 0]", FOUND),
+        (lambda net, x: torch.nonzero(x), "torch.nonzero(x)", FOUND),
+        (lambda net, x: x.masked_select(x > 0), "x.masked_select(x > 0)", FOUND),
+        (lambda net, x: x.detach().unique(), "x.detach().unique()", FOUND),
+        (lambda net, x: torch.where(x > 0)[0], "torch.where(x > 0)", FOUND),
+    ],
+)
+def test_a_value_that_is_asked_for_is_quoted(
+    code: Callable[..., Any], quote: str, hint: str
+) -> None:
+    with pytest.raises(fxmem.DataDependentError) as caught:
+        fxmem.analyze(Net(code), ("3x4",), mode="infer")
+    assert str(caught.value) == (
+        f"`{quote}` at test_failures.py:{_find_line(code, quote)} depends on the values of a "
+        f"tensor, of which an analysis has none ({hint})"
+    )
+
+
+def _find_line(code: Callable[..., Any], quote: str) -> int:
+    first = code.__code__.co_firstlineno
+    with open(__file__, encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    quote = quote.removesuffix("...")
+    return next(n for n in range(first, first + 4) if quote in lines[n - 1])
+
+
+def test_a_size_hint_that_does_not_help_is_not_offered_again() -> None:
+    with pytest.raises(fxmem.DataDependentError) as caught:
+        fxmem.analyze(Net(branch), ("3x4",), size_hint=3)
+    assert caught.value.hint == DECIDE
+    with pytest.raises(fxmem.DataDependentError) as caught:
+        fxmem.analyze(Net(lambda net, x: torch.bincount(x.long()[0])), ("3x4",), size_hint=3)
+    assert caught.value.hint == OUT
+
+
+def checks_its_values(net: Net, x: Tensor) -> Tensor:
+    assert (x < 100).all(), "too large"
+    assert not (x > 100).any()
+    if x.min() < 0 or x.max() > 1:
+        raise ValueError("not between 0 and 1")
+    return x
+
+
+def samples(net: Net, x: Tensor) -> Tensor:
+    distribution = torch.distributions.Categorical(logits=x)
+    return distribution.log_prob(distribution.sample())
+
+
+def samples_reparametrized(net: Net, x: Tensor) -> Tensor:
+    return torch.distributions.Normal(x, x.exp()).rsample()
+
+
+@pytest.mark.parametrize("code", [checks_its_values, samples, samples_reparametrized])
+def test_checks_that_only_raise_pass(code: Callable[..., Any]) -> None:
+    assert fxmem.analyze(Net(code), ("3x4",)).peak_bytes > 0
+
+
+def changes_what_backward_needs(net: Net, x: Tensor) -> Tensor:
+    y = x.exp()
+    y.add_(1)
+    return y
+
+
+def leave(net: Net, x: Tensor) -> Tensor:
+    raise SystemExit(3)
+
+
+def fail(net: Net, x: Tensor) -> Tensor:
+    raise RuntimeError("expects a square\nimage")
+
+
+@torch.library.custom_op("fxmem_test::opaque", mutates_args=())
+def opaque(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+DEBUG = "see the whole traceback with --debug"
+NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "hint"),
+    [
+        (
+            changes_what_backward_needs,
+            "backward needs the result of Exp, which the model changes in place afterwards",
+            "training it fails everywhere: take the operation that is not in place",
+        ),
+        (leave, "the model called exit(3) at {}", "let forward return"),
+        (fail, "the step failed at {}: RuntimeError: expects a square", DEBUG),
+        (
+            lambda net, x: {"a": x}["b"],
+            "the step failed at {}: KeyError: 'b'",
+            DEBUG,
+        ),
+        (
+            lambda net, x: net.missing(x),
+            "the step failed at {}: AttributeError: 'Net' object has no attribute 'missing'",
+            DEBUG,
+        ),
+        (
+            lambda net, x: net.list(x),
+            "ModuleList is called at {} and has no method forward",
+            "call the modules in it one by one",
+        ),
+        (
+            lambda net, x: x.view(-1, 7),
+            "the step failed at {}: RuntimeError: shape '[-1, 7]' is invalid for input of size 12",
+            "check shapes and dtypes of the inputs: 3x4:float32",
+        ),
+        (
+            lambda net, x: x.flatten(1, 5),
+            "the step failed at {}: IndexError: Dimension out of range "
+            "(expected to be in range of [-2, 1], but got 5)",
+            "check shapes and dtypes of the inputs: 3x4:float32",
+        ),
+        (
+            lambda net, x: functional.embedding(x, torch.ones(3, 4)),
+            "the step failed at {}: RuntimeError: Expected tensor for argument #1 'indices' to "
+            "have one of the following scalar types: Long, Int; but got torch.float32 instead",
+            "an input of integers is written 4x8:int64; the inputs are 3x4:float32",
+        ),
+        (
+            lambda net, x: x + torch.cuda.FloatTensor(4),
+            "the step failed at {}: TypeError: type torch.cuda.FloatTensor not available. Torch "
+            "not compiled with CUDA enabled.",
+            NO_GPU,
+        ),
+        (
+            lambda net, x: opaque(x),
+            "the operator fxmem_test::opaque at {} does not run on tensors without data",
+            "give it a fake kernel with torch.library.register_fake",
+        ),
+    ],
+)
+def test_what_else_goes_wrong(code: Callable[..., Any], cause: str, hint: str) -> None:
+    with pytest.raises(fxmem.TraceError) as caught:
+        fxmem.analyze(Net(code), ("3x4",))
+    first = code.__code__.co_firstlineno
+    places = [f"test_failures.py:{line}" for line in (first, first + 1)]
+    assert caught.value.cause in [cause.format(place) for place in places]
+    assert caught.value.hint == hint
+
+
+runs: list[int] = []
+
+
+def count_runs(net: Net, x: Tensor) -> Tensor:
+    runs.append(1)
+    raise ValueError
+
+
+def test_a_model_that_fails_runs_once() -> None:
+    runs.clear()
+    with pytest.raises(fxmem.TraceError):
+        fxmem.analyze(Net(count_runs), ("3x4",))
+    assert len(runs) == 1
+
+
+def test_what_fails_only_while_it_is_traced_is_tried_without() -> None:
+    def count(net: Net, x: Tensor) -> Tensor:
+        if type(x.shape[0]) is not int:
+            raise ValueError
+        return x
+
+    analysis = fxmem.analyze(Net(count), ("3x4",))
+    assert analysis.frontend == "record"
+    assert "ValueError" in analysis.setup.frontend_reason
