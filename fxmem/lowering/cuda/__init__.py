@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from fxmem.lowering.cuda import autocast, cublas, dropout, reduction, surroundings
+from fxmem.lowering.cuda import (
+    attention,
+    attention_cudnn,
+    attention_efficient,
+    attention_flash,
+    autocast,
+    cublas,
+    dropout,
+    reduction,
+    rnn,
+    surroundings,
+    transformer,
+)
 from fxmem.lowering.cuda.target import CUDA
 
 __all__ = ["CUDA"]
 
 # Imported for what they register.
-_MODULES = (autocast, cublas, dropout, reduction, surroundings)
+_MODULES = (
+    attention,
+    attention_cudnn,
+    attention_efficient,
+    attention_flash,
+    autocast,
+    cublas,
+    dropout,
+    reduction,
+    rnn,
+    surroundings,
+    transformer,
+)
