@@ -57,17 +57,19 @@ def analyze(
     Args:
         model: A module with real, meta or fake parameters, which is left alone; or a TARGET
             such as ``"module:Model"``, which is built without allocating its parameters.
-        args: Positional inputs: tensors, :class:`fxmem.TensorSpec` or ``"8x3x224x224:bf16"``.
+        args: Positional inputs, in a tuple: tensors, :class:`fxmem.TensorSpec` or
+            ``"8x3x224x224:bf16"``. One that is alone needs no tuple.
         kwargs: Keyword inputs, likewise.
         mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
         device: Target device. ``"cpu"``; CUDA is not modelled yet.
         gpu: For CUDA.
         dtype: Parameters and floating inputs are cast to it.
         autocast: For CUDA.
-        optimizer: None, a name (``"sgd"``, ``"adam"``, ...) or a callable from parameters to an
-            optimizer.
-        loss: None for the output's ``.loss``, else the sum of its floating tensors;
-            ``"cross_entropy"``, ``"mse"``, or a callable from the output to a scalar.
+        optimizer: None, a name (``"sgd"``, ``"adam"``, ...), a callable from parameters to an
+            optimizer, or a TARGET that names one.
+        loss: None for the output's ``.loss``, else the sum of its floating tensors; a name
+            (``"cross_entropy"``, ``"mse"``, ...), a callable from the output to a scalar, or a
+            TARGET that names one.
         frontend: ``"fx"`` or ``"record"`` to force a tracer; None takes the first that serves.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; without it a
             model whose sizes depend on data is refused.
@@ -86,15 +88,20 @@ def analyze(
     """
     _check_arguments(mode, device, gpu, autocast, frontend, size_hint)
     dtype_name = None if dtype is None else parse_dtype(str(dtype).removeprefix("torch."))
+    # A misspelt name is told before anything is imported.
+    if not _is_target(optimizer):
+        resolve_optimizer(optimizer)
+    if not _is_target(loss):
+        resolve_loss(loss)
     positional, named = gather_inputs(args, kwargs)
     target, train = TARGETS[device], mode == "train"
     fake_mode = make_fake_mode()
     named_devices: set[str] = set()
     with prepare_targets(model, loss, optimizer):
         with replace_devices(named_devices):
+            source = load_target(model, fake_mode) if isinstance(model, str) else model
             make_optimizer = resolve_optimizer(_load_choice(optimizer))
             step_loss = resolve_loss(_load_choice(loss))
-            source = load_target(model, fake_mode) if isinstance(model, str) else model
         check_model(source)
         with keep_default_on_cpu():
             inputs = make_fake_inputs(positional, named, fake_mode, dtype=dtype_name)
@@ -139,9 +146,13 @@ def analyze(
     return Analysis(setup, recording.graph)
 
 
+def _is_target(choice: object) -> bool:
+    return isinstance(choice, str) and ":" in choice
+
+
 def _load_choice(choice: Any) -> Any:
     """A loss or an optimizer that is given as a TARGET; anything else as it is."""
-    return load_function(choice) if isinstance(choice, str) and ":" in choice else choice
+    return load_function(choice) if _is_target(choice) else choice
 
 
 def _note_devices(named: Iterable[str], target: str) -> Iterator[str]:

@@ -279,11 +279,12 @@ def _explain_failed_import(target: Target, error: BaseException) -> LoadError:
         )
     # A syntax error's text repeats its place.
     text = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else summarize_error(error)
-    is_script = isinstance(error, _OF_SCRIPTS) and where and where.function == "<module>"
-    return LoadError(
-        f"{target.where!r} cannot be imported: {text}{at}",
-        hint=f"{_DEBUG}; {_MAIN}" if is_script else _DEBUG,
-    )
+    hint = _DEBUG
+    if "operator torchvision::" in text:
+        hint = "torch and torchvision do not fit together: install both anew, from one index"
+    elif isinstance(error, _OF_SCRIPTS) and where and where.function == "<module>":
+        hint = f"{_DEBUG}; {_MAIN}"
+    return LoadError(f"{target.where!r} cannot be imported: {text}{at}", hint=hint)
 
 
 _OF_SCRIPTS = (OSError, RuntimeError, LookupError, ValueError)

@@ -30,8 +30,8 @@ def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
 
     The current folder is importable, as with ``python -m``, and a file's own folder while it
     loads. The random number generators are left as they were. To be called within
-    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.replace_devices` for code that names an
-    accelerator.
+    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.replace_devices` for code that names
+    an accelerator.
 
     Args:
         target: ``package.module:name`` or ``path/to/file.py:name``; the name, dotted or not, is
@@ -145,10 +145,11 @@ def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
             f"{target.text!r} calls exit({error.code!r}){at}",
             hint="name a class, or a function that returns the model",
         )
-    return LoadError(
-        f"{target.text!r} raised {summarize_error(error)}{at}",
-        hint="see the whole traceback with --debug",
-    )
+    if "before Module.__init__() call" in str(error):
+        hint = "begin its __init__ with super().__init__()"
+    else:
+        hint = "see the whole traceback with --debug"
+    return LoadError(f"{target.text!r} raised {summarize_error(error)}{at}", hint=hint)
 
 
 def _check_module(model: object, target: Target) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import fxmem
+from fxmem.recording.hints import answer_operator
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,6 +34,13 @@ SEARCHES: dict[str, tuple[Forward, tuple[int, ...]]] = {
     "mask and slice": (lambda x: x[:, x[0] > 0], (4, 5)),
     "masked_select": (lambda x: torch.masked_select(x, x > 0), (5,)),
     "unique": (lambda x: torch.unique(x.detach()), (5,)),
+    "unique rows": (lambda x: torch.unique(x.detach(), dim=0), (5, 6)),
+    "unique_consecutive": (lambda x: torch.unique_consecutive(x.detach()), (5,)),
+    "unique_consecutive columns": (
+        lambda x: torch.unique_consecutive(x.detach(), dim=1),
+        (4, 5),
+    ),
+    "repeat_interleave": (lambda x: x.repeat_interleave(x[:, 0].long(), 0), (5, 6)),
     "item": (lambda x: x[: x.argmax(0)[0].item()], (4, 6)),  # type: ignore[misc]
     "item as a shape": (lambda x: x.new_zeros(int(x.argmax())), (5,)),
 }
@@ -60,6 +69,22 @@ def test_what_was_found_trains_too() -> None:
 def test_a_float_is_no_size(hint: int | None) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"test_hints\.py"):
         fxmem.analyze(Calls(lambda x: x * x.max().item()), ("4x6",), size_hint=hint)
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "operator", [torch.ops.aten._unique2.default, torch.ops.aten.unique_consecutive.default]
+)
+def test_what_is_unique_comes_with_what_else_was_asked_for(
+    operator: Any, flags: tuple[bool, bool]
+) -> None:
+    arguments = (True, *flags) if operator is torch.ops.aten._unique2.default else flags
+    tensor = torch.tensor([3, 1, 1, 2, 2, 5])
+    found = operator(tensor, *arguments)
+    answer = answer_operator(operator, (tensor, *arguments), {}, size_hint=len(found[0]))
+    assert answer is not None
+    assert [each.shape for each in answer[0]] == [each.shape for each in found]
+    assert [each.dtype for each in answer[0]] == [each.dtype for each in found]
 
 
 def test_checks_of_torch_that_only_raise_pass() -> None:

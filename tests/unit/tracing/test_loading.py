@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import builtins
 import os
 import random
 import sys
@@ -14,10 +16,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+import fxmem
 from fxmem.errors import LoadError
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import make_fake_mode, make_fake_model
-from fxmem.tracing.loading import load_target, prepare_targets
+from fxmem.tracing.loading import load_function, load_target, prepare_targets
 
 NETS = """
     import torch
@@ -71,6 +74,19 @@ NETS = """
 
     config = {}
     instance = nn.Linear(2, 2)
+
+    def take_mean(output):
+        return output.mean()
+
+    def make_loss(weight):
+        return lambda output: output.mean() * weight
+
+    def leave():
+        raise SystemExit(3)
+
+    class Forgets(nn.Module):
+        def __init__(self):
+            self.linear = nn.Linear(2, 2)
 """
 
 Write = Callable[[str, str], Path]
@@ -238,6 +254,16 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
     ("target", "message"),
     [
         ("nets", "target 'nets' does not say which model (write nets:Model)"),
+        (
+            "nets.py",
+            "target 'nets.py' does not say which model "
+            "(write nets.py:Net, or Rates, LooksAtValues, Forgets)",
+        ),
+        (
+            "model.pt",
+            "'model.pt' holds weights, and no code to run "
+            "(name the code of the model: path/to/file.py:Model)",
+        ),
         ("?", "target '?' does not say which model (write package.module:Model)"),
         ("nets:", f"target 'nets:' cannot be understood ({FORMS})"),
         (
@@ -265,7 +291,7 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
         ("nets:Nett(3)", "no 'Nett' in 'nets' (did you mean Net?)"),
         (
             "nets:zzz",
-            "no 'zzz' in 'nets' (models there: LooksAtValues, Net, Rates, instance)",
+            "no 'zzz' in 'nets' (models there: Forgets, LooksAtValues, Net, Rates, instance)",
         ),
         ("nets:Factory.zzz", "no 'zzz' in 'nets:Factory' (there is no nn.Module in it)"),
         ("nets:config", f"'nets:config' is of type dict, no model ({MEANT})"),
@@ -300,6 +326,16 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
             "(see the whole traceback with --debug)",
         ),
         (
+            "nets:leave",
+            "'nets:leave' calls exit(3) at nets.py:61 "
+            "(name a class, or a function that returns the model)",
+        ),
+        (
+            "nets:Forgets",
+            "'nets:Forgets' raised AttributeError: cannot assign module before Module.__init__() "
+            "call at nets.py:65 (begin its __init__ with super().__init__())",
+        ),
+        (
             "nets:fail_without_text",
             "'nets:fail_without_text' raised ValueError at nets.py:49 "
             "(see the whole traceback with --debug)",
@@ -308,6 +344,26 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
 )
 def test_one_line_says_why_a_target_does_not_load(write: Write, target: str, message: str) -> None:
     assert explain(target) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "weights.pt",
+            "'weights.pt' holds weights, and no code to run "
+            "(name the code of the model: path/to/file.py:Model)",
+        ),
+        (
+            "train.ipynb",
+            "'train.ipynb' is a notebook, no .py file "
+            "(save it as one: jupyter nbconvert --to script train.ipynb)",
+        ),
+    ],
+)
+def test_a_file_that_is_no_code(write: Write, name: str, message: str) -> None:
+    write(name, "")
+    assert explain(f"{name}:Net") == message
 
 
 @pytest.mark.parametrize("form", ["broken", "broken.py"])
@@ -333,6 +389,39 @@ def test_one_line_says_why_a_target_does_not_load(write: Write, target: str, mes
             "raise SystemExit(3)",
             "exits when it is imported at broken.py:1 "
             "(put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "import argparse\n"
+            "parser = argparse.ArgumentParser()\n"
+            "parser.add_argument('--data', required=True)\n"
+            "parser.parse_args([])",
+            "reads the command line (the following arguments are required: --data) when it is "
+            "imported at broken.py:4 (put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "name = input('which? ')",
+            "asks for input when it is imported at broken.py:1 "
+            "(put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "import torch\n"
+            "model = torch.nn.Linear(2, 2)\n"
+            "for _ in range(10**9):\n"
+            "    model(torch.ones(2, 2)).sum().backward()",
+            "trains when it is imported at broken.py:4 "
+            "(put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "open('/no/such/data')",
+            "cannot be imported: FileNotFoundError: [Errno 2] No such file or directory: "
+            "'/no/such/data' at broken.py:1 (see the whole traceback with --debug; "
+            "put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            "cannot be imported: RuntimeError: operator torchvision::nms does not exist at "
+            "broken.py:1 (torch and torchvision do not fit together: install both anew, from one "
+            "index)",
         ),
     ],
 )
@@ -362,3 +451,120 @@ def test_a_name_that_fails_to_import_on_access_is_explained(write: Write) -> Non
         "'late' cannot be imported: RuntimeError: needs a codec at late.py:2 "
         "(see the whole traceback with --debug)"
     )
+
+
+def test_a_relative_import_without_its_package_is_explained(write: Write) -> None:
+    write("loose/main.py", "from .layers import model")
+    assert explain("loose/main.py:model") == (
+        "'loose/main.py' imports from a package that it is not in at main.py:1: attempted relative "
+        "import with no known parent package (put an __init__.py beside it, or name it "
+        "package.module:model)"
+    )
+
+
+def test_python_is_left_as_it_was(write: Write) -> None:
+    before = argparse.ArgumentParser.error, builtins.input
+    load("nets:instance")
+    explain("broken:Net")
+    assert (argparse.ArgumentParser.error, builtins.input) == before
+
+
+def test_a_file_sees_its_folder_and_its_defaults_while_targets_are_prepared(write: Write) -> None:
+    write("deep/late.py", "factor = 2")
+    write(
+        "deep/main.py",
+        """
+        import torch
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("cuda")
+
+        class Net(torch.nn.Module):
+            def forward(self, x):
+                from late import factor
+                return x * factor * torch.ones(3)
+        """,
+    )
+    analysis = fxmem.analyze("deep/main.py:Net", ("2x3",), mode="infer")
+    assert analysis.nodes[-1].dtype == "float64"
+    assert analysis.setup.notes == ("The code names devices (cuda): taken as the target, cpu.",)
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.get_default_device().type == "cpu"
+
+
+def test_a_function_is_loaded_too(write: Write) -> None:
+    with prepare_targets("nets.py:take_mean"):
+        assert load_function("nets.py:take_mean")(torch.ones(3)) == 1
+        assert load_function("nets.py:make_loss(weight=2)")(torch.ones(3)) == 2
+        module = sys.modules["nets"]
+        assert load_function("nets.py:take_mean") is module.take_mean
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "nets:config",
+            "'nets:config' is of type dict, no function (name a function of the file or module)",
+        ),
+        ("nets:take_mena", "no 'take_mena' in 'nets' (did you mean take_mean?)"),
+        (
+            "nets:qqq",
+            "no 'qqq' in 'nets' (functions there: fail, fail_without_text, leave, make_casting, "
+            "make_class, make_loss, make_nothing, make_on_gpu, ...)",
+        ),
+        (
+            "nets:make_loss()",
+            "'nets:make_loss()': missing a required argument: 'weight'; it is make_loss(weight) "
+            "(pass literals: 'nets:make_loss(weight=...)')",
+        ),
+        (
+            "nets:fail()",
+            "'nets:fail()' raised ValueError: no such width at nets.py:46 "
+            "(see the whole traceback with --debug)",
+        ),
+    ],
+)
+def test_one_line_says_why_a_function_does_not_load(
+    write: Write, target: str, message: str
+) -> None:
+    with prepare_targets(target), pytest.raises(LoadError) as caught:
+        load_function(target)
+    assert str(caught.value) == message
+
+
+def test_a_loss_and_an_optimizer_from_the_model_s_file(write: Write) -> None:
+    write(
+        "whole.py",
+        """
+        import torch
+        from torch import nn
+
+        class Output:
+            def __init__(self, scores):
+                self.scores = scores
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(3, 3)
+
+            def forward(self, x):
+                return Output(self.linear(x))
+
+        def loss(output):
+            assert isinstance(output, Output)
+            return output.scores.mean()
+
+        def optimizer(parameters):
+            return torch.optim.AdamW(parameters, lr=1e-3, amsgrad=True)
+        """,
+    )
+    analysis = fxmem.analyze(
+        "whole.py:Net", ("2x3",), loss="whole.py:loss", optimizer="whole.py:optimizer"
+    )
+    assert (analysis.setup.loss, analysis.setup.optimizer) == (
+        "whole.py:loss",
+        "whole.py:optimizer",
+    )
+    # exp_avg, exp_avg_sq and max_exp_avg_sq, and a step for each of two parameters
+    assert analysis.optimizer_state_bytes == 3 * analysis.parameter_bytes + 2 * 4
