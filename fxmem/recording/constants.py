@@ -90,6 +90,18 @@ def remember_inputs(fakes: Any, given: Any) -> None:
             fake.__dict__[_VALUE] = _Value(real.detach().clone(), _Memory())
 
 
+def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Keeps the value of a small real tensor that the user's code brought with it.
+
+    Args:
+        fake: What stands for it.
+        real: The tensor, which is left alone.
+    """
+    if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
+        with _disable_current_modes():
+            fake.__dict__[_VALUE] = _Value(real.detach().clone(), _Memory())
+
+
 @ANY.function(torch.isfinite, torch.Tensor.isfinite)
 def _isfinite(tensor: torch.Tensor) -> torch.Tensor:
     return _mark_all(torch.isfinite(tensor), True)

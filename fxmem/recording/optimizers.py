@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn, optim
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxmem.errors import UsageError
+from fxmem.errors import TraceError, UsageError
 from fxmem.recording.adam8bit import Adam8bit
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
@@ -140,7 +142,7 @@ def _make_optimizer(
             f"the optimizer {name} runs the model again in its step, through a closure",
             hint="one that needs no closure, e.g. adamw",
         )
-    _answer_values(optimizer)
+    answer_values(optimizer)
     return optimizer
 
 
@@ -152,8 +154,8 @@ def _needs_closure(optimizer: optim.Optimizer) -> bool:
     return False
 
 
-def _answer_values(optimizer: optim.Optimizer) -> None:
-    """Wraps its ``step`` so that values unknown on fake tensors are answered."""
+def answer_values(optimizer: optim.Optimizer) -> None:
+    """Wraps its ``step`` so that values unknown on fake tensors are answered, with 1."""
     step = optimizer.step
 
     @functools.wraps(step)
@@ -162,6 +164,30 @@ def _answer_values(optimizer: optim.Optimizer) -> None:
             return step(*args, **kwargs)
 
     optimizer.step = step_with_answers  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def refuse_real_parameters() -> Iterator[None]:
+    """Lets no optimizer that the user has step while a step runs on copies.
+
+    Raises:
+        TraceError: One does, within the context: a hook reached it in a way that no copy follows.
+    """
+
+    def check(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        if not all(isinstance(parameter, FakeTensor) for parameter in parameters):
+            raise TraceError(
+                f"the step runs an optimizer ({type(optimizer).__name__}) of parameters that are "
+                "not the analysed copy's",
+                hint="keep it on the model, or where the hook that runs it closes over it",
+            )
+
+    handle = register_optimizer_step_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class _AnswerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -26,6 +26,7 @@ from fxmem.recording import inplace
 from fxmem.recording.constants import answer_from_values, see_result
 from fxmem.recording.hints import answer_operator
 from fxmem.recording.records import LiveStorage, NodeRecord, SavedRecord
+from fxmem.recording.strangers import Strangers
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import OperatorCache
 
@@ -52,6 +53,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         warmup: Allocations and frees before :meth:`begin_step`, as in the memory graph.
         live_bytes: After each allocation and free since :meth:`begin_step`.
         resident_bytes: Live when the step began.
+        strangers: Real tensors that the step met.
     """
 
     def __init__(self, target: Target, size_hint: int | None = None) -> None:
@@ -63,6 +65,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.warmup: list[tuple[int | None, int]] = []
         self.live_bytes: list[int] = []
         self.resident_bytes = 0
+        self.strangers = Strangers()
         self._estimate_workspace_bytes = target.estimate_workspace_bytes
         self._size_hint = size_hint
         self._kernels = target.kernels
@@ -170,7 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._pack_tensor(tensor)
 
     def _pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        index = self.track(tensor)
+        index = self.track(tensor, RESIDENT)  # before the operator that reads it
         if index != NO_STORAGE:
             self._note_saved(index, tensor)
         node = tensor.grad_fn
@@ -210,6 +213,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         # The bookkeeping asks tensors for much that no torch-function mode has to hear of.
         with torch._C.DisableTorchFunction():
+            if func is not _lift_fresh:
+                args, kwargs = self.strangers.replace(args, kwargs)
             return self._watch(func, args, kwargs)
 
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -232,7 +237,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in self._keepers:
             self._keep(self._keepers[func](args))
         if not self._recording:
-            for tensor in iterate_tensors(result):
+            for tensor in iterate_tensors(
+                result if func is _lift_fresh else (args, kwargs, result)
+            ):
                 self.track(tensor)
             if not (self._counts_all or self._begun):
                 self._warm_up_workspace(self._estimate(func, args, kwargs, result))
@@ -250,9 +257,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         index = len(self.operations)
         node = self._find_node(autograd) if autograd is not None else self._node
-        # torch.tensor(...) hands lift_fresh a real tensor, whose memory its result is.
-        arguments = () if func is _lift_fresh else (args, kwargs)
-        reads = [self.track(tensor, RESIDENT) for tensor in iterate_tensors(arguments)]
+        read = iterate_tensors(_find_read(func, args, kwargs))
+        reads = [self.track(tensor, RESIDENT) for tensor in read]
         workspace_bytes = self._estimate(func, args, kwargs, result)
         count = flop_registry.get(func._overloadpacket)
         self.operations.append(
@@ -349,6 +355,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 that no operator of the step made, such as a constant of the user's module.
             node: The node it belongs to.
         """
+        tensor = self.strangers.find_fake(tensor)
         if not self._is_on_target(tensor):
             return NO_STORAGE
         try:
@@ -405,6 +412,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_now += nbytes
         self._node_peak_bytes += nbytes
         self.live_bytes = [live + nbytes for live in self.live_bytes]
+
+
+def _find_read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments whose memory was there before an operator runs."""
+    # torch.tensor(...) hands lift_fresh a real tensor, whose memory its result is.
+    return () if func is _lift_fresh else (args, kwargs)
 
 
 @functools.cache

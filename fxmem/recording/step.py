@@ -23,9 +23,11 @@ from fxmem.lowering.functions import lower_functions
 from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss
+from fxmem.recording.optimizers import answer_values, refuse_real_parameters
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.reach import iterate_reached
 from fxmem.tracing.tracer import Tracer
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -95,7 +97,13 @@ def record_step(
         size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
     recorder = Recorder(target, size_hint)
-    with _no_garbage_collection(), _watch_random_state(recorder), lower_functions(target):
+    with (
+        _no_garbage_collection(),
+        _watch_random_state(recorder),
+        lower_functions(target),
+        refuse_real_parameters(),
+        _restore_gradients(recorder),
+    ):
         return _StepRunner(step, recorder).run(symbolic_sizes)
 
 
@@ -109,6 +117,9 @@ class _StepRunner:
         self._previous: tuple[Any, Any] = None, None
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
+        for _, value in self._iterate_reached():
+            if isinstance(value, torch.optim.Optimizer):  # hooks step it in backward
+                answer_values(value)
 
     def run(self, symbolic_sizes: bool) -> Recording:
         step, recorder = self._step, self._recorder
@@ -219,18 +230,31 @@ class _StepRunner:
             label(parameter, Category.PARAMETER, name)
         for name, buffer in model.named_buffers():
             label(buffer, Category.BUFFER, name)
-        for prefix, module in model.named_modules():
-            for name, value in vars(module).items():
-                if isinstance(value, torch.Tensor):  # kept without being registered
-                    label(value, Category.BUFFER, f"{prefix}.{name}".strip("."))
         for name, value in self._named_inputs():
             label(value, Category.INPUT, name)
         label(self._target, Category.INPUT, "target")
-        state = self._optimizer.state if self._optimizer is not None else {}
-        for owner, values in state.items():
-            for key, value in values.items():
-                label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
+        reached = [*self._iterate_reached(), ("", self._optimizer)]
+        for _, optimizer in reached:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                for owner, values in optimizer.state.items():
+                    for key, value in values.items():
+                        label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
         self._label_gradients()
+        for name, value in reached:
+            if isinstance(value, torch.Tensor):
+                label(value.grad if value.is_leaf else None, Category.GRADIENT, f"{name}.grad")
+                label(value, Category.BUFFER, name)
+
+    def _iterate_reached(self) -> Iterator[tuple[str, object]]:
+        """What the model's code reaches beyond what is registered, and what holds it."""
+        seen: dict[int, object] = {}
+        for prefix, module in self._step.model.named_modules():
+            for name, attribute in vars(module).items():
+                holders = attribute if name in ("_parameters", "_buffers") else {name: attribute}
+                for holder, held in holders.items() if name != "_modules" else ():
+                    held_by = f"{prefix}.{holder}".strip(".")
+                    for value in iterate_reached(held, seen):
+                        yield held_by if value is held else f"held by {held_by}", value
 
     def _named_inputs(self) -> Iterator[tuple[str, Any]]:
         return bind_arguments(self._step.model, self._step.args, self._step.kwargs)
@@ -254,6 +278,15 @@ def _watch_random_state(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         torch.get_rng_state = torch.random.get_rng_state = get_state
+
+
+@contextlib.contextmanager
+def _restore_gradients(recorder: Recorder) -> Iterator[None]:
+    """Leaves the user's own parameters without what backward has put there."""
+    try:
+        yield
+    finally:
+        recorder.strangers.restore_gradients()
 
 
 @contextlib.contextmanager

@@ -53,11 +53,15 @@ _CONTAINERS = (list, tuple, set, frozenset, deque)
 _STATE = (Tensor, nn.Module, torch.optim.Optimizer)
 
 
-def iterate_reached(value: object) -> Iterator[object]:
+def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Iterator[object]:
     """The objects that code reaches from a value, itself included, each once, depth first.
 
     Classes, Python modules, numbers and texts are not entered or yielded; nor are the globals
     of torch's own functions.
+
+    Args:
+        value: Where to begin.
+        seen: What was reached before, by id, and is passed over; what is reached is added.
 
     >>> shared = torch.ones(2)
     >>> def scale(x, factor=[3]):
@@ -65,7 +69,7 @@ def iterate_reached(value: object) -> Iterator[object]:
     >>> any(reached is shared for reached in iterate_reached(scale))
     True
     """
-    seen: dict[int, object] = {}  # the objects too, so that no id is used again
+    seen = {} if seen is None else seen  # the objects too, so that no id is used again
     stack = [value]
     while stack:
         current = stack.pop()

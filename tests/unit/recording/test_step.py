@@ -130,7 +130,7 @@ def test_a_cache_that_the_model_keeps_is_resident_and_replaced() -> None:
 
     analysis = analyse(body)
     storages = analysis.graph.storages
-    (old,) = (s for s in storages if s.name == "kept from the step before")
+    (old,) = (s for s in storages if s.name == "held by cache")
     (new,) = (s for s in storages if s.category is Category.TEMPORARY and s.died is None)
     assert (old.category, old.born, old.shape) == (Category.BUFFER, RESIDENT, (8, 4))
     assert old.died is not None and new.shape == (8, 4)
@@ -202,3 +202,44 @@ def test_reads_and_saved_by_refer_to_storages_and_nodes() -> None:
     for saved in graph.saved:
         storage = graph.storages[saved.storage]
         assert saved.node in {graph.nodes[i].name for i in storage.saved_by}
+
+
+def test_what_hooks_reach_is_resident_and_named() -> None:
+    net = Net(default)
+    optimizer = torch.optim.Adam(net.first.parameters())
+    mask = torch.ones(4, 4)
+    net.first.weight.register_hook(lambda grad: grad * mask)
+
+    def update(parameter: Tensor) -> None:
+        if parameter is net.first.weight:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for parameter in net.first.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    net.spare = [torch.ones(9, requires_grad=True)]
+    net.spare[0].grad = torch.ones(9)
+    analysis = fxmem.analyze(net, ("8x4",))
+    assert names_of(analysis, Category.OPTIMIZER_STATE) == {
+        f"first.{parameter}.{state}"
+        for parameter in ("weight", "bias")
+        for state in ("step", "exp_avg", "exp_avg_sq")
+    }
+    assert analysis.optimizer_state_bytes == 2 * 20 * 4 + 2 * 4
+    assert names_of(analysis, Category.BUFFER) == {
+        "table",
+        "plain",
+        "held by first.weight",
+        "held by spare",
+    }
+    assert names_of(analysis, Category.GRADIENT) == {"held by spare.grad"}
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("kind", [torch.optim.ASGD, torch.optim.Adafactor])
+def test_an_optimizer_in_backward_may_ask_for_values(kind: Any) -> None:
+    net = Net(default)
+    optimizer = kind(net.first.parameters())
+    net.first.weight.register_post_accumulate_grad_hook(lambda p: optimizer.step() and None)
+    assert fxmem.analyze(net, ("8x4",)).optimizer_state_bytes > 0

@@ -1,0 +1,37 @@
+"""Steps that are more than their modules - hooks, closures, globals - against the real step."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from reaching_models import BUILDERS, GLOBALS, WIDTH
+
+from benchmarks.accuracy import analyse
+from benchmarks.cases import Case, image
+from benchmarks.measure import measure_allocator
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As where the other steps are measured."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+# A hook on a module whose input needs no gradient.
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_allocator_peaks_where_it_does(name: str) -> None:
+    case = Case(name, BUILDERS[name], (image(8, WIDTH),))
+    analysis = analyse(case, "train")
+    GLOBALS.clear()  # the profiler may tell the release of what was made before it
+    real = measure_allocator(case, "train")
+    assert analysis.timeline.resident_bytes == real["resident_bytes"]
+    assert analysis.peak_bytes == pytest.approx(real["peak_bytes"], abs=128)  # scratch memory
