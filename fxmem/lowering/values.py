@@ -198,7 +198,8 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """``one_hot``: ones are scattered; the number of classes may be a question to the values."""
     if num_classes < 0:
         return torch.nn.functional.one_hot(tensor, num_classes)
-    result = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype)
+    shape = (*tensor.shape, num_classes)
+    result = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
     return result.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 

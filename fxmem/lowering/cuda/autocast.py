@@ -23,8 +23,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
+from torch.nn import functional
 from torch.utils.checkpoint import DefaultDeviceType
 
+from fxmem.lowering import values
 from fxmem.lowering.cuda import autocast_lists as lists
 from fxmem.lowering.cuda.autocast_policies import (
     Policy,
@@ -39,7 +41,8 @@ from fxmem.lowering.cuda.target import CUDA
 _DEVICE = "cuda"
 _KEY = torch._C.DispatchKey.AutocastCUDA
 _HOST_KEY = torch._C.DispatchKey.AutocastCPU
-_cudnn_rnn = torch.ops.aten._cudnn_rnn.default
+_aten = torch.ops.aten
+_cudnn_rnn = _aten._cudnn_rnn.default
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -80,6 +83,13 @@ def follow_autocast(operator: OpOverload) -> Callable[[_F], _F]:
         return run  # type: ignore[return-value]
 
     return decorate
+
+
+CUDA.function(functional.binary_cross_entropy_with_logits)(
+    follow_autocast(_aten.binary_cross_entropy_with_logits.default)(
+        values.binary_cross_entropy_with_logits
+    )
+)
 
 
 @CUDA.surrounding

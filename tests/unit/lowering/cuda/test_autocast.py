@@ -261,6 +261,18 @@ def test_functions_may_follow_an_operator(x: Tensor) -> None:
     assert states == [False, False, False, True]
 
 
+def test_weighted_logits_are_cast_before_they_are_saved(x: Tensor) -> None:
+    saved = []
+    with (
+        autocast_forward(FP16),
+        torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor),
+    ):
+        functional.binary_cross_entropy_with_logits(
+            x.half().requires_grad_(), x.half(), pos_weight=x[0]
+        )
+    assert [tensor.dtype for tensor in saved] == [FP32] * 3
+
+
 class Own(nn.Module):
     """Turns autocast on by itself."""
 

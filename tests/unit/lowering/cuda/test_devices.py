@@ -43,6 +43,7 @@ def test_a_tensor_on_the_gpu_says_so(x: torch.Tensor) -> None:
             torch.zeros(2, 3, dtype=torch.int64, device="cuda"), torch.zeros(5, 4, device="cuda")
         ),
         lambda x: torch.zeros_like(x),
+        lambda x: torch.nn.functional.one_hot(x.argmax(1), 8),
         lambda x: x * torch.tensor(2.0),
     ],
 )
