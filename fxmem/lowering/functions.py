@@ -159,6 +159,9 @@ _OPENED: tuple[Any, ...] = (
     nn.functional.multi_head_attention_forward,
     nn.functional.max_pool1d,
     nn.functional.max_pool1d_with_indices,
+    nn.functional.dropout,
+    nn.functional.batch_norm,
+    nn.functional.instance_norm,
 )
 """Python functions of torch that call functions which a target replaces."""
 

@@ -125,6 +125,17 @@ def reduce_cast_bytes(
     return copy_bytes + reduce_bytes(copy, dims, keepdim, result, kernel_of)
 
 
+def reduce_pair_bytes(
+    x: Tensor, dims: object, keepdim: bool, result: torch.dtype, kernel_of: KernelOf
+) -> int:
+    """As :func:`reduce_cast_bytes` where there are two results: bfloat16 is cast to float."""
+    if x.dtype == torch.bfloat16 and result == torch.float32:
+        copy = Layout.like(x, result)
+        copy_bytes = x.numel() * result.itemsize
+        return copy_bytes + reduce_bytes(copy, dims, keepdim, result, kernel_of)
+    return reduce_cast_bytes(x, dims, keepdim, result, kernel_of)
+
+
 def _list_dims(dims: object) -> list[int]:
     if dims is None:
         return []
