@@ -90,10 +90,11 @@ def find_policies() -> dict[OpOverload, Policy]:
             (lists.LOWER_PRECISION, _cast_to_lower_precision),
             (lists.FP32, _cast_to_fp32),
             (lists.FP32_RESULT, _ask_for_fp32),
-            (lists.PROMOTE, _promote),
         )
         for operator in find_operators(names).values()
     }
+    for operator in find_operators(lists.PROMOTE).values():
+        policies[operator] = Policy(functools.partial(_promote, operator), operator)
     for name, operator in find_operators(lists.FP32_OVERLOAD).items():
         overload = _get_operator(lists.FP32_OVERLOAD[name])
         policies[operator] = Policy(functools.partial(_append_fp32, operator), overload)
@@ -148,10 +149,12 @@ def _append_fp32(
     return given, {"dtype": dtype}
 
 
-def _promote(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-    """``promote_type``: the widest, of which float64 has no part."""
+def _promote(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    """``promote_type``: to the widest; neither float64 nor an optional tensor has a say in it."""
     lower = widest = torch.get_autocast_dtype(_DEVICE)
-    for tensor in filter(is_eligible, _iterate_leaves((args, kwargs))):
+    parameters = zip(operator._schema.arguments, args, strict=False)
+    asked = [value for parameter, value in parameters if str(parameter.type) == "Tensor"]
+    for tensor in filter(is_eligible, asked):
         if torch.float32 in (widest, tensor.dtype):
             widest = torch.float32
         elif tensor.dtype != lower:

@@ -121,6 +121,14 @@ def test_other_halves_do_not_promote(x: Tensor) -> None:
         torch.dot(x[0].bfloat16(), x[0])
 
 
+def test_an_optional_tensor_does_not_promote(x: Tensor) -> None:
+    """In ``prioritize`` it is none of the tensors that have an overload."""
+    half = x.half()
+    with autocast_forward(FP16):
+        assert functional.bilinear(half, half, half[None], x[0, :1]).dtype == FP16
+        assert functional.bilinear(half, half, x[None], x[0, :1]).dtype == FP32
+
+
 def test_the_host_is_left_alone(x: Tensor) -> None:
     host = torch.empty(8, 8)
     with autocast_forward(BF16):
