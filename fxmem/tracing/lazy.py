@@ -65,7 +65,7 @@ def copy_lazy(tensor: Any, dtype: torch.dtype | None) -> Tensor:
         tensor: An ``UninitializedParameter`` or ``UninitializedBuffer``.
         dtype: What it is cast to if it is a floating one.
     """
-    own = tensor.data.dtype
+    own = tensor.dtype
     dtype = dtype if dtype and own.is_floating_point else own
     kind: Any = (
         _LazyFakeParameter if isinstance(tensor, UninitializedParameter) else _LazyFakeBuffer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -135,14 +136,26 @@ def test_one_element_buffers_keep_their_values(fake_mode: FakeTensorMode) -> Non
     assert model.num_batches_tracked.item() == 0
 
 
-def test_lazy_parameters_become_fakes_with_their_shape(fake_mode: FakeTensorMode) -> None:
-    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
-    fake = make_fake_model(model, fake_mode, dtype="bfloat16", train=True)
+@pytest.mark.parametrize("active", [False, True])
+def test_lazy_parameters_become_fakes_with_their_shape(
+    fake_mode: FakeTensorMode, active: bool
+) -> None:
+    model = nn.Sequential(
+        nn.LazyConv2d(4, 3),
+        nn.LazyBatchNorm2d(),
+        nn.LazyInstanceNorm2d(track_running_stats=True),
+        nn.Flatten(),
+        nn.LazyLinear(2),
+    )
+    with fake_mode if active else contextlib.nullcontext():
+        fake = make_fake_model(model, fake_mode, dtype="bfloat16", train=True)
     args, _ = make_fake_inputs(["2x3x5x5:bf16"], {}, fake_mode)
     settle_lazy(fake, args, {}, fake_mode)
     shapes = [tuple(parameter.shape) for parameter in fake.parameters()]
     assert shapes == [(4, 3, 3, 3), (4,), (4,), (4,), (2, 36), (2,)]
     assert {parameter.dtype for parameter in fake.parameters()} == {torch.bfloat16}
+    means = [fake.get_buffer(f"{index}.running_mean") for index in (1, 2)]
+    assert all(isinstance(mean, FakeTensor) and mean.shape == (4,) for mean in means)
     with fake_mode:
         fake(*args).sum().backward()
     assert all(isinstance(parameter.grad, FakeTensor) for parameter in fake.parameters())
