@@ -70,10 +70,11 @@ def _storage(tensor: Tensor) -> int:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten/src/ATen/native/Linear.cpp, ``linear``.
 
-    Dense inputs go to ``addmm``, which takes the bias along; others are multiplied, and the bias
-    is added to the product.
+    Dense inputs go to ``addmm``, which takes a dense bias along; others are multiplied, and the
+    bias is added to the product.
     """
-    if bias is None or input.dim() == 2 or (input.is_contiguous() and bias.dim() == 1):
+    is_dense = bias is not None and bias.dim() == 1 and bias.is_contiguous()
+    if bias is None or input.dim() == 2 or (is_dense and input.is_contiguous()):
         return torch.nn.functional.linear(input, weight, bias)
     result: Tensor = run_in_place(torch.nn.functional.linear, input, weight, bias)
     return result

@@ -124,6 +124,8 @@ _heads = torch.randn(2, 2, 5, 4)
 IN_PLACE = {
     "linear": (_Call(lambda x, w, b: F.linear(x.transpose(0, 1), w, b)), _x, _weight, _bias),
     "dense linear": (_Call(F.linear), _x, _weight, _bias),
+    "linear with a strided bias": (_Call(F.linear), _x, _weight, _weight[:, 0]),
+    "linear with an expanded bias": (_Call(F.linear), _x, _weight, _bias[:1].expand(8)),
     "own sum": (_Call(lambda x, w, b: x @ w + b), _x, _weight, _bias),
     "masked attention": (
         _Call(lambda q, m: F.scaled_dot_product_attention(q, q, q, m)),
