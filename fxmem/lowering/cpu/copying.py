@@ -70,6 +70,32 @@ def _roll(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int
     return (count - 1) * size_bytes(x)
 
 
+@CPU.workspace(_aten.triu.default, _aten.tril.default)
+def _triangle(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/TriangularOps.cpp, ``triu_tril_cpu_template``."""
+    x = tensor(args[0])
+    return 0 if _follow_each_other(x) else size_bytes(x)
+
+
+@CPU.workspace(_aten.triu_.default, _aten.tril_.default)
+def _triangle_in_place(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TriangularOps.cpp, likewise: both operands are copies, from four dimensions on."""
+    x = tensor(args[0])
+    return 0 if x.dim() <= 3 or _follow_each_other(x) else 2 * size_bytes(x)
+
+
+def _follow_each_other(x: Tensor) -> bool:
+    """``checkTrilTriuBatchContiguous``: the matrices of a batch lie without gaps."""
+    if x.is_contiguous():
+        return True
+    expected = x.shape[-1] * x.shape[-2]
+    for dim in range(x.dim() - 3, -1, -1):
+        if x.stride(dim) != expected:
+            return False
+        expected *= x.shape[dim]
+    return True
+
+
 @CPU.workspace(
     _aten.pixel_shuffle.default, _aten.pixel_unshuffle.default, _aten.channel_shuffle.default
 )

@@ -1,7 +1,4 @@
-"""Linear algebra on the CPU: factors and pivots beside the results.
-
-What LAPACK itself asks for as work space is not stated here: only the library knows.
-"""
+"""Linear algebra on the CPU: factors and pivots beside the results."""
 
 from __future__ import annotations
 
@@ -21,13 +18,14 @@ _aten = torch.ops.aten
 _INT_BYTES, _LONG_BYTES = 4, 8
 
 
-def _batch(x: Tensor) -> int:
+def count_matrices(x: Tensor) -> int:
+    """How many matrices a batch has."""
     return math.prod(x.shape[:-2])
 
 
 def _pivots(x: Tensor) -> int:
     """How many pivots all matrices have."""
-    return _batch(x) * min(x.shape[-2:])
+    return count_matrices(x) * min(x.shape[-2:])
 
 
 def _pivot_checks_bytes(x: Tensor) -> int:
@@ -53,7 +51,7 @@ def _inverse(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
 
 def _sign_bytes(x: Tensor) -> int:
     """BatchLinearAlgebra.cpp, ``lu_det_P``: which pivots are not in place, counted as integers."""
-    pivots, batch = _pivots(x), _batch(x)
+    pivots, batch = _pivots(x), count_matrices(x)
     line = x.shape[-1] * _INT_BYTES
     return line + pivots + batch * _LONG_BYTES + pivots * _LONG_BYTES
 
@@ -62,19 +60,19 @@ def _sign_bytes(x: Tensor) -> int:
 def _determinant(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """BatchLinearAlgebra.cpp, ``_linalg_det_out``: the product of the diagonal times the sign."""
     x = tensor(args[0])
-    return _batch(x) * (_INT_BYTES + x.element_size()) + _sign_bytes(x)
+    return count_matrices(x) * (_INT_BYTES + x.element_size()) + _sign_bytes(x)
 
 
 @CPU.workspace(_aten._linalg_slogdet.default)
 def _log_determinant(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """BatchLinearAlgebra.cpp, ``_linalg_slogdet_out``."""
     x = tensor(args[0])
-    return _batch(x) * _INT_BYTES + _sign_bytes(x)
+    return count_matrices(x) * _INT_BYTES + _sign_bytes(x)
 
 
 def _unpack_bytes(x: Tensor) -> int:
     """BatchLinearAlgebra.cpp, ``lu_unpack_out``: one permutation, and each matrix's own."""
-    line, batch = x.shape[-2] * _LONG_BYTES, _batch(x)
+    line, batch = x.shape[-2] * _LONG_BYTES, count_matrices(x)
     return line + (line * batch if batch > 1 else 0)
 
 
@@ -88,7 +86,7 @@ def _check_errors(args: Arguments, kwargs: Mapping[str, object], outputs: object
 def _lu(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """BatchLinearAlgebra.cpp, ``linalg_lu_out``: factors, pivots and codes, then unpacked."""
     x = tensor(args[0])
-    rest = _pivots(x) * _INT_BYTES + _batch(x) * _INT_BYTES
+    rest = _pivots(x) * _INT_BYTES + count_matrices(x) * _INT_BYTES
     return rest + max(size_bytes(x), _unpack_bytes(x))
 
 
@@ -98,38 +96,15 @@ def _unpack(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> i
     return _unpack_bytes(tensor(args[0]))
 
 
-@CPU.kernel(_aten._linalg_svd.default)
-def svd(
-    x: Tensor,
-    full_matrices: bool = False,
-    compute_uv: bool = True,
-    *,
-    driver: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """BatchLinearAlgebra.cpp, ``TORCH_META_FUNC(_linalg_svd)``: no vectors where none are asked."""
-    left, values, right = _aten._linalg_svd.default(x, full_matrices, compute_uv, driver=driver)
-    return (left, values, right) if compute_uv else (x.new_empty(0), values, x.new_empty(0))
-
-
-@CPU.function(torch.linalg.svdvals)
-def singular_values(A: Tensor, *, driver: str | None = None) -> Tensor:
-    """aten/src/ATen/native/BatchLinearAlgebra.cpp, ``linalg_svdvals``.
-
-    Vectors are for backward alone; of a tensor that may be a subclass they are made anyway.
-    """
-    values: Tensor
-    if A.requires_grad and torch.is_grad_enabled():
-        values = torch.linalg.svdvals(A, driver=driver)
-    else:
-        values = _aten._linalg_svd(A, False, False, driver=driver)[1]
-    return values
-
-
 @CPU.workspace(_aten._linalg_svd.default)
 def _svd(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """BatchLinearAlgebra.cpp, ``_linalg_svd_out``: a copy to work in, and a code per matrix."""
-    x = tensor(args[0])
-    return size_bytes(x) + _batch(x) * _INT_BYTES + transposing_buffer_bytes(x.mT)
+    """BatchLinearAlgebra.cpp, ``_linalg_svd_out``; the work space is no tensor."""
+    return svd_bytes(tensor(args[0]))
+
+
+def svd_bytes(x: Tensor) -> int:
+    """A copy to work in, and a code per matrix."""
+    return size_bytes(x) + count_matrices(x) * _INT_BYTES + transposing_buffer_bytes(x.mT)
 
 
 @CPU.workspace(_aten.cholesky_solve.default)
@@ -139,7 +114,7 @@ def _cholesky_solve(args: Arguments, kwargs: Mapping[str, object], outputs: obje
     Then the codes as bits, and whether any is set.
     """
     x = tensor(args[1])
-    codes = _batch(x) * (_INT_BYTES + 1) + 1
+    codes = count_matrices(x) * (_INT_BYTES + 1) + 1
     return size_bytes(x) + max(codes, transposing_buffer_bytes(x.mT))
 
 

@@ -7,23 +7,21 @@ problem, the instruction set and the number of threads. oneDNN answers that itse
 the memory descriptor of each operand and of the scratchpad. That is what the kernels do too
 (``ideep``'s ``get_primitive_desc``), so the sizes are the kernels' own and not a model of them.
 
-The C functions are linked into ``libtorch_cpu`` but not exported, so they are found through the
-library's symbol table (ELF ``.symtab``), once per process. Where that is impossible (another
-object format, a stripped library) ``library()`` gives ``None`` and callers fall back.
+The C functions are linked into ``libtorch_cpu`` but not exported, so they are looked up in its
+symbol table, once per process. Where that is impossible (:mod:`fxmem.lowering.cpu.symbols`)
+``library()`` gives ``None`` and callers fall back.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
-import struct
-from array import array
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+
+from fxmem.lowering.cpu.symbols import find_addresses
 
 # Enumerators of oneDNN's C API (oneapi/dnnl/dnnl_types.h, dnnl_common_types.h), stable in v3.
 ENGINE_CPU = 1
@@ -42,10 +40,6 @@ DATA_TYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 # Only the C API of this major version is known to have the signatures used here.
 SUPPORTED_MAJOR = 3
 
-_ENTRY_BYTES = 24  # of an Elf64_Sym
-_NEAR_BYTES = 1 << 20
-
-_ANCHOR = "_ZN2at15get_num_threadsEv"
 _NAMES = (
     "dnnl_version",
     "dnnl_engine_create",
@@ -190,60 +184,10 @@ def library() -> Library | None:
     """oneDNN inside this process's ``libtorch_cpu``, or None where it cannot be reached."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        offsets = _symbol_offsets(path, (_ANCHOR, *_NAMES))
-        loaded = ctypes.CDLL(str(path))
-        anchor = ctypes.cast(getattr(loaded, _ANCHOR), ctypes.c_void_p).value or 0
-    except (OSError, ValueError, AttributeError, KeyError):
+    addresses = find_addresses(_NAMES)
+    if addresses is None:
         return None
-    bias = anchor - offsets[_ANCHOR]
-    version = ctypes.CFUNCTYPE(ctypes.POINTER(_Version))(bias + offsets["dnnl_version"])()
+    version = ctypes.CFUNCTYPE(ctypes.POINTER(_Version))(addresses["dnnl_version"])()
     if version.contents.major != SUPPORTED_MAJOR:
         return None
-    return Library({name: bias + offsets[name] for name in _NAMES})
-
-
-def _symbol_offsets(path: Path, names: Iterable[str]) -> dict[str, int]:
-    """Offsets of functions in a 64-bit little-endian ELF library, from its ``.symtab``."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
-        if image[:6] != b"\x7fELF\x02\x01":
-            raise ValueError("not a 64-bit little-endian ELF file")
-        (table,) = struct.unpack_from("<Q", image, 0x28)
-        size, count = struct.unpack_from("<HH", image, 0x3A)
-        sections = [
-            struct.unpack_from("<IIQQQQIIQQ", image, table + i * size) for i in range(count)
-        ]
-        symbols = next((section for section in sections if section[1] == 2), None)
-        if symbols is None:
-            raise ValueError("the library is stripped")
-        strings = sections[symbols[6]]
-        return _symbol_values(image, symbols[4], symbols[5], strings[4], strings[5], names)
-
-
-def _symbol_values(
-    image: mmap.mmap, table: int, table_bytes: int, text: int, text_bytes: int, names: Iterable[str]
-) -> dict[str, int]:
-    """Values of defined symbols: where each name stands, then the entries that refer to it.
-
-    The tables have some 90 MB and a search for each name would take longer than an analysis, so
-    names are looked for near the one before, and entries all at once.
-    """
-    places: dict[int, str] = {}
-    near = text
-    for name in names:
-        needle = b"\0" + name.encode() + b"\0"
-        at = image.find(needle, max(text, near - _NEAR_BYTES), near + _NEAR_BYTES)
-        at = at if at >= 0 else image.find(needle, text, text + text_bytes)
-        if at < 0:
-            raise KeyError(name)
-        near, places[at + 1 - text] = at, name
-    words = array("I", image[table : table + table_bytes])[:: _ENTRY_BYTES // 4]
-    values: dict[str, int] = {}
-    for entry in (i for i, word in enumerate(words) if word in places):
-        name_at, _, _, section, value, _ = struct.unpack_from(
-            "<IBBHQQ", image, table + entry * _ENTRY_BYTES
-        )
-        if section:
-            values[places[name_at]] = int(value)
-    return values
+    return Library(addresses)
