@@ -143,7 +143,7 @@ def test_lazy_parameters_become_fakes_with_their_shape(
     model = nn.Sequential(
         nn.LazyConv2d(4, 3),
         nn.LazyBatchNorm2d(),
-        nn.LazyInstanceNorm2d(track_running_stats=True),
+        nn.LazyInstanceNorm2d(),
         nn.Flatten(),
         nn.LazyLinear(2),
     )
@@ -152,7 +152,7 @@ def test_lazy_parameters_become_fakes_with_their_shape(
     args, _ = make_fake_inputs(["2x3x5x5:bf16"], {}, fake_mode)
     settle_lazy(fake, args, {}, fake_mode)
     shapes = [tuple(parameter.shape) for parameter in fake.parameters()]
-    assert shapes == [(4, 3, 3, 3), (4,), (4,), (4,), (2, 36), (2,)]
+    assert shapes == [(4, 3, 3, 3), *[(4,)] * 5, (2, 36), (2,)]
     assert {parameter.dtype for parameter in fake.parameters()} == {torch.bfloat16}
     means = [fake.get_buffer(f"{index}.running_mean") for index in (1, 2)]
     assert all(isinstance(mean, FakeTensor) and mean.shape == (4,) for mean in means)
