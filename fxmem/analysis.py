@@ -9,6 +9,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from fxmem.allocation import Allocation, Exhaustion, allocate_graph, find_exhaustion
+from fxmem.allocator import AllocatorSettings
 from fxmem.graph import Category, MemoryGraph, Node, SavedTensor
 from fxmem.labels import label_storages
 from fxmem.liveness import MemoryProfile, Peak, build_profile
@@ -26,6 +28,8 @@ class Setup:
         inputs: One spec for each input, e.g. ``8x3x224x224:float32``.
         mode: ``train`` or ``infer``.
         device: Target device.
+        gpu: The GPU that is meant, or None.
+        autocast: What forward and loss are autocast to, or None.
         optimizer: Name of the optimizer, or None.
         loss: Name of the loss, or None for the default.
         frontend: ``fx`` or ``record``: which tracer served.
@@ -40,6 +44,8 @@ class Setup:
     optimizer: str | None
     loss: str | None
     frontend: str
+    gpu: str | None = None
+    autocast: str | None = None
     frontend_reason: str = ""
     notes: tuple[str, ...] = ()
 
@@ -52,21 +58,36 @@ class Analysis:
 
     Attributes:
         setup: What was analysed.
-        graph: The memory graph that everything else is computed from.
+        graph: The memory graph that everything else is computed from, in bytes as they were
+            asked for.
+        settings: Those of the caching allocator; None where there is none, as on the CPU.
+        gpu: The GPU that the step is meant for; None for any.
     """
 
     setup: Setup
     graph: MemoryGraph
+    settings: AllocatorSettings | None = None
+    gpu: GpuModel | None = None
+
+    @cached_property
+    def allocation(self) -> Allocation | None:
+        """What the caching allocator makes of the step; None where there is none."""
+        return None if self.settings is None else allocate_graph(self.graph, self.settings)
+
+    @property
+    def allocated_graph(self) -> MemoryGraph:
+        """The memory graph in bytes as the allocator hands them out."""
+        return self.graph if self.allocation is None else self.allocation.graph
 
     @cached_property
     def timeline(self) -> Timeline:
         """Allocations and frees of the step, in order."""
-        return build_timeline(self.graph)
+        return build_timeline(self.allocated_graph)
 
     @cached_property
     def profile(self) -> MemoryProfile:
         """Live bytes of each operation, and the peak."""
-        return build_profile(self.graph, self.timeline)
+        return build_profile(self.allocated_graph, self.timeline)
 
     @property
     def peak(self) -> Peak:
@@ -81,7 +102,41 @@ class Analysis:
     @property
     def reserved_bytes(self) -> int:
         """Most bytes the allocator holds; the CPU's caches nothing, so the peak itself."""
-        return self.peak_bytes
+        return self.peak_bytes if self.allocation is None else max(self.allocation.reserved_bytes)
+
+    @property
+    def requested_bytes(self) -> int:
+        """Most bytes in use as they were asked for, before the allocator rounds them."""
+        return self.peak_bytes if self.allocation is None else max(self.allocation.requested_bytes)
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """What the allocator holds at the peak beyond what is allocated there."""
+        if self.allocation is None:
+            return 0
+        live = self.timeline.live_bytes()
+        return self.allocation.reserved_bytes[live.index(max(live))] - max(live)
+
+    @cached_property
+    def exhaustion(self) -> Exhaustion | None:
+        """Where the step runs out of the GPU's memory; None where it fits, or no GPU is known."""
+        if self.settings is None or self.gpu is None:
+            return None
+        return find_exhaustion(
+            self.graph, self.settings, self.gpu.capacity_bytes, self.gpu.context_bytes[1]
+        )
+
+    @property
+    def process_bytes(self) -> tuple[int, int] | None:
+        """What ``nvidia-smi`` shows for the process, least and most; None on the CPU.
+
+        What the allocator holds, and the CUDA context. cuDNN's workspaces for convolutions come
+        on top; they are no part of it (:attr:`reserved_bytes`).
+        """
+        if self.settings is None:
+            return None
+        least, most = CONTEXT_BYTES if self.gpu is None else self.gpu.context_bytes
+        return self.reserved_bytes + least, self.reserved_bytes + most
 
     @property
     def breakdown(self) -> Mapping[Category, int]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from fxmem.allocator import AllocatorSettings, parse_settings
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
 from fxmem.lowering.cpu import CPU
 from fxmem.lowering.cuda import CUDA
+from fxmem.lowering.cuda.target import Gpu, use_gpu
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure, is_traced
 from fxmem.recording.losses import resolve_loss
@@ -45,6 +48,10 @@ def analyze(
     autocast: str | None = None,
     optimizer: _Optimizer = None,
     loss: _Loss = None,
+    accumulate: int = 1,
+    set_to_none: bool = True,
+    hold_outputs: bool = False,
+    alloc_conf: str | None = None,
     frontend: str | None = None,
     size_hint: int | None = None,
 ) -> Analysis:
@@ -61,15 +68,26 @@ def analyze(
             ``"8x3x224x224:bf16"``. One that is alone needs no tuple.
         kwargs: Keyword inputs, likewise.
         mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
-        device: Target device. ``"cpu"``; CUDA is not modelled yet.
-        gpu: For CUDA.
+        device: Target device: ``"cuda"`` or ``"cpu"``. Neither need be there.
+        gpu: The GPU that is meant (``"h100"``, ``"rtx4090"``): its architecture decides which
+            kernels run, its capacity whether the step fits. None for CUDA in general, which is
+            an A100.
         dtype: Parameters and floating inputs are cast to it.
-        autocast: For CUDA.
+        autocast: What forward and loss are autocast to: ``"bf16"``, or ``"fp16"``, which on CUDA
+            takes a gradient scaler. None for no autocast.
         optimizer: None, a name (``"sgd"``, ``"adam"``, ...), a callable from parameters to an
             optimizer, or a TARGET that names one.
         loss: None for the output's ``.loss``, else the sum of its floating tensors; a name
             (``"cross_entropy"``, ``"mse"``, ...), a callable from the output to a scalar, or a
             TARGET that names one.
+        accumulate: How many micro-batches, of the inputs given, add up their gradients before
+            the optimizer steps.
+        set_to_none: As that of ``optimizer.zero_grad``: whether gradients are freed before the
+            step.
+        hold_outputs: Whether output and loss of the step before live until this one's take their
+            names, as in a training loop that never deletes them.
+        alloc_conf: The allocator's settings, as in ``PYTORCH_ALLOC_CONF``, whose value they are
+            if None; for CUDA.
         frontend: ``"fx"`` or ``"record"`` to force a tracer; None takes the first that serves.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; without it a
             model whose sizes depend on data is refused.
@@ -86,7 +104,10 @@ def analyze(
     >>> analysis.parameter_bytes, analysis.input_bytes
     (40, 192)
     """
-    _check_arguments(mode, device, gpu, autocast, frontend, size_hint)
+    _check_arguments(mode, device, frontend, size_hint, accumulate)
+    step_gpu, settings = _find_gpu(device, gpu), _find_settings(device, alloc_conf)
+    architecture = Gpu() if step_gpu is None else Gpu(capability=step_gpu.capability)
+    autocast_to = _find_autocast(device, autocast)
     dtype_name = None if dtype is None else parse_dtype(str(dtype).removeprefix("torch."))
     # A misspelt name is told before anything is imported.
     if not _is_target(optimizer):
@@ -116,12 +137,23 @@ def analyze(
                 settle_lazy(fake_model, *inputs, fake_mode)
             place_model(fake_model, target)
             place_inputs(inputs, target)
-            return Step(fake_model, *inputs, train, step_loss, make_optimizer if train else None)
+            return Step(
+                model=fake_model,
+                args=inputs[0],
+                kwargs=inputs[1],
+                train=train,
+                loss=step_loss,
+                make_optimizer=make_optimizer if train else None,
+                accumulate=accumulate,
+                set_to_none=set_to_none,
+                autocast=autocast_to,
+                holds_previous=hold_outputs,
+            )
 
         def run(symbolic_sizes: bool) -> Recording:
             try:
                 step = make_step()
-                with replace_devices(named_devices, target.device):
+                with replace_devices(named_devices, target.device), use_gpu(architecture):
                     return record_step(
                         step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint
                     )
@@ -137,13 +169,15 @@ def analyze(
         inputs=describe_inputs(*inputs),
         mode=mode,
         device=device,
+        autocast=autocast,
+        gpu=step_gpu.name if step_gpu else None,
         optimizer=_name_choice(optimizer),
         loss=_name_choice(loss),
         frontend=frontend,
         frontend_reason=reason,
         notes=tuple(_note_devices(named_devices, device)),
     )
-    return Analysis(setup, recording.graph)
+    return Analysis(setup, recording.graph, settings, step_gpu)
 
 
 def _is_target(choice: object) -> bool:
@@ -196,24 +230,48 @@ def _record(run: Callable[[bool], Recording], frontend: str | None) -> tuple[Rec
 
 
 def _check_arguments(
-    mode: str,
-    device: str,
-    gpu: str | None,
-    autocast: str | None,
-    frontend: str | None,
-    size_hint: int | None,
+    mode: str, device: str, frontend: str | None, size_hint: int | None, accumulate: int
 ) -> None:
     if mode not in MODES:
         raise UsageError(f"unknown mode {mode!r}", hint="train or infer")
-    if gpu is not None or autocast is not None:
-        asked = "gpu=" if gpu is not None else "autocast="
-        raise UsageError(f"{asked} is not modelled yet", hint="device='cpu' is")
     if device not in TARGETS:
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
     if frontend not in (None, *FRONTENDS):
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
     if size_hint is not None and size_hint < 0:
         raise UsageError(f"size hint {size_hint} is negative", hint="how many elements are found")
+    if accumulate < 1:
+        raise UsageError(f"{accumulate} micro-batches make no step", hint="1 or more")
+
+
+def _find_gpu(device: str, gpu: str | None) -> GpuModel | None:
+    if gpu is None:
+        return None
+    if device != "cuda":
+        raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="device='cuda'")
+    return find_gpu(gpu)
+
+
+def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:
+    if device != "cuda":
+        if alloc_conf is not None:
+            raise UsageError("the allocator's settings are for CUDA", hint="device='cuda'")
+        return None
+    if alloc_conf is None:
+        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        alloc_conf = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return parse_settings(alloc_conf)
+
+
+def _find_autocast(device: str, autocast: str | None) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    name = parse_dtype(autocast)
+    if name not in ("bfloat16", "float16"):
+        raise UsageError(f"autocast to {name}", hint="bf16 or fp16")
+    if device == "cpu" and name == "float16":
+        raise UsageError("autocast to float16 on the CPU is not modelled", hint="bf16")
+    return getattr(torch, name)  # type: ignore[no-any-return]
 
 
 def _name_choice(choice: Any) -> str | None:

@@ -106,7 +106,7 @@ class Storage:
 
     Attributes:
         index: Position in :attr:`MemoryGraph.storages`, in the order of allocation.
-        nbytes: Its size as requested.
+        nbytes: What it takes.
         category: What it is for, over its whole life.
         name: The fqn of a parameter or buffer, the name of an input, or that of its node.
         shape: Shape of the first tensor that was seen on it.
@@ -116,6 +116,7 @@ class Storage:
         node: Index of the node that made it, or in whose backward it was made.
         saved_by: Indices of the nodes that saved it for backward, first to last.
         death_rank: Orders the frees of one operation: lower goes first.
+        slack_bytes: What of it was not asked for, where the allocator hands out larger blocks.
     """
 
     index: int
@@ -129,6 +130,7 @@ class Storage:
     node: int | None = None
     saved_by: tuple[int, ...] = ()
     death_rank: int = 0
+    slack_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

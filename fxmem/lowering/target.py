@@ -38,6 +38,7 @@ class Target:
             its first use in a thread, and does not give back.
         unmodelled: From operators whose kernels take memory that nothing here states, to why.
         movers: From classes of modules to what ``module.to(device)`` does besides moving tensors.
+        make_scaler: Makes the gradient scaler of a step in float16; None where there is none.
         surroundings: Context managers that a step on this target runs in.
     """
 
@@ -56,6 +57,7 @@ class Target:
         self.keepers: dict[OpOverload, Keeper] = {}
         self.unmodelled: dict[OpOverload, str] = {}
         self.movers: dict[type[nn.Module], Mover] = {}
+        self.make_scaler: Callable[[], Any] | None = None
         self.surroundings: list[Surrounding] = []
 
     @property

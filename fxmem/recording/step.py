@@ -46,6 +46,7 @@ class Step:
         make_optimizer: From the parameters to the optimizer; None for none.
         accumulate: How many micro-batches add up their gradients before the optimizer runs.
         set_to_none: Whether gradients are freed before the step; else they are zeroed in place.
+        autocast: What forward and loss are autocast to, or None; float16 takes a gradient scaler.
         holds_previous: Whether output and loss of the step before live until this one's take
             their names, as in a training loop without a function around its body.
     """
@@ -58,6 +59,7 @@ class Step:
     make_optimizer: OptimizerFactory | None
     accumulate: int = 1
     set_to_none: bool = True
+    autocast: torch.dtype | None = None
     holds_previous: bool = False
 
 
@@ -104,14 +106,17 @@ def record_step(
         refuse_real_parameters(),
         _restore_gradients(recorder),
     ):
-        return _StepRunner(step, recorder).run(symbolic_sizes)
+        return _StepRunner(step, target, recorder).run(symbolic_sizes)
 
 
 class _StepRunner:
     """One step in the making; its parts are functions, so that locals live as in eager."""
 
-    def __init__(self, step: Step, recorder: Recorder) -> None:
+    def __init__(self, step: Step, target: Target, recorder: Recorder) -> None:
         self._step = step
+        self._device_type = target.name
+        is_scaled = step.train and step.autocast is torch.float16
+        self._scaler = target.make_scaler() if is_scaled and target.make_scaler else None
         self._recorder = recorder
         self._target: Any = None
         self._previous: tuple[Any, Any] = None, None
@@ -148,7 +153,7 @@ class _StepRunner:
         output, loss = self._previous
         self._previous = None, None
         if not self._step.train:
-            with torch.no_grad():
+            with torch.no_grad(), self._autocast():
                 output = run_model()
             recorder.label(output, Category.OUTPUT, "output")
             recorder.end_step()
@@ -156,19 +161,19 @@ class _StepRunner:
             return
         if self._step.accumulate > 1:
             # Those after the second do what the second does.
-            output = self._run_model()
-            loss = self._run_loss(output)
+            with self._autocast():
+                output = self._run_model()
+                loss = self._run_loss(output)
             self._run_backward(loss)
             recorder.set_phase(Phase.FORWARD)
-        with recorder.watch_saved():
+        with recorder.watch_saved(), self._autocast():
             output = run_model()
             recorder.label(output, Category.OUTPUT, "output")
             recorder.set_phase(Phase.LOSS)
             loss = run_loss(output)
         self._run_backward(loss)
         recorder.set_phase(Phase.OPTIMIZER)
-        if self._optimizer is not None:
-            self._optimizer.step()
+        self._run_optimizer()
         recorder.end_step()
         self._keep(output, loss)
 
@@ -182,9 +187,25 @@ class _StepRunner:
 
     def _run_backward(self, loss: Any) -> None:
         self._recorder.label(loss, Category.OUTPUT, "loss")
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
         self._recorder.set_phase(Phase.BACKWARD)
-        loss.backward()
+        scaled.backward()
         self._label_gradients()
+
+    def _run_optimizer(self) -> None:
+        if self._optimizer is None:
+            return
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = self._step.autocast
+        if dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device_type, dtype=dtype)
 
     def _keep(self, output: Any, loss: Any) -> None:
         if self._step.holds_previous:
@@ -239,6 +260,8 @@ class _StepRunner:
                 for owner, values in optimizer.state.items():
                     for key, value in values.items():
                         label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
+        if self._scaler is not None:
+            label(self._scaler.state_tensors, Category.OPTIMIZER_STATE, "gradient scaler")
         self._label_gradients()
         for name, value in reached:
             if isinstance(value, torch.Tensor):

@@ -51,8 +51,15 @@ class Finds(nn.Module):
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mode", {"mode": "test"}, "unknown mode 'test' (train or infer)"),
-    ("gpu", {"gpu": "h100"}, "gpu= is not modelled yet (device='cpu' is)"),
-    ("autocast", {"autocast": "bf16"}, "autocast= is not modelled yet (device='cpu' is)"),
+    ("gpu", {"gpu": "h100"}, "gpu='h100' with device='cpu' (device='cuda')"),
+    ("autocast", {"autocast": "fp32"}, "autocast to float32 (bf16 or fp16)"),
+    (
+        "autocast on the CPU",
+        {"autocast": "fp16"},
+        "autocast to float16 on the CPU is not modelled (bf16)",
+    ),
+    ("settings", {"alloc_conf": ""}, "the allocator's settings are for CUDA (device='cuda')"),
+    ("micro-batches", {"accumulate": 0}, "0 micro-batches make no step (1 or more)"),
     ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu or cuda)"),
     ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
     ("hint", {"size_hint": -1}, "size hint -1 is negative (how many elements are found)"),
@@ -62,7 +69,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("settings", "message"), [r[1:] for r in REFUSED], ids=lambda v: "")
 def test_arguments_that_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(fxmem.UsageError) as raised:
-        fxmem.analyze(Net(), ("3x4",), **settings)
+        fxmem.analyze(Net(), ("3x4",), **{"device": "cpu", **settings})
     assert str(raised.value) == message
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxmem.lowering.cuda.target import CUDA
+
 
 class GradScaler(torch.amp.GradScaler):
     """``torch.amp.GradScaler("cuda")`` on fake tensors, in a step whose gradients are finite.
@@ -41,3 +43,6 @@ class GradScaler(torch.amp.GradScaler):
     ) -> float | None:
         """Steps only where ``item()`` of no ``found_inf`` is 1."""
         return optimizer.step(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+CUDA.make_scaler = GradScaler
