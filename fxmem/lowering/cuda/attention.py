@@ -22,7 +22,6 @@ from fxmem.lowering.cuda.autocast import follow_autocast
 from fxmem.lowering.cuda.dropout import dropout
 from fxmem.lowering.cuda.target import CUDA, current_gpu, is_on_gpu
 from fxmem.lowering.inplace import run_in_place
-from fxmem.lowering.tape import size_bytes
 from fxmem.lowering.target import Arguments
 
 _aten = torch.ops.aten
@@ -232,10 +231,10 @@ def _repeat_heads(call: Call, query: Tensor, key: Tensor, value: Tensor) -> tupl
 
 @CUDA.workspace(_aten._safe_softmax.default)
 def _safe_softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """``_safe_softmax``: the softmax, where it is minus infinity, and which rows are all that.
+    """``_safe_softmax``: where the scores are minus infinity, and in which rows all are.
 
-    Beside them two scalars; the result is chosen between the softmax and zero.
+    Beside them a zero, which is written to such rows of the result.
     """
     x, result = tensor(args[0]), tensor(outputs)
     rows = x.numel() // max(1, x.shape[int(str(args[1]))] if x.dim() else 1)
-    return size_bytes(result) + x.numel() + rows + 2 * result.element_size()
+    return x.numel() + rows + result.element_size()

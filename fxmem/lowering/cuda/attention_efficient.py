@@ -31,6 +31,7 @@ _ANY = 65536
 _GRADIENT_HEADER = 16
 """``GradQTempStorage``: a lock and a counter before the block."""
 _MAX_SPLIT_WORK = 200
+_MASK_ALIGNMENT = 16
 _SHARED_KIB = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227}
 _SHARED_KIB_OF_MAJOR = {8: 99, 10: 227, 11: 227, 12: 99}
 
@@ -108,6 +109,18 @@ def _forward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
     if query.dtype not in _HALVES or max(query.shape[3], value.shape[3]) <= _IN_REGISTERS:
         return 0
     return query.numel() // query.shape[3] * value.shape[3] * _FLOAT
+
+
+@CUDA.kernel(_aten._scaled_dot_product_efficient_attention_backward.default)
+def _gradients(*args: Any, **kwargs: Any) -> Any:
+    """``_efficient_attention_backward``: rows of a mask's gradient are padded, the last one too."""
+    results = _aten._scaled_dot_product_efficient_attention_backward(*args, **kwargs)
+    if results[3] is None:
+        return results
+    mask = args[4]
+    length = mask.shape[-1]
+    padded = mask.new_empty((*mask.shape[:-1], round_up(length, _MASK_ALIGNMENT)))
+    return (*results[:3], padded[..., :length])
 
 
 @CUDA.workspace(_aten._scaled_dot_product_efficient_attention_backward.default)
