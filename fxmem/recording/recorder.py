@@ -24,6 +24,7 @@ from fxmem.graph import RESIDENT, Category, Operation, Phase
 from fxmem.lowering.target import Target
 from fxmem.recording import inplace
 from fxmem.recording.constants import answer_from_values, see_result
+from fxmem.recording.dtypes import check_dtypes
 from fxmem.recording.hints import answer_operator
 from fxmem.recording.records import LiveStorage, NodeRecord, SavedRecord
 from fxmem.recording.strangers import Strangers
@@ -248,6 +249,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_dtypes(func, args)
         kernel = self._kernels.get(func)
         result = kernel(*args, **kwargs) if kernel else NotImplemented
         return self._cache.run(func, args, kwargs) if result is NotImplemented else result
