@@ -1,7 +1,7 @@
 """A small GPT: tokens to the scores of the next token.
 
 fxmem analyze examples/gpt.py:GPT --input 4x512:int64 --optimizer adamw
-fxmem analyze 'examples/gpt.py:GPT(layers=24, width=1024)' --input 4x512:int64 --budget 8GiB
+fxmem analyze 'examples/gpt.py:GPT(layers=24, width=1024, heads=16)' --input 4x512:int64 --top 5
 """
 
 from __future__ import annotations

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fxmem.errors import DataDependentError, FxmemError, LoadError, TraceError, UsageError
+from fxmem.errors import (
+    DataDependentError,
+    FxmemError,
+    FxmemWarning,
+    LoadError,
+    TraceError,
+    UsageError,
+)
+from fxmem.graph import Category, Phase
 from fxmem.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -14,9 +22,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Analysis",
+    "Category",
     "DataDependentError",
     "FxmemError",
+    "FxmemWarning",
     "LoadError",
+    "Phase",
     "TensorSpec",
     "TraceError",
     "UsageError",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,19 @@ from typing import Any
 import pytest
 from hand_made import make_analysis
 
+import fxmem
+from fxmem.analysis import Analysis
+from fxmem.api import analyze
 from fxmem.cli import _build_parser
 from fxmem.graph import Category, Phase
+from fxmem.liveness import Peak
+from fxmem.recording.losses import LOSSES
+from fxmem.recording.optimizers import OPTIMIZERS
 
 ROOT = Path(__file__).parents[2]
 JSON_DOC = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+CLI_DOC = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+API_DOC = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
@@ -58,10 +68,62 @@ def test_every_category_and_phase_is_documented(word: Category | Phase) -> None:
 
 
 def test_every_option_is_documented() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    text = CLI_DOC
     help_text = _build_parser()._subparsers._group_actions[0].choices["analyze"].format_help()
     options = set(re.findall(r"--[a-z-]+", help_text)) - {"--help"}
     assert {option for option in options if option not in text} == set()
+
+
+def list_names(section: str, text: str) -> list[str]:
+    """The names in the first column of a section's table."""
+    section = re.split(r"\n##+ ", text.split(f"# {section}\n")[1])[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
+    return re.findall(r"`(\w[\w-]*)", " ".join(rows))
+
+
+def test_every_loss_is_documented() -> None:
+    assert set(list_names("Losses", CLI_DOC)) == set(LOSSES)
+
+
+def test_every_optimizer_is_documented_in_order() -> None:
+    assert list_names("Optimizers", CLI_DOC) == list(OPTIMIZERS)
+
+
+def test_every_argument_of_analyze_is_documented_in_order() -> None:
+    arguments = list(inspect.signature(analyze).parameters)
+    assert list_names("`fxmem.analyze`", API_DOC) == arguments
+    (signature,) = re.findall(r"^fxmem\.analyze\((.*?)\)$", API_DOC, re.MULTILINE | re.DOTALL)
+    shown = inspect.signature(
+        eval(f"lambda {' '.join(signature.split())}: None")
+    ).parameters.values()
+    real = inspect.signature(analyze).parameters.values()
+    assert [(p.name, p.kind, p.default) for p in shown] == [
+        (p.name, p.kind, p.default) for p in real
+    ]
+
+
+@pytest.mark.parametrize(("section", "kind"), [("`Analysis`", Analysis), ("`Peak`", Peak)])
+def test_every_attribute_is_documented(section: str, kind: type) -> None:
+    fields = {field.name for field in dataclasses.fields(kind)}
+    public = fields | {name for name in vars(kind) if not name.startswith("_")}
+    assert set(list_names(section, API_DOC)) == public
+
+
+def test_every_error_is_documented() -> None:
+    assert set(list_names("Errors", API_DOC)) == {
+        name for name in fxmem.__all__ if name.endswith("Error") and name != "FxmemError"
+    }
+
+
+def test_every_public_name_is_documented() -> None:
+    names = set(fxmem.__all__) - {"__version__"}
+    assert {name for name in names if not re.search(rf"\b{name}\b", API_DOC)} == set()
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,215 @@
+"""Every code block of the documentation runs, and prints what the page shows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pages import BLOCKS, PAGES, ROOT, Block, list_blocks, list_commands
+
+from benchmarks.cases import import_torchvision
+from fxmem.cli import main
+
+RECORDED_ON = ("AVX512", 2)  # the CPU and the threads of the pages' workspaces
+MODEL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def build():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+def make_optimizer(params):
+    return torch.optim.AdamW(params, lr=1e-4)
+
+def compute_loss(output):
+    return F.cross_entropy(output, torch.zeros(len(output), dtype=torch.int64))
+"""
+PRELUDES = {
+    "README.md": """
+        from torch import nn
+
+        model = nn.Conv2d(3, 8, 3)
+    """,
+    "how-it-works.md": """
+        import torch
+        from torch import nn
+
+        model, inputs, loss_fn = nn.Linear(4, 2), (torch.zeros(3, 4),), torch.sum
+        optimizer = torch.optim.Adam(model.parameters())
+    """,
+    "refusals.md": """
+        import torch
+        from types import SimpleNamespace as Namespace
+
+        self, x = Namespace(head=torch.nn.Linear(64, 64)), torch.zeros(32, 64)
+    """,
+}
+"""What the Python of a page takes for granted."""
+UNMARKED = {"torch.OutOfMemoryError:", "fxmem", "fxmem.analyze(model,"}
+"""First words of texts that are no output: an error to start from, and signatures."""
+SETTING_UP = re.compile(r"python3 -m venv \S+|pip install \.|python -m pytest -n 2")
+"""Commands that .ci/run runs, or that are of their kind."""
+
+EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+COMMANDS = {
+    *(c for block in BLOCKS if block.language == "bash" for c in list_commands(block)),
+    *(
+        line
+        for path in EXAMPLES
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("fxmem ")
+    ),
+}
+
+
+def is_recorded_machine() -> bool:
+    return (torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()) == RECORDED_ON
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the pages take it for granted, and no width of a terminal."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+def run(command: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of an fxmem command, run in this process."""
+    program, *arguments = shlex.split(command)
+    assert program == "fxmem"
+    if "hugging_face" in command:
+        pytest.importorskip("transformers")
+        import_torchvision()  # transformers looks for it
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return code, out.getvalue(), err.getvalue()
+
+
+def check(block: Block, output: str, request: pytest.FixtureRequest, is_exact: bool) -> None:
+    """Compares what a block shows with what came out, or writes it there with --overwrite.
+
+    Another CPU's convolutions allocate other workspaces, and the peak may lie elsewhere: there the
+    shape of the output is compared.
+    """
+    if request.config.getoption("--overwrite"):
+        if block.text != output:
+            block.rewrite(output)
+    elif is_exact:
+        assert output == block.text
+    else:
+        words = [re.findall(r"^[a-zA-Z]+", text, re.MULTILINE) for text in (output, block.text)]
+        assert words[0][:1] == words[1][:1]
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize(
+    "command", sorted(c for c in COMMANDS if c.startswith("fxmem ") and "--version" not in c)
+)
+def test_every_command_works(command: str) -> None:
+    code, out, err = run(command)
+    assert (code, err) == (0, "")
+    written = re.search(r"-o (\S+)", command)
+    result = Path(written[1]).read_text(encoding="utf-8") if written else out
+    assert result.startswith("{" if "--json" in command else "Peak ")
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_no_block_goes_unchecked(block: Block) -> None:
+    if block.language == "bash":
+        for line in list_commands(block):
+            assert line.startswith("fxmem ") or SETTING_UP.fullmatch(line), line
+    elif block.language == "text":
+        is_output = block.mark.startswith(("output of: ", "first line of: ", "fails: ", "prints"))
+        assert is_output or block.text.split()[0] in UNMARKED
+    else:
+        assert block.language in ("python", "mermaid")
+
+
+def list_marked(kind: str) -> list[Any]:
+    return [
+        pytest.param(block, block.mark.removeprefix(kind), id=str(block))
+        for block in BLOCKS
+        if block.mark.startswith(kind)
+    ]
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize(("block", "command"), list_marked("output of: "))
+def test_the_output_shown_is_the_output(
+    block: Block,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    check(block, run(command)[1], request, is_recorded_machine())
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize(("block", "command"), list_marked("first line of: "))
+def test_the_first_line_shown_is_the_first_line(
+    block: Block, command: str, request: pytest.FixtureRequest
+) -> None:
+    first = run(command)[1].splitlines(keepends=True)[0]
+    check(block, first, request, is_recorded_machine())
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize(("block", "command"), list_marked("fails: "))
+def test_what_is_refused_says_what_is_shown(
+    block: Block, command: str, request: pytest.FixtureRequest
+) -> None:
+    code, out, err = run(command)
+    assert (code, out) == (2, "")
+    check(block, err, request, is_exact=True)
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(b.language == "python" for b in list_blocks(page))],
+    ids=lambda page: page.name,
+)
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, request: pytest.FixtureRequest
+) -> None:
+    namespace: dict[str, Any] = {}
+    exec(PRELUDES.get(page.name, "").replace("\n        ", "\n"), namespace)
+    printed = ""
+    for block in list_blocks(page):
+        if block.mark == "prints":
+            check(block, printed, request, is_recorded_machine())
+        if block.language != "python" or block.mark:
+            continue
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(block.text, str(block), "exec"), namespace)
+        printed = out.getvalue()
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "a file for pytest"], ids=str)
+def test_the_recipe_for_pytest_is_one(block: Block, workplace: Path) -> None:
+    (workplace / "test_memory.py").write_text(block.text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_memory.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^=+ [1-9] passed in ", done.stdout, re.MULTILINE)
