@@ -23,6 +23,7 @@ from fxmem.recording.placement import place_inputs, place_model
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
+from fxmem.tracing.building import silence_fake_kernels
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
@@ -118,7 +119,7 @@ def analyze(
     target, train = TARGETS[device], mode == "train"
     fake_mode = make_fake_mode()
     named_devices: set[str] = set()
-    with prepare_targets(model, loss, optimizer):
+    with prepare_targets(model, loss, optimizer), silence_fake_kernels():
         with replace_devices(named_devices):
             source = load_target(model, fake_mode) if isinstance(model, str) else model
             make_optimizer = resolve_optimizer(_load_choice(optimizer))

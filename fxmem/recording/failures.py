@@ -27,6 +27,10 @@ _BRANCH = re.compile(r"(if|elif|while|assert)( not)?\b[ (]*")
 _ACCELERATOR = re.compile(r"\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b", re.IGNORECASE)
 _INTEGERS = re.compile(r"scalar types: Long, Int|expected scalar type Long", re.IGNORECASE)
 _NO_FORWARD = re.compile(r'Module \[(\w+)\] is missing the required "forward" function')
+_VALUE = re.compile(
+    r"\.numpy\(\) is not supported for tensor subclasses|Numpy is not available"
+    r"|unsupported format string passed to FakeTensor"
+)
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.*?)\)>")
 _CHANGED_IN_PLACE = re.compile(
     r"modified by an inplace operation: .* which is output [0-9]+ of (\w+),", re.DOTALL
@@ -137,10 +141,7 @@ class _Call:
 def _needs_value(error: BaseException) -> bool:
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return True
-    text = str(error)
-    return ".numpy() is not supported for tensor subclasses" in text or (
-        isinstance(error, TypeError) and "FakeTensor.__format__" in text
-    )
+    return _VALUE.search(str(error)) is not None
 
 
 def _explain_value(error: BaseException, at: str, size_hint: int | None) -> DataDependentError:

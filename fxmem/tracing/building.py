@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
@@ -33,6 +34,21 @@ _FAKE_ERRORS = (
 def raised_by_fakes(error: Exception) -> bool:
     """Whether real tensors might not have raised it."""
     return isinstance(error, _FAKE_ERRORS) or "fake" in str(error).lower()
+
+
+@contextlib.contextmanager
+def silence_fake_kernels() -> Iterator[None]:
+    """Keeps PyTorch from logging, with a traceback, what a fake kernel raises as well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_no_error(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    logger.addFilter(is_no_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_no_error)
 
 
 @contextlib.contextmanager

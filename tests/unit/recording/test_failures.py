@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import fxmem
@@ -234,6 +235,15 @@ def test_what_else_goes_wrong(code: Callable[..., Any], cause: str, hint: str) -
     places = [f"test_failures.py:{line}" for line in (first, first + 1)]
     assert caught.value.cause in [cause.format(place) for place in places]
     assert caught.value.hint == hint
+
+
+def test_what_a_fake_kernel_raises_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(fxmem.TraceError, match="expected scalar type"):
+        fxmem.analyze(Net(lambda net, x: torch.bmm(x, x.long())), ("3x4x4",))
+    assert caplog.records == []
+    with FakeTensorMode(), pytest.raises(RuntimeError):
+        torch.bmm(torch.ones(3, 4, 4), torch.ones(3, 4, 4).long())
+    assert caplog.records != []
 
 
 runs: list[int] = []
