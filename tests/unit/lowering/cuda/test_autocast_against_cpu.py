@@ -64,8 +64,16 @@ def record(run: Any, make: Callable[..., Tensor], autocast: Autocast) -> Any:
 def use_twice(autocast: Autocast, x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     with autocast(dtype=BF16):
         y = functional.linear(functional.linear(x, u), u, bias=v[0])
-        view = w.detach().requires_grad_()  # a leaf, but a view
-        return (torch.mm(y, v.t()) + torch.mm(y, w) @ w @ view @ view).float().sum()
+        return (torch.mm(y, v.t()) + torch.mm(y, w) @ w).float().sum()
+
+
+def use_others_twice(autocast: Autocast, x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        view = u[:].requires_grad_()  # a leaf, but a view
+    detached, computed, constant = v.detach().requires_grad_(), w * 2, w.detach()
+    with autocast(dtype=BF16):
+        y = x @ view @ view @ detached @ detached
+        return (y @ computed @ computed @ constant @ constant).float().sum()
 
 
 def use_without_keeping(autocast: Autocast, x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
@@ -138,6 +146,7 @@ def recompute(autocast: Autocast, x: Tensor, u: Tensor, v: Tensor, w: Tensor) ->
     "run",
     [
         use_twice,
+        use_others_twice,
         use_without_keeping,
         use_in_turns,
         use_half,
