@@ -299,7 +299,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         for name, nbytes in memory:
             key = (name, self._phase is Phase.BACKWARD)
-            if key not in self._kept:
+            if nbytes and key not in self._kept:
                 self._kept.add(key)
                 born, node = len(self.operations) - 1, self._node
                 index = len(self.storages)

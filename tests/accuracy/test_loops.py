@@ -1,0 +1,93 @@
+"""Loops of other shapes than the canonical one, against the CPU allocator's own events."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import fxmem
+
+STEP = "the measured step"
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 32)
+    )
+
+
+def run_loop(micro_batches: int, *, set_to_none: bool, deletes: bool, autocast: bool) -> None:
+    """Two steps as a user writes them; the second is marked."""
+    model, x = make_model(), torch.randn(128, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    output: Any = None
+    loss: Any = None
+    for name in ("warm-up", STEP):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        with record_function(name):
+            for _ in range(micro_batches):
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    output = model(x)
+                    loss = output.float().sum() if autocast else output.sum()
+                loss.backward()
+            optimizer.step()
+        if deletes:
+            del output, loss
+
+
+def measure(**settings: Any) -> int:
+    """The peak of the second step."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        run_loop(**settings)
+    events = prof.profiler.kineto_results.events()  # type: ignore[union-attr]
+    mark = next(event for event in events if event.name() == STEP)
+    start, end = mark.start_ns(), mark.start_ns() + mark.duration_ns()
+    memory = sorted(
+        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"),
+        key=lambda event: event[0],
+    )
+    peak = live = sum(nbytes for at, nbytes in memory if at < start)
+    for at, nbytes in memory:
+        if start <= at <= end:
+            live += nbytes
+            peak = max(peak, live)
+    return peak
+
+
+def sum_output(output: Tensor) -> Tensor:
+    return output.sum()
+
+
+def sum_in_float(output: Tensor) -> Tensor:
+    return output.float().sum()
+
+
+@pytest.mark.parametrize(
+    ("loop", "settings"),
+    [
+        ({}, {}),
+        ({"micro_batches": 2}, {"accumulate": 2, "hold_outputs": False}),
+        ({"micro_batches": 3}, {"accumulate": 3}),
+        ({"set_to_none": False}, {"set_to_none": False}),
+        ({"deletes": False}, {"hold_outputs": True}),
+        ({"deletes": False, "micro_batches": 2}, {"hold_outputs": True, "accumulate": 2}),
+        ({"autocast": True}, {"autocast": "bf16", "loss": sum_in_float}),
+    ],
+    ids=str,
+)
+def test_the_peak_is_that_of_the_loop(loop: dict[str, Any], settings: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {
+        "micro_batches": 1,
+        "set_to_none": True,
+        "deletes": True,
+        "autocast": False,
+    }
+    settings = {"loss": sum_output, **settings}
+    analysis = fxmem.analyze(make_model(), ("128x64",), device="cpu", optimizer="adam", **settings)
+    assert analysis.peak_bytes == measure(**{**plain, **loop})

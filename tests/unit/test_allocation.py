@@ -1,0 +1,93 @@
+"""Blocks in place of requests, from the rules of the caching allocator, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fxmem.allocation import allocate_graph, find_exhaustion
+from fxmem.allocator import AllocatorSettings
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
+
+MIB = 1 << 20
+SETTINGS = AllocatorSettings()
+
+
+def make_storage(index: int, nbytes: int, born: int, died: int | None = None) -> Storage:
+    return Storage(index, nbytes, Category.TEMPORARY, f"s{index}", (nbytes,), "uint8", born, died)
+
+
+def make_graph(
+    *storages: Storage,
+    workspace_bytes: int = 0,
+    warmup: tuple[tuple[int | None, int], ...] = (),
+) -> MemoryGraph:
+    """Three operations after the beginning; the second has the workspace."""
+    operations = tuple(
+        Operation(i, f"op{i}", Phase.FORWARD, workspace_bytes=workspace_bytes if i == 2 else 0)
+        for i in range(4)
+    )
+    return MemoryGraph((), storages, operations, (), warmup)
+
+
+def test_small_requests_are_rounded_to_512_bytes() -> None:
+    graph = make_graph(make_storage(0, 1, RESIDENT), make_storage(1, 513, 1, 2))
+    allocation = allocate_graph(graph, SETTINGS)
+    assert [(s.nbytes, s.slack_bytes) for s in allocation.graph.storages] == [
+        (512, 511),
+        (1024, 511),
+    ]
+    assert allocation.reserved_bytes == (2 * MIB, 2 * MIB)
+    assert allocation.requested_bytes == (514, 1)
+
+
+def test_a_large_block_that_is_hardly_larger_is_not_split() -> None:
+    # A segment of 12 MiB, left by the step before, serves 11.5 MiB: half a MiB more stays unused.
+    graph = make_graph(
+        make_storage(0, 11 * MIB + MIB // 2, 1), warmup=((-1, 12 * MIB), (-1, -12 * MIB))
+    )
+    allocation = allocate_graph(graph, SETTINGS)
+    (storage,) = allocation.graph.storages
+    assert (storage.nbytes, storage.slack_bytes) == (12 * MIB, MIB // 2)
+    assert allocation.reserved_bytes == (12 * MIB,)
+
+
+def test_what_is_resident_keeps_the_block_that_it_got_before() -> None:
+    graph = make_graph(
+        make_storage(0, 11 * MIB + MIB // 2, RESIDENT),
+        warmup=((-1, 12 * MIB), (-1, -12 * MIB), (0, 11 * MIB + MIB // 2)),
+    )
+    (storage,) = allocate_graph(graph, SETTINGS).graph.storages
+    assert storage.nbytes == 12 * MIB
+
+
+def test_a_workspace_gets_a_block_too() -> None:
+    graph = make_graph(make_storage(0, 512, 1), workspace_bytes=1000)
+    operations = allocate_graph(graph, SETTINGS).graph.operations
+    assert [operation.workspace_bytes for operation in operations] == [0, 0, 1024, 0]
+
+
+def test_a_workspace_of_the_warm_up_is_none_of_the_step_s() -> None:
+    graph = make_graph(make_storage(0, 512, 1), warmup=((None, 30 * MIB), (None, -30 * MIB)))
+    allocation = allocate_graph(graph, SETTINGS)
+    assert not any(operation.workspace_bytes for operation in allocation.graph.operations)
+    assert allocation.reserved_bytes == (32 * MIB,)
+
+
+def test_where_memory_runs_out() -> None:
+    graph = make_graph(make_storage(0, 20 * MIB, RESIDENT), make_storage(1, 40 * MIB, 3))
+    assert find_exhaustion(graph, SETTINGS, 60 * MIB, 0) is None
+    for capacity_bytes, context_bytes in ((58 * MIB, 0), (60 * MIB, 2 * MIB)):
+        exhaustion = find_exhaustion(graph, SETTINGS, capacity_bytes, context_bytes)
+        assert exhaustion is not None and exhaustion.step == 3
+        assert exhaustion.shortage.requested_bytes == 40 * MIB
+
+
+def test_memory_may_run_out_before_the_step() -> None:
+    graph = make_graph(warmup=((-1, 40 * MIB), (-1, -40 * MIB)))
+    exhaustion = find_exhaustion(graph, SETTINGS, 20 * MIB, 0)
+    assert exhaustion is not None and exhaustion.step is None
+
+
+def test_sizes_of_a_graph_without_slack_stay() -> None:
+    graph = make_graph(make_storage(0, 4096, 1, 2))
+    assert allocate_graph(graph, SETTINGS).graph == replace(graph)
