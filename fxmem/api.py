@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
 from fxmem.lowering.cpu import CPU
 from fxmem.lowering.cuda import CUDA
+from fxmem.lowering.cuda.autocast import allow_autocast
 from fxmem.lowering.cuda.target import Gpu, use_gpu
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure, is_traced
@@ -119,7 +121,8 @@ def analyze(
     target, train = TARGETS[device], mode == "train"
     fake_mode = make_fake_mode()
     named_devices: set[str] = set()
-    with prepare_targets(model, loss, optimizer), silence_fake_kernels():
+    believes_in_gpu = allow_autocast() if target is CUDA else contextlib.nullcontext()
+    with prepare_targets(model, loss, optimizer), silence_fake_kernels(), believes_in_gpu:
         with replace_devices(named_devices):
             source = load_target(model, fake_mode) if isinstance(model, str) else model
             make_optimizer = resolve_optimizer(_load_choice(optimizer))

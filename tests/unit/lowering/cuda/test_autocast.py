@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,6 +303,29 @@ def test_what_a_step_saves() -> None:
         ((16, 32), "bfloat16"),
         ((32, 4), "bfloat16"),
     ]
+
+
+DECORATED = """
+import torch
+
+class Model(torch.nn.Linear):
+    @torch.autocast("cuda", dtype=torch.bfloat16)
+    def forward(self, x):
+        return super().forward(x)
+"""
+
+
+def test_a_decorated_function_is_believed_when_it_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "decorated.py"
+    path.write_text(DECORATED)
+    analysis = analyze(f"{path}:Model(8, 4)", ("16x8",), device="cuda")
+    assert [(s.shape, s.dtype) for s in analysis.saved] == [((16, 8), "bfloat16")]
+
+
+@pytest.mark.parametrize(("autocast", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_a_step_may_be_autocast_as_a_whole(autocast: str, dtype: str) -> None:
+    analysis = analyze(nn.Linear(8, 4), ("16x8",), device="cuda", autocast=autocast)
+    assert [(s.shape, s.dtype) for s in analysis.saved] == [((16, 8), dtype)]
 
 
 def describe_kernels() -> list[str]:
