@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxmem.lowering.arguments import tensor
 from fxmem.lowering.cpu.target import CPU
-from fxmem.lowering.tape import size_bytes
+from fxmem.lowering.tape import Tape, size_bytes
 from fxmem.lowering.target import Arguments
 
 _aten = torch.ops.aten
@@ -18,10 +18,35 @@ _aten = torch.ops.aten
 
 @CPU.workspace(_aten._fft_r2c.default, _aten._fft_c2c.default)
 def _transform(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """``_exec_fft``: other dimensions become one, and no element may be seen twice."""
-    x, dims = tensor(args[0]), args[1]
+    """``_fft_r2c_mkl`` and ``_fft_c2c_mkl``."""
+    return _copied_bytes(tensor(args[0]), _dims(args))
+
+
+@CPU.workspace(_aten._fft_c2r.default)
+def _transform_to_real(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """``_fft_c2r_mkl``: other dimensions than the last are transformed among complex numbers."""
+    x, dims = tensor(args[0]), _dims(args)
+    *others, last = dims
+    if not others:
+        return _copied_bytes(x, dims)
+    tape = Tape()
+    between = _aten._fft_c2c(x, others, 0, False)
+    tape.allocate(size_bytes(between))
+    tape.free(tape.allocate(_copied_bytes(x, others)))
+    result = tape.allocate(size_bytes(tensor(outputs)))
+    tape.allocate(_copied_bytes(between, [last]))
+    return max(0, tape.peak_bytes - result)
+
+
+def _dims(args: Arguments) -> list[int]:
+    dims = args[1]
     assert isinstance(dims, (list, tuple))
-    transformed = {int(dim) % x.dim() for dim in dims}
+    return [int(dim) for dim in dims]
+
+
+def _copied_bytes(x: Tensor, dims: Sequence[int]) -> int:
+    """``_exec_fft``: other dimensions become one, and no element may be seen twice."""
+    transformed = {dim % x.dim() for dim in dims}
     others = [dim for dim in range(x.dim()) if dim not in transformed and x.shape[dim] != 1]
     others.sort(key=x.stride, reverse=True)
     is_one = all(x.stride(a) == x.stride(b) * x.shape[b] for a, b in pairwise(others))

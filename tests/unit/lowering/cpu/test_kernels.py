@@ -227,7 +227,13 @@ def test_fourier_transforms() -> None:
     for y in (x, x.mT, x[:1].expand(8, 16, 32), spread(8, 16, 32), x[:, ::2], x[..., ::2]):
         for dims in ([2], [1], [0], [1, 2], [0, 2], [0, 1], [0, 1, 2]):
             check(aten._fft_r2c.default, y, dims, 0, True)
-            check(aten._fft_c2c.default, y + 0j if y is x else y.to(torch.complex64), dims, 0, True)
+            z = y + 0j if y is x else y.to(torch.complex64)
+            check(aten._fft_c2c.default, z, dims, 0, True)
+            for size in (2 * y.shape[dims[-1]] - 1, 2 * y.shape[dims[-1]] - 2):
+                check(aten._fft_c2r.default, z, dims, 2, size)
+    z = torch.randn(1, dtype=torch.complex64).expand(8, 16, 32)
+    for dims in ([2], [1], [2, 1]):
+        check(aten._fft_c2r.default, z, dims, 2, 2 * z.shape[dims[-1]] - 2)
 
 
 def test_ctc_loss() -> None:
