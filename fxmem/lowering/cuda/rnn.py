@@ -177,7 +177,7 @@ def _flatten_weights(module: nn.RNNBase) -> None:
         )
         offset = 0
         for weight in weights:
-            weight.set_(flat, offset, weight.shape)  # type: ignore[call-overload]
+            weight.set_(flat, offset, weight.shape)
             offset += weight.numel()
 
 
