@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,12 +15,15 @@ from kernels import measure
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fxmem.api
+from fxmem.errors import TraceError
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.lowering.cuda import CUDA, attention
 from fxmem.lowering.cuda.attention_backends import Call
-from fxmem.lowering.cuda.target import Gpu, use_gpu
+from fxmem.lowering.cuda.target import Gpu
 
 aten = torch.ops.aten
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -25,6 +31,13 @@ H100 = Gpu((9, 0))
 B, H, S, D = 2, 4, 256, 64
 ELEMENTS = B * H * S * D
 ROWS = B * H * S
+
+
+@contextlib.contextmanager
+def analyse_for(gpu: Gpu) -> Iterator[None]:
+    """Takes a GPU for the one that is meant where none is named."""
+    with mock.patch.object(fxmem.api, "Gpu", lambda: gpu):
+        yield
 
 
 def leaf(*sizes: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -43,7 +56,7 @@ def run(
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, mask, **settings)
 
-    with use_gpu(gpu or Gpu()):
+    with analyse_for(gpu or Gpu()):
         return run_step(attend, *inputs, mode=mode)
 
 
@@ -327,8 +340,24 @@ def test_the_choice_as_users_ask_for_it(gpu: Gpu, expected: int) -> None:
         assert torch._fused_sdp_choice(x, x, x) == expected
         return x * 2
 
-    with use_gpu(gpu):
+    with analyse_for(gpu):
         run_step(ask, leaf())
+
+
+@pytest.mark.parametrize(
+    "function", [aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default]
+)
+def test_the_operator_goes_the_same_way(function: Any) -> None:
+    assert saved(run_step(lambda x: function(x, x, x), leaf())) == FLASH_SAVED
+
+
+def test_fused_operators_behind_it_are_not_modelled() -> None:
+    assert aten._flash_attention_forward.default in CUDA.unmodelled
+
+
+def test_flexible_attention_is_refused() -> None:
+    with pytest.raises(TraceError, match="flex_attention is compiled"):
+        run_step(lambda x: flex_attention(x, x, x), leaf())
 
 
 def test_what_is_on_the_host_stays_there() -> None:

@@ -48,8 +48,13 @@ def call(
     **kwargs: Any,
 ) -> Call:
     key = key or query
-    inputs = [empty(*sizes, dtype=dtype) for sizes in (query, key, value or key)]
-    return Call(*(x.requires_grad_(grad) for x in inputs), **kwargs)
+    q, k, v = (empty(*x, dtype=dtype).requires_grad_(grad) for x in (query, key, value or key))
+    return Call(q, k, v, **kwargs)
+
+
+def call_same(*sizes: int, **kwargs: Any) -> Call:
+    x = empty(*sizes, **kwargs)
+    return Call(x, x, x)
 
 
 def choose(
@@ -163,18 +168,16 @@ DROPOUT = [
     (call(dropout=0.5, mask=mask(128, 128)), H100, CUDNN),
 ]
 
-STRIDED = empty(2, 8, 128, 64, strides=(65536, 8192, 1, 128))
-SINGLE = empty(2, 8, 128, 1, strides=(2048, 256, 2, 2))
 ROW = (65536, 8192, 64, 1)
 LAYOUTS = [
-    (Call(STRIDED, STRIDED, STRIDED), A100, MATH),
+    (call_same(2, 8, 128, 64, strides=(65536, 8192, 1, 128)), A100, MATH),
     # With a head dimension of one the stride is nothing to flash (which pads it).
-    (Call(SINGLE, SINGLE, SINGLE), A100, FLASH),
+    (call_same(2, 8, 128, 1, strides=(2048, 256, 2, 2)), A100, FLASH),
     # From an offset that is no multiple of 16 bytes mem efficient cannot load.
-    (Call(*[empty(2, 8, 128, 64, dtype=F32, strides=ROW, offset=4)] * 3), A100, EFFICIENT),
-    (Call(*[empty(2, 8, 128, 64, dtype=F32, strides=ROW, offset=2)] * 3), A100, MATH),
-    (Call(*[empty(2, 8, 128, 64, dtype=F32, strides=ROW, offset=2)] * 3), T4, EFFICIENT),
-    (Call(*[empty(2, 8, 128, 64, strides=ROW, offset=2)] * 3), A100, FLASH),
+    (call_same(2, 8, 128, 64, dtype=F32, strides=ROW, offset=4), A100, EFFICIENT),
+    (call_same(2, 8, 128, 64, dtype=F32, strides=ROW, offset=2), A100, MATH),
+    (call_same(2, 8, 128, 64, dtype=F32, strides=ROW, offset=2), T4, EFFICIENT),
+    (call_same(2, 8, 128, 64, strides=ROW, offset=2), A100, FLASH),
 ]
 
 
