@@ -42,7 +42,7 @@ def write_table(
         columns: By header.
         layouts: The headers to show, from the widest choice to the narrowest. The first one
             that leaves all shortened cells legible is taken.
-        rows: Cells by header, those of every layout.
+        rows: Cells by header, those of every layout. A column that is empty in all is left out.
         width: Columns that a line may take; None for as many as it needs.
 
     >>> columns = {"size": Column(right=True), "name": Column(), "note": Column()}
@@ -67,6 +67,9 @@ def _choose_layout(
     width: int | None,
 ) -> tuple[Sequence[str], dict[str, int]]:
     """The headers of the layout that fits, and the width of each column."""
+    filled = {header for row in rows for header, cell in row.items() if cell}
+    if filled:  # a column without a single entry says nothing
+        layouts = [[header for header in headers if header in filled] for headers in layouts]
     if width is None:
         return layouts[0], _measure_columns(layouts[0], rows)
     for headers in layouts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from fxmem.graph import Phase, SourceLocation
@@ -66,8 +67,8 @@ def render_text(
         document: What to say.
         top: How many of the storages alive at the peak to list; the rest are one row.
         nodes: Whether to add a table with one row for each node.
-        width: Columns that the lines of tables may take: where they are few, columns are left
-            out and names shortened. None for no limit.
+        width: Columns that the lines of tables and notes may take: where they are few, columns
+            are left out and names shortened. None for no limit.
 
     Returns:
         Lines, each ended by a newline.
@@ -82,7 +83,7 @@ def render_text(
         rows = [_list_node_cells(row) for row in document.nodes]
         blocks.append(write_table(_NODE_COLUMNS, _NODE_LAYOUTS, rows, width))
     if document.notes:
-        blocks.append("\n".join(map(escape_controls, document.notes)))
+        blocks.append("\n".join(_wrap_note(note, width) for note in document.notes))
     lines = "\n\n".join(blocks).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -185,6 +186,11 @@ def _list_tensor_cells(shape: tuple[int, ...] | None, dtype: str) -> dict[str, s
     sizes = "x".join(map(str, shape)) or "scalar"
     dtype = escape_controls(dtype)
     return {"shape": sizes, "dtype": dtype, "tensor": f"{sizes}:{_SHORT_DTYPES.get(dtype, dtype)}"}
+
+
+def _wrap_note(note: str, width: int | None) -> str:
+    note = escape_controls(note)
+    return note if width is None else "\n".join(textwrap.wrap(note, width))
 
 
 def _write_bytes(nbytes: int) -> str:

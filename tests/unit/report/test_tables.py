@@ -47,6 +47,11 @@ def test_a_column_yields_then_names_do_then_the_column_goes(width: int, cells: l
     assert write(width)[2].split()[2:] == cells
 
 
+def test_a_column_without_an_entry_is_left_out() -> None:
+    rows = [{**ROW, "note": ""}, {**ROW, "note": "", "line": ""}]
+    assert write_table(COLUMNS, [ALL], rows).splitlines()[0].split() == ["size", "name", "line"]
+
+
 def test_a_table_without_rows_is_its_header() -> None:
     assert write_table(COLUMNS, [FEW], [], 40) == "size  name  line\n----  ----  ----"
 

@@ -135,6 +135,13 @@ def lengthen_names() -> Analysis:
     )
 
 
+def test_notes_are_wrapped_between_words() -> None:
+    analysis = make_analysis(frontend="record", frontend_reason="a cache", loss="mse")
+    assert render(analysis, width=60).endswith(
+        "Traced by record, not fx: a cache. The numbers do not depend\non that.\n"
+    )
+
+
 def shorten_source(width: int) -> str:
     return shorten_middle("modeling_transformer.py:1234", width)
 
