@@ -12,7 +12,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 _SEEN = torch.device("cuda", 0)
 """What the user's code sees; never handed to an operator."""
 _HOST = torch.device("cpu")
+_AUTOCASTS = frozenset({"torch.amp.autocast_mode", "torch._library.custom_ops"})
+"""Modules that cast what is on CUDA, for autograd functions and operators of the user."""
 _ACCELERATOR = re.compile(r"cuda(:\d+)?")
 _FakeDevice = Callable[[FakeTensor], torch.device]
 _get_device: Any = Tensor.device.__get__
@@ -45,9 +46,12 @@ def view_devices(device: torch.device) -> Iterator[None]:
 
     def see(tensor: FakeTensor) -> torch.device:
         found = real(tensor)
-        if found != device or view.is_busy or _is_internal(sys._getframe(1)):
+        if found != device:
             return found
-        return _SEEN
+        module = str(sys._getframe(1).f_globals["__name__"])
+        if module in _AUTOCASTS or not (view.is_busy or _is_internal(module)):
+            return _SEEN
+        return found
 
     FakeTensor.device = property(see)  # type: ignore[assignment]
     try:
@@ -57,8 +61,8 @@ def view_devices(device: torch.device) -> Iterator[None]:
         FakeTensor.device = property(real)  # type: ignore[assignment]
 
 
-def _is_internal(frame: FrameType) -> bool:
-    return str(frame.f_globals["__name__"]).startswith(("torch._", "torch.utils.", "fxmem."))
+def _is_internal(module: str) -> bool:
+    return module.startswith(("torch._", "torch.utils.", "fxmem."))
 
 
 class _DeviceView(TorchFunctionMode):

@@ -193,6 +193,26 @@ def test_functions_of_the_user(x: Tensor, function: Any, types: list[torch.dtype
     assert seen == types
 
 
+@torch.library.custom_op("fxmem_test::double", mutates_args=())
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@double.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+torch.library.register_autocast("fxmem_test::double", "cuda", FP16)
+
+
+def test_operators_of_the_user(x: Tensor) -> None:
+    assert double(x).dtype == FP32
+    with autocast_forward(FP16):
+        assert double(x).dtype == torch.ops.fxmem_test.double(x).dtype == FP16
+        assert double(torch.empty(2)).dtype == FP32
+
+
 def test_a_recomputation_runs_as_the_forward_did(x: Tensor) -> None:
     types: list[torch.dtype] = []
 
