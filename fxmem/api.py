@@ -107,6 +107,7 @@ def analyze(
     >>> analysis.parameter_bytes, analysis.input_bytes
     (40, 192)
     """
+    device = str(device)  # a torch.device has its name
     _check_arguments(mode, device, frontend, size_hint, accumulate)
     step_gpu, settings = _find_gpu(device, gpu), _find_settings(device, alloc_conf)
     architecture = Gpu() if step_gpu is None else Gpu(capability=step_gpu.capability)
@@ -122,7 +123,13 @@ def analyze(
     fake_mode = make_fake_mode()
     named_devices: set[str] = set()
     believes_in_gpu = allow_autocast() if target is CUDA else contextlib.nullcontext()
-    with prepare_targets(model, loss, optimizer), silence_fake_kernels(), believes_in_gpu:
+    with (
+        torch.inference_mode(False),  # the caller may be in one, or in no_grad
+        torch.enable_grad(),
+        prepare_targets(model, loss, optimizer),
+        silence_fake_kernels(),
+        believes_in_gpu,
+    ):
         with replace_devices(named_devices):
             source = load_target(model, fake_mode) if isinstance(model, str) else model
             make_optimizer = resolve_optimizer(_load_choice(optimizer))
@@ -179,7 +186,7 @@ def analyze(
         loss=_name_choice(loss),
         frontend=frontend,
         frontend_reason=reason,
-        notes=tuple(_note_devices(named_devices, device)),
+        notes=(*_note_devices(named_devices, device), *_note_unused(mode, loss, optimizer)),
     )
     return Analysis(setup, recording.graph, settings, step_gpu)
 
@@ -197,6 +204,16 @@ def _note_devices(named: Iterable[str], target: str) -> Iterator[str]:
     others = sorted(name for name in named if not name.startswith(target))
     if others:
         yield f"The code names devices ({', '.join(others)}): taken as the target, {target}."
+
+
+def _note_unused(mode: str, loss: object, optimizer: object) -> Iterator[str]:
+    unused = [
+        name
+        for name, choice in (("loss", loss), ("optimizer", optimizer))
+        if mode == "infer" and choice is not None
+    ]
+    if unused:
+        yield f"Inference leaves out the {' and the '.join(unused)}."
 
 
 def _record(run: Callable[[bool], Recording], frontend: str | None) -> tuple[Recording, str, str]:
@@ -242,8 +259,10 @@ def _check_arguments(
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
     if frontend not in (None, *FRONTENDS):
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
-    if size_hint is not None and size_hint < 0:
-        raise UsageError(f"size hint {size_hint} is negative", hint="how many elements are found")
+    if size_hint is not None and not (isinstance(size_hint, int) and size_hint >= 0):
+        raise UsageError(
+            f"size hint {size_hint!r} is no number of elements", hint="an integer, 0 or more"
+        )
     if accumulate < 1:
         raise UsageError(f"{accumulate} micro-batches make no step", hint="1 or more")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 import re
 from dataclasses import dataclass
 
@@ -59,11 +60,19 @@ class TensorSpec:
     requires_grad: bool = False
 
     def __post_init__(self) -> None:
-        for size in self.shape:
+        try:
+            shape = tuple(map(operator.index, self.shape))
+        except TypeError:
+            raise UsageError(
+                f"a shape is a tuple of integers, not {self.shape!r}",
+                hint="TensorSpec((8, 3), 'int64'), or the text '8x3:int64'",
+            ) from None
+        for size in shape:
             if size < 0:
                 raise UsageError(f"a tensor cannot have a size of {size}", hint="0 or more")
+        object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", parse_dtype(str(self.dtype).removeprefix("torch.")))
-        if math.prod(self.shape) * _count_bytes(self.dtype) > _MOST_BYTES:
+        if math.prod(shape) * _count_bytes(self.dtype) > _MOST_BYTES:
             raise UsageError(
                 f"shape {self} is too large: no tensor has more than 2^63 bytes",
                 hint="is a separator missing, or a size given twice?",
@@ -125,6 +134,9 @@ def _suggest_shape(text: str) -> str:
     name, _, rest = text.partition(":")
     if name.isidentifier() and _SPEC.fullmatch(rest):
         return f"an argument is named with =: {name}={rest}"
+    shapes = text.replace(",", " ").split()
+    if len(shapes) > 1 and all("x" in shape and _SPEC.fullmatch(shape) for shape in shapes):
+        return f"these are {len(shapes)} shapes: give each by itself"
     sizes, _, dtype = text.strip().partition(" ")
     if _SPEC.fullmatch(f"{sizes}:{dtype}"):
         return f"the dtype comes after a colon: {sizes}:{dtype}"
@@ -141,13 +153,22 @@ _UNKNOWN_SIZE = re.compile(r"-[0-9]+|\?|\b(?:None|B|N|batch)(?=[xX*×,])")
 _LISTED = re.compile(r"(?:torch\.Size)?[(\[]+(?P<sizes>[0-9,\s]*)[)\]]+(?P<dtype>:\w+)?")
 
 
-def parse_input(text: str) -> tuple[str | None, TensorSpec]:
+def parse_input(text: str) -> tuple[str | None, TensorSpec | bool | None]:
     """A ``--input`` argument: a spec, or ``name=spec`` for a keyword argument.
+
+    An argument that is no tensor may be ``name=True``, ``name=False`` or ``name=None``.
 
     >>> parse_input("ids=1x128:int64")[0]
     'ids'
+    >>> parse_input("use_cache=False")
+    ('use_cache', False)
     """
     name, separator, spec = text.rpartition("=")
     if separator and not name.isidentifier():
         raise UsageError(f"bad input {text!r}: {name!r} is no argument name", hint="name=1x128")
+    if separator and spec in _CONSTANTS:
+        return name, _CONSTANTS[spec]
     return (name if separator else None), parse_spec(spec)
+
+
+_CONSTANTS = {"True": True, "False": False, "None": None}

@@ -13,7 +13,7 @@ from fxmem.cli.output import check_output, choose_width, write_line, write_outpu
 from fxmem.cli.progress import show_progress
 from fxmem.cli.startup import defer_torch_compile
 from fxmem.errors import LoadError, UsageError, summarize_error
-from fxmem.specs import TensorSpec, parse_dtype, parse_input
+from fxmem.specs import parse_dtype, parse_input
 from fxmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         dest="inputs",
         metavar="[NAME=]SHAPE[:DTYPE]",
         help="an input, e.g. 8x3x224x224 or ids=1x128:int64; repeat it for more: "
-        "without a name in order, with one as a keyword argument",
+        "without a name in order, with one as a keyword argument; NAME=True, False or None too",
     )
     step.add_argument(
         "--mode",
@@ -147,9 +147,9 @@ def run_analyze(arguments: argparse.Namespace) -> int:
     return _check_budget(analysis, budget_bytes)
 
 
-def _parse_inputs(texts: list[str]) -> tuple[tuple[TensorSpec, ...], dict[str, TensorSpec]]:
-    args: list[TensorSpec] = []
-    kwargs: dict[str, TensorSpec] = {}
+def _parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for text in texts:
         name, spec = parse_input(text)
         if name is None:
@@ -177,8 +177,8 @@ def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _analyze_quietly(
     target: str,
-    args: tuple[TensorSpec, ...],
-    kwargs: dict[str, TensorSpec],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     options: dict[str, Any],
 ) -> Analysis:
     # fxmem has no use for NumPy, of whose absence torch warns when it is imported.

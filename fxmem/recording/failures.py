@@ -24,8 +24,15 @@ from fxmem.tracing.source import find_raising_source, find_raising_step, find_sp
 
 _LONGEST_QUOTE = 60
 _BRANCH = re.compile(r"(if|elif|while|assert)( not)?\b[ (]*")
-_ACCELERATOR = re.compile(r"\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b", re.IGNORECASE)
-_INTEGERS = re.compile(r"scalar types: Long, Int|expected scalar type Long", re.IGNORECASE)
+_ACCELERATOR = re.compile(
+    r"\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b|dummy base class", re.IGNORECASE
+)
+_INTEGERS = re.compile(r"scalar types: Long, Int|scalar type Long|dtype int32/int64", re.IGNORECASE)
+_LAYOUT = re.compile(
+    r"\b(shapes?|sizes?|dim\w*|d?types?|scalar types?|channels?|broadcast\w*|ind(ex|ices)"
+    r"|lengths?|elements?|values? per|must be|should be|expected|expects|invalid)\b",
+    re.IGNORECASE,
+)
 _NO_FORWARD = re.compile(r'Module \[(\w+)\] is missing the required "forward" function')
 _VALUE = re.compile(
     r"\.numpy\(\) is not supported for tensor subclasses|Numpy is not available"
@@ -69,7 +76,9 @@ def explain_failure(
             f"the operator {operator}{at} does not run on tensors without data",
             hint="give it a fake kernel with torch.library.register_fake",
         )
-    return TraceError(f"the step failed{at}: {summarize_error(error)}", _suggest(error, inputs))
+    # The user knows nothing of fake tensors.
+    text = summarize_error(error).replace("FakeTensor", "Tensor")
+    return TraceError(f"the step failed{at}: {text}", _suggest(error, inputs))
 
 
 def is_traced(error: BaseException) -> bool:
@@ -106,12 +115,18 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
     text = str(error)
     if _ACCELERATOR.search(text):
         return "there is no GPU in an analysis: ask torch.cuda.is_available() first"
+    if "process group" in text:
+        return "an analysis is of one process: leave torch.distributed out"
     if not _is_raised_by_torch(error):
         return _DEBUG
     given = ", ".join(inputs) or "none were given"
+    if "Storage size calculation overflowed" in text:
+        return f"no tensor has more than 2^63 bytes; the inputs are {given}"
+    if "SparseTensorImpl" in text:
+        return "sparse tensors are not analysed: make them dense"
     if _INTEGERS.search(text):
         return f"an input of integers is written 4x8:int64; the inputs are {given}"
-    if isinstance(error, RuntimeError | ValueError | IndexError | TypeError):
+    if _LAYOUT.search(text):
         return f"check shapes and dtypes of the inputs: {given}"
     return _DEBUG
 
@@ -162,6 +177,8 @@ def _suggest_for_value(error: BaseException, call: _Call | None, size_hint: int 
             return "give a size hint, how many elements are found: --size-hint N or size_hint=N"
         if label not in _NUMBERS or (call and call.is_integer):
             return "if it is a size, give a size hint: --size-hint N or size_hint=N"
+    if "pack_padded_sequence" in str(operator):
+        return "leave the packing out: what is padded takes as much or a little more"
     if label == "bool":
         return "let a shape or an argument of the model decide, not the data"
     if label in _NUMBERS:

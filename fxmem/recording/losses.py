@@ -164,6 +164,8 @@ def _explain_missing_loss(output: Any) -> TraceError:
     unknown = _find_unknown(output)
     if unknown is not None:
         return _explain_unknown(unknown, output)
+    if output is None:
+        return TraceError("the model returned None", hint="does its forward lack a return?")
     if next(_iterate_floating(output), None) is not None:
         return TraceError(
             f"the model returned {_describe(output)}, and nothing in it requires grad",
@@ -277,7 +279,7 @@ def _describe(output: object) -> str:
     if isinstance(output, Tensor):
         shape = "x".join(map(str, output.shape)) or "scalar"
         return f"a tensor {shape}:{str(output.dtype).removeprefix('torch.')}"
-    if output is None or isinstance(output, bool | int | float | str):
+    if isinstance(output, bool | int | float | str | None):
         return repr(output)
     name = type(output).__name__
     return f"a {name}" if type(output).__module__ == "builtins" else f"an object of class {name}"

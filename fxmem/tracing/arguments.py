@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,10 +83,19 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
         return
     try:
         signature.bind(*args, **kwargs)
+        fits = not _is_dict_of_inputs(signature, args)
     except TypeError:
+        fits = False
+    if not fits:
         cause, hint = _explain_misfit(signature, args, kwargs)
         forward = f"{type(model).__name__}.forward{shorten_signature(signature)}"
-        raise UsageError(f"{cause} {forward}", hint=hint) from None
+        raise UsageError(f"{cause} {forward}", hint=hint)
+
+
+def _is_dict_of_inputs(signature: inspect.Signature, args: Sequence[Any]) -> bool:
+    """Whether the only input is a dict of those that ``forward`` takes by name."""
+    is_dict = len(args) == 1 and isinstance(args[0], Mapping) and bool(args[0])
+    return is_dict and {*args[0]} <= {*signature.parameters}
 
 
 def _explain_misfit(
@@ -101,7 +111,7 @@ def _explain_misfit(
                 close = difflib.get_close_matches(name, by_name, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(by_name)}"
                 return f"there is no argument {name!r} in", hint
-    if len(args) == 1 and isinstance(args[0], Mapping) and {*args[0]} <= {*by_name}:
+    if _is_dict_of_inputs(signature, args):
         return "inputs by name were passed by position to", "pass the dict as kwargs"
     if len(args) > len(by_position) and inspect.Parameter.VAR_POSITIONAL not in kinds.values():
         return f"{len(args)} inputs are too many for", suggest_shape(args) or _ONE_EACH
@@ -126,10 +136,17 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def suggest_shape(inputs: Sequence[object]) -> str:
     """The shape that somebody meant who passed its sizes as inputs; else the empty text.
 
-    >>> suggest_shape((8, 3, 224, 224))
-    "a shape is one text: '8x3x224x224'"
+    Args:
+        inputs: The inputs, or how :func:`fxmem.tracing.fakes.describe_inputs` describes them.
+
+    >>> suggest_shape((8, 3, 224, 224)), suggest_shape(("[0][0]=4", "[0][1]=8"))
+    ("a shape is one text: '8x3x224x224'", "a shape is one text: '4x8'")
     """
-    texts = [str(value) for value in inputs]
-    if not texts or not all(text.isdecimal() for text in texts):
+    matches = [_SIZE_PASSED.fullmatch(str(value)) for value in inputs]
+    sizes = [match["size"] for match in matches if match]
+    if not sizes or len(sizes) < len(matches):
         return ""
-    return f"a shape is one text: '{'x'.join(texts)}'"
+    return f"a shape is one text: '{'x'.join(sizes)}'"
+
+
+_SIZE_PASSED = re.compile(r"(\[0\]\[[0-9]+\]=)?(?P<size>[0-9]+)")

@@ -25,7 +25,7 @@ _NO_INDEX = -1
 _HOST = torch.device("cpu")
 _ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
 _MOVES = {Tensor.cuda: "cuda", Tensor.xpu: "xpu"}
-_TAKE_DEVICES = frozenset({*_MOVES, Tensor.to, Tensor.type})  # by position
+_TAKE_DEVICES = frozenset({*_MOVES, Tensor.to, Tensor.type, Tensor.pin_memory})  # by position
 _TYPE = re.compile(r"torch\.(cuda|xpu)\.(\w+Tensor)")
 _CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
     "synchronize": lambda device=None: None,
@@ -94,10 +94,14 @@ class _ReplaceDevices(TorchFunctionMode):
         if func in _MOVES:
             self._named.add(_MOVES[func])
             return args[0]
+        if func is Tensor.pin_memory:  # which makes a copy faster that is not made
+            return args[0]
         if func is Tensor.to:
             args = [self._replace(value) for value in args]
         elif func is Tensor.type:
             args = [self._replace_type(value) for value in args]
+        if kwargs and kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
         device = kwargs.get("device") if kwargs else None
         if device is None:
             default = _device.CURRENT_DEVICE  # torch.set_default_device, with torch.device(...):

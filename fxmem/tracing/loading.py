@@ -147,6 +147,8 @@ def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
         )
     if "before Module.__init__() call" in str(error):
         hint = "begin its __init__ with super().__init__()"
+    elif isinstance(error, OSError):  # a file of weights, or the network
+        hint = "memory does not depend on values: build the model without loading weights"
     else:
         hint = "see the whole traceback with --debug"
     return LoadError(f"{target.text!r} raised {summarize_error(error)}{at}", hint=hint)

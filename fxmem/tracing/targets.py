@@ -74,6 +74,8 @@ def parse_target(text: str) -> Target:
 
 
 def _explain_bad_target(text: str) -> LoadError:
+    if os.path.isdir(text):
+        return LoadError(f"{text!r} is a folder", hint="name a .py file in it, and what is in it")
     if ":" not in text:
         if text.endswith(_WEIGHTS):
             return LoadError(f"{text!r} holds weights, and no code to run", hint=_NAME_CODE)
@@ -159,6 +161,11 @@ def check_call(factory: Callable[..., Any], target: Target) -> None:
     try:
         signature.bind(*target.args, **target.kwargs)
     except TypeError as error:
+        if next(iter(signature.parameters), "") == "self":
+            raise LoadError(
+                f"{target.text!r} is a method",
+                hint=f"name the class: {target.without_call.rpartition('.')[0]}",
+            ) from None
         missing = [
             name
             for name, parameter in signature.parameters.items()
@@ -168,7 +175,10 @@ def check_call(factory: Callable[..., Any], target: Target) -> None:
         example = ", ".join(f"{name}=..." for name in missing)
         raise LoadError(
             f"{target.text!r}: {error}; it is {target.name}{shorten_signature(signature)}",
-            hint=f"pass literals: '{target.without_call}({example})'" if missing else "",
+            hint=f"pass literals: '{target.without_call}({example})'; or name a function that "
+            "returns it"
+            if missing
+            else "",
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("micro-batches", {"accumulate": 0}, "0 micro-batches make no step (1 or more)"),
     ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu or cuda)"),
     ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
-    ("hint", {"size_hint": -1}, "size hint -1 is negative (how many elements are found)"),
+    ("hint", {"size_hint": -1}, "size hint -1 is no number of elements (an integer, 0 or more)"),
 ]
 
 
@@ -74,11 +75,12 @@ def test_arguments_that_are_refused(settings: dict[str, Any], message: str) -> N
 
 
 def test_a_forward_that_raises_is_told_with_its_line() -> None:
+    line = Net.forward.__code__.co_firstlineno + 1
     with pytest.raises(fxmem.TraceError) as raised:
         fxmem.analyze(Net(), ("3x5",))
     assert str(raised.value) == (
-        "the step failed at test_api.py:21: RuntimeError: a and b must have same reduction dim,"
-        " but got [3, 5] X [4, 4]. (check shapes and dtypes of the inputs: 3x5:float32)"
+        f"the step failed at test_api.py:{line}: RuntimeError: a and b must have same reduction "
+        "dim, but got [3, 5] X [4, 4]. (check shapes and dtypes of the inputs: 3x5:float32)"
     )
 
 
@@ -137,6 +139,25 @@ def test_dtype_casts_parameters_and_inputs() -> None:
     assert half.parameter_bytes * 2 == full.parameter_bytes
     assert half.input_bytes * 2 == full.input_bytes
     assert fxmem.analyze(Net(), ("3x4",), dtype=torch.bfloat16).graph == half.graph
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_the_caller_s_grad_mode_is_no_part_of_the_step(context: Callable[[], Any]) -> None:
+    model = Net()
+    expected = fxmem.analyze(model, ("3x4",)).graph
+    with context():
+        assert fxmem.analyze(model, ("3x4",)).graph == expected
+        assert not torch.is_grad_enabled()
+
+
+def test_a_device_may_be_one_of_torch_s() -> None:
+    assert fxmem.analyze(Net(), ("3x4",), device=torch.device("cpu")).setup.device == "cpu"
+
+
+def test_inference_says_what_it_leaves_out() -> None:
+    analysis = fxmem.analyze(Net(), ("3x4",), mode="infer", loss="mse", optimizer="adam")
+    assert analysis.setup.notes == ("Inference leaves out the loss and the optimizer.",)
+    assert fxmem.analyze(Net(), ("3x4",), loss="mse", optimizer="adam").setup.notes == ()
 
 
 def test_a_single_input_needs_no_tuple() -> None:

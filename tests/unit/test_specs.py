@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,7 @@ NUMBERS = "sizes are numbers: write one in the place of {}, e.g. 8x3x224x224"
         ("[8,3]:bf16", "write 8x3:bf16"),
         ("torch.Size([8, 3])", "write 8x3"),
         ("()", "write scalar"),
+        ("4x8, 4x8:int64", "these are 2 shapes: give each by itself"),
     ],
 )
 def test_a_bad_shape_is_an_error_that_says_how_to_write_it(text: str, hint: str) -> None:
@@ -80,6 +83,17 @@ def test_a_spec_checks_what_it_is_made_of() -> None:
         TensorSpec((-1, 3))
     with pytest.raises(UsageError, match="unknown dtype"):
         TensorSpec((1, 3), "float42")
+    assert TensorSpec([4, 8]).shape == (4, 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [4, "4x8", (4.5, 8), None])
+def test_a_shape_is_made_of_integers(shape: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        TensorSpec(shape)
+    assert str(caught.value) == (
+        f"a shape is a tuple of integers, not {shape!r} "
+        "(TensorSpec((8, 3), 'int64'), or the text '8x3:int64')"
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +113,13 @@ def test_an_unknown_dtype_is_an_error_that_offers_others(text: str, hint: str) -
 @pytest.mark.parametrize(("short", "name"), [("bf16", "bfloat16"), ("long", "int64")])
 def test_a_dtype_has_a_short_name(short: str, name: str) -> None:
     assert parse_dtype(short) == parse_dtype(name) == name
+
+
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("False", False), ("None", None)])
+def test_an_input_by_name_may_be_a_constant(text: str, value: bool | None) -> None:
+    assert parse_input(f"flag={text}") == ("flag", value)
+    with pytest.raises(UsageError, match=f"^bad shape '{text}'"):
+        parse_input(text)
 
 
 def test_an_input_has_a_name_or_none() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import fxmem
 
@@ -98,6 +99,11 @@ OUT = "take it out of what is analysed"
         (lambda net, x: x.masked_select(x > 0), "x.masked_select(x > 0)", FOUND),
         (lambda net, x: x.detach().unique(), "x.detach().unique()", FOUND),
         (lambda net, x: torch.where(x > 0)[0], "torch.where(x > 0)", FOUND),
+        (
+            lambda net, x: pack_padded_sequence(x, x[:, 0].long()),
+            "pack_padded_sequence(x, x[:, 0].long())",
+            "leave the packing out: what is padded takes as much or a little more",
+        ),
     ],
 )
 def test_a_value_that_is_asked_for_is_quoted(
@@ -214,6 +220,45 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
             "the step failed at {}: RuntimeError: Expected tensor for argument #1 'indices' to "
             "have one of the following scalar types: Long, Int; but got torch.float32 instead",
             "an input of integers is written 4x8:int64; the inputs are 3x4:float32",
+        ),
+        (
+            lambda net, x: functional.cross_entropy(x, x[:, 0]),
+            "the step failed at {}: RuntimeError: gather(): Expected dtype int32/int64 for index, "
+            "but got torch.float32",
+            "an input of integers is written 4x8:int64; the inputs are 3x4:float32",
+        ),
+        (
+            lambda net, x: x + torch.zeros(10**10, 10**10),
+            "the step failed at {}: RuntimeError: Storage size calculation overflowed with "
+            "sizes=[10000000000, 10000000000]",
+            "no tensor has more than 2^63 bytes; the inputs are 3x4:float32",
+        ),
+        (
+            lambda net, x: x.missing,
+            "the step failed at {}: AttributeError: 'Tensor' object has no attribute 'missing'",
+            DEBUG,
+        ),
+        (
+            lambda net, x: net.scale.add_(1),
+            "the step failed at {}: RuntimeError: a leaf Variable that requires grad is being used "
+            "in an in-place operation.",
+            DEBUG,
+        ),
+        (
+            lambda net, x: torch.distributed.all_reduce(x),
+            "the step failed at {}: ValueError: Default process group has not been initialized, "
+            "please make sure to call init_process_group.",
+            "an analysis is of one process: leave torch.distributed out",
+        ),
+        (
+            lambda net, x: torch.sparse.mm(torch.eye(3).to_sparse(), x),
+            "the step failed at {}: NotImplementedError: Cannot access storage of SparseTensorImpl",
+            "sparse tensors are not analysed: make them dense",
+        ),
+        (
+            lambda net, x: torch.cuda.Event(enable_timing=True),
+            "the step failed at {}: RuntimeError: Tried to instantiate dummy base class Event",
+            NO_GPU,
         ),
         (
             lambda net, x: x + torch.cuda.FloatTensor(4),

@@ -178,12 +178,7 @@ UNKNOWN = (
             "the model returned a tensor 2x3:float32, and nothing in it requires grad "
             f"(is everything frozen, or the output detached? {INFER})",
         ),
-        (
-            None,
-            None,
-            "the model returned None, without a floating tensor to start backward from "
-            f"(return one, or give a loss; {INFER})",
-        ),
+        (None, None, "the model returned None (does its forward lack a return?)"),
         (
             None,
             {"classes": torch.ones(3, dtype=torch.int64)},

@@ -140,6 +140,12 @@ NET = "Net.forward(x, mask=None, *, scale=1.0)"
             "inputs by name were passed by position to Two.forward(ids, mask) "
             "(pass the dict as kwargs)",
         ),
+        (
+            Net(),
+            {"x": "3x4"},
+            {},
+            f"inputs by name were passed by position to {NET} (pass the dict as kwargs)",
+        ),
         (Spread(), (), {}, f"there is no input for 'x' of Spread.forward(x, *rest) ({ONE_EACH})"),
         (
             Net(),
@@ -179,6 +185,9 @@ def test_inputs_that_fit(model: nn.Module, args: Any, kwargs: Any) -> None:
 def test_sizes_that_were_passed_as_inputs_are_noticed_where_forward_takes_them() -> None:
     with pytest.raises(fxmem.TraceError) as caught:
         fxmem.analyze(Two(), (3, 4))
+    assert caught.value.hint == "a shape is one text: '3x4'"
+    with pytest.raises(fxmem.TraceError) as caught:
+        fxmem.analyze(Net(), ([3, 4],))
     assert caught.value.hint == "a shape is one text: '3x4'"
 
 

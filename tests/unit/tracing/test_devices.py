@@ -58,6 +58,8 @@ MOVES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], set[str]]] = {
     "with torch.device": (lambda x: in_context(), {"cuda"}),
     "with torch.cuda.device": (in_old_context, set()),
     "set_default_device": (by_default, {"cuda:1"}),
+    "pin_memory": (lambda x: x.pin_memory().cuda(non_blocking=True), {"cuda"}),
+    "pinned": (lambda x: torch.zeros(2, pin_memory=True), set()),
     "the CPU": (lambda x: x.to("cpu") + torch.zeros(2, device="cpu"), set()),
 }
 

@@ -31,6 +31,9 @@ NETS = """
             super().__init__()
             self.body = nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)])
 
+        def forward(self, x):
+            return self.body(x)
+
     class Rates(nn.Module):
         def __init__(self):
             super().__init__()
@@ -87,6 +90,9 @@ NETS = """
     class Forgets(nn.Module):
         def __init__(self):
             self.linear = nn.Linear(2, 2)
+
+    def load_weights():
+        return torch.load("best.pt")
 """
 
 Write = Callable[[str, str], Path]
@@ -264,6 +270,14 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
             "'model.pt' holds weights, and no code to run "
             "(name the code of the model: path/to/file.py:Model)",
         ),
+        (".", "'.' is a folder (name a .py file in it, and what is in it)"),
+        ("nets:Net.forward", "'nets:Net.forward' is a method (name the class: nets:Net)"),
+        (
+            "nets:load_weights",
+            "'nets:load_weights' raised FileNotFoundError: [Errno 2] No such file or directory: "
+            "'best.pt' at nets.py:71 (memory does not depend on values: build the model without "
+            "loading weights)",
+        ),
         ("?", "target '?' does not say which model (write package.module:Model)"),
         ("nets:", f"target 'nets:' cannot be understood ({FORMS})"),
         (
@@ -303,7 +317,7 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
         (
             "nets:Net",
             "'nets:Net': missing a required argument: 'width'; it is Net(width, depth=2) "
-            "(pass literals: 'nets:Net(width=...)')",
+            "(pass literals: 'nets:Net(width=...)'; or name a function that returns it)",
         ),
         (
             "nets:Rates(1)",
@@ -322,18 +336,18 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
         ),
         (
             "nets:fail",
-            "'nets:fail' raised ValueError: no such width at nets.py:46 "
+            "'nets:fail' raised ValueError: no such width at nets.py:49 "
             "(see the whole traceback with --debug)",
         ),
         (
             "nets:leave",
-            "'nets:leave' calls exit(3) at nets.py:61 "
+            "'nets:leave' calls exit(3) at nets.py:64 "
             "(name a class, or a function that returns the model)",
         ),
         (
             "nets:Forgets",
             "'nets:Forgets' raised AttributeError: cannot assign module before Module.__init__() "
-            "call at nets.py:65 (begin its __init__ with super().__init__())",
+            "call at nets.py:68 (begin its __init__ with super().__init__())",
         ),
         (
             "nets:fail_without_text",
@@ -509,17 +523,17 @@ def test_a_function_is_loaded_too(write: Write) -> None:
         ("nets:take_mena", "no 'take_mena' in 'nets' (did you mean take_mean?)"),
         (
             "nets:qqq",
-            "no 'qqq' in 'nets' (functions there: fail, fail_without_text, leave, make_casting, "
-            "make_class, make_loss, make_nothing, make_on_gpu, ...)",
+            "no 'qqq' in 'nets' (functions there: fail, fail_without_text, leave, load_weights, "
+            "make_casting, make_class, make_loss, make_nothing, ...)",
         ),
         (
             "nets:make_loss()",
             "'nets:make_loss()': missing a required argument: 'weight'; it is make_loss(weight) "
-            "(pass literals: 'nets:make_loss(weight=...)')",
+            "(pass literals: 'nets:make_loss(weight=...)'; or name a function that returns it)",
         ),
         (
             "nets:fail()",
-            "'nets:fail()' raised ValueError: no such width at nets.py:46 "
+            "'nets:fail()' raised ValueError: no such width at nets.py:49 "
             "(see the whole traceback with --debug)",
         ),
     ],
