@@ -46,19 +46,6 @@ _cudnn_rnn = _aten._cudnn_rnn.default
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def autocast_forward(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
-    """What users put around forward and loss: ``with torch.autocast("cuda", dtype=dtype)``.
-
-    Within :func:`lower_autocast`, as everything on CUDA.
-
-    Args:
-        dtype: ``torch.bfloat16`` or ``torch.float16``; None for no autocast.
-    """
-    if dtype is None:
-        return contextlib.nullcontext()
-    return torch.autocast(_DEVICE, dtype=dtype)
-
-
 def follow_autocast(operator: OpOverload) -> Callable[[_F], _F]:
     """Makes a function treat its arguments as autocast treats those of an operator.
 

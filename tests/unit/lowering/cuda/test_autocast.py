@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxmem import analyze
 from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.cuda.autocast import autocast_forward, follow_autocast, lower_autocast
+from fxmem.lowering.cuda.autocast import follow_autocast, lower_autocast
 from fxmem.lowering.cuda.autocast_policies import find_policies
 from fxmem.lowering.cuda.target import GPU_DEVICE
 from fxmem.lowering.functions import lower_functions
@@ -36,9 +36,7 @@ def x() -> Iterator[Tensor]:
 
 def test_it_is_off_until_the_step_turns_it_on(x: Tensor) -> None:
     assert torch.mm(x, x).dtype == FP32
-    with autocast_forward(None):
-        assert torch.mm(x, x).dtype == FP32
-    with autocast_forward(BF16):
+    with torch.autocast("cuda", dtype=BF16):
         assert torch.mm(x, x).dtype == BF16
         assert x.exp().dtype == x.bfloat16().exp().dtype == FP32
         assert (x.bfloat16() + 1).dtype == BF16
@@ -110,13 +108,13 @@ def test_it_may_decorate(x: Tensor) -> None:
 )
 def test_result_types(x: Tensor, run: Any, expected: Any, dtype: torch.dtype) -> None:
     """As listed on pytorch.org/docs/stable/amp.html; None is autocast's dtype."""
-    with autocast_forward(dtype):
+    with torch.autocast("cuda", dtype=dtype):
         assert run(x).dtype == (expected or dtype)
 
 
 def test_other_halves_do_not_promote(x: Tensor) -> None:
     with (
-        autocast_forward(FP16),
+        torch.autocast("cuda", dtype=FP16),
         pytest.raises(RuntimeError, match=r"float16 cannot promote a tensor of torch\.bfloat16"),
     ):
         torch.dot(x[0].bfloat16(), x[0])
@@ -125,14 +123,14 @@ def test_other_halves_do_not_promote(x: Tensor) -> None:
 def test_an_optional_tensor_does_not_promote(x: Tensor) -> None:
     """In ``prioritize`` it is none of the tensors that have an overload."""
     half = x.half()
-    with autocast_forward(FP16):
+    with torch.autocast("cuda", dtype=FP16):
         assert functional.bilinear(half, half, half[None], x[0, :1]).dtype == FP16
         assert functional.bilinear(half, half, x[None], x[0, :1]).dtype == FP32
 
 
 def test_the_host_is_left_alone(x: Tensor) -> None:
     host = torch.empty(8, 8)
-    with autocast_forward(BF16):
+    with torch.autocast("cuda", dtype=BF16):
         assert torch.mm(host, host).dtype == FP32
         assert host.bfloat16().exp().dtype == host.bfloat16().norm().dtype == BF16
         assert functional.binary_cross_entropy(host, host).dtype == FP32
@@ -187,7 +185,7 @@ seen: list[torch.dtype] = []
 )
 def test_functions_of_the_user(x: Tensor, function: Any, types: list[torch.dtype]) -> None:
     seen.clear()
-    with autocast_forward(FP16):
+    with torch.autocast("cuda", dtype=FP16):
         result = function.apply(x.half().requires_grad_())
     result.sum().backward()
     assert seen == types
@@ -208,7 +206,7 @@ torch.library.register_autocast("fxmem_test::double", "cuda", FP16)
 
 def test_operators_of_the_user(x: Tensor) -> None:
     assert double(x).dtype == FP32
-    with autocast_forward(FP16):
+    with torch.autocast("cuda", dtype=FP16):
         assert double(x).dtype == torch.ops.fxmem_test.double(x).dtype == FP16
         assert double(torch.empty(2)).dtype == FP32
 
@@ -222,7 +220,7 @@ def test_a_recomputation_runs_as_the_forward_did(x: Tensor) -> None:
         return y.sin()
 
     for reentrant in (False, True):
-        with autocast_forward(BF16):
+        with torch.autocast("cuda", dtype=BF16):
             loss = checkpoint(block, x.requires_grad_(), use_reentrant=reentrant).sum()
         loss.backward()
     assert types == [BF16] * 4
@@ -234,8 +232,8 @@ def weight() -> Tensor:
 
 def test_casts_of_weights_live_until_the_outermost_autocast_ends(x: Tensor) -> None:
     fc = weight()
-    with autocast_forward(BF16):
-        with autocast_forward(BF16), torch.no_grad():
+    with torch.autocast("cuda", dtype=BF16):
+        with torch.autocast("cuda", dtype=BF16), torch.no_grad():
             torch.mm(x, fc)
         found = saved_by(x, fc)
         with torch.autocast("cuda", enabled=False):
@@ -263,7 +261,7 @@ def saved_by(x: Tensor, fc: Tensor) -> Any:
 @pytest.mark.parametrize("clear", [torch.clear_autocast_cache, None])
 def test_casts_of_weights_may_be_cleared(x: Tensor, clear: Any) -> None:
     fc = weight()
-    with autocast_forward(BF16):
+    with torch.autocast("cuda", dtype=BF16):
         found = saved_by(x, fc)
         (clear or torch.clear_autocast_cache)()
         # Kept by a reference that was taken before, the old function clears PyTorch's cache alone.
@@ -282,7 +280,7 @@ def test_functions_may_follow_an_operator(x: Tensor) -> None:
     host = torch.empty(8, 8)
     assert attend.__doc__ == "Attends."
     assert attend(x, x) == (FP32, FP32, None)
-    with autocast_forward(FP16):
+    with torch.autocast("cuda", dtype=FP16):
         assert attend(x, x, mask=x) == (FP16,) * 3
         assert attend(x, host) == (FP16, FP32, None)
         assert attend(host, host) == (FP32, FP32, None)
@@ -293,7 +291,7 @@ def test_functions_may_follow_an_operator(x: Tensor) -> None:
 def test_weighted_logits_are_cast_before_they_are_saved(x: Tensor) -> None:
     saved = []
     with (
-        autocast_forward(FP16),
+        torch.autocast("cuda", dtype=FP16),
         torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor),
     ):
         functional.binary_cross_entropy_with_logits(

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda import autocast_lists as lists
-from fxmem.lowering.cuda.autocast import autocast_forward
 from fxmem.lowering.functions import lower_functions
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode
@@ -80,7 +79,7 @@ def check(entries: Any, name: str, expected: torch.dtype | None, dtype: torch.dt
         for owner in owners:
             if owner is Tensor and not isinstance(args[0], Tensor):
                 continue
-            with autocast_forward(dtype):
+            with torch.autocast("cuda", dtype=dtype):
                 result = getattr(owner, operator)(*args, **keywords)
             dtypes = {leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
             assert dtypes == {expected}, (operator, dtypes)
@@ -113,5 +112,8 @@ def test_promotion_that_needs_no_autocast(entries: Any, kind: str) -> None:
 
 def test_banned(entries: Any) -> None:
     for name, args, namespace in entries.banned:
-        with autocast_forward(torch.float16), pytest.raises(RuntimeError, match="unsafe to auto"):
+        with (
+            torch.autocast("cuda", dtype=torch.float16),
+            pytest.raises(RuntimeError, match="unsafe to auto"),
+        ):
             getattr(namespace, name)(*args)

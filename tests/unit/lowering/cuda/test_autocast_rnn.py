@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxmem.lowering.cuda.autocast import autocast_forward, lower_autocast
+from fxmem.lowering.cuda.autocast import lower_autocast
 from fxmem.lowering.cuda.target import GPU_DEVICE
 from fxmem.tracing.fakes import make_fake_mode
 
@@ -56,7 +56,7 @@ def make_arguments(module: nn.RNNBase, dtype: torch.dtype = FP32) -> list[Any]:
 )
 def test_the_buffer_holds_all_weights(module: nn.RNNBase, count: int) -> None:
     args = make_arguments(module)
-    with Watch() as watch, autocast_forward(FP16):
+    with Watch() as watch, torch.autocast("cuda", dtype=FP16):
         aten._cudnn_rnn(*args)
     assert watch.calls[0] == f"zeros {count}"
 
@@ -76,7 +76,7 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [FP16, torch.bfloat16])
 def test_everything_is_float16_whatever_the_dtype(dtype: torch.dtype) -> None:
     args = make_arguments(nn.LSTM(WIDTH, HIDDEN))
-    with Watch() as watch, autocast_forward(dtype):
+    with Watch() as watch, torch.autocast("cuda", dtype=dtype):
         output, hy, cy, _, buffer = aten._cudnn_rnn(*args)
     assert {t.dtype for t in (output, hy, cy, buffer)} == {FP16}
     # The buffer, each weight into it (16x3, 16x4, 16, 16), then cx, hx and the input.
@@ -89,7 +89,7 @@ def test_everything_is_float16_whatever_the_dtype(dtype: torch.dtype) -> None:
 
 def test_each_call_copies_the_weights_again() -> None:
     args = make_arguments(nn.GRU(WIDTH, HIDDEN))
-    with Watch() as watch, autocast_forward(FP16):
+    with Watch() as watch, torch.autocast("cuda", dtype=FP16):
         aten._cudnn_rnn(*args)
         aten._cudnn_rnn(*args)
     assert watch.calls.count("zeros 108") == 2
@@ -104,7 +104,7 @@ def test_what_autograd_saves() -> None:
 
     args = make_arguments(nn.GRU(WIDTH, HIDDEN))
     with (
-        autocast_forward(FP16),
+        torch.autocast("cuda", dtype=FP16),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
         aten._cudnn_rnn(*args)
@@ -117,7 +117,7 @@ def test_what_autograd_saves() -> None:
 
 def test_weights_get_gradients_of_their_own_type() -> None:
     args = make_arguments(nn.LSTM(WIDTH, HIDDEN))
-    with autocast_forward(FP16):
+    with torch.autocast("cuda", dtype=FP16):
         output = aten._cudnn_rnn(*args)[0]
     copies = [function for function, _ in output.grad_fn.next_functions if function is not None]
     assert [type(function).__name__ for function in copies] == ["CopyBackwards"] * 4
@@ -127,7 +127,7 @@ def test_weights_get_gradients_of_their_own_type() -> None:
 
 def test_float16_stays_where_it_is() -> None:
     args = make_arguments(nn.LSTM(WIDTH, HIDDEN), FP16)
-    with Watch() as watch, autocast_forward(FP16):
+    with Watch() as watch, torch.autocast("cuda", dtype=FP16):
         aten._cudnn_rnn(*args)
     assert watch.calls == []
 

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.cuda.autocast import autocast_forward
 from fxmem.lowering.cuda.grad_scaler import GradScaler
 from fxmem.lowering.cuda.target import is_on_gpu
 from fxmem.lowering.functions import lower_functions
@@ -48,7 +47,7 @@ def test_what_a_step_allocates() -> None:
         assert scaler.is_enabled() and scaler.state_tensors == ()
         for step in range(2):
             optimizer.zero_grad()
-            with autocast_forward(torch.float16):
+            with torch.autocast("cuda", dtype=torch.float16):
                 loss = model(torch.empty(2, 8, device="cuda")).sum()
             with Watch() as scale:
                 scaled = scaler.scale(loss)
