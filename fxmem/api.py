@@ -30,6 +30,7 @@ from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
 from fxmem.tracing.loading import load_function, load_target, prepare_targets
+from fxmem.tracing.targets import is_target
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
@@ -114,9 +115,9 @@ def analyze(
     autocast_to = _find_autocast(device, autocast)
     dtype_name = None if dtype is None else parse_dtype(str(dtype).removeprefix("torch."))
     # A misspelt name is told before anything is imported.
-    if not _is_target(optimizer):
+    if not is_target(optimizer):
         resolve_optimizer(optimizer)
-    if not _is_target(loss):
+    if not is_target(loss):
         resolve_loss(loss)
     positional, named = gather_inputs(args, kwargs)
     target, train = TARGETS[device], mode == "train"
@@ -191,13 +192,9 @@ def analyze(
     return Analysis(setup, recording.graph, settings, step_gpu)
 
 
-def _is_target(choice: object) -> bool:
-    return isinstance(choice, str) and ":" in choice
-
-
 def _load_choice(choice: Any) -> Any:
     """A loss or an optimizer that is given as a TARGET; anything else as it is."""
-    return load_function(choice) if _is_target(choice) else choice
+    return load_function(choice) if is_target(choice) else choice
 
 
 def _note_devices(named: Iterable[str], target: str) -> Iterator[str]:

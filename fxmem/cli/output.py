@@ -82,6 +82,8 @@ def check_output(path: str | None) -> None:
         if sys.stdout is None:
             raise UsageError("stdout is closed", hint="write to a file with -o FILE")
         return
+    if not path:
+        raise UsageError("the file to write has no name", hint="-o FILE")
     real_path = os.path.realpath(path)
     folder = os.path.dirname(real_path)
     if not os.path.isdir(folder):

@@ -92,7 +92,9 @@ def _find_named(text: str) -> Callable[..., Any]:
         close = difflib.get_close_matches(name.lower(), OPTIMIZERS, n=3)
         raise UsageError(
             f"unknown optimizer {name!r}",
-            hint=f"did you mean {' or '.join(close)}?" if close else ", ".join(OPTIMIZERS),
+            hint=f"did you mean {' or '.join(close)}?"
+            if close
+            else f"one of {', '.join(OPTIMIZERS)}; or what makes one, file.py:function",
         )
     return functools.partial(OPTIMIZERS[name], **settings)
 

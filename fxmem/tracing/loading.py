@@ -22,7 +22,7 @@ from fxmem.errors import LoadError, summarize_error
 from fxmem.tracing.building import make_parameters_fake, raised_by_fakes
 from fxmem.tracing.importing import find_object, import_target, keep_importable
 from fxmem.tracing.source import find_raising_source
-from fxmem.tracing.targets import Target, check_call, parse_target
+from fxmem.tracing.targets import Target, check_call, is_target, parse_target
 
 
 def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
@@ -107,7 +107,7 @@ def prepare_targets(*targets: object) -> Iterator[None]:
     dtype, device = torch.get_default_dtype(), _device.CURRENT_DEVICE
     with contextlib.ExitStack() as stack:
         for target in targets:
-            if isinstance(target, str) and ":" in target:
+            if is_target(target):
                 stack.enter_context(keep_importable(parse_target(target)))
         try:
             yield

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from fxmem.errors import LoadError
 
@@ -48,6 +48,15 @@ class Target:
     def without_call(self) -> str:
         """The target without its arguments."""
         return f"{self.where}:{self.name}"
+
+
+def is_target(value: object) -> TypeGuard[str]:
+    """Whether a loss or an optimizer is named by a TARGET, and not by a name of fxmem's own.
+
+    >>> is_target("nets.py:make_loss"), is_target("adam(betas={0: 1})"), is_target(None)
+    (True, False, False)
+    """
+    return isinstance(value, str) and ":" in value.partition("(")[0]
 
 
 def parse_target(text: str) -> Target:

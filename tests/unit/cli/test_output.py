@@ -101,6 +101,11 @@ def test_a_missing_folder_is_told_early(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_has_a_name() -> None:
+    with pytest.raises(UsageError, match=r"^the file to write has no name \(-o FILE\)$"):
+        check_output("")
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         check_output(str(tmp_path))

@@ -93,7 +93,11 @@ PARAMETER = nn.Parameter(torch.ones(3))
     ("choice", "message"),
     [
         ("Adem", "unknown optimizer 'Adem' (did you mean adam or radam or nadam?)"),
-        ("zz", f"unknown optimizer 'zz' ({', '.join(OPTIMIZERS)})"),
+        (
+            "zz",
+            f"unknown optimizer 'zz' (one of {', '.join(OPTIMIZERS)}; or what makes one, "
+            "file.py:function)",
+        ),
         (
             "adam(fused=yes)",
             "cannot read the optimizer's settings in 'adam(fused=yes)' "

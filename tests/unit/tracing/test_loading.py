@@ -351,7 +351,7 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
         ),
         (
             "nets:fail_without_text",
-            "'nets:fail_without_text' raised ValueError at nets.py:49 "
+            "'nets:fail_without_text' raised ValueError at nets.py:52 "
             "(see the whole traceback with --debug)",
         ),
     ],
