@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from fxmem.lowering.arguments import tensor
+from fxmem.lowering.cpu.linear import gemm_scratchpad_bytes
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.tape import size_bytes
 from fxmem.lowering.target import Arguments
@@ -16,6 +19,7 @@ _aten = torch.ops.aten
 # cpu/FlashAttentionKernel.cpp, ``flash_attention_kernel_impl``: block of queries by their number.
 _QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
 _KEY_BLOCK = 512
+_SCALE_BYTES = 4
 
 
 def _blocks(queries: int, keys: int) -> tuple[int, int]:
@@ -46,7 +50,8 @@ def _flash_backward(args: Arguments, kwargs: Mapping[str, object], outputs: obje
     """FlashAttentionKernel.cpp, ``cpu_flash_attention_backward``.
 
     The gradient is made contiguous in the order batch, row, head; per thread two blocks of
-    scores in float, and two in a reduced type; the calling thread's sums of a block's rows.
+    scores in float, and two in a reduced type; the calling thread's sums of a block's rows, and
+    the scratchpad of its products.
     """
     grad, query, key = (tensor(value) for value in args[:3])
     rows, columns = _blocks(query.shape[2], key.shape[2])
@@ -54,4 +59,20 @@ def _flash_backward(args: Arguments, kwargs: Mapping[str, object], outputs: obje
     wide = max(itemsize, 4)
     block = 2 * rows * columns * (wide + (itemsize if itemsize < wide else 0))
     copied = 0 if grad.transpose(1, 2).is_contiguous() else size_bytes(grad)
-    return copied + torch.get_num_threads() * block + rows * wide
+    sums = rows * wide + _products_bytes(grad, query, key, rows, columns)
+    return copied + torch.get_num_threads() * block + sums
+
+
+def _products_bytes(grad: Tensor, query: Tensor, key: Tensor, rows: int, columns: int) -> int:
+    """Products of a reduced type that add to a gradient; ``mkldnn_gemm`` where oneDNN takes them.
+
+    The block of scores times what came in, the keys, and the queries; the latter two are scaled,
+    by a number that oneDNN is handed in a tensor.
+    """
+    ask, head = functools.partial(gemm_scratchpad_bytes, query.dtype), grad.shape[3]
+    scores, turned = (columns, 1), (1, columns)
+    incoming = ask((columns, rows), turned, head, (grad.shape[1] * head, 1))
+    keys = ask((rows, columns), scores, head, (key.stride(2), 1))
+    queries = ask((columns, rows), turned, head, (query.stride(2), 1))
+    scaled = max(keys, queries)
+    return max(incoming, scaled + _SCALE_BYTES if scaled else 0)

@@ -50,9 +50,7 @@ def _has_instructions(dtype: torch.dtype) -> bool:
 
 def _uses_mkldnn(x: Tensor, columns: int) -> bool:
     """aten/src/ATen/native/mkldnn/Matmul.cpp, ``use_mkldnn_matmul``."""
-    if x.dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.enabled:
-        return False
-    return x.numel() * columns > _SMALL_MKLDNN_PRODUCT and _has_instructions(x.dtype)
+    return _uses_onednn(x.dtype, x.numel() * columns)
 
 
 def _mkldnn_scratchpad_bytes(left: Tensor, right: Tensor) -> int:
@@ -114,20 +112,48 @@ def product_scratchpad_bytes(batch: int, rows: int, inner: int, columns: int, x:
 
     The operands are dense; ``batch`` is 0 for matrices.
     """
-    sizes = (rows, inner), (inner, columns)
-    if (
-        x.dtype not in (torch.bfloat16, torch.float16)
-        or not torch.backends.mkldnn.enabled
-        or max(1, batch) * rows * inner * columns <= _SMALL_MKLDNN_PRODUCT
-        or not _has_instructions(x.dtype)
-    ):
+    if not batch:
+        return gemm_scratchpad_bytes(x.dtype, (rows, inner), (inner, 1), columns, (1, inner))
+    if not _uses_onednn(x.dtype, batch * rows * inner * columns):
         return 0
-    strides = (inner, 1), (1, inner)
-    if batch:
-        sizes = (batch, *sizes[0]), (batch, *sizes[1])  # type: ignore[assignment]
-        strides = (rows * inner, *strides[0]), (inner * columns, *strides[1])  # type: ignore[assignment]
     return _matmul_scratchpad_bytes(
-        (sizes[0], strides[0]), (sizes[1], strides[1]), x.dtype, torch.get_num_threads()
+        ((batch, rows, inner), (rows * inner, inner, 1)),
+        ((batch, inner, columns), (inner * columns, 1, inner)),
+        x.dtype,
+        torch.get_num_threads(),
+    )
+
+
+def gemm_scratchpad_bytes(
+    dtype: torch.dtype,
+    left: tuple[int, int],
+    left_strides: tuple[int, int],
+    columns: int,
+    right_strides: tuple[int, int],
+) -> int:
+    """mkldnn/Matmul.cpp, ``mkldnn_gemm``: scratchpad of a product of matrices of a reduced type.
+
+    Args:
+        dtype: Of operands and result.
+        left: Rows and columns of the left operand.
+        left_strides: Of its dimensions.
+        columns: Of the right operand.
+        right_strides: Of its dimensions.
+    """
+    if not _uses_onednn(dtype, left[0] * left[1] * columns):
+        return 0
+    right = left[1], columns
+    return _matmul_scratchpad_bytes(
+        (left, left_strides), (right, right_strides), dtype, torch.get_num_threads()
+    )
+
+
+def _uses_onednn(dtype: torch.dtype, products: int) -> bool:
+    return (
+        dtype in (torch.bfloat16, torch.float16)
+        and torch.backends.mkldnn.enabled
+        and products > _SMALL_MKLDNN_PRODUCT
+        and _has_instructions(dtype)
     )
 
 

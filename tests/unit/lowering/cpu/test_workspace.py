@@ -202,6 +202,30 @@ def test_flash_attention(queries: int, keys: int, masked: bool) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "head"), [(40, 40, 40), (256, 600, 32), (9, 9, 8), (200, 50, 64)]
+)
+def test_flash_attention_of_reduced_types(
+    queries: int, keys: int, head: int, rows_first: bool, dtype: torch.dtype
+) -> None:
+    def make(rows: int) -> Tensor:
+        if rows_first:
+            return torch.randn(2, rows, 4, head).to(dtype).transpose(1, 2)
+        return torch.randn(2, 4, rows, head).to(dtype)
+
+    query, key, value = make(queries), make(keys), make(keys)
+    out, logsumexp = check(  # type: ignore[misc]
+        aten._scaled_dot_product_flash_attention_for_cpu.default, query, key, value
+    )
+    for gradient in (make(queries), torch.ones(1, dtype=dtype).expand(out.shape)):
+        check(
+            aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            gradient, query, key, value, out, logsumexp, 0.0, False,
+        )  # fmt: skip
+
+
 def test_safe_softmax() -> None:
     check(aten._safe_softmax.default, torch.randn(2, 4, 8, 8), -1)
     check(aten._safe_softmax.default, torch.randn(2, 8, 8).bfloat16(), -1, dtype=torch.float32)
