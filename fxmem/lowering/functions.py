@@ -162,6 +162,11 @@ _OPENED: tuple[Any, ...] = (
     nn.functional.dropout,
     nn.functional.batch_norm,
     nn.functional.instance_norm,
+    nn.functional.group_norm,
+    nn.functional.rms_norm,
+    nn.functional.softmax,
+    nn.functional.log_softmax,
+    nn.functional.ctc_loss,
 )
 """Python functions of torch that call functions which a target replaces."""
 

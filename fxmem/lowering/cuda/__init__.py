@@ -13,8 +13,11 @@ from fxmem.lowering.cuda import (
     cublas,
     dropout,
     flex_attention,
+    losses,
+    normalization,
     reduction,
     rnn,
+    softmax,
     surroundings,
     transformer,
 )
@@ -34,8 +37,11 @@ _MODULES = (
     cublas,
     dropout,
     flex_attention,
+    losses,
+    normalization,
     reduction,
     rnn,
+    softmax,
     surroundings,
     transformer,
 )
