@@ -147,7 +147,7 @@ def analyze(
             place_inputs(inputs, CPU)
             with replace_devices(named_devices):
                 settle_lazy(fake_model, *inputs, fake_mode)
-            place_model(fake_model, target)
+            place_model(fake_model, source, target)
             place_inputs(inputs, target)
             return Step(
                 model=fake_model,

@@ -76,8 +76,8 @@ def explain_failure(
             f"the operator {operator}{at} does not run on tensors without data",
             hint="give it a fake kernel with torch.library.register_fake",
         )
-    # The user knows nothing of fake tensors.
-    text = summarize_error(error).replace("FakeTensor", "Tensor")
+    # The user knows nothing of fake tensors, nor that those of the GPU lie on cpu:0.
+    text = summarize_error(error).replace("FakeTensor", "Tensor").replace("cpu:0", "cuda:0")
     return TraceError(f"the step failed{at}: {text}", _suggest(error, inputs))
 
 
@@ -120,6 +120,8 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
     if not _is_raised_by_torch(error):
         return _DEBUG
     given = ", ".join(inputs) or "none were given"
+    if "on the same device" in text:
+        return "a tensor is where it was made: give it the device of the others"
     if "Storage size calculation overflowed" in text:
         return f"no tensor has more than 2^63 bytes; the inputs are {given}"
     if "SparseTensorImpl" in text:

@@ -10,12 +10,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fxmem.lowering.target import Target
+from fxmem.tracing.devices import lies_on_accelerator
 
 
-def place_model(model: nn.Module, target: Target) -> None:
-    """Moves parameters and buffers as ``model.to(device)`` does; other tensors stay."""
+def place_model(model: nn.Module, source: nn.Module, target: Target) -> None:
+    """Moves parameters and buffers as ``model.to(device)`` does.
+
+    Other tensors of its modules lie where they were made.
+
+    Args:
+        model: The fake copy.
+        source: What it is a copy of.
+        target: Where to.
+    """
     for tensor in (*model.parameters(), *model.buffers()):
         _place(tensor, target.device)
+    for copied, given in zip(model.modules(), source.modules(), strict=True):
+        for name, value in vars(given).items():
+            if isinstance(value, torch.Tensor) and lies_on_accelerator(value):
+                _place(vars(copied).get(name), target.device)
     for module in model.modules():
         for kind, move in target.movers.items():
             if isinstance(module, kind):

@@ -25,7 +25,9 @@ _NO_INDEX = -1
 _HOST = torch.device("cpu")
 _ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
 _MOVES = {Tensor.cuda: "cuda", Tensor.xpu: "xpu"}
-_TAKE_DEVICES = frozenset({*_MOVES, Tensor.to, Tensor.type, Tensor.pin_memory})  # by position
+_BY_POSITION = frozenset({*_MOVES, Tensor.to, Tensor.type, Tensor.pin_memory})
+"""Functions that need no keyword to move a tensor."""
+_MARK = "_fxmem_on_accelerator"
 _TYPE = re.compile(r"torch\.(cuda|xpu)\.(\w+Tensor)")
 _CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
     "synchronize": lambda device=None: None,
@@ -89,40 +91,56 @@ class _ReplaceDevices(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if not kwargs and func not in _TAKE_DEVICES and _device.CURRENT_DEVICE is None:
+        if not kwargs and func not in _BY_POSITION and _device.CURRENT_DEVICE is None:
             return func(*args)
-        if func in _MOVES:
-            self._named.add(_MOVES[func])
-            return args[0]
         if func is Tensor.pin_memory:  # which makes a copy faster that is not made
             return args[0]
-        if func is Tensor.to:
-            args = [self._replace(value) for value in args]
-        elif func is Tensor.type:
-            args = [self._replace_type(value) for value in args]
-        if kwargs and kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        device = kwargs.get("device") if kwargs else None
-        if device is None:
-            default = _device.CURRENT_DEVICE  # torch.set_default_device, with torch.device(...):
-            if default is None or func not in _device._device_constructors():
-                return func(*args, **kwargs) if kwargs else func(*args)
-            device = default
-        return func(*args, **{**(kwargs or {}), "device": self._replace(device)})
+        if func in _MOVES:
+            self._named.add(_MOVES[func])
+            return _mark(args[0])
+        args, kwargs = list(args), dict(kwargs or {})
+        is_moved = self._replace_arguments(func, args, kwargs)
+        result = func(*args, **kwargs)
+        return _mark(result) if is_moved else result
 
-    def _replace(self, device: Any) -> Any:
-        if not _is_accelerator(device):
-            return device
+    def _replace_arguments(
+        self, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether a device was replaced among the arguments."""
+        is_moved = False
+        for position, value in enumerate(args if func in _BY_POSITION else ()):
+            match = _TYPE.fullmatch(value) if isinstance(value, str) else None
+            if match is not None:
+                self._named.add(match[1])
+                args[position], is_moved = f"torch.{match[2]}", True
+            elif _is_accelerator(value):
+                args[position], is_moved = self._replace(value), True
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        device = kwargs.get("device")
+        if device is None and func in _device._device_constructors():
+            device = _device.CURRENT_DEVICE  # torch.set_default_device, with torch.device(...):
+        if _is_accelerator(device):
+            kwargs["device"], is_moved = self._replace(device), True
+        elif device is not None:
+            kwargs["device"] = device
+        return is_moved
+
+    def _replace(self, device: Any) -> torch.device:
         if device != _NO_INDEX:
             self._named.add(f"cuda:{device}" if isinstance(device, int) else str(device))
         return self._device
 
-    def _replace_type(self, name: Any) -> Any:
-        match = _TYPE.fullmatch(name) if isinstance(name, str) else None
-        if match is None:
-            return name
-        self._named.add(match[1])
-        return f"torch.{match[2]}"
+
+def lies_on_accelerator(tensor: Tensor) -> bool:
+    """Whether the user put a tensor on an accelerator, were there one."""
+    return tensor.device.type not in ("cpu", "meta") or _MARK in tensor.__dict__
+
+
+def _mark(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        result.__dict__[_MARK] = True
+    return result
 
 
 def _is_accelerator(device: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,3 +126,30 @@ def test_a_default_device_of_the_user_s_is_no_obstacle() -> None:
     analysis = fxmem.analyze(model, ("2x2",), optimizer="adam")
     assert analysis.setup.notes == ("The code names devices (cuda): taken as the target, cpu.",)
     assert torch.device("cuda") == _device.CURRENT_DEVICE
+
+
+PLAIN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.table = torch.arange(2.0, device="cuda")
+        self.scale = torch.ones(2).cuda()
+        self.host = torch.ones(2)
+
+    def forward(self, x, on_host=False):
+        return self.linear(x) * (self.host if on_host else self.table * self.scale)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_attribute_lies_where_the_code_put_it(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN)
+    assert fxmem.analyze(f"{path}:Net", ("3x2",), device=device).peak_bytes > 0
+    if device == "cuda":  # what was made on the host stays there
+        with pytest.raises(fxmem.TraceError, match="on the same device"):
+            fxmem.analyze(f"{path}:Net", ("3x2", True), device=device)
