@@ -67,6 +67,28 @@ def _householder(args: Arguments, kwargs: Mapping[str, object], outputs: object)
     return copied + lapack.orgqr_bytes(x.dtype, rows, columns, tau.shape[-1])
 
 
+@CPU.workspace(_aten.ormqr.default)
+def _multiply_by_reflectors(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """``ormqr_out_helper``: reflectors in dense columns, dense magnitudes."""
+    x, tau, other = (tensor(value) for value in args[:3])
+    left, transpose = (argument(args, kwargs, 3 + i, name) for i, name in enumerate(_SIDES))
+    copied = sum(size_bytes(y) for y in (x.mT, tau) if not y.is_contiguous())
+    rows, columns = other.shape[-2:]
+    return copied + lapack.ormqr_bytes(
+        x.dtype, rows, columns, tau.shape[-1], left is not False, transpose is True
+    )
+
+
+_SIDES = ("left", "transpose")
+
+
+@CPU.workspace(_aten.linalg_ldl_factor_ex.default)
+def _ldl(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """``linalg_ldl_factor_ex_out``: decomposed in the output."""
+    x = tensor(args[0])
+    return lapack.sytrf_bytes(x.dtype, x.shape[-1], kwargs.get("hermitian") is True)
+
+
 @CPU.workspace(_aten._linalg_eigh.default)
 def _eigh(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """``_linalg_eigh_out``: in the vectors' place if they are wanted; a code per matrix."""

@@ -29,8 +29,11 @@ _ELEMENT_BYTES = 16
 """The largest that an answer can take."""
 _SINGLE_ULPS = 1 << 29
 """Steps of double precision in one of single precision."""
-_ROUTINES = ("geqrf", "orgqr", "syevd", "geev", "gels", "gelsy", "gelss", "gelsd")
-_COMPLEX_NAMES = {"orgqr": "ungqr", "syevd": "heevd"}
+_ROUTINES = (
+    "geqrf", "orgqr", "ormqr", "syevd", "geev", "sytrf", "hetrf", "gels", "gelsy", "gelss", "gelsd",
+)  # fmt: skip
+_REAL_NAMES = {"hetrf": "sytrf"}
+_COMPLEX_NAMES = {"orgqr": "ungqr", "ormqr": "unmqr", "syevd": "heevd"}
 
 _Argument = int | str | None
 
@@ -51,6 +54,29 @@ def orgqr_bytes(dtype: torch.dtype, rows: int, columns: int, reflectors: int) ->
     )
     wanted = _read_work(answers["work"], dtype) if answers else _BLOCK * columns
     return wanted * dtype.itemsize
+
+
+def ormqr_bytes(
+    dtype: torch.dtype, rows: int, columns: int, reflectors: int, left: bool, transpose: bool
+) -> int:
+    """Work space of a product by Householder reflectors; ``apply_ormqr``."""
+    trans = ("C" if dtype.is_complex else "T") if transpose else "N"
+    answers = _ask(
+        "ormqr", dtype, "L" if left else "R", trans, rows, columns, reflectors,
+        None, max(1, rows if left else columns), None, None, max(1, rows), "work", -1, None,
+    )  # fmt: skip
+    if answers is None:
+        return _BLOCK * (columns if left else rows) * dtype.itemsize
+    return max(1, int(_read_real(answers["work"], dtype))) * dtype.itemsize
+
+
+def sytrf_bytes(dtype: torch.dtype, side: int, hermitian: bool) -> int:
+    """Work space of an LDL decomposition; ``apply_ldl_factor``."""
+    routine = "hetrf" if hermitian else "sytrf"
+    answers = _ask(routine, dtype, "L", side, None, max(1, side), None, "work", -1, None)
+    if answers is None:
+        return _BLOCK * side * dtype.itemsize
+    return max(1, int(_read_real(answers["work"], dtype))) * dtype.itemsize
 
 
 def syevd_bytes(dtype: torch.dtype, side: int, vectors: bool) -> int:
@@ -149,10 +175,10 @@ _ANSWERS = ("work", "rwork", "iwork")
 
 @functools.cache
 def find_routines(dtype: torch.dtype) -> dict[str, int] | None:
-    """Addresses of the routines for a type, by their names for real numbers."""
+    """Addresses of the routines for a type, by the names used here."""
     letter = _LETTERS[dtype]
-    complex_names = _COMPLEX_NAMES if dtype.is_complex else {}
-    names = {routine: f"{letter}{complex_names.get(routine, routine)}_" for routine in _ROUTINES}
+    other_names = _COMPLEX_NAMES if dtype.is_complex else _REAL_NAMES
+    names = {routine: f"{letter}{other_names.get(routine, routine)}_" for routine in _ROUTINES}
     found = find_addresses(tuple(names.values()))
     return found and {routine: found[name] for routine, name in names.items()}
 

@@ -33,6 +33,9 @@ def test_orthogonal(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         reflectors, tau = torch.geqrf(x)
         check(aten.linalg_householder_product.default, reflectors, tau)
         check(aten.linalg_householder_product.default, reflectors, reflectors[..., 0, :])
+        for y in (reflectors, reflectors.contiguous()):
+            check(aten.ormqr.default, y, tau, x)
+            check(aten.ormqr.default, y, tau, x.mT, False, True)
 
 
 @pytest.mark.parametrize("sizes", SQUARES)
@@ -41,6 +44,8 @@ def test_eigenvalues(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     for vectors in (True, False):
         check(aten._linalg_eigh.default, x @ x.mH, "L", vectors)
     check(aten.linalg_eig.default, x)
+    for hermitian in (False, True):
+        check(aten.linalg_ldl_factor_ex.default, x @ x.mH, hermitian=hermitian)
     check(aten._linalg_eigvals.default, x)
 
 

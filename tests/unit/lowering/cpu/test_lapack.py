@@ -21,6 +21,8 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_lapack() -> None:
     assert lapack.geqrf_bytes(torch.float32, 100, 50) == 32 * 50 * 4
     assert lapack.orgqr_bytes(torch.float64, 100, 50, 50) == 32 * 50 * 8
+    assert lapack.ormqr_bytes(torch.float64, 100, 50, 50, True, False) == 32 * 50 * 8
+    assert lapack.sytrf_bytes(torch.complex64, 50, True) == 32 * 50 * 8
     assert lapack.syevd_bytes(torch.float32, 50, True) == (1 + 300 + 5000) * 4 + 253 * 4
     assert lapack.syevd_bytes(torch.float32, 50, False) == 34 * 50 * 4 + 4
     assert lapack.geev_bytes(torch.complex64, 50, True) == 34 * 50 * 8 + 2 * 50 * 4
