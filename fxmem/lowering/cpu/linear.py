@@ -149,12 +149,9 @@ def gemm_scratchpad_bytes(
 
 
 def _uses_onednn(dtype: torch.dtype, products: int) -> bool:
-    return (
-        dtype in (torch.bfloat16, torch.float16)
-        and torch.backends.mkldnn.enabled
-        and products > _SMALL_MKLDNN_PRODUCT
-        and _has_instructions(dtype)
-    )
+    if dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.enabled:
+        return False
+    return products > _SMALL_MKLDNN_PRODUCT and _has_instructions(dtype)
 
 
 def _product_bytes(left: Tensor, right: Tensor) -> int:
