@@ -55,6 +55,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run_analyze, parser=parser)
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
     _add_step_options(parser)
+    _add_loop_options(parser)
+    _add_device_options(parser)
     _add_output_options(parser)
 
 
@@ -75,7 +77,6 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         default="train",
         help="infer is eval() without gradients (default: %(default)s)",
     )
-    step.add_argument("--device", default="cpu", help="target device (default: %(default)s)")
     step.add_argument(
         "--dtype", metavar="DTYPE", help="cast parameters and floating inputs, e.g. bf16"
     )
@@ -92,6 +93,11 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         "to a scalar (default: the output's .loss, else the sum of the output)",
     )
     step.add_argument(
+        "--autocast",
+        metavar="DTYPE",
+        help="autocast forward and loss: bf16; fp16 with a gradient scaler (default: none)",
+    )
+    step.add_argument(
         "--frontend",
         choices=["fx", "record"],
         help="which tracer to use (default: fx, and record where fx cannot)",
@@ -101,6 +107,42 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="stands for a size that depends on values, such as that of nonzero()",
+    )
+
+
+def _add_loop_options(parser: argparse.ArgumentParser) -> None:
+    loop = parser.add_argument_group("the loop around it")
+    loop.add_argument(
+        "--accumulate",
+        type=int,
+        default=1,
+        metavar="N",
+        help="micro-batches, each of the inputs, before the optimizer steps (default: 1)",
+    )
+    loop.add_argument(
+        "--keep-gradients",
+        action="store_true",
+        help="zero_grad(set_to_none=False): gradients are zeroed in place",
+    )
+    loop.add_argument(
+        "--hold-outputs",
+        action="store_true",
+        help="output and loss of the step before live until this one's take their names",
+    )
+
+
+def _add_device_options(parser: argparse.ArgumentParser) -> None:
+    device = parser.add_argument_group("the device, which need not be there")
+    device.add_argument("--device", default="cpu", help="cuda or cpu (default: %(default)s)")
+    device.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="h100, rtx4090, ...: exit 1 if the step does not fit; implies --device cuda",
+    )
+    device.add_argument(
+        "--alloc-conf",
+        metavar="SETTINGS",
+        help="those of CUDA's allocator, as in PYTORCH_ALLOC_CONF (default: that variable)",
     )
 
 
@@ -166,7 +208,13 @@ def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--size-hint is {arguments.size_hint}", hint="0 or more")
     return {
         "mode": arguments.mode,
-        "device": arguments.device,
+        "device": "cuda" if arguments.gpu is not None else arguments.device,
+        "gpu": arguments.gpu,
+        "autocast": arguments.autocast,
+        "accumulate": arguments.accumulate,
+        "set_to_none": not arguments.keep_gradients,
+        "hold_outputs": arguments.hold_outputs,
+        "alloc_conf": arguments.alloc_conf,
         "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),
         "optimizer": arguments.optimizer,
         "loss": arguments.loss,

@@ -98,7 +98,9 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
             *COMMAND,
             *["--input", "8x3", "--input", "mask=8x3:bool", "--input", "scalar:int64"],
             *["--mode", "infer", "--device", "cpu", "--dtype", "bf16", "--optimizer", "adam"],
-            *["--loss", "mse", "--frontend", "record", "--size-hint", "7"],
+            *["--loss", "mse", "--frontend", "record", "--size-hint", "7", "--autocast", "bf16"],
+            *["--accumulate", "4", "--keep-gradients", "--hold-outputs"],
+            *["--gpu", "h100", "--alloc-conf", "expandable_segments:True"],
         ]
     )
     (args, options) = calls[0]
@@ -109,10 +111,16 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
     )
     assert options == {
         "mode": "infer",
-        "device": "cpu",
+        "device": "cuda",  # which a GPU implies
+        "gpu": "h100",
         "dtype": "bfloat16",
+        "autocast": "bf16",
         "optimizer": "adam",
         "loss": "mse",
+        "accumulate": 4,
+        "set_to_none": False,
+        "hold_outputs": True,
+        "alloc_conf": "expandable_segments:True",
         "frontend": "record",
         "size_hint": 7,
     }
@@ -127,9 +135,15 @@ def test_without_options_analyze_gets_its_defaults(
         {
             "mode": "train",
             "device": "cpu",
+            "gpu": None,
             "dtype": None,
+            "autocast": None,
             "optimizer": None,
             "loss": None,
+            "accumulate": 1,
+            "set_to_none": True,
+            "hold_outputs": False,
+            "alloc_conf": None,
             "frontend": None,
             "size_hint": None,
         },
