@@ -71,6 +71,11 @@ def explain_failure(
         )
     if match := _NO_FORWARD.search(str(error)):
         return _explain_missing_forward(match[1], at)
+    if type(error).__module__.startswith("torch._dynamo"):
+        return TraceError(
+            f"torch.compile runs{at}, and what a compiler allocates is not analysed",
+            hint="leave torch.compile out",
+        )
     if operator := _find_missing_kernel(error):
         return TraceError(
             f"the operator {operator}{at} does not run on tensors without data",

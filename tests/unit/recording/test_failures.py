@@ -256,6 +256,11 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
             "sparse tensors are not analysed: make them dense",
         ),
         (
+            lambda net, x: torch.compile(torch.neg)(x),
+            "torch.compile runs at {}, and what a compiler allocates is not analysed",
+            "leave torch.compile out",
+        ),
+        (
             lambda net, x: torch.cuda.Event(enable_timing=True),
             "the step failed at {}: RuntimeError: Tried to instantiate dummy base class Event",
             NO_GPU,
@@ -273,6 +278,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")  # torch.compile's own
 def test_what_else_goes_wrong(code: Callable[..., Any], cause: str, hint: str) -> None:
     with pytest.raises(fxmem.TraceError) as caught:
         fxmem.analyze(Net(code), ("3x4",))
