@@ -20,8 +20,6 @@ def collect_garbage(heap: Heap, threshold_bytes: int) -> None:
     """
     pool = heap.large
     target = heap.reserved_bytes - threshold_bytes
-    if target <= 0:
-        return
     waiting = [entry[3] for entry in pool.free if not entry[3].is_split]
     total_age, count, reclaimed, freed = sum(map(pool.age, waiting)), len(waiting), 0, True
     while reclaimed < target and freed and count > 0:

@@ -63,8 +63,6 @@ class AllocatorSettings:
         >>> AllocatorSettings(power2_divisions=(4,) * 16).round_size(5 * 1024**2 + 1)
         6291456
         """
-        if nbytes < MIN_BLOCK_BYTES:
-            return MIN_BLOCK_BYTES
         divisions = self._find_divisions(nbytes)
         if divisions > 1 and nbytes > MIN_BLOCK_BYTES * divisions:
             power = 1 << (nbytes.bit_length() - 1)
