@@ -210,6 +210,15 @@ def test_a_full_disk_is_told(tmp_path: Path, environment: dict[str, str]) -> Non
     )
 
 
+@pytest.mark.parametrize("options", ["--mode infer --json", "--optimizer adam --loss mse --nodes"])
+def test_numpy_is_not_needed(tmp_path: Path, environment: dict[str, str], options: str) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "numpy.py").write_text("raise ModuleNotFoundError('numpy')")
+    hidden = {**environment, "PYTHONPATH": f"{tmp_path / 'hidden'}:{environment['PYTHONPATH']}"}
+    done = run_in_shell(f"{ANALYZE} {options}", tmp_path, hidden)
+    assert (done.returncode, done.stderr) == (0, "a greeting from the model's file\n")
+
+
 def test_a_file_does_not_see_the_arguments_of_the_command(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
