@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fxmem.allocator import AllocatorSettings, Shortage, replay
+from fxmem.allocator import AllocatorSettings, OutOfMemory, replay
 from fxmem.graph import RESIDENT, MemoryGraph, Phase
 from fxmem.timeline import Action, Event, build_timeline
 
@@ -37,11 +37,11 @@ class Exhaustion:
     """Where a device runs out of memory.
 
     Attributes:
-        shortage: The request that did not fit.
+        cause: Which request did not fit, in the allocator's words.
         step: Index of its operation; None in the step that led to this one.
     """
 
-    shortage: Shortage
+    cause: str
     step: int | None
 
 
@@ -87,7 +87,7 @@ def find_exhaustion(
     if profile.shortage is None:
         return None
     step = events[len(profile.allocated_bytes)].step
-    return Exhaustion(profile.shortage, step if step >= 0 else None)
+    return Exhaustion(OutOfMemory(profile.shortage).cause, step if step >= 0 else None)
 
 
 def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:

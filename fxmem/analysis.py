@@ -220,6 +220,10 @@ class Analysis:
             **_list_fields(self.setup),
             "peak_bytes": self.peak_bytes,
             "reserved_bytes": self.reserved_bytes,
+            "requested_bytes": self.requested_bytes,
+            "fragmentation_bytes": self.fragmentation_bytes,
+            "process_bytes": None if self.process_bytes is None else list(self.process_bytes),
+            "exhaustion": None if self.exhaustion is None else _list_fields(self.exhaustion),
             "peak": _describe_peak(self.peak),
             "breakdown": {category.value: n for category, n in self.breakdown.items()},
             "saved_bytes": self.saved_bytes,
@@ -233,9 +237,9 @@ class Analysis:
             "nodes": [_list_fields(node) for node in self.nodes],
             "storages": [
                 {**_list_fields(storage), "label": label}
-                for storage, label in zip(self.graph.storages, self.labels, strict=True)
+                for storage, label in zip(self.allocated_graph.storages, self.labels, strict=True)
             ],
-            "operations": [_list_fields(operation) for operation in self.graph.operations],
+            "operations": [_list_fields(o) for o in self.allocated_graph.operations],
             "saved": [_list_fields(saved) for saved in self.saved],
             "timeline": {
                 "resident_bytes": self.timeline.resident_bytes,

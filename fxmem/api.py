@@ -13,10 +13,12 @@ from torch import nn
 from fxmem.allocator import AllocatorSettings, parse_settings
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
+from fxmem.graph import Operation
 from fxmem.lowering.cpu import CPU
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.autocast import allow_autocast
 from fxmem.lowering.cuda.target import Gpu, use_gpu
+from fxmem.lowering.target import Target
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure, is_traced
 from fxmem.recording.losses import resolve_loss
@@ -211,6 +213,12 @@ def _note_unused(mode: str, loss: object, optimizer: object) -> Iterator[str]:
     ]
     if unused:
         yield f"Inference leaves out the {' and the '.join(unused)}."
+
+
+def _note_unmodelled(operations: Iterable[Operation], target: Target) -> Iterator[str]:
+    known = {str(operator): reason for operator, reason in target.unmodelled.items()}
+    for name in dict.fromkeys(o.name for o in operations if o.name in known):
+        yield f"What {name} holds inside itself is not counted: {known[name]}."
 
 
 def _record(run: Callable[[bool], Recording], frontend: str | None) -> tuple[Recording, str, str]:

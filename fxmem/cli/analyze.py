@@ -186,7 +186,7 @@ def run_analyze(arguments: argparse.Namespace) -> int:
         analysis = _analyze_quietly(arguments.target, args, kwargs, options)
         text = _render(analysis, arguments)
     write_output(text, arguments.output)
-    return _check_budget(analysis, budget_bytes)
+    return max(_check_budget(analysis, budget_bytes), _check_fit(analysis))
 
 
 def _parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -274,4 +274,11 @@ def _check_budget(analysis: Analysis, budget_bytes: int | None) -> int:
     over = format_bytes(analysis.peak_bytes - budget_bytes)
     peak, budget = format_bytes(analysis.peak_bytes), format_bytes(budget_bytes)
     write_line(f"fxmem: over budget: the peak of {peak} is {over} over {budget}")
+    return EXIT_OVER_BUDGET
+
+
+def _check_fit(analysis: Analysis) -> int:
+    if analysis.gpu is None or analysis.exhaustion is None:
+        return 0
+    write_line(f"fxmem: the step does not fit {analysis.gpu.name}: {analysis.exhaustion.cause}")
     return EXIT_OVER_BUDGET

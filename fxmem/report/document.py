@@ -40,6 +40,8 @@ class Subject:
         inputs: One spec for each input.
         mode: ``train`` or ``infer``.
         device: Target device.
+        gpu: The GPU that is meant, or None.
+        autocast: What forward and loss are autocast to, or None.
         optimizer: Name of the optimizer, or None.
         loss: Name of the loss, or None for the default.
     """
@@ -48,6 +50,8 @@ class Subject:
     inputs: tuple[str, ...]
     mode: str
     device: str
+    gpu: str | None
+    autocast: str | None
     optimizer: str | None
     loss: str | None
 
@@ -58,6 +62,44 @@ class Total:
 
     label: str
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A number that a user compares with one of the device's.
+
+    Attributes:
+        label: What it is.
+        least_bytes: The number, or the least of a range.
+        most_bytes: The most of it; the same where it is one number.
+        compare_with: What says it on the device.
+    """
+
+    label: str
+    least_bytes: int
+    most_bytes: int
+    compare_with: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether the step fits the GPU that is meant.
+
+    Attributes:
+        gpu: Its name.
+        capacity_bytes: All its memory.
+        cause: What ran out, in the allocator's words; empty where it fits.
+        phase: Where it did; None where it fits, and before the step that was analysed.
+        node: Name of the node there, or None.
+        source: The user's own line, or None.
+    """
+
+    gpu: str
+    capacity_bytes: int
+    cause: str = ""
+    phase: Phase | None = None
+    node: str | None = None
+    source: SourceLocation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +164,8 @@ class Document:
     Attributes:
         headline: The answer.
         subject: What was analysed.
+        device: Numbers to compare with the device's; none on the CPU.
+        fit: Whether the step fits; None where no GPU is meant.
         totals: Parameters, saved activations and the like, over the whole step.
         forward_flops: Floating-point operations of forward and loss.
         backward_flops: Those of backward.
@@ -133,6 +177,8 @@ class Document:
 
     headline: Headline
     subject: Subject
+    device: tuple[DeviceRow, ...]
+    fit: Fit | None
     totals: tuple[Total, ...]
     forward_flops: int
     backward_flops: int
@@ -159,6 +205,8 @@ def build_document(analysis: Analysis) -> Document:
             parameters=peak.parameters,
         ),
         subject=_describe_subject(analysis),
+        device=tuple(_list_device(analysis)),
+        fit=_describe_fit(analysis),
         totals=_list_totals(analysis),
         forward_flops=analysis.forward_flops,
         backward_flops=analysis.backward_flops,
@@ -176,8 +224,39 @@ def _describe_subject(analysis: Analysis) -> Subject:
         inputs=setup.inputs,
         mode=setup.mode,
         device=setup.device,
+        gpu=setup.gpu,
+        autocast=setup.autocast,
         optimizer=setup.optimizer,
         loss=setup.loss,
+    )
+
+
+def _list_device(analysis: Analysis) -> Iterable[DeviceRow]:
+    if analysis.process_bytes is None:
+        return
+    peak, reserved = analysis.peak_bytes, analysis.reserved_bytes
+    yield DeviceRow("allocated", peak, peak, "torch.cuda.max_memory_allocated()")
+    yield DeviceRow("reserved", reserved, reserved, "torch.cuda.max_memory_reserved()")
+    yield DeviceRow("process", *analysis.process_bytes, "nvidia-smi")
+
+
+def _describe_fit(analysis: Analysis) -> Fit | None:
+    gpu, exhaustion = analysis.gpu, analysis.exhaustion
+    if gpu is None:
+        return None
+    if exhaustion is None:
+        return Fit(gpu.name, gpu.capacity_bytes)
+    if exhaustion.step is None:
+        return Fit(gpu.name, gpu.capacity_bytes, exhaustion.cause)
+    operation = analysis.graph.operations[exhaustion.step]
+    node = None if operation.node is None else analysis.nodes[operation.node]
+    return Fit(
+        gpu.name,
+        gpu.capacity_bytes,
+        exhaustion.cause,
+        operation.phase,
+        node.name if node else None,
+        node.source if node else None,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
-from fxmem.report.document import Document, Headline, LiveRow, NodeRow, Subject
+from fxmem.report.document import Document, Fit, Headline, LiveRow, NodeRow, Subject
 from fxmem.report.tables import Column, write_table
 from fxmem.specs import DTYPES
 from fxmem.units import format_bytes, format_flops
@@ -75,6 +75,7 @@ def render_text(
     """
     blocks = [
         f"{_write_headline(document.headline)}\n{_write_subject(document.subject)}",
+        _write_device(document),
         _write_totals(document),
         _write_breakdown(document),
         _write_live(document, top, width),
@@ -84,7 +85,7 @@ def render_text(
         blocks.append(write_table(_NODE_COLUMNS, _NODE_LAYOUTS, rows, width))
     if document.notes:
         blocks.append("\n".join(_wrap_note(note, width) for note in document.notes))
-    lines = "\n\n".join(blocks).splitlines()
+    lines = "\n\n".join(filter(None, blocks)).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
@@ -108,11 +109,40 @@ def _write_update(headline: Headline) -> str:
 
 def _write_subject(subject: Subject) -> str:
     inputs = ", ".join(subject.inputs) or "no inputs"
-    parts = [subject.model, inputs, subject.mode, subject.device]
+    parts = [subject.model, inputs, subject.mode, subject.gpu or subject.device]
+    if subject.autocast:
+        parts.append(f"autocast {subject.autocast}")
     if subject.mode == "train":
         parts.append(f"optimizer {subject.optimizer or 'none'}")
         parts.append(f"loss {subject.loss or 'default'}")
     return escape_controls("; ".join(parts))
+
+
+def _write_device(document: Document) -> str:
+    rows = [
+        (row.label, _write_range(row.least_bytes, row.most_bytes), row.compare_with)
+        for row in document.device
+    ]
+    if not rows:
+        return ""
+    table = _write_small_table({"on the GPU": _TEXT, "most": _NUMBER, "compare with": _TEXT}, rows)
+    return table if document.fit is None else f"{table}\n\n{_write_fit(document.fit)}"
+
+
+def _write_fit(fit: Fit) -> str:
+    gpu = f"{fit.gpu} ({format_bytes(fit.capacity_bytes)})"
+    if not fit.cause:
+        return escape_controls(f"Fits {gpu}.")
+    place = "the step before"
+    if fit.phase is not None:
+        named = ", ".join(filter(None, [fit.node, _write_source(fit.source)]))
+        place = f"{fit.phase.value}{f' of {named}' if named else ''}"
+    return escape_controls(f"Does not fit {gpu}: {fit.cause}, in {place}.")
+
+
+def _write_range(least_bytes: int, most_bytes: int) -> str:
+    least, most = format_bytes(least_bytes), format_bytes(most_bytes)
+    return least if least == most else f"{least} to {most}"
 
 
 def _write_totals(document: Document) -> str:

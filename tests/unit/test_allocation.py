@@ -79,7 +79,7 @@ def test_where_memory_runs_out() -> None:
     for capacity_bytes, context_bytes in ((58 * MIB, 0), (60 * MIB, 2 * MIB)):
         exhaustion = find_exhaustion(graph, SETTINGS, capacity_bytes, context_bytes)
         assert exhaustion is not None and exhaustion.step == 3
-        assert exhaustion.shortage.requested_bytes == 40 * MIB
+        assert exhaustion.cause.startswith("out of memory: 40.00 MiB more do not fit")
 
 
 def test_memory_may_run_out_before_the_step() -> None:
