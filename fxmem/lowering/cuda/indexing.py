@@ -1,0 +1,173 @@
+"""Indexing on CUDA: masks become indices, and sums at equal indices are made in their order.
+
+Source: ``aten/src/ATen/native/cuda/Indexing.cu``, ``IndexKernel.cpp``, ``Nonzero.cu`` and
+``TensorAdvancedIndexing.cpp``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fxmem.lowering.arguments import argument, new_bytes, tensor
+from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.lowering.cuda.layouts import dense_bytes, flatten_bytes
+from fxmem.lowering.cuda.target import CUDA
+from fxmem.lowering.tape import Tape, broadcast_sizes, size_bytes
+from fxmem.lowering.target import Arguments
+
+_aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+_INDEX_BYTES = 8
+
+
+def _list_indices(found: object) -> list[Tensor | None]:
+    assert isinstance(found, (list, tuple))
+    return [index if isinstance(index, Tensor) else None for index in found]
+
+
+def _find_indexed_dims(indices: Sequence[Tensor | None]) -> list[int]:
+    """The dimensions that are indexed; a mask stands for its own."""
+    dims: list[int] = []
+    at = 0
+    for index in indices:
+        width = index.dim() if index is not None and index.dtype in _MASKS else 1
+        if index is not None:
+            dims += range(at, at + width)
+        at += width
+    return dims
+
+
+def _count_rows(x: Tensor, indices: Sequence[Tensor | None], elements: int) -> int:
+    """How many positions are indexed: as many as the elements have slices."""
+    dims = _find_indexed_dims(indices)
+    slice_size = math.prod(n for dim, n in enumerate(x.shape) if dim not in dims)
+    return elements // max(slice_size, 1)
+
+
+def _converted_bytes(indices: Sequence[Tensor | None], rows: int) -> int:
+    """``expandTensors``: indices in 64 bits, and positions found in masks, by dimension."""
+    total = 0
+    for index in indices:
+        if index is None:
+            continue
+        if index.dtype in _MASKS:
+            total += rows * index.dim() * _INDEX_BYTES
+        elif index.dtype != torch.int64:
+            total += index.numel() * _INDEX_BYTES
+    return total
+
+
+@CUDA.workspace(_aten.index.Tensor, _aten._unsafe_index.Tensor)
+def _index(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``index``: its kernel reads from where the elements are."""
+    x, indices = tensor(args[0]), _list_indices(args[1])
+    return _converted_bytes(indices, _count_rows(x, indices, tensor(outputs).numel()))
+
+
+@CUDA.workspace(
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._unsafe_index_put.default,
+    _aten._index_put_impl_.default,
+)
+def _index_put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``_index_put_impl_``."""
+    x, values = tensor(args[0]), tensor(args[2])
+    indices = _list_indices(args[1])
+    accumulate = argument(args, kwargs, 3, "accumulate") is True
+    if accumulate or torch.are_deterministic_algorithms_enabled():
+        return _sorted_put_bytes(x, indices, values)
+    is_fill = len(indices) == 1 and values.numel() == 1
+    if is_fill and indices[0] is not None and indices[0].dtype in _MASKS:
+        return 0  # ``canDispatchToMaskedFill``
+    return _converted_bytes(indices, _count_put_rows(x, indices, values))
+
+
+def _count_put_rows(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
+    """Positions that are written: where there are masks, as many as there are values."""
+    given = [index for index in indices if index is not None]
+    if any(index.dtype in _MASKS for index in given):
+        return _count_rows(x, indices, values.numel())
+    return math.prod(broadcast_sizes(*given))
+
+
+def _sorted_put_bytes(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
+    """Indexing.cu, ``index_put_with_sort_kernel``."""
+    rows = _count_put_rows(x, indices, values)
+    dims = _find_indexed_dims(indices)
+    slice_size = math.prod(n for dim, n in enumerate(x.shape) if dim not in dims)
+    tape = Tape()
+    tape.allocate(dense_bytes(x))
+    _make_linear_index(tape, indices, rows)
+    if values.numel() < rows * slice_size or not values.is_contiguous():
+        tape.allocate(rows * slice_size * values.element_size())
+    if dims != list(range(dims[0], dims[0] + len(dims))):
+        tape.allocate(size_bytes(x))  # with the indexed dimensions in front
+    tape.allocate(3 * rows * _INDEX_BYTES)
+    largest = max(x.numel() // max(slice_size, 1) - 1, 1)
+    bits = largest.bit_length()
+    tape.free(tape.allocate(radix_sort_bytes(rows, _INDEX_BYTES, _INDEX_BYTES, bits)))
+    return tape.peak_bytes
+
+
+def _make_linear_index(tape: Tape, indices: Sequence[Tensor | None], rows: int) -> None:
+    """``makeLinearIndex``: each index modulo the size, times the stride, added up."""
+    vector = rows * _INDEX_BYTES
+    converted = tape.allocate(_converted_bytes(indices, rows))
+    dims = _find_indexed_dims(indices)
+    tape.allocate(vector)
+    tape.free(tape.allocate(vector if len(dims) == 1 else 2 * vector))
+    tape.free(converted)
+
+
+@CUDA.workspace(_aten.nonzero.default)
+def _nonzero(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Nonzero.cu, ``nonzero_cuda_out_impl``: a contiguous input, a count, states of tiles."""
+    x = tensor(args[0])
+    return dense_bytes(x) + 4 + scan_bytes(x.numel(), 4)
+
+
+@CUDA.workspace(_aten.masked_select.default)
+def _masked_select(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """IndexKernel.cpp, ``masked_select_out_cuda_impl``: indexing by the mask, expanded."""
+    x, mask = tensor(args[0]), tensor(args[1])
+    sizes = broadcast_sizes(x, mask)
+    copied = math.prod(sizes) if tuple(mask.shape) != sizes or not mask.is_contiguous() else 0
+    return max(copied, tensor(outputs).numel() * max(len(sizes), 1) * _INDEX_BYTES)
+
+
+@CUDA.workspace(_aten.masked_scatter.default, _aten.masked_scatter_.default)
+def _masked_scatter(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """IndexKernel.cpp, ``masked_scatter__cuda``: the place of each element, dense operands."""
+    x, mask, source = (tensor(value) for value in args[:3])
+    count = math.prod(broadcast_sizes(x, mask))
+    copied = count if mask.numel() < count or not mask.is_contiguous() else 0
+    places = count * _INDEX_BYTES
+    return copied + places + max(scan_bytes(count, _INDEX_BYTES), dense_bytes(source))
+
+
+@CUDA.workspace(_aten.masked_scatter_backward.default)
+def _masked_scatter_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``masked_scatter_backward_symint``: a selection, of all."""
+    grad = tensor(args[0])
+    selected = size_bytes(grad) + grad.numel() * max(grad.dim(), 1) * _INDEX_BYTES
+    return max(selected, size_bytes(grad) + new_bytes(outputs)) - new_bytes(outputs)
+
+
+@CUDA.workspace(_aten.put_.default, _aten.put.default)
+def _put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``put_``: indices in the shape of the values."""
+    index, source = tensor(args[1]), tensor(args[2])
+    return 0 if index.shape == source.shape else flatten_bytes(index)
+
+
+@CUDA.workspace(_aten.repeat_interleave.Tensor)
+def _repeat_interleave(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Repeat.h, ``repeat_interleave_common``: running sums."""
+    repeats = tensor(args[0])
+    sums = repeats.numel() * _INDEX_BYTES
+    return dense_bytes(repeats) + sums + max(0, scan_bytes(repeats.numel(), 8) - new_bytes(outputs))

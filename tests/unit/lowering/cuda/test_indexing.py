@@ -1,0 +1,94 @@
+"""Indexing on CUDA, against ``Indexing.cu``, ``IndexKernel.cpp`` and ``Nonzero.cu``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cuda_steps import estimate, on_gpu, run_step, workspaces
+from torch import Tensor
+
+from fxmem.lowering.cuda import CUDA
+from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with on_gpu():
+        yield
+
+
+def indices(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.zeros(sizes, dtype=dtype)
+
+
+def test_reading_needs_indices_of_64_bits(gpu: None) -> None:
+    x = torch.empty(100, 16)
+    assert estimate(aten.index.Tensor, x, [indices(50)]) == 0
+    assert estimate(aten.index.Tensor, x, [indices(50, dtype=torch.int32)]) == 400
+
+
+def test_adding_sorts_the_indices(gpu: None) -> None:
+    # 50 rows of (100, 16): the index in elements, those in order, where they were, 0 to 49; CUB
+    # sorts as few in one tile. The values, one row seen everywhere, are made dense.
+    x, rows = torch.empty(100, 16), [indices(50)]
+    dense, spread = torch.empty(50, 16), torch.empty(16).expand(50, 16)
+    put = aten._index_put_impl_.default
+    assert estimate(put, x, rows, dense, True, True) == 4 * 400 + 1
+    assert estimate(put, x, rows, spread, True, True) == 4 * 400 + 1 + 50 * 16 * 4
+    assert estimate(put, x, rows, dense, False, True) == 0
+
+
+def test_two_indices(gpu: None) -> None:
+    # Apart from each other: the indexed dimensions come to the front of a copy.
+    x = torch.empty(10, 20, 30)
+    pair = [indices(7), None, indices(7)]
+    values = torch.empty(7, 20)
+    assert estimate(aten.index_put_.default, x, pair, values, True) == 24000 + 4 * 56 + 1
+    beside = [indices(7), indices(7)]
+    assert estimate(aten.index_put_.default, x, beside, torch.empty(7, 30), True) == 4 * 56 + 1
+
+
+def test_many_indices_take_cub_s_second_copy(gpu: None) -> None:
+    x, rows = torch.empty(100, 16), [indices(100000)]
+    values = torch.empty(100000, 16)
+    expected = 4 * 800000 + radix_sort_bytes(100000, 8, 8, 7)  # 99 has 7 bits: one pass, no copy
+    assert estimate(aten.index_put_.default, x, rows, values, True) == expected
+    wide = torch.empty(1000, 16)  # 10 bits
+    expected = 4 * 800000 + radix_sort_bytes(100000, 8, 8, 10)
+    assert expected > 4 * 800000 + 2 * 800000
+    assert estimate(aten.index_put_.default, wide, rows, values, True) == expected
+
+
+def test_masks_become_positions(gpu: None) -> None:
+    # 12 values of (4, 6), found by a mask of two dimensions: 12 * 2 positions.
+    x, mask, values = torch.empty(4, 6), torch.empty(4, 6) > 0, torch.empty(12)
+    assert estimate(aten.index_put_.default, x, [mask], values) == 12 * 2 * 8
+    assert estimate(aten.index_put_.default, x, [mask], torch.empty(())) == 0  # masked_fill_
+    found = torch.empty(12)
+    select = aten.masked_select.default
+    assert CUDA.estimate_workspace_bytes(select, (x, mask), {}, found) == 12 * 2 * 8
+
+
+def test_scattering_by_a_mask(gpu: None) -> None:
+    x, mask = torch.empty(40, 60), torch.empty(40, 60) > 0
+    places = 2400 * 8 + scan_bytes(2400, 8)
+    assert estimate(aten.masked_scatter_.default, x, mask, x) == places
+    assert estimate(aten.masked_scatter_.default, x, mask[:1], x) == 2400 + places
+
+
+def test_a_step_reads_and_adds() -> None:
+    x = torch.zeros(100, 16, requires_grad=True)
+    graph = run_step(lambda x, i: x[i].sigmoid(), x, indices(50))
+    assert workspaces(graph) == {"aten.index_put.default": 4 * 400 + 1}
+
+
+@pytest.mark.parametrize("function", [Tensor.index_select, Tensor.gather])
+def test_other_gradients_are_added_in_place(function: object) -> None:
+    x = torch.zeros(100, 16, requires_grad=True)
+    at = indices(50) if function is Tensor.index_select else indices(50, 16)
+    graph = run_step(lambda x, i: function(x, 0, i).sigmoid(), x, at)  # type: ignore[operator]
+    assert workspaces(graph) == {}
