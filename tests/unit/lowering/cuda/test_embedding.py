@@ -1,4 +1,4 @@
-"""Embeddings on CUDA, against ``Embedding.cu``, ``EmbeddingBag.cu``, ``EmbeddingBackwardKernel.cu``."""
+"""Embeddings on CUDA, against ``Embedding.cu``, ``EmbeddingBag.cu`` and the kernels of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorting, scans and rolling on CUDA, against ``Sort.cpp``, ``SortStable.cu``, ``TensorTopK.cu``."""
+"""Sorting, scans and rolling on CUDA, against ``Sort.cpp``, ``TensorTopK.cu`` and others."""
 
 from __future__ import annotations
 
