@@ -68,26 +68,29 @@ def sum_in_float(output: Tensor) -> Tensor:
     return output.float().sum()
 
 
-@pytest.mark.parametrize(
-    ("loop", "settings"),
-    [
-        ({}, {}),
-        ({"micro_batches": 2}, {"accumulate": 2, "hold_outputs": False}),
-        ({"micro_batches": 3}, {"accumulate": 3}),
-        ({"set_to_none": False}, {"set_to_none": False}),
-        ({"deletes": False}, {"hold_outputs": True}),
-        ({"deletes": False, "micro_batches": 2}, {"hold_outputs": True, "accumulate": 2}),
-        ({"autocast": True}, {"autocast": "bf16", "loss": sum_in_float}),
-    ],
-    ids=str,
-)
-def test_the_peak_is_that_of_the_loop(loop: dict[str, Any], settings: dict[str, Any]) -> None:
-    plain: dict[str, Any] = {
-        "micro_batches": 1,
-        "set_to_none": True,
-        "deletes": True,
-        "autocast": False,
-    }
-    settings = {"loss": sum_output, **settings}
-    analysis = fxmem.analyze(make_model(), ("128x64",), device="cpu", optimizer="adam", **settings)
-    assert analysis.peak_bytes == measure(**{**plain, **loop})
+LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "two micro-batches": ({"micro_batches": 2}, {"accumulate": 2}),
+    "three micro-batches": ({"micro_batches": 3}, {"accumulate": 3}),
+    "zeroed gradients": ({"set_to_none": False}, {"set_to_none": False}),
+    "outputs held": ({"deletes": False}, {"hold_outputs": True}),
+    "outputs held, two micro-batches": (
+        {"deletes": False, "micro_batches": 2},
+        {"hold_outputs": True, "accumulate": 2},
+    ),
+    "autocast": ({"autocast": True}, {"autocast": "bf16", "loss": sum_in_float}),
+}
+PLAIN = {"micro_batches": 1, "set_to_none": True, "deletes": True, "autocast": False}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_peak_is_that_of_the_loop(name: str) -> None:
+    loop, settings = LOOPS[name]
+    analysis = fxmem.analyze(
+        make_model(),
+        ("128x64",),
+        device="cpu",
+        optimizer="adam",
+        **{"loss": sum_output, **settings},
+    )
+    assert analysis.peak_bytes == measure(**{**PLAIN, **loop})
