@@ -1,0 +1,190 @@
+"""Convolutions on CUDA: copies into the format that the kernels take.
+
+Source: ``aten/src/ATen/native/Convolution.cpp``, ``_convolution`` and ``convolution_backward``;
+``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``. What cuDNN asks for besides is not among the
+bytes that are stated here: its heuristics, or a benchmark, choose a plan, and a plan a workspace.
+:func:`estimate_cudnn_workspace_range` says what that may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fxmem.lowering.arguments import new_bytes, tensor
+from fxmem.lowering.cuda.batch_norm import suggest_format
+from fxmem.lowering.cuda.convolution_backends import (
+    Backend,
+    Geometry,
+    select_backend,
+    suggest_common_format,
+)
+from fxmem.lowering.cuda.layouts import dense_bytes, is_dense_in
+from fxmem.lowering.cuda.reduction import Layout, add, reduce_bytes
+from fxmem.lowering.cuda.target import CUDA
+from fxmem.lowering.tape import size_bytes
+from fxmem.lowering.target import Arguments
+
+_aten = torch.ops.aten
+_UNMODELLED = "cuDNN's workspace: its heuristics choose"
+_ALIGNED_CHANNELS = 8
+
+
+def _make_geometry(args: Sequence[object], dims: int) -> Geometry:
+    """From stride to groups, as the operators' schemas have them."""
+
+    def expand(values: object, fill: int) -> tuple[int, ...]:
+        assert isinstance(values, (list, tuple))
+        sizes = tuple(values) if len(values) == dims else tuple(values) * dims
+        return (fill, *sizes) if dims == 1 else sizes
+
+    stride, padding, dilation, transposed, output_padding, groups = args[:6]
+    return Geometry(
+        expand(stride, 1),
+        expand(padding, 0),
+        expand(dilation, 1),
+        transposed is True,
+        expand(output_padding, 0),
+        int(str(groups)),
+    )
+
+
+def _view_4d(x: Tensor) -> Tensor:
+    """``view4d``: one spatial dimension becomes two."""
+    return x.unsqueeze(2) if x.dim() == 3 else x
+
+
+def _densify_line(x: Tensor) -> tuple[Tensor, int]:
+    """In one dimension a contiguous input, as of two; and what the copy takes."""
+    if x.dim() != 3:
+        return x, 0
+    return torch.empty_like(x, memory_format=torch.contiguous_format).unsqueeze(2), dense_bytes(x)
+
+
+@CUDA.workspace(_aten.convolution.default)
+def _convolution(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Convolution.cpp, ``_convolution``."""
+    geometry = _make_geometry(args[3:], tensor(args[0]).dim() - 2)
+    x, copied = _densify_line(tensor(args[0]))
+    weight = _view_4d(tensor(args[1]))
+    backend = select_backend(x, weight, geometry)
+    if backend is Backend.EMPTY:
+        return copied
+    if backend is Backend.COLUMNS:
+        return copied + dense_bytes(x) + dense_bytes(weight) + _columns_bytes(x, weight, geometry)
+    memory_format = torch.contiguous_format
+    if backend is Backend.CUDNN:
+        memory_format = suggest_common_format(x, weight)
+    return copied + dense_bytes(x, memory_format) + dense_bytes(weight, memory_format)
+
+
+def _columns_bytes(x: Tensor, weight: Tensor, geometry: Geometry) -> int:
+    """cuda/ConvolutionMM2d.cu and the like: for an image, the input under each kernel position."""
+    kernel = math.prod(weight.shape[2:])
+    if geometry.transposed:
+        return weight.shape[1] * kernel * math.prod(x.shape[2:]) * x.element_size()
+    sizes = zip(
+        x.shape[2:], weight.shape[2:], geometry.stride, geometry.padding, geometry.dilation,
+        strict=True,
+    )  # fmt: skip
+    pixels = math.prod((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+    return weight.shape[1] * kernel * pixels * x.element_size()
+
+
+@CUDA.workspace(_aten.convolution_backward.default)
+def _convolution_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Convolution.cpp, ``convolution_backward``: the gradients one after the other."""
+    geometry, mask = _make_geometry(args[4:], tensor(args[1]).dim() - 2), args[10]
+    assert isinstance(mask, (list, tuple)) and isinstance(outputs, (list, tuple))
+    grad, weight = _view_4d(tensor(args[0])), _view_4d(tensor(args[2]))
+    x, copied = _densify_line(tensor(args[1]))
+    backend = select_backend(x, weight, geometry)
+    later = [new_bytes(outputs[at:]) for at in (1, 2)]
+    if backend is Backend.CUDNN:
+        inside = _cudnn_backward_bytes(grad, x, weight, mask, later)
+    elif backend is Backend.DEPTHWISE:
+        operands = [dense_bytes(grad), mask[1] * dense_bytes(x), mask[0] * dense_bytes(weight)]
+        inside = sum(operands) - later[1]
+    elif backend is Backend.COLUMNS:
+        operands = [dense_bytes(y) for y in (grad, x, weight)]
+        inside = sum(operands) + _columns_bytes(x, weight, geometry) - later[1]
+    else:
+        inside = 0
+    return copied + max(inside, _bias_bytes(grad) if mask[2] else 0, 0)
+
+
+def _bias_bytes(grad: Tensor) -> int:
+    """``grad_output.sum``, over all dimensions but the channels."""
+    dims = [0, *range(2, grad.dim())]
+    return reduce_bytes(Layout.of(grad), dims, False, grad.dtype, add)
+
+
+def _cudnn_backward_bytes(
+    grad: Tensor, x: Tensor, weight: Tensor, mask: Sequence[object], later: Sequence[int]
+) -> int:
+    """ConvShared.cpp, ``cudnn_convolution_backward``; beyond the gradients that are there by then.
+
+    Args:
+        grad: The incoming gradient.
+        x: The input.
+        weight: The weight.
+        mask: Which gradients are wanted.
+        later: Bytes of those that are made after the input's, and after the weight's.
+    """
+    held = 0
+    memory_format = suggest_common_format(x, weight)
+    if mask[1] and not is_dense_in(x, memory_format):
+        held += size_bytes(x)
+        x = torch.empty_like(x, memory_format=memory_format)
+    if suggest_format(grad) != suggest_format(x):  # ``grad_output_t.to``
+        held += size_bytes(grad)
+        grad = torch.empty_like(grad, memory_format=suggest_format(x))
+    peak = 0
+    if mask[0]:
+        memory_format = suggest_common_format(grad, weight)
+        copies = dense_bytes(grad, memory_format) + dense_bytes(weight, memory_format)
+        peak = held + copies - later[0]
+    if mask[1]:
+        memory_format = suggest_common_format(x, grad)
+        copies = dense_bytes(grad, memory_format) + dense_bytes(x, memory_format)
+        peak = max(peak, held + copies - later[1])
+    return peak
+
+
+def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tuple[int, int]:
+    """The least and the most that cuDNN's plan for a convolution is likely to ask for.
+
+    Many plans need none: implicit products in channels last, and direct ones. Plans for tensor
+    cores reorder contiguous operands into channels last, with channels padded to the width that
+    those take, and plans for the gradient of a weight add up parts of it as floats. Plans by Fourier
+    transform, which heuristics choose for large kernels, can take far more.
+
+    Args:
+        x: The input, or its gradient.
+        weight: The weight, or its gradient.
+        out: The result, or its gradient.
+
+    Returns:
+        Bytes; stated from experience, and added to nothing.
+    """
+    parts = weight.numel() * 4
+    if suggest_common_format(x, weight) != torch.contiguous_format:
+        return 0, parts
+    reordered = sum(
+        _padded_bytes(y, dims) for y, dims in ((x, (1,)), (weight, (0, 1)), (out, (1,)))
+    )
+    return 0, reordered + parts
+
+
+def _padded_bytes(x: Tensor, dims: Sequence[int]) -> int:
+    """Bytes with the sizes of channels rounded up."""
+    sizes = [-(-n // _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS if i in dims else n
+             for i, n in enumerate(x.shape)]  # fmt: skip
+    return math.prod(sizes) * x.element_size()
+
+
+for _operator in (_aten.convolution.default, _aten.convolution_backward.default):
+    CUDA.unmodelled[_operator] = _UNMODELLED
