@@ -159,8 +159,8 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
 
     Many plans need none: implicit products in channels last, and direct ones. Plans for tensor
     cores reorder contiguous operands into channels last, with channels padded to the width that
-    those take, and plans for the gradient of a weight add up parts of it as floats. Plans by Fourier
-    transform, which heuristics choose for large kernels, can take far more.
+    those take, and plans for the gradient of a weight add up parts of it as floats. Plans by
+    Fourier transform, which heuristics choose for large kernels, can take far more.
 
     Args:
         x: The input, or its gradient.
