@@ -23,13 +23,14 @@ from torch.utils.flop_counter import flop_registry
 from fxmem.graph import RESIDENT, Category, Operation, Phase
 from fxmem.lowering.target import Target
 from fxmem.recording import inplace
+from fxmem.recording.arguments import list_tensors
 from fxmem.recording.constants import answer_from_values, see_result
 from fxmem.recording.dtypes import check_dtypes
 from fxmem.recording.hints import answer_operator
 from fxmem.recording.records import LiveStorage, NodeRecord, SavedRecord
 from fxmem.recording.strangers import Strangers
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.operator_cache import OperatorCache
+from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 
 _prim_device = torch.ops.prim.device.default
 _detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = target.device
         self._counts_all = target.device == _HOST
         self._cache = OperatorCache()
+        self._flops: dict[Key, int] = {}
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._live_now = 0
@@ -208,18 +210,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if self._packing:
-            return func(*args, **kwargs)
+            return self._cache.run(func, args, kwargs)
         if func is _prim_device:
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         # The bookkeeping asks tensors for much that no torch-function mode has to hear of.
         with torch._C.DisableTorchFunction():
-            if func is not _lift_fresh:
-                args, kwargs = self.strangers.replace(args, kwargs)
-            return self._watch(func, args, kwargs)
+            read = list_tensors((args, kwargs))
+            if func is _lift_fresh:  # torch.tensor(...) hands it the memory of its result
+                read = []
+            elif not all(isinstance(tensor, FakeTensor) for tensor in read):
+                args, kwargs = self.strangers.replace((args, kwargs))
+                read = list_tensors((args, kwargs))
+            return self._watch(func, args, kwargs, read)
 
-    def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator and notes what it did."""
+    def _watch(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
+    ) -> Any:
+        """Runs an operator, which reads these tensors, and notes what it did."""
         autograd_node = None
         if self._phase is Phase.BACKWARD:
             autograd_node = torch._C._current_autograd_node()
@@ -238,14 +246,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in self._keepers:
             self._keep(self._keepers[func](args))
         if not self._recording:
-            for tensor in iterate_tensors(
-                result if func is _lift_fresh else (args, kwargs, result)
-            ):
+            for tensor in (*read, *list_tensors((result,))):
                 self.track(tensor)
             if not (self._counts_all or self._begun):
                 self._warm_up_workspace(self._estimate(func, args, kwargs, result))
             return result
-        self._record(func, args, kwargs, result, autograd_node)
+        reads = [self.track(tensor, RESIDENT) for tensor in read]
+        self._record(func, args, kwargs, result, autograd_node, reads)
         return result
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -255,14 +262,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._cache.run(func, args, kwargs) if result is NotImplemented else result
 
     def _record(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, autograd: Any
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        autograd: Any,
+        reads: list[int],
     ) -> None:
         index = len(self.operations)
         node = self._find_node(autograd) if autograd is not None else self._node
-        read = iterate_tensors(_find_read(func, args, kwargs))
-        reads = [self.track(tensor, RESIDENT) for tensor in read]
         workspace_bytes = self._estimate(func, args, kwargs, result)
-        count = flop_registry.get(func._overloadpacket)
         self.operations.append(
             Operation(
                 index,
@@ -272,16 +282,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 autograd.name() if autograd is not None else "",
                 tuple(dict.fromkeys(i for i in reads if i != NO_STORAGE)),
                 workspace_bytes,
-                int(count(*args, **kwargs, out_val=result)) if count else 0,
+                self._count_flops(func, args, kwargs, result),
                 # The engine runs backward without gradients: what asks for them computes again.
                 recomputed=autograd is not None and torch.is_grad_enabled(),
             )
         )
-        for tensor in iterate_tensors(result):
+        for tensor in list_tensors((result,)):
             self.track(tensor, index, node)
         if workspace_bytes:
             self._change(workspace_bytes)
             self._change(-workspace_bytes)
+
+    def _count_flops(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> int:
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
+            return 0
+        key = make_key(func, args, kwargs)
+        flops = self._flops.get(key) if key is not None else None
+        if flops is None:
+            flops = int(count(*args, **kwargs, out_val=result))
+            if key is not None:
+                self._flops[key] = flops
+        return flops
 
     def _estimate(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -414,12 +438,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_now += nbytes
         self._node_peak_bytes += nbytes
         self.live_bytes = [live + nbytes for live in self.live_bytes]
-
-
-def _find_read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments whose memory was there before an operator runs."""
-    # torch.tensor(...) hands lift_fresh a real tensor, whose memory its result is.
-    return () if func is _lift_fresh else (args, kwargs)
 
 
 @functools.cache

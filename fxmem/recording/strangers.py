@@ -6,7 +6,7 @@ or makes without an operator (``torch.from_numpy``), is real.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -41,25 +41,12 @@ class Strangers:
             remember_constant(fake, tensor)
         return fake
 
-    def replace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def replace(self, arguments: Any) -> Any:
         """An operator's arguments with fakes in place of real tensors."""
-        if _are_fake(args) and _are_fake(kwargs.values()):
-            return args, kwargs
-        return tree_map_only(torch.Tensor, self.find_fake, (args, kwargs))
+        return tree_map_only(torch.Tensor, self.find_fake, arguments)
 
     def restore_gradients(self) -> None:
         """Takes off the user's tensors what backward has put there."""
         for tensor in self._fakes:
             if tensor.is_leaf and isinstance(tensor.grad, FakeTensor):
                 tensor.grad = None
-
-
-def _are_fake(arguments: Iterable[Any]) -> bool:
-    """Whether the tensors among an operator's arguments, or in lists of them, are all fake."""
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            if not isinstance(argument, FakeTensor):
-                return False
-        elif isinstance(argument, list | tuple) and not _are_fake(argument):
-            return False
-    return True

@@ -4,34 +4,34 @@ A model repeats itself: the second step runs the operators of the first, and eac
 the one before. What a fake kernel returns depends on the metadata of its arguments alone, and
 ``FakeTensorMode`` keeps results by it; but its key holds all that any tensor could have, and making
 it takes longer than all else. Here only plain operators are kept - strided fakes without a known
-value in; new tensors, one view, or the first argument out - and the key is what those have: shape,
+value in; new tensors, views, or the first argument out - and the key is what those have: shape,
 strides, dtype, device and, for a view, where it begins.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-_Key = tuple[Any, ...]
+Key = tuple[Any, ...]
 
 
 class _Kind(Enum):
     """What an operator returns."""
 
     NEW = "new tensors"
-    VIEW = "a view of its first argument"
+    VIEW = "a view of its first argument, or several"
     SELF = "its first argument, overwritten"
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The metadata of a tensor in a result."""
+    """The metadata of a tensor in a result; of a view, how far it begins after its base."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -40,7 +40,20 @@ class _Layout:
     device: torch.device
 
 
-_Kept = tuple[_Layout | None, ...] | _Layout
+_Kept = tuple[_Layout | None, ...] | list[_Layout | None] | _Layout
+
+_aten = torch.ops.aten
+_SECRET_VIEWS = frozenset(
+    {
+        _aten._unsafe_view.default,
+        _aten.unsafe_split.Tensor,
+        _aten.unsafe_split_with_sizes.default,
+        _aten.unsafe_chunk.default,
+    }
+)
+"""Operators whose results share memory with the first argument, and whose schemas do not say so."""
+_INDEXING = frozenset({_aten.select.int, _aten.slice.Tensor})
+"""Views that a loop over time steps takes at another place each time: quicker made than found."""
 
 
 class OperatorCache:
@@ -48,25 +61,78 @@ class OperatorCache:
 
     def __init__(self) -> None:
         # None for a result that is not what its operator's kind promises.
-        self._results: dict[_Key, _Kept | None] = {}
+        self._results: dict[Key, _Kept | None] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The operator's result."""
         kind = _find_kind(func)
-        if kind is None or not isinstance(args[0], FakeTensor):
+        if kind is None:
             return func(*args, **kwargs)
-        key = _make_key(func, args, kwargs)
+        first = args[0][0] if args[0].__class__ is list and args[0] else args[0]
+        if not isinstance(first, FakeTensor):
+            return func(*args, **kwargs)
+        key = make_key(func, args, kwargs)
         if key is None:
             return func(*args, **kwargs)
+        if func in _INDEXING:
+            return self._take(func, first, args[1:])
         if key not in self._results:
-            before = _describe_tensor(args[0])
+            before = _describe_tensor(first)
             result = func(*args, **kwargs)
             self._results[key] = _describe(kind, result, args, before)
             return result
         kept = self._results[key]
         if kept is None:
             return func(*args, **kwargs)
-        return args[0] if kind is _Kind.SELF else _rebuild(kept, args[0], kind)
+        return args[0] if kind is _Kind.SELF else self._rebuild(kept, first, kind)
+
+    def _take(self, func: Any, base: FakeTensor, place: tuple[Any, ...]) -> FakeTensor:
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            return self._wrap(func(base, *place), base.fake_mode, base.fake_device)
+        finally:
+            del guard
+
+    def _rebuild(self, kept: _Kept, like: FakeTensor, kind: _Kind) -> Any:
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            make = self._make_view if kind is _Kind.VIEW else self._make_new
+            if isinstance(kept, _Layout):
+                return make(kept, like)
+            made = (None if layout is None else make(layout, like) for layout in kept)
+            return kept.__class__(made)  # type: ignore[arg-type]
+        finally:
+            del guard
+
+    def _make_view(self, layout: _Layout, like: FakeTensor) -> FakeTensor:
+        view = torch.empty(0, dtype=layout.dtype, device="meta")
+        offset = like.storage_offset() + layout.offset
+        view.set_(like.untyped_storage(), offset, layout.shape, layout.stride)
+        return self._wrap(view, like.fake_mode, layout.device)
+
+    def _make_new(self, layout: _Layout, like: FakeTensor) -> FakeTensor:
+        empty = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
+        return self._wrap(empty, like.fake_mode, layout.device)
+
+    def _wrap(
+        self, meta: torch.Tensor, fake_mode: FakeTensorMode, device: torch.device
+    ) -> FakeTensor:
+        """What ``FakeTensor(fake_mode, meta, device)`` makes, in a third of the time."""
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            fake = FakeTensor(fake_mode, meta, device)
+            self._attributes[device] = dict(vars(fake))
+            return fake
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        if fake_mode._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(fake)
+        vars(fake).update(attributes)
+        return fake
 
 
 @functools.cache
@@ -77,9 +143,11 @@ def _find_kind(func: Any) -> _Kind | None:
         return None
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
         return None
+    if "as_strided" in schema.name:  # counts from the beginning of the memory
+        return None
     aliased = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None]
     returned = [value.alias_info is not None for value in schema.returns]
-    if func is torch.ops.aten._unsafe_view.default:  # shares memory, and does not say so
+    if func in _SECRET_VIEWS:
         return _Kind.VIEW
     if not aliased and not any(returned):
         return _Kind.NEW
@@ -88,7 +156,8 @@ def _find_kind(func: Any) -> _Kind | None:
     return _Kind.SELF if schema.arguments[0].alias_info.is_write else _Kind.VIEW
 
 
-def _make_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Key | None:
+def make_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
+    """What decides an operator's result; None where its arguments are not plain."""
     parts: list[Any] = [func]
     if not _add_parts(parts, args):
         return None
@@ -110,7 +179,6 @@ def _add_parts(parts: list[Any], arguments: Any) -> bool:
             parts += (
                 argument.shape,
                 argument.stride(),
-                argument.storage_offset(),
                 argument.dtype,
                 argument.fake_device,
             )
@@ -128,24 +196,39 @@ def _add_parts(parts: list[Any], arguments: Any) -> bool:
 def _describe(
     kind: _Kind, result: Any, args: tuple[Any, ...], before: _Layout | None
 ) -> _Kept | None:
-    first = args[0]
     if kind is _Kind.SELF:  # some change its shape: resize_, transpose_, set_
-        return before if result is first and _describe_tensor(first) == before else None
-    if kind is _Kind.VIEW:
-        same = isinstance(result, FakeTensor) and _address(result) == _address(first)
-        return _describe_tensor(result) if same else None
-    taken = {_address(tensor) for tensor in args if isinstance(tensor, FakeTensor)}
+        return before if result is args[0] and _describe_tensor(args[0]) == before else None
+    taken: set[int] = set()
+    _add_addresses(taken, args)
     if isinstance(result, FakeTensor):
-        return _describe_new(result, taken)
-    if type(result) is not tuple:
+        return _describe_result(kind, result, args[0], taken)
+    if type(result) not in (tuple, list):
         return None
     described: list[_Layout | None] = []
     for tensor in result:
-        layout = _describe_new(tensor, taken) if isinstance(tensor, FakeTensor) else None
+        is_fake = isinstance(tensor, FakeTensor)
+        layout = _describe_result(kind, tensor, args[0], taken) if is_fake else None
         if tensor is not None and layout is None:
             return None
         described.append(layout)
-    return tuple(described)
+    return described if type(result) is list else tuple(described)
+
+
+def _add_addresses(taken: set[int], arguments: Any) -> None:
+    for argument in arguments:
+        if isinstance(argument, FakeTensor):
+            taken.add(_address(argument))
+        elif isinstance(argument, (list, tuple)):
+            _add_addresses(taken, argument)
+
+
+def _describe_result(
+    kind: _Kind, tensor: FakeTensor, first: Any, taken: set[int]
+) -> _Layout | None:
+    if kind is not _Kind.VIEW:
+        return _describe_new(tensor, taken)
+    layout = _describe_tensor(tensor) if _address(tensor) == _address(first) else None
+    return layout and replace(layout, offset=layout.offset - int(first.storage_offset()))
 
 
 def _describe_new(tensor: FakeTensor, taken: set[int]) -> _Layout | None:
@@ -178,20 +261,3 @@ def _allocates_as_told(tensor: torch.Tensor) -> bool:
     )
     nbytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == nbytes
-
-
-def _rebuild(kept: _Kept, like: FakeTensor, kind: _Kind) -> Any:
-    with in_kernel_invocation_manager(like.fake_mode):
-        if kind is _Kind.VIEW:
-            assert isinstance(kept, _Layout)
-            view = torch.empty(0, dtype=kept.dtype, device="meta")
-            view.set_(like.untyped_storage(), kept.offset, kept.shape, kept.stride)
-            return FakeTensor(like.fake_mode, view, kept.device)
-        if isinstance(kept, _Layout):
-            return _make_new(kept, like)
-        return tuple(None if layout is None else _make_new(layout, like) for layout in kept)
-
-
-def _make_new(layout: _Layout, like: FakeTensor) -> FakeTensor:
-    empty = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
-    return FakeTensor(like.fake_mode, empty, layout.device)

@@ -1,0 +1,25 @@
+"""What an operator is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = None) -> Any:
+    """The tensors in an operator's arguments or results, which nest no deeper than lists.
+
+    >>> len(list_tensors((torch.ones(1), [torch.ones(2), None], 3, {"alpha": 1})))
+    2
+    """
+    found = [] if found is None else found
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            list_tensors(argument, found)
+        elif isinstance(argument, dict):
+            list_tensors(argument.values(), found)
+    return found
