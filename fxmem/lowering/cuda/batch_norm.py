@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fxmem.lowering.cuda.layouts import suggest_format
 from fxmem.lowering.cuda.target import CUDA, is_on_gpu
-from fxmem.lowering.tape import is_like_channels_last
 
 _aten = torch.ops.aten
 _CUDNN_TYPES = (torch.float32, torch.float64)
@@ -18,13 +18,6 @@ _MOST_IN_TRAINING = 880801
 _MOST_IN_EVALUATION = 65535
 _MOST_ELEMENTS = 2**31 - 1
 _UNMODELLED = "cuDNN's workspace, and its reserve for channels last: cuDNN alone knows"
-
-
-def suggest_format(x: Tensor) -> torch.memory_format:
-    """``Tensor.suggest_memory_format``."""
-    if not is_like_channels_last(x.shape, x.stride()):
-        return torch.contiguous_format
-    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
 
 
 def _takes_cudnn(

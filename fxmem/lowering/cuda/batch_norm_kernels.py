@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from fxmem.lowering.arguments import new_bytes, tensor
-from fxmem.lowering.cuda.batch_norm import suggest_format
-from fxmem.lowering.cuda.layouts import accumulate_type, fits_32_bits, is_dense_in, reshape_bytes
+from fxmem.lowering.cuda.layouts import (
+    accumulate_type,
+    fits_32_bits,
+    is_dense_in,
+    reshape_bytes,
+    suggest_format,
+)
 from fxmem.lowering.cuda.reduction import reduce_pair_bytes, spread
 from fxmem.lowering.cuda.target import CUDA, is_on_gpu
 from fxmem.lowering.tape import Tape

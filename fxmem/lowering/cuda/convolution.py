@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from fxmem.lowering.arguments import new_bytes, tensor
-from fxmem.lowering.cuda.batch_norm import suggest_format
 from fxmem.lowering.cuda.convolution_backends import (
     Backend,
     Geometry,
     select_backend,
     suggest_common_format,
 )
-from fxmem.lowering.cuda.layouts import dense_bytes, is_dense_in
+from fxmem.lowering.cuda.layouts import dense_bytes, is_dense_in, suggest_format
 from fxmem.lowering.cuda.reduction import Layout, add, reduce_bytes
 from fxmem.lowering.cuda.target import CUDA
 from fxmem.lowering.tape import size_bytes

@@ -13,8 +13,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from fxmem.lowering.cuda.batch_norm import suggest_format
-from fxmem.lowering.cuda.layouts import fits_32_bits
+from fxmem.lowering.cuda.layouts import fits_32_bits, suggest_format
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _FEW_CHANNELS = 32

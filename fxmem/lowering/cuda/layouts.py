@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxmem.lowering.tape import size_bytes
+from fxmem.lowering.tape import is_like_channels_last, size_bytes
 
 _MAX_INDEX = 2**31 - 1
 _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
@@ -64,3 +64,24 @@ def _is_mergeable(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 def dense_bytes(x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:
     """What ``contiguous`` copies."""
     return 0 if is_dense_in(x, memory_format) else size_bytes(x)
+
+
+def is_nonoverlapping_dense(x: Tensor) -> bool:
+    """``is_non_overlapping_and_dense``: all elements of the storage's part, each once."""
+    if x.is_contiguous():
+        return True
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def suggest_format(x: Tensor) -> torch.memory_format:
+    """``Tensor.suggest_memory_format``."""
+    if not is_like_channels_last(x.shape, x.stride()):
+        return torch.contiguous_format
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
