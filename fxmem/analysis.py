@@ -11,6 +11,7 @@ from typing import Any
 
 from fxmem.allocation import Allocation, Exhaustion, allocate_graph, find_exhaustion
 from fxmem.allocator import AllocatorSettings
+from fxmem.devices import CONTEXT_BYTES, GpuModel
 from fxmem.graph import Category, MemoryGraph, Node, SavedTensor
 from fxmem.labels import label_storages
 from fxmem.liveness import MemoryProfile, Peak, build_profile
@@ -123,7 +124,7 @@ class Analysis:
         if self.settings is None or self.gpu is None:
             return None
         return find_exhaustion(
-            self.graph, self.settings, self.gpu.capacity_bytes, self.gpu.context_bytes[1]
+            self.graph, self.settings, self.gpu.capacity_bytes, max(CONTEXT_BYTES)
         )
 
     @property
@@ -135,7 +136,7 @@ class Analysis:
         """
         if self.settings is None:
             return None
-        least, most = CONTEXT_BYTES if self.gpu is None else self.gpu.context_bytes
+        least, most = CONTEXT_BYTES
         return self.reserved_bytes + least, self.reserved_bytes + most
 
     @property

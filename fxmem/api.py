@@ -12,6 +12,7 @@ from torch import nn
 
 from fxmem.allocator import AllocatorSettings, parse_settings
 from fxmem.analysis import Analysis, Setup
+from fxmem.devices import GpuModel, find_gpu
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
 from fxmem.graph import Operation
 from fxmem.lowering.cpu import CPU
@@ -36,6 +37,8 @@ from fxmem.tracing.targets import is_target
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""``maxThreadsPerMultiProcessor`` by compute capability, where it is not 2048."""
 TARGETS = {target.name: target for target in (CPU, CUDA)}
 
 _Loss = str | Callable[[Any], torch.Tensor] | None
@@ -113,7 +116,7 @@ def analyze(
     device = str(device)  # a torch.device has its name
     _check_arguments(mode, device, frontend, size_hint, accumulate)
     step_gpu, settings = _find_gpu(device, gpu), _find_settings(device, alloc_conf)
-    architecture = Gpu() if step_gpu is None else Gpu(capability=step_gpu.capability)
+    architecture = _describe_architecture(step_gpu)
     autocast_to = _find_autocast(device, autocast)
     dtype_name = None if dtype is None else parse_dtype(str(dtype).removeprefix("torch."))
     # A misspelt name is told before anything is imported.
@@ -278,6 +281,16 @@ def _find_gpu(device: str, gpu: str | None) -> GpuModel | None:
     if device != "cuda":
         raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="device='cuda'")
     return find_gpu(gpu)
+
+
+def _describe_architecture(gpu: GpuModel | None) -> Gpu:
+    if gpu is None:
+        return Gpu()
+    return Gpu(
+        capability=gpu.capability,
+        multiprocessors=gpu.multiprocessors,
+        threads_per_multiprocessor=_THREADS.get(gpu.capability, 2048),
+    )
 
 
 def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:

@@ -26,13 +26,14 @@ before any kernel on an RTX 6000 Ada. With eager loading, as before CUDA 11.7, i
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuModel:
     """A kind of GPU.
 
     Attributes:
         key: Short name, unique: ``a100-80gb``.
         name: What the driver calls it.
         capability: CUDA compute capability, major and minor.
+        multiprocessors: How many streaming multiprocessors it has.
         capacity_bytes: Total memory as CUDA reports it.
         capacity_is_measured: Whether somebody saw that number; else it is that of a GPU with the
             same chips and memory.
@@ -46,6 +47,7 @@ class Gpu:
     key: str
     name: str
     capability: tuple[int, int]
+    multiprocessors: int
     capacity_bytes: int
     capacity_is_measured: bool
     bandwidth_bytes_per_s: int
@@ -61,45 +63,45 @@ class Gpu:
 # Speeds: NVIDIA's data sheets and the white papers of each architecture, without sparsity. The
 # bandwidth of the B200 is that of the 7680 bits its driver reports, not the announced 8 TB/s.
 #
-# key, name, capability, MiB, GB/s, then TFLOP/s of fp32, tf32 and half
+# key, name, capability, multiprocessors, MiB, GB/s, then TFLOP/s of fp32, tf32 and half
 _TABLE = """
-gtx1080ti       | NVIDIA GeForce GTX 1080 Ti    |  6.1 |  11172 |  484 |  11.3 |    - |    -
-rtx2080ti       | NVIDIA GeForce RTX 2080 Ti    |  7.5 |  10825 |  616 |  13.4 |    - | 53.8
-rtx3060         | NVIDIA GeForce RTX 3060       |  8.6 |  11910 |  360 |  12.7 | 12.7 | 25.5
-rtx3070         | NVIDIA GeForce RTX 3070       |  8.6 |   7842 |  448 |  20.3 | 20.3 | 40.6
-rtx3080         | NVIDIA GeForce RTX 3080       |  8.6 |  10002 |  760 |  29.8 | 29.8 | 59.5
-rtx3090         | NVIDIA GeForce RTX 3090       |  8.6 |  24124 |  936 |  35.6 | 35.6 | 71.0
-rtx3090ti       | NVIDIA GeForce RTX 3090 Ti    |  8.6 |  24114 | 1008 |  40.0 | 40.0 | 80.0
-rtx4060         | NVIDIA GeForce RTX 4060       |  8.9 |   7807 |  272 |  15.1 | 15.1 | 30.2
-rtx4070         | NVIDIA GeForce RTX 4070       |  8.9 |  12002 |  504 |  29.1 | 29.1 | 58.3
-rtx4080         | NVIDIA GeForce RTX 4080       |  8.9 | ?15937 |  717 |  48.7 | 48.7 | 97.5
-rtx4080super    | NVIDIA GeForce RTX 4080 SUPER |  8.9 |  15937 |  736 |  52.2 | 52.2 | 104.4
-rtx4090         | NVIDIA GeForce RTX 4090       |  8.9 |  24081 | 1008 |  82.6 | 82.6 | 165.2
-rtx5080         | NVIDIA GeForce RTX 5080       | 12.0 |  15840 |  960 |  56.3 | 56.3 | 112.6
-rtx5090         | NVIDIA GeForce RTX 5090       | 12.0 |  32102 | 1792 | 104.8 | 104.8 | 209.5
-p100            | Tesla P100-PCIE-16GB          |  6.0 |  16269 |  732 |   9.3 |    - |    -
-v100-16gb       | Tesla V100-SXM2-16GB          |  7.0 |  16160 |  900 |  15.7 |    - |  125
-v100-32gb       | Tesla V100-SXM2-32GB          |  7.0 |  32494 |  900 |  15.7 |    - |  125
-t4              | Tesla T4                      |  7.5 |  14913 |  320 |   8.1 |    - |   65
-a10             | NVIDIA A10                    |  8.6 |  22599 |  600 |  31.2 | 62.5 |  125
-a10g            | NVIDIA A10G                   |  8.6 |  22587 |  600 |  31.5 |   35 |   70
-a30             | NVIDIA A30                    |  8.0 |  24164 |  933 |  10.3 |   82 |  165
-a40             | NVIDIA A40                    |  8.6 |  45416 |  696 |  37.4 | 74.8 | 149.7
-a100-40gb       | NVIDIA A100-SXM4-40GB         |  8.0 |  40441 | 1555 |  19.5 |  156 |  312
-a100-80gb       | NVIDIA A100-SXM4-80GB         |  8.0 |  81153 | 2039 |  19.5 |  156 |  312
-a100-80gb-pcie  | NVIDIA A100 80GB PCIe         |  8.0 |  81154 | 1935 |  19.5 |  156 |  312
-l4              | NVIDIA L4                     |  8.9 |  22563 |  300 |  30.3 |   60 |  121
-l40s            | NVIDIA L40S                   |  8.9 |  45457 |  864 |  91.6 |  183 |  362
-h100            | NVIDIA H100 80GB HBM3         |  9.0 |  81089 | 3350 |    67 |  494 |  989
-h100-pcie       | NVIDIA H100 PCIe              |  9.0 |  81008 | 2000 |    51 |  378 |  756
-h100-nvl        | NVIDIA H100 NVL               |  9.0 |  95320 | 3900 |    60 |  417 |  835
-h200            | NVIDIA H200                   |  9.0 | 143156 | 4800 |    67 |  494 |  989
-gh200           | NVIDIA GH200 480GB            |  9.0 |  96768 | 4000 |    67 |  494 |  989
-b200            | NVIDIA B200                   | 10.0 | 182631 | 7670 |    75 | 1125 | 2250
-gb200           | NVIDIA GB200                  | 10.0 | 188733 | 8000 |    80 | 1250 | 2500
-rtx-a6000       | NVIDIA RTX A6000              |  8.6 |  48537 |  768 |  38.7 | 77.4 | 154.8
-rtx6000-ada     | NVIDIA RTX 6000 Ada Generation |  8.9 |  48508 |  960 |  91.1 | 182.1 | 364.2
-rtx-pro-6000    | NVIDIA RTX PRO 6000 Blackwell | 12.0 |  97250 | 1792 | 126 | 251.9 | 503.8
+gtx1080ti       | NVIDIA GeForce GTX 1080 Ti    |  6.1 |  28 |  11172 |  484 |  11.3 |    - |    -
+rtx2080ti       | NVIDIA GeForce RTX 2080 Ti    |  7.5 |  68 |  10825 |  616 |  13.4 |    - | 53.8
+rtx3060         | NVIDIA GeForce RTX 3060       |  8.6 |  28 |  11910 |  360 |  12.7 | 12.7 | 25.5
+rtx3070         | NVIDIA GeForce RTX 3070       |  8.6 |  46 |   7842 |  448 |  20.3 | 20.3 | 40.6
+rtx3080         | NVIDIA GeForce RTX 3080       |  8.6 |  68 |  10002 |  760 |  29.8 | 29.8 | 59.5
+rtx3090         | NVIDIA GeForce RTX 3090       |  8.6 |  82 |  24124 |  936 |  35.6 | 35.6 | 71.0
+rtx3090ti       | NVIDIA GeForce RTX 3090 Ti    |  8.6 |  84 |  24114 | 1008 |  40.0 | 40.0 | 80.0
+rtx4060         | NVIDIA GeForce RTX 4060       |  8.9 |  24 |   7807 |  272 |  15.1 | 15.1 | 30.2
+rtx4070         | NVIDIA GeForce RTX 4070       |  8.9 |  46 |  12002 |  504 |  29.1 | 29.1 | 58.3
+rtx4080         | NVIDIA GeForce RTX 4080       |  8.9 |  76 | ?15937 |  717 |  48.7 | 48.7 | 97.5
+rtx4080super    | NVIDIA GeForce RTX 4080 SUPER |  8.9 |  80 |  15937 |  736 |  52.2 | 52.2 | 104.4
+rtx4090         | NVIDIA GeForce RTX 4090       |  8.9 | 128 |  24081 | 1008 |  82.6 | 82.6 | 165.2
+rtx5080         | NVIDIA GeForce RTX 5080       | 12.0 |  84 |  15840 |  960 |  56.3 | 56.3 | 112.6
+rtx5090         | NVIDIA GeForce RTX 5090       | 12.0 | 170 |  32102 | 1792 | 104.8 | 104.8 | 209.5
+p100            | Tesla P100-PCIE-16GB          |  6.0 |  56 |  16269 |  732 |   9.3 |    - |    -
+v100-16gb       | Tesla V100-SXM2-16GB          |  7.0 |  80 |  16160 |  900 |  15.7 |    - |  125
+v100-32gb       | Tesla V100-SXM2-32GB          |  7.0 |  80 |  32494 |  900 |  15.7 |    - |  125
+t4              | Tesla T4                      |  7.5 |  40 |  14913 |  320 |   8.1 |    - |   65
+a10             | NVIDIA A10                    |  8.6 |  72 |  22599 |  600 |  31.2 | 62.5 |  125
+a10g            | NVIDIA A10G                   |  8.6 |  80 |  22587 |  600 |  31.5 |   35 |   70
+a30             | NVIDIA A30                    |  8.0 |  56 |  24164 |  933 |  10.3 |   82 |  165
+a40             | NVIDIA A40                    |  8.6 |  84 |  45416 |  696 |  37.4 | 74.8 | 149.7
+a100-40gb       | NVIDIA A100-SXM4-40GB         |  8.0 | 108 |  40441 | 1555 |  19.5 |  156 |  312
+a100-80gb       | NVIDIA A100-SXM4-80GB         |  8.0 | 108 |  81153 | 2039 |  19.5 |  156 |  312
+a100-80gb-pcie  | NVIDIA A100 80GB PCIe         |  8.0 | 108 |  81154 | 1935 |  19.5 |  156 |  312
+l4              | NVIDIA L4                     |  8.9 |  58 |  22563 |  300 |  30.3 |   60 |  121
+l40s            | NVIDIA L40S                   |  8.9 | 142 |  45457 |  864 |  91.6 |  183 |  362
+h100            | NVIDIA H100 80GB HBM3         |  9.0 | 132 |  81089 | 3350 |    67 |  494 |  989
+h100-pcie       | NVIDIA H100 PCIe              |  9.0 | 114 |  81008 | 2000 |    51 |  378 |  756
+h100-nvl        | NVIDIA H100 NVL               |  9.0 | 132 |  95320 | 3900 |    60 |  417 |  835
+h200            | NVIDIA H200                   |  9.0 | 132 | 143156 | 4800 |    67 |  494 |  989
+gh200           | NVIDIA GH200 480GB            |  9.0 | 132 |  96768 | 4000 |    67 |  494 |  989
+b200            | NVIDIA B200                   | 10.0 | 148 | 182631 | 7670 |    75 | 1125 | 2250
+gb200           | NVIDIA GB200                  | 10.0 | 152 | 188733 | 8000 |    80 | 1250 | 2500
+rtx-a6000       | NVIDIA RTX A6000              |  8.6 |  84 |  48537 |  768 |  38.7 | 77.4 | 154.8
+rtx6000-ada     | NVIDIA RTX 6000 Ada Generation | 8.9 | 142 |  48508 |  960 |  91.1 | 182.1 | 364.2
+rtx-pro-6000    | NVIDIA RTX PRO 6000 Blackwell | 12.0 | 188 |  97250 | 1792 | 126 | 251.9 | 503.8
 """
 
 # Other names that people use.
@@ -117,15 +119,16 @@ _ALIASES = {
 }
 
 
-def _parse_row(row: str) -> Gpu:
-    key, name, capability, mib, gb_per_s, *tera = (cell.strip() for cell in row.split("|"))
+def _parse_row(row: str) -> GpuModel:
+    key, name, capability, count, mib, gb_per_s, *tera = (cell.strip() for cell in row.split("|"))
     major, _, minor = capability.partition(".")
     fp32, tf32, half = (None if text == "-" else round(float(text) * 10**12) for text in tera)
     assert fp32 is not None
-    return Gpu(
+    return GpuModel(
         key=key,
         name=name,
         capability=(int(major), int(minor)),
+        multiprocessors=int(count),
         capacity_bytes=int(mib.removeprefix("?")) * _MIB,
         capacity_is_measured=not mib.startswith("?"),
         bandwidth_bytes_per_s=int(gb_per_s) * 10**9,
@@ -139,7 +142,7 @@ GPUS = tuple(map(_parse_row, _TABLE.strip().splitlines()))
 """All that are known, consumer GPUs first."""
 
 
-def find_gpu(text: str) -> Gpu:
+def find_gpu(text: str) -> GpuModel:
     """The GPU of a name: its key, what the driver calls it, or a name people use.
 
     Case, spaces, dashes and the vendor's prefixes do not matter.
