@@ -102,8 +102,8 @@ class _Extreme(torch.autograd.Function):
         return None, grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
 
 
-class _WeightedLogits(torch.autograd.Function):
-    """``binary_cross_entropy_with_logits_backward`` with weights of positives: in place."""
+class _Logits(torch.autograd.Function):
+    """``binary_cross_entropy_with_logits_backward``: in place."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
@@ -114,14 +114,23 @@ class _WeightedLogits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, target, weight, positive = ctx.saved_tensors
-        factor = positive.mul(target)
-        result = factor.add(1).sub_(target).mul_(x.sigmoid()).sub_(factor)
+        if positive is None:
+            result = x.sigmoid().sub_(target)
+        else:
+            factor = positive.mul(target)
+            result = factor.add(1).sub_(target).mul_(x.sigmoid()).sub_(factor)
+        result.mul_(grad)
         if weight is not None:
             result.mul_(weight)
-        result.mul_(grad)
         if ctx.reduction == _REDUCTIONS.index("mean"):
             result.div_(x.numel())
         return result, None, None, None, None
+
+
+@ANY.kernel(torch.ops.aten._efficientzerotensor.default)
+def efficient_zeros(size: list[int], **options: Any) -> Tensor:
+    """aten/src/ATen/ZeroTensorFallback.cpp: where zeros are asked for, one is seen everywhere."""
+    return torch.zeros((), **options).expand(size)
 
 
 def _is_differentiated(x: Any) -> bool:
@@ -175,11 +184,10 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Others than weighted logits take no more tensors than the CPU does."""
+    """Differentiated by the logits alone; other calls are left as they are."""
     rest = [value for value in (target, weight, pos_weight) if value is not None]
     if (
-        pos_weight is None
-        or not _is_differentiated(input)
+        not _is_differentiated(input)
         or any(map(_is_differentiated, rest))
         or size_average is not None
         or reduce is not None
@@ -189,7 +197,7 @@ def binary_cross_entropy_with_logits(
             input, target, weight, size_average, reduce, reduction, pos_weight
         )
     args = (input, target, weight, pos_weight, _REDUCTIONS.index(reduction))
-    result: Tensor = _WeightedLogits.apply(*args)  # type: ignore[no-untyped-call]
+    result: Tensor = _Logits.apply(*args)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fxmem.lowering.arguments import argument, tensor
 from fxmem.lowering.cpu.target import CPU
-from fxmem.lowering.tape import is_like_channels_last, size_bytes
+from fxmem.lowering.tape import Tape, is_like_channels_last, size_bytes
 from fxmem.lowering.target import Arguments
 
 _aten = torch.ops.aten
@@ -32,6 +32,16 @@ def transposing_buffer_bytes(source: Tensor) -> int:
         return 0
     block = _BYTE_BLOCK if source.dtype == torch.uint8 else _BLOCK
     return block * block * source.element_size()
+
+
+def contiguous_copies_bytes(*operands: Tensor) -> int:
+    """Peak of the contiguous copies of what is not contiguous, made one after the other."""
+    tape = Tape()
+    for x in operands:
+        if not x.is_contiguous():
+            tape.allocate(size_bytes(x))
+            tape.free(tape.allocate(transposing_buffer_bytes(x)))
+    return tape.peak_bytes
 
 
 def copies_bytes(model: Tensor, *operands: Tensor) -> int:

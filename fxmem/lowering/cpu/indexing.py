@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fxmem.lowering.arguments import new_bytes, tensor
+from fxmem.lowering.cpu.copying import contiguous_copies_bytes
 from fxmem.lowering.cpu.reduction import GRAIN_SIZE, two_pass_bytes
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.tape import Tape, broadcast_sizes, size_bytes
@@ -28,8 +29,7 @@ def _embedding(args: Arguments, kwargs: Mapping[str, object], outputs: object) -
 @CPU.workspace(_aten.embedding_dense_backward.default)
 def _embedding_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """Embedding.cpp, ``embedding_dense_backward_cpu``: contiguous indices and gradient."""
-    operands = (tensor(args[0]), tensor(args[1]))
-    return sum(size_bytes(x) for x in operands if not x.is_contiguous())
+    return contiguous_copies_bytes(tensor(args[0]), tensor(args[1]))
 
 
 @CPU.workspace(_aten.cumsum.default, _aten.cumprod.default)
@@ -42,8 +42,7 @@ def _cumulative(args: Arguments, kwargs: Mapping[str, object], outputs: object) 
 @CPU.workspace(_aten.nll_loss_forward.default)
 def _nll_loss(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/LossNLL.cpp, ``nll_loss_out_frame``: contiguous operands."""
-    operands = [value for value in args[:3] if isinstance(value, Tensor)]
-    return sum(size_bytes(x) for x in operands if not x.is_contiguous())
+    return contiguous_copies_bytes(*(value for value in args[:3] if isinstance(value, Tensor)))
 
 
 @CPU.workspace(_aten.index_select.default)

@@ -36,8 +36,17 @@ def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _matrix_copies_bytes(*operands: Tensor) -> int:
-    """LinearAlgebra.cpp, ``addmm_impl_cpu_``: a clone of each operand that BLAS cannot take."""
-    return sum(size_bytes(x) for x in operands if not _is_blas_matrix(x.shape, x.stride()))
+    """LinearAlgebra.cpp, ``addmm_impl_cpu_``: a clone of each operand that BLAS cannot take.
+
+    What is to be conjugated it takes transposed alone.
+    """
+    return sum(size_bytes(x) for x in operands if not _is_taken(x))
+
+
+def _is_taken(x: Tensor) -> bool:
+    if x.is_conj() and x.stride(1) == 1 and x.stride(0) >= max(1, x.shape[1]):
+        return False
+    return _is_blas_matrix(x.shape, x.stride())
 
 
 @functools.cache
@@ -192,14 +201,18 @@ def _baddbmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
 
 
 def batched_bytes(left: Tensor, right: Tensor) -> int:
-    """One matrix of each operand that BLAS cannot take, where the batch is looped over."""
+    """What is to be conjugated, all of it; one matrix of each operand that BLAS cannot take.
+
+    The latter where the batch is looped over.
+    """
     if _uses_mkldnn(left, right.shape[2]):
         return _mkldnn_matmul_bytes(left, right)
     if left.shape[1] * left.shape[2] * right.shape[2] < _SMALL_PRODUCT:
         return 0
-    operands = (left, right)
-    return sum(
-        size_bytes(x) // max(1, x.shape[0])
-        for x in operands
-        if not _is_blas_matrix(x.shape[1:], x.stride()[1:])
-    )
+    total = 0
+    for x in (left, right):
+        if x.is_conj():
+            total += size_bytes(x)
+        elif not _is_blas_matrix(x.shape[1:], x.stride()[1:]):
+            total += size_bytes(x) // max(1, x.shape[0])
+    return total

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fxmem.lowering.arguments import tensor
+from fxmem.lowering.cpu.copying import contiguous_copies_bytes
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.tape import Tape, is_like_channels_last, size_bytes
 from fxmem.lowering.target import Arguments
@@ -155,15 +156,13 @@ def _group_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs:
 @CPU.workspace(_aten._softmax.default, _aten._log_softmax.default)
 def _softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/SoftMax.cpp, ``softmax_cpu_out``: a contiguous input."""
-    x = tensor(args[0])
-    return 0 if x.is_contiguous() else size_bytes(x)
+    return contiguous_copies_bytes(tensor(args[0]))
 
 
 @CPU.workspace(_aten._softmax_backward_data.default, _aten._log_softmax_backward_data.default)
 def _softmax_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """SoftMax.cpp, ``softmax_backward_cpu_out``: contiguous gradient and output."""
-    operands = (tensor(args[0]), tensor(args[1]))
-    return sum(size_bytes(operand) for operand in operands if not operand.is_contiguous())
+    return contiguous_copies_bytes(tensor(args[0]), tensor(args[1]))
 
 
 @CPU.workspace(_aten._safe_softmax.default)

@@ -65,7 +65,8 @@ def _common(operands: tuple[object, ...]) -> torch.dtype:
 
 
 def _default(dtype: torch.dtype) -> torch.dtype:
-    return torch.get_default_dtype() if dtype == torch.float64 else dtype
+    default = torch.get_default_dtype()
+    return {torch.float64: default, torch.complex128: default.to_complex()}.get(dtype, dtype)
 
 
 def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:

@@ -38,8 +38,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "median": lambda x: x.median(),
     "max of two": lambda x: torch.max(x, x * 2),
     "trace": lambda x: x.trace(),
+    "logits": lambda x: F.binary_cross_entropy_with_logits(x, torch.ones(SIZES), reduction="none"),
+    "scaled logits": lambda x: F.binary_cross_entropy_with_logits(
+        x, torch.ones(SIZES), torch.ones(SIZES), reduction="none"
+    ),
     "weighted logits": lambda x: weigh(x, "mean"),
     "weighted logits, not reduced": lambda x: weigh(x, "none"),
+    "sign": lambda x: x.sgn() * x,
     "singular values": lambda x: torch.linalg.svdvals(x),
     "one hot": lambda x: F.one_hot(x.argmax(1), 300) * x,
 }
@@ -54,7 +59,18 @@ def test_the_peak_is_that_of_the_allocator(name: str, mode: str) -> None:
     assert abs(predicted - measured) <= NUMBERS_BYTES
 
 
-@pytest.mark.parametrize("function", [torch.prod, torch.Tensor.max, lambda x: x.cumprod(0)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.prod,
+        torch.Tensor.max,
+        lambda x: x.cumprod(0),
+        lambda x: F.binary_cross_entropy_with_logits(x, x.detach() / 2, x.detach()),
+        lambda x: F.binary_cross_entropy_with_logits(
+            x, x.detach() / 2, None, pos_weight=x[0].detach()
+        ),
+    ],
+)
 def test_gradients_are_those_of_autograd(function: Callable[[Tensor], Tensor]) -> None:
     from fxmem.lowering.cpu import CPU
     from fxmem.lowering.functions import lower_functions

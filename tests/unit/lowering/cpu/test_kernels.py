@@ -191,6 +191,41 @@ def test_products() -> None:
     check(aten.addmm_.default, torch.randn(40, 6), spread(40, 50), torch.randn(50, 6))
 
 
+def test_complex_products() -> None:
+    def lay_out(x: Tensor) -> tuple[Tensor, ...]:
+        columns_first = x.mT.contiguous().mT
+        wide = torch.cat([x, x], -1)[..., ::2]
+        return x, x.conj(), columns_first, columns_first.conj(), wide.conj(), wide
+
+    bias = torch.randn(30, dtype=torch.complex64)
+    for left in lay_out(torch.randn(3, 40, 50, dtype=torch.complex64)):
+        for right in lay_out(torch.randn(3, 50, 30, dtype=torch.complex64)):
+            check(aten.mm.default, left[0], right[0])
+            check(aten.addmm.default, bias, left[0], right[0])
+            check(aten.bmm.default, left, right)
+            check(aten.baddbmm.default, bias, left, right)
+
+
+def test_complex_numbers_beside_real_tensors() -> None:
+    x, z = torch.randn(40, 50), torch.randn(40, 50, dtype=torch.complex64)
+    for left, right in ((x, 1j), (z, 2.0), (x.double(), 1j), (x > 0, 1j), (x, z), (z.real, 1j)):
+        check(aten.mul.Tensor, left, right)
+        check(aten.add.Tensor, left, right)
+    check(aten.div.Tensor, z, 1j)
+
+
+def test_dense_copies_of_transposed_matrices() -> None:
+    x = torch.randn(100, 80).t()
+    for func in (aten._softmax, aten._log_softmax):
+        check(func.default, x, 1, False)
+    for func in (aten._softmax_backward_data, aten._log_softmax_backward_data):
+        for gradient in (x, x.contiguous()):
+            check(func.default, gradient, x, 1, torch.float32)
+    check(aten.nll_loss_forward.default, x, torch.arange(80), None, 1, -100)
+    rows = torch.randint(0, 50, (90, 80)).t()
+    check(aten.embedding_dense_backward.default, torch.randn(80, 90, 4), rows, 50, -1, False)
+
+
 def test_complex_magnitudes() -> None:
     x = torch.randn(30, 40, dtype=torch.complex64)
     for y in (x, x.t(), x.real):
