@@ -272,7 +272,10 @@ def _make_classes(output: Any) -> Tensor:
 
 
 def _make_values(output: Any) -> Tensor:
-    return torch.zeros_like(_find_prediction(output))
+    prediction = _find_prediction(output)
+    # A batch of data is not autocast: an output that was has a target of float32 beside it.
+    autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    return torch.zeros_like(prediction, dtype=torch.float32 if autocast else prediction.dtype)
 
 
 def _describe(output: object) -> str:

@@ -21,9 +21,12 @@ def make_model() -> nn.Module:
     )
 
 
-def run_loop(micro_batches: int, *, set_to_none: bool, deletes: bool, autocast: bool) -> None:
+def run_loop(
+    micro_batches: int, *, set_to_none: bool, deletes: bool, autocast: bool, target: bool
+) -> None:
     """Two steps as a user writes them; the second is marked."""
     model, x = make_model(), torch.randn(128, 64)
+    wanted = torch.randn(128, 32) if target else None
     optimizer = torch.optim.Adam(model.parameters())
     output: Any = None
     loss: Any = None
@@ -33,11 +36,17 @@ def run_loop(micro_batches: int, *, set_to_none: bool, deletes: bool, autocast: 
             for _ in range(micro_batches):
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     output = model(x)
-                    loss = output.float().sum() if autocast else output.sum()
+                    loss = compute_loss(output, wanted, autocast)
                 loss.backward()
             optimizer.step()
         if deletes:
             del output, loss
+
+
+def compute_loss(output: Tensor, wanted: Tensor | None, autocast: bool) -> Tensor:
+    if wanted is not None:
+        return nn.functional.mse_loss(output, wanted)
+    return output.float().sum() if autocast else output.sum()
 
 
 def measure(**settings: Any) -> int:
@@ -78,9 +87,19 @@ LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"deletes": False, "micro_batches": 2},
         {"hold_outputs": True, "accumulate": 2},
     ),
+    "autocast, a named loss": (
+        {"autocast": True, "target": True},
+        {"autocast": "bf16", "loss": "mse"},
+    ),
     "autocast": ({"autocast": True}, {"autocast": "bf16", "loss": sum_in_float}),
 }
-PLAIN = {"micro_batches": 1, "set_to_none": True, "deletes": True, "autocast": False}
+PLAIN = {
+    "micro_batches": 1,
+    "set_to_none": True,
+    "deletes": True,
+    "autocast": False,
+    "target": False,
+}
 
 
 @pytest.mark.parametrize("name", LOOPS)
