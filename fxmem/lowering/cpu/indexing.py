@@ -45,6 +45,17 @@ def _nll_loss(args: Arguments, kwargs: Mapping[str, object], outputs: object) ->
     return contiguous_copies_bytes(*(value for value in args[:3] if isinstance(value, Tensor)))
 
 
+@CPU.workspace(_aten.index_reduce.default, _aten.index_reduce_.default)
+def _index_reduce(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``index_reduce_func_impl``: means count what they add up.
+
+    Ones of the source's shape are added to a count for each element.
+    """
+    if args[4] != "mean":
+        return 0
+    return size_bytes(tensor(outputs)) + size_bytes(tensor(args[3]))
+
+
 @CPU.workspace(_aten.index_select.default)
 def _index_select(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``index_select_out_cpu_dim1_``."""

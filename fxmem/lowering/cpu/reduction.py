@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fxmem.lowering.arguments import tensor
+from fxmem.lowering.arguments import argument, tensor
+from fxmem.lowering.cpu.copying import contiguous_copies_bytes
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.tape import Tape, broadcast_sizes, size_bytes
 from fxmem.lowering.target import Arguments
@@ -89,3 +90,24 @@ def _logsumexp(args: Arguments, kwargs: Mapping[str, object], outputs: object) -
     x, out = tensor(args[0]), tensor(outputs)
     partial = two_pass_bytes(x.numel(), out.numel(), out.element_size())
     return size_bytes(x) + size_bytes(out) + partial
+
+
+@CPU.workspace(_aten.histc.default)
+def _histogram(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Histogram.cpp, ``histogram_histc_out``, and cpu/HistogramKernel.cpp.
+
+    Edges of bins, and counts of each thread; first the extremes, where no range is given.
+    """
+    x, out = tensor(args[0]), tensor(outputs)
+    copied = contiguous_copies_bytes(x)
+    given = argument(args, kwargs, 2, "min") or 0, argument(args, kwargs, 3, "max") or 0
+    extremes = copied + 2 * x.element_size() if given[0] == given[1] else 0
+    counts = torch.get_num_threads() * size_bytes(out)
+    return copied + size_bytes(out) + out.element_size() + max(extremes, counts)
+
+
+@CPU.workspace(_aten.renorm.default)
+def _renormalize(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Normalization.cpp, ``renorm_out``: a norm for each slice."""
+    x = tensor(args[0])
+    return x.shape[int(str(args[2]))] * x.element_size()

@@ -110,6 +110,18 @@ def test_index_select() -> None:
             check(aten.index_select.default, x, dim, torch.arange(5))
 
 
+def test_means_of_slices_histograms_and_norms() -> None:
+    for make in (torch.randn, strided):
+        x, index = make(40, 60), torch.arange(20)
+        for reduce in ("mean", "prod", "amax"):
+            check(aten.index_reduce.default, x, 0, index, x[:20], reduce)
+            check(aten.index_reduce_.default, x.clone(), 1, index, x[:, :20], reduce)
+        check(aten.histc.default, x)
+        check(aten.histc.default, x, 7, -1, 1)
+        for dim in (0, 1):
+            check(aten.renorm.default, x, 2, dim, 1.0)
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_pooling_backward(last: bool) -> None:
     image, volume = torch.randn(2, 4, 12, 12), torch.randn(2, 4, 6, 6, 6)
