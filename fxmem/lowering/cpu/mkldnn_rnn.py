@@ -27,6 +27,7 @@ _aten = torch.ops.aten
 _LEFT_TO_RIGHT, _RIGHT_TO_LEFT = 1, 2
 _ARG_WEIGHTS, _ARG_DIFF_WEIGHTS = 33, 161
 _GATES = 4
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -65,25 +66,31 @@ class _Descriptors:
     """Memory descriptors in the order that oneDNN's LSTM takes them."""
 
     def __init__(self, scope: onednn.Scope, problem: _Problem) -> None:
-        steps, batch = problem.steps, problem.batch
-        features, hidden = problem.features, problem.hidden
         self.scope, self.problem = scope, problem
-        self.source = self._dense(steps, batch, features)
-        self.state = self._dense(1, 1, batch, hidden)
-        self.bias = self._dense(1, 1, _GATES, hidden)
-        self.result = self._dense(steps, batch, hidden)
-        self.weight_sizes = [(1, 1, size, _GATES, hidden) for size in (features, hidden)]
+        self.weight_sizes = [
+            (1, 1, size, _GATES, problem.hidden) for size in (problem.features, problem.hidden)
+        ]
 
-    def _dense(self, *sizes: int) -> ctypes.c_void_p:
+    def _dense(self, dtype: torch.dtype, *sizes: int) -> ctypes.c_void_p:
         strides, step = [0] * len(sizes), 1
         for dim in reversed(range(len(sizes))):
             strides[dim], step = step, step * sizes[dim]
-        return self.scope.memory(sizes, self.problem.dtype, strides)
+        return self.scope.memory(sizes, dtype, strides)
 
-    def weights(self) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """Weights of the input and of the state, in the layouts that oneDNN chooses."""
-        first, second = (self.scope.memory(s, self.problem.dtype) for s in self.weight_sizes)
-        return first, second
+    def operands(self, dtype: torch.dtype) -> list[ctypes.c_void_p]:
+        """Everything that one pass reads and writes, in one type.
+
+        The input, both states, the weights in the layouts that oneDNN chooses, no peephole
+        weights and no projection, the bias; the output and both states after the last step.
+        """
+        problem, null = self.problem, ctypes.c_void_p()
+        state = self._dense(dtype, 1, 1, problem.batch, problem.hidden)
+        return [
+            self._dense(dtype, problem.steps, problem.batch, problem.features), state, state,
+            *(self.scope.memory(sizes, dtype) for sizes in self.weight_sizes), null, null,
+            self._dense(dtype, 1, 1, _GATES, problem.hidden),
+            self._dense(dtype, problem.steps, problem.batch, problem.hidden), state, state,
+        ]  # fmt: skip
 
     def user_weights(self) -> list[ctypes.c_void_p]:
         """The weights as PyTorch has them: gate, output, input (``ldgoi``)."""
@@ -103,22 +110,17 @@ class _Descriptors:
     def forward(self) -> ctypes.c_void_p:
         """The forward primitive."""
         kind = onednn.FORWARD_TRAINING if self.problem.training else onednn.FORWARD_INFERENCE
-        null = ctypes.c_void_p()
         return self.scope.primitive(
             "lstm_forward", ctypes.c_int(kind), self.direction(),
-            self.source, self.state, self.state, *self.weights(), null, null, self.bias,
-            self.result, self.state, self.state, ctypes.c_uint(0), self.scope.library.attributes,
+            *self.operands(self.problem.dtype),
+            ctypes.c_uint(0), self.scope.library.attributes,
         )  # fmt: skip
 
     def backward(self) -> ctypes.c_void_p:
-        """The backward primitive."""
-        null = ctypes.c_void_p()
+        """The backward primitive; gradients are float, whatever the type of the operands is."""
         return self.scope.primitive(
             "lstm_backward", ctypes.c_int(onednn.BACKWARD), self.direction(),
-            self.source, self.state, self.state, *self.weights(), null, null, self.bias,
-            self.result, self.state, self.state,
-            self.source, self.state, self.state, *self.weights(), null, null, self.bias,
-            self.result, self.state, self.state,
+            *self.operands(self.problem.dtype), *self.operands(torch.float32),
             ctypes.c_uint(0), self.forward(), self.scope.library.attributes,
         )  # fmt: skip
 
@@ -204,23 +206,25 @@ def _missing_workspace_bytes(needs: _Needs, outputs: object) -> int:
 def _layer_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """RNN.cpp, ``mkldnn_rnn_layer_backward``; ``ideep::lstm_backward::compute``.
 
-    Zeros for missing gradients, contiguous copies of others, the sum of the biases; gradients of
-    weights and biases in the primitive's layouts, then copied. The second bias's gradient is a
-    clone that is made at the end.
+    Zeros for missing gradients, contiguous copies of others, the sum of the biases; float copies
+    of gradients that are not; gradients of weights and biases in the primitive's layouts, then
+    copied. All gradients made are float. The second bias's is a clone that is made at the end.
     """
     input_, hidden = tensor(args[0]), tensor(args[5])
-    itemsize = input_.element_size()
     problem = _problem(input_, hidden, args[13], True)
     needs = _backward_needs(problem)
-    bias_bytes = _GATES * problem.hidden * itemsize
+    biases = _GATES * problem.hidden
+    bias_gradient_bytes = biases * _FLOAT_BYTES
     tape = Tape()
     for grad, like in zip(args[10:13], args[7:10], strict=True):
         if not isinstance(grad, Tensor) or not grad.is_contiguous():
             tape.allocate(size_bytes(tensor(like)))
+        if input_.dtype is not torch.float32:
+            tape.allocate(tensor(like).numel() * _FLOAT_BYTES)
     cell = tensor(args[6])
     if cell.untyped_storage()._cdata == hidden.untyped_storage()._cdata:
         tape.allocate(size_bytes(cell))  # one tensor as both states: the second is cloned
-    tape.allocate(bias_bytes)
-    tape.allocate(needs.weights_bytes + needs.gradients_bytes + bias_bytes)
+    tape.allocate(biases * input_.element_size())
+    tape.allocate(needs.weights_bytes + needs.gradients_bytes + bias_gradient_bytes)
     tape.allocate(needs.scratchpad_bytes)
-    return tape.peak_bytes - bias_bytes
+    return tape.peak_bytes - bias_gradient_bytes
