@@ -54,7 +54,7 @@ def analyze(
     device: str = "cpu",
     gpu: str | None = None,
     dtype: str | torch.dtype | None = None,
-    autocast: str | None = None,
+    autocast: str | torch.dtype | None = None,
     optimizer: _Optimizer = None,
     loss: _Loss = None,
     accumulate: int = 1,
@@ -90,7 +90,8 @@ def analyze(
             (``"cross_entropy"``, ``"mse"``, ...), a callable from the output to a scalar, or a
             TARGET that names one.
         accumulate: How many micro-batches, of the inputs given, add up their gradients before
-            the optimizer steps.
+            the optimizer steps. As in a plain loop, output and loss of one live until those of
+            the next take their names.
         set_to_none: As that of ``optimizer.zero_grad``: whether gradients are freed before the
             step.
         hold_outputs: Whether output and loss of the step before live until this one's take their
@@ -117,6 +118,7 @@ def analyze(
     _check_arguments(mode, device, frontend, size_hint, accumulate)
     step_gpu, settings = _find_gpu(device, gpu), _find_settings(device, alloc_conf)
     architecture = _describe_architecture(step_gpu)
+    autocast = _name_autocast(autocast)
     autocast_to = _find_autocast(device, autocast)
     dtype_name = None if dtype is None else parse_dtype(str(dtype).removeprefix("torch."))
     # A misspelt name is told before anything is imported.
@@ -271,8 +273,8 @@ def _check_arguments(
         raise UsageError(
             f"size hint {size_hint!r} is no number of elements", hint="an integer, 0 or more"
         )
-    if accumulate < 1:
-        raise UsageError(f"{accumulate} micro-batches make no step", hint="1 or more")
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise UsageError(f"{accumulate!r} micro-batches make no step", hint="an integer, 1 or more")
 
 
 def _find_gpu(device: str, gpu: str | None) -> GpuModel | None:
@@ -302,6 +304,12 @@ def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | N
         names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
         alloc_conf = next((os.environ[name] for name in names if os.environ.get(name)), "")
     return parse_settings(alloc_conf)
+
+
+def _name_autocast(autocast: object) -> str | None:
+    if autocast is None or isinstance(autocast, str | torch.dtype):
+        return None if autocast is None else str(autocast).removeprefix("torch.")
+    raise UsageError(f"autocast={autocast!r} is no dtype", hint="bf16, fp16, or None for none")
 
 
 def _find_autocast(device: str, autocast: str | None) -> torch.dtype | None:

@@ -60,7 +60,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "autocast to float16 on the CPU is not modelled (bf16)",
     ),
     ("settings", {"alloc_conf": ""}, "the allocator's settings are for CUDA (device='cuda')"),
-    ("micro-batches", {"accumulate": 0}, "0 micro-batches make no step (1 or more)"),
+    (
+        "autocast of no dtype",
+        {"autocast": True},
+        "autocast=True is no dtype (bf16, fp16, or None for none)",
+    ),
+    (
+        "autocast to a torch.dtype",
+        {"autocast": torch.float64},
+        "autocast to float64 (bf16 or fp16)",
+    ),
+    *(
+        (
+            "micro-batches",
+            {"accumulate": number},
+            f"{number!r} micro-batches make no step (an integer, 1 or more)",
+        )
+        for number in (0, 2.5, True, "2")
+    ),
     ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu or cuda)"),
     ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
     ("hint", {"size_hint": -1}, "size hint -1 is no number of elements (an integer, 0 or more)"),
@@ -139,6 +156,12 @@ def test_dtype_casts_parameters_and_inputs() -> None:
     assert half.parameter_bytes * 2 == full.parameter_bytes
     assert half.input_bytes * 2 == full.input_bytes
     assert fxmem.analyze(Net(), ("3x4",), dtype=torch.bfloat16).graph == half.graph
+
+
+def test_autocast_takes_a_dtype_of_torch() -> None:
+    named, given = (fxmem.analyze(Net(), "3x4", autocast=a) for a in ("bf16", torch.bfloat16))
+    assert given.setup.autocast == "bfloat16"
+    assert given.peak_bytes == named.peak_bytes != fxmem.analyze(Net(), "3x4").peak_bytes
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
