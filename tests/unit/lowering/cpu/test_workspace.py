@@ -350,23 +350,36 @@ def test_losses(reduction: int) -> None:
         check(aten.binary_cross_entropy_with_logits.default, x, target, None, None, reduction)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("steps", "batch", "features", "hidden"), [(9, 2, 32, 48), (7, 1, 64, 80)])
-def test_lstm(steps: int, batch: int, features: int, hidden: int, training: bool) -> None:
-    x = torch.randn(steps, batch, features)
-    weights = [torch.randn(4 * hidden, size) for size in (features, hidden)]
-    biases = [torch.randn(4 * hidden)] * 2
-    states = [torch.randn(batch, hidden)] * 2
-    rest = (2, hidden, 1, True)
-    func = aten.mkldnn_rnn_layer.default
-    args = (x, *weights, *biases, *states, False, [], *rest, False, False, training)
-    out = check(func, *args, enable_grad=training)
-    if not training:
-        return
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "batch", "features", "hidden"), [(9, 2, 32, 48), (7, 1, 64, 80), (6, 32, 64, 64)]
+)
+def test_lstm(
+    steps: int, batch: int, features: int, hidden: int, reverse: bool, dtype: torch.dtype
+) -> None:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bfloat16 kernels")
+    x = torch.randn(steps, batch, features).to(dtype)
+    weights = [torch.randn(4 * hidden, size).to(dtype) for size in (features, hidden)]
+    biases = [torch.randn(4 * hidden).to(dtype)] * 2
+    states = [torch.randn(batch, hidden).to(dtype)] * 2
+    operands, options = (x, *weights, *biases), (2, hidden, 1, True)
+    for training in (False, True):
+        out = check(
+            aten.mkldnn_rnn_layer.default,
+            *operands, *states, reverse, [], *options, False, False, training,
+            enable_grad=training,
+        )  # fmt: skip
     assert isinstance(out, tuple)
-    check(
-        aten.mkldnn_rnn_layer_backward.default,
-        x, *weights, *biases, *states, *out[:3], torch.randn_like(out[0]), None, None,
-        False, *rest, True, False, [], False, out[3],
-        enable_grad=True,
-    )  # fmt: skip
+    dense = torch.randn_like(out[0])
+    transposed = torch.randn_like(out[0].transpose(0, 1).contiguous()).transpose(0, 1)
+    state = torch.randn_like(out[1])
+    for gradients in ((dense, None, None), (transposed, state, None), (None, None, state)):
+        for cell in (states[1], states[1].clone()):
+            check(
+                aten.mkldnn_rnn_layer_backward.default,
+                *operands, states[0], cell, *out[:3], *gradients,
+                reverse, *options, True, False, [], False, out[3],
+                enable_grad=True,
+            )  # fmt: skip
