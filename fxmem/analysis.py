@@ -118,6 +118,12 @@ class Analysis:
         live = self.timeline.live_bytes()
         return self.allocation.reserved_bytes[live.index(max(live))] - max(live)
 
+    @property
+    def library_peak_bytes(self) -> int:
+        """The peak if every library took the most that it may: cuDNN's convolutions."""
+        operations = zip(self.profile.live_bytes, self.graph.operations, strict=True)
+        return max(live + operation.library_bytes for live, operation in operations)
+
     @cached_property
     def exhaustion(self) -> Exhaustion | None:
         """Where the step runs out of the GPU's memory; None where it fits, or no GPU is known."""
@@ -223,6 +229,7 @@ class Analysis:
             "reserved_bytes": self.reserved_bytes,
             "requested_bytes": self.requested_bytes,
             "fragmentation_bytes": self.fragmentation_bytes,
+            "library_peak_bytes": self.library_peak_bytes,
             "process_bytes": None if self.process_bytes is None else list(self.process_bytes),
             "exhaustion": None if self.exhaustion is None else _list_fields(self.exhaustion),
             "peak": _describe_peak(self.peak),

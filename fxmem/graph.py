@@ -147,6 +147,8 @@ class Operation:
         reads: Indices of the storages that its arguments lie on.
         workspace_bytes: What the kernel holds inside itself, above its outputs.
         flops: As ``torch.utils.flop_counter`` counts them.
+        library_bytes: The most that a library behind the kernel may take besides, as it chooses;
+            in no other number.
         recomputed: It ran in backward to compute again what forward did not keep (a checkpoint).
     """
 
@@ -159,6 +161,7 @@ class Operation:
     workspace_bytes: int = 0
     flops: int = 0
     recomputed: bool = False
+    library_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class Target:
         kernels: From operators to fake kernels that take the place of PyTorch's own, unless
             they return NotImplemented; below autograd, and seen by recordings as the operator.
         estimators: From operators to what states their kernels' buffers.
+        libraries: From operators to what states the most that the library behind them may take
+            besides, as it chooses.
         keepers: From operators to what states the memory that the library behind them takes at
             its first use in a thread, and does not give back.
         unmodelled: From operators whose kernels take memory that nothing here states, to why.
@@ -54,6 +56,7 @@ class Target:
         self._functions: dict[Function, Function] = {}
         self._kernels: dict[OpOverload, Function] = {}
         self.estimators: dict[OpOverload, Estimator] = {}
+        self.libraries: dict[OpOverload, Estimator] = {}
         self.keepers: dict[OpOverload, Keeper] = {}
         self.unmodelled: dict[OpOverload, str] = {}
         self.movers: dict[type[nn.Module], Mover] = {}
@@ -81,6 +84,10 @@ class Target:
     def workspace(self, *operators: OpOverload) -> Callable[[Estimator], Estimator]:
         """Registers what states what these operators' kernels need beyond their outputs."""
         return _register(self.estimators, operators)
+
+    def library(self, *operators: OpOverload) -> Callable[[Estimator], Estimator]:
+        """Registers what states the most that a library may take besides."""
+        return _register(self.libraries, operators)
 
     def keeper(self, *operators: OpOverload) -> Callable[[Keeper], Keeper]:
         """Registers what states the memory that is kept after these operators."""

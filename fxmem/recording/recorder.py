@@ -20,17 +20,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fxmem.graph import RESIDENT, Category, Operation, Phase
+from fxmem.graph import RESIDENT, Category, Operation, Phase, SourceLocation
 from fxmem.lowering.target import Target
 from fxmem.recording import inplace
 from fxmem.recording.arguments import list_tensors
-from fxmem.recording.constants import answer_from_values, see_result
+from fxmem.recording.constants import answer_from_values, comes_of_draw, see_result
 from fxmem.recording.dtypes import check_dtypes
 from fxmem.recording.hints import answer_operator
 from fxmem.recording.records import LiveStorage, NodeRecord, SavedRecord
 from fxmem.recording.strangers import Strangers
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
+from fxmem.tracing.source import find_source
 
 _prim_device = torch.ops.prim.device.default
 _detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
@@ -56,6 +57,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live_bytes: After each allocation and free since :meth:`begin_step`.
         resident_bytes: Live when the step began.
         strangers: Real tensors that the step met.
+        draws: Lines that look at a single random number, in their order.
     """
 
     def __init__(self, target: Target, size_hint: int | None = None) -> None:
@@ -68,9 +70,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes: list[int] = []
         self.resident_bytes = 0
         self.strangers = Strangers()
+        self.draws: dict[SourceLocation | None, None] = {}
         self._estimate_workspace_bytes = target.estimate_workspace_bytes
         self._size_hint = size_hint
         self._kernels = target.kernels
+        self._libraries = target.libraries
         self._keepers = target.keepers
         self._kept: set[tuple[str, bool]] = set()
         self._device = target.device
@@ -237,6 +241,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reused = None
         if reused is None:
             answer = answer_from_values(func, args, kwargs)
+            if answer and comes_of_draw((args, kwargs)):
+                self.draws[find_source()] = None
             answer = answer or answer_operator(func, args, kwargs, self._size_hint)
             result = answer[0] if answer else self._run(func, args, kwargs)
             if self._phase in (Phase.FORWARD, Phase.LOSS):
@@ -285,6 +291,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count_flops(func, args, kwargs, result),
                 # The engine runs backward without gradients: what asks for them computes again.
                 recomputed=autograd is not None and torch.is_grad_enabled(),
+                library_bytes=self._estimate_library_bytes(func, args, kwargs, result),
             )
         )
         for tensor in list_tensors((result,)):
@@ -316,6 +323,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not any(map(self._is_on_target, tensors)):
                 return 0
         return self._estimate_workspace_bytes(func, args, kwargs, result)
+
+    def _estimate_library_bytes(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> int:
+        estimate = self._libraries.get(func)
+        if estimate is None or not self._is_on_target(args[0]):
+            return 0
+        return estimate(args, kwargs, result)
 
     def _keep(self, memory: tuple[tuple[str, int], ...]) -> None:
         """Notes what a library keeps from its first use on; the autograd engine's thread is one

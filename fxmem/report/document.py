@@ -236,6 +236,9 @@ def _list_device(analysis: Analysis) -> Iterable[DeviceRow]:
         return
     peak, reserved = analysis.peak_bytes, analysis.reserved_bytes
     yield DeviceRow("allocated", peak, peak, "torch.cuda.max_memory_allocated()")
+    if analysis.library_peak_bytes > peak:
+        most = analysis.library_peak_bytes
+        yield DeviceRow("with cuDNN's workspaces", peak, most, "the same: cuDNN chooses them")
     yield DeviceRow("reserved", reserved, reserved, "torch.cuda.max_memory_reserved()")
     yield DeviceRow("process", *analysis.process_bytes, "nvidia-smi")
 

@@ -75,7 +75,7 @@ def render_text(
     """
     blocks = [
         f"{_write_headline(document.headline)}\n{_write_subject(document.subject)}",
-        _write_device(document),
+        _write_device(document, width),
         _write_totals(document),
         _write_breakdown(document),
         _write_live(document, top, width),
@@ -118,7 +118,7 @@ def _write_subject(subject: Subject) -> str:
     return escape_controls("; ".join(parts))
 
 
-def _write_device(document: Document) -> str:
+def _write_device(document: Document, width: int | None) -> str:
     rows = [
         (row.label, _write_range(row.least_bytes, row.most_bytes), row.compare_with)
         for row in document.device
@@ -126,18 +126,20 @@ def _write_device(document: Document) -> str:
     if not rows:
         return ""
     table = _write_small_table({"on the GPU": _TEXT, "most": _NUMBER, "compare with": _TEXT}, rows)
-    return table if document.fit is None else f"{table}\n\n{_write_fit(document.fit)}"
+    if document.fit is None:
+        return table
+    return f"{table}\n\n{_wrap_note(_write_fit(document.fit), width)}"
 
 
 def _write_fit(fit: Fit) -> str:
     gpu = f"{fit.gpu} ({format_bytes(fit.capacity_bytes)})"
     if not fit.cause:
         return escape_controls(f"Fits {gpu}.")
-    place = "the step before"
+    place = "before the step"
     if fit.phase is not None:
         named = ", ".join(filter(None, [fit.node, _write_source(fit.source)]))
-        place = f"{fit.phase.value}{f' of {named}' if named else ''}"
-    return escape_controls(f"Does not fit {gpu}: {fit.cause}, in {place}.")
+        place = f"in {fit.phase.value}{f' of {named}' if named else ''}"
+    return escape_controls(f"Does not fit {gpu}, {place}: {fit.cause}.")
 
 
 def _write_range(least_bytes: int, most_bytes: int) -> str:

@@ -28,7 +28,6 @@ from fxmem.lowering.tape import size_bytes
 from fxmem.lowering.target import Arguments
 
 _aten = torch.ops.aten
-_UNMODELLED = "cuDNN's workspace: its heuristics choose"
 _ALIGNED_CHANNELS = 8
 
 
@@ -178,12 +177,20 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
     return 0, reordered + parts
 
 
+@CUDA.library(_aten.convolution.default)
+def _forward_library(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    return estimate_cudnn_workspace_range(tensor(args[0]), tensor(args[1]), tensor(outputs))[1]
+
+
+@CUDA.library(_aten.convolution_backward.default)
+def _backward_library(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Gradients of input and weight come one after the other, from tensors of the same shapes."""
+    grad, x, weight = (tensor(arg) for arg in args[:3])
+    return estimate_cudnn_workspace_range(x, weight, grad)[1]
+
+
 def _padded_bytes(x: Tensor, dims: Sequence[int]) -> int:
     """Bytes with the sizes of channels rounded up."""
     sizes = [-(-n // _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS if i in dims else n
              for i, n in enumerate(x.shape)]  # fmt: skip
     return math.prod(sizes) * x.element_size()
-
-
-for _operator in (_aten.convolution.default, _aten.convolution_backward.default):
-    CUDA.unmodelled[_operator] = _UNMODELLED

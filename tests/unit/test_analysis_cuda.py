@@ -1,0 +1,92 @@
+"""The numbers of an analysis for a GPU, worked out by hand on the hand-made step.
+
+In the order of allocation: parameters of 4 + 4 MiB, a buffer of 1, a state of 2, an input of 2.
+Blocks above 1 MiB come from a segment of 20 MiB, of which these take 12; the buffer is half of a
+small segment of 2 MiB. Forward takes 4 + 4 more, which fills the large segment, frees the first
+of them, and takes the small segment's other half; the loss, of 4 bytes, is a block of 512 in a
+second small segment. In backward a gradient of 4 MiB takes the free place, and two blocks of 4 need
+a second large segment: 20 + 20 + 2 + 2 MiB are reserved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hand_made import MIB, make_graph
+
+from fxmem.allocator import AllocatorSettings
+from fxmem.analysis import Analysis, Setup
+from fxmem.devices import GpuModel, find_gpu
+from fxmem.report.document import build_document
+from fxmem.report.text import render_text
+
+PEAK_BYTES = 30 * MIB + 512
+RESERVED_BYTES = 44 * MIB
+
+
+def make_analysis(gpu: GpuModel | None = None, **library: int) -> Analysis:
+    setup = Setup(
+        model="net.py:Net",
+        inputs=("8x1024:float32",),
+        mode="train",
+        device="cuda",
+        optimizer="adam",
+        loss="mse",
+        frontend="fx",
+        gpu=gpu.name if gpu else None,
+        autocast="bf16",
+    )
+    graph = make_graph()
+    operations = list(graph.operations)
+    operations[6] = dataclasses.replace(operations[6], **library)
+    graph = dataclasses.replace(graph, operations=tuple(operations))
+    return Analysis(setup, graph, AllocatorSettings(), gpu)
+
+
+def make_gpu(capacity_bytes: int) -> GpuModel:
+    return dataclasses.replace(find_gpu("t4"), capacity_bytes=capacity_bytes)
+
+
+def test_what_is_allocated_and_what_is_reserved() -> None:
+    analysis = make_analysis()
+    assert analysis.peak_bytes == PEAK_BYTES == sum(analysis.breakdown.values())
+    assert analysis.requested_bytes == 30 * MIB + 4
+    assert analysis.reserved_bytes == RESERVED_BYTES
+    assert analysis.fragmentation_bytes == RESERVED_BYTES - PEAK_BYTES
+    assert analysis.process_bytes == (RESERVED_BYTES + 300 * MIB, RESERVED_BYTES + 600 * MIB)
+
+
+def test_what_a_library_may_take_is_no_part_of_the_peak() -> None:
+    # the backward of the first layer holds 29 MiB and the loss
+    analysis = make_analysis(library_bytes=5 * MIB)
+    assert analysis.peak_bytes == PEAK_BYTES
+    assert analysis.library_peak_bytes == 34 * MIB + 512
+
+
+@pytest.mark.parametrize(("mib", "fits"), [(644, True), (643, False)])
+def test_whether_it_fits(mib: int, fits: bool) -> None:
+    exhaustion = make_analysis(make_gpu(mib * MIB)).exhaustion
+    assert (exhaustion is None) is fits
+    assert exhaustion is None or exhaustion.step == 5
+
+
+def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
+    assert make_analysis().exhaustion is None
+    assert build_document(make_analysis()).fit is None
+
+
+@pytest.mark.parametrize("mib", [15000, 643, 610])
+def test_the_report(mib: int, check_golden: Callable[[str, str], None]) -> None:
+    analysis = make_analysis(make_gpu(mib * MIB), library_bytes=5 * MIB)
+    text = render_text(build_document(analysis), top=2, width=100)
+    check_golden(f"hand_made_cuda_{mib}.txt", text)
+
+
+def test_the_dict_says_it_too() -> None:
+    data: dict[str, Any] = make_analysis(make_gpu(643 * MIB)).to_dict()
+    assert data["reserved_bytes"] == RESERVED_BYTES
+    assert data["exhaustion"]["step"] == 5
+    assert sum(s["slack_bytes"] for s in data["storages"]) == 508
