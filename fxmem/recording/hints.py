@@ -63,7 +63,11 @@ def _hint_unique(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    return _hint_runs(hint, tensor, return_inverse, return_counts)
+    return (
+        tensor.new_empty((hint,)),
+        tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64),
+        tensor.new_empty((hint if return_counts else 0,), dtype=torch.int64),
+    )
 
 
 def _hint_runs(
@@ -73,22 +77,41 @@ def _hint_runs(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
+    """aten/src/ATen/native/Unique.cpp: runs and counts are cut from as many as there may be."""
     if dim is not None:
         return _hint_unique_rows(hint, tensor, dim)
+    most = max(hint, tensor.numel())
     return (
-        tensor.new_empty((hint,)),
+        _cut(tensor.new_empty((most,)), hint),
         tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64),
-        tensor.new_empty((hint if return_counts else 0,), dtype=torch.int64),
+        _cut(tensor.new_empty((most * return_counts,), dtype=torch.int64), hint * return_counts),
     )
 
 
 def _hint_unique_rows(
     hint: int, tensor: torch.Tensor, dim: int, *_flags: Any
 ) -> tuple[torch.Tensor, ...]:
+    """Unique.cpp, ``_unique_dim_cpu_template``: likewise for the counts."""
     shape = list(tensor.shape)
     length, shape[dim] = shape[dim], hint
     inverse = tensor.new_empty((length,), dtype=torch.int64)
-    return tensor.new_empty(shape), inverse, tensor.new_empty((hint,), dtype=torch.int64)
+    counts = tensor.new_empty((max(hint, length),), dtype=torch.int64)
+    return tensor.new_empty(shape), inverse, _cut(counts, hint)
+
+
+def _cut(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """The first elements, as a tensor that a dispatched operator may return."""
+    return tensor.as_strided((count,), (1,))
+
+
+def _hint_bincount(
+    hint: int, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """aten/src/ATen/native/SummaryOps.cpp, ``_bincount_cpu_template``."""
+    dtype = torch.int64
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return tensor.new_empty((max(hint, minlength),), dtype=dtype)
 
 
 def _hint_repeat(
@@ -126,6 +149,7 @@ _HINTED: dict[Any, Callable[..., Any]] = {
     _aten.unique_dim.default: _hint_unique_rows,
     _aten.unique_dim_consecutive.default: _hint_unique_rows,
     _aten.repeat_interleave.Tensor: _hint_repeat,
+    _aten.bincount.default: _hint_bincount,
     _aten._local_scalar_dense.default: _hint_item,
     _aten.index.Tensor: _hint_index,
 }

@@ -59,3 +59,16 @@ def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: 
 def strided(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A random tensor whose last two dimensions are transposed in memory."""
     return torch.randn(*sizes[:-2], sizes[-1], sizes[-2]).to(dtype).transpose(-1, -2)
+
+
+def check_workspace(func: OpOverload, *args: object, **kwargs: object) -> object:
+    """As ``check``, for an operator whose outputs' sizes depend on values."""
+    with torch.no_grad():
+        peak, outputs = measure(lambda: func(*args, **kwargs))
+    predicted = CPU.estimate_workspace_bytes(func, args, kwargs, outputs)
+    old = {x.untyped_storage()._cdata for x in tree_leaves(args) if isinstance(x, Tensor)}
+    created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+    created = [x for x in created if x.untyped_storage()._cdata not in old]
+    measured = max(0, peak - new_bytes(created))
+    assert predicted == measured, f"{func}: predicted {predicted}, measured {measured}"
+    return outputs

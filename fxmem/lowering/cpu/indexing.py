@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fxmem.lowering.arguments import new_bytes, tensor
+from fxmem.lowering.arguments import argument, new_bytes, tensor
 from fxmem.lowering.cpu.copying import contiguous_copies_bytes
 from fxmem.lowering.cpu.reduction import GRAIN_SIZE, two_pass_bytes
 from fxmem.lowering.cpu.target import CPU
@@ -101,3 +101,46 @@ def _masked_scatter_backward(args: Arguments, kwargs: Mapping[str, object], outp
     joined = size_bytes(grad) + new_bytes(outputs)
     selecting = _select_bytes(grad, tensor(args[1]), size_bytes(grad))
     return max(joined, selecting) - new_bytes(outputs)
+
+
+@CPU.workspace(_aten.index.Tensor)
+def _index(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``index_out``; IndexingUtils.h, ``expandTensors``.
+
+    A mask becomes the positions of what it selects, which are as many as the result has.
+    """
+    return _positions_bytes(args[1], tensor(args[0]), tensor(outputs))
+
+
+@CPU.workspace(_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+def _index_put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``_index_put_impl_``: likewise.
+
+    A single value fills what the mask selects instead.
+    """
+    values, accumulates = tensor(args[2]), argument(args, kwargs, 3, "accumulate") is True
+    if values.numel() == 1 and not accumulates:
+        return 0
+    return _positions_bytes(args[1], tensor(args[0]), values)
+
+
+def _positions_bytes(indices: object, x: Tensor, selected: Tensor) -> int:
+    """Bytes of the positions that masks among the indices turn into.
+
+    Where the values do not tell how many are selected, all are taken to be.
+    """
+    assert isinstance(indices, (tuple, list))
+    taken = {at: index for at, index in enumerate(indices) if isinstance(index, Tensor)}
+    masks = [index for index in taken.values() if _is_mask(index)]
+    if not masks:
+        return 0
+    first, last = min(taken), max(taken)
+    lead = first if last - first + 1 == len(taken) else 0
+    indexed = sum(index.dim() if _is_mask(index) else 1 for index in taken.values())
+    tells = selected.dim() > x.dim() - indexed
+    counts = (selected.shape[lead] if tells else mask.numel() for mask in masks)
+    return sum(count * mask.dim() * _INDEX_BYTES for count, mask in zip(counts, masks, strict=True))
+
+
+def _is_mask(index: Tensor) -> bool:
+    return index.dtype in (torch.bool, torch.uint8)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from fxmem.lowering.arguments import argument, tensor
-from fxmem.lowering.cpu.copying import transposing_buffer_bytes
+from fxmem.lowering.arguments import argument, new_bytes, tensor
+from fxmem.lowering.cpu.copying import contiguous_copies_bytes, transposing_buffer_bytes
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.tape import size_bytes
 from fxmem.lowering.target import Arguments
@@ -62,3 +62,34 @@ def _multinomial(args: Arguments, kwargs: Mapping[str, object], outputs: object)
     checks = 2 * itemsize + 2
     values = tensor(outputs).numel() * itemsize if samples > 1 else 0
     return checks + size_bytes(x) + values
+
+
+@CPU.workspace(_aten._unique2.default)
+def _unique(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Unique.cpp, ``unique_cpu_sorted_template``: sorted, with indices.
+
+    Then the results are allocated, and where each run begins if runs are counted. Bits are not
+    sorted.
+    """
+    assert isinstance(outputs, (tuple, list))
+    x, counts = tensor(args[0]), tensor(outputs[2])
+    copied = contiguous_copies_bytes(x)
+    if x.dtype == torch.bool:
+        return copied
+    indices = x.numel() * _INDEX_BYTES
+    inside = copied + size_bytes(x) + indices
+    starts = (counts.numel() + 1) * _INDEX_BYTES if counts.numel() else 0
+    return inside + max(starts, indices - new_bytes(outputs))
+
+
+@CPU.workspace(_aten.unique_dim.default)
+def _unique_rows(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Unique.cpp, ``_unique_dim_cpu_template``: the dimension outermost, and the rows sorted."""
+    x, dim = tensor(args[0]), int(str(args[1]))
+    return contiguous_copies_bytes(x.movedim(dim, 0)) + size_bytes(x)
+
+
+@CPU.workspace(_aten.unique_dim_consecutive.default)
+def _row_runs(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Unique.cpp, likewise, without sorting."""
+    return contiguous_copies_bytes(tensor(args[0]).movedim(int(str(args[1])), 0))

@@ -40,6 +40,8 @@ SEARCHES: dict[str, tuple[Forward, tuple[int, ...]]] = {
         lambda x: torch.unique_consecutive(x.detach(), dim=1),
         (4, 5),
     ),
+    "bincount": (lambda x: torch.bincount(x.detach().flatten().long()), (5,)),
+    "bincount at least": (lambda x: torch.bincount(x.detach()[0].long(), minlength=9), (9,)),
     "repeat_interleave": (lambda x: x.repeat_interleave(x[:, 0].long(), 0), (5, 6)),
     "item": (lambda x: x[: x.argmax(0)[0].item()], (4, 6)),  # type: ignore[misc]
     "item as a shape": (lambda x: x.new_zeros(int(x.argmax())), (5,)),
@@ -63,6 +65,22 @@ def test_what_was_found_trains_too() -> None:
     analysis = fxmem.analyze(Calls(lambda x: x[x > 0].exp()), ("4x6",), size_hint=7)
     assert analysis.nodes[-2].output_bytes == 7 * 4
     assert analysis.gradient_bytes == 4
+
+
+@pytest.mark.parametrize("dim", [None, 0])
+def test_runs_keep_the_memory_of_as_many_as_there_may_be(dim: int | None) -> None:
+    x = torch.arange(24.0).view(12, 2) // 8
+    for hint in (3, 6, 99):
+        answers = answer_operator(
+            torch.ops.aten.unique_consecutive.default, (x, True, True, dim), {}, hint
+        )
+        assert answers is not None
+        values, inverse, counts = answers[0]
+        if hint == values.shape[0] == torch.unique_consecutive(x, dim=dim).shape[0]:
+            real = torch.unique_consecutive(x, True, True, dim)
+            sizes = [y.untyped_storage().nbytes() for y in real]
+            assert [y.untyped_storage().nbytes() for y in (values, inverse, counts)] == sizes
+        assert values.shape[0] == counts.shape[0] == hint
 
 
 @pytest.mark.parametrize("hint", [None, 5])

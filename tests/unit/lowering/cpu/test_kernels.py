@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import check, strided
+from kernels import check, check_workspace, strided
 from torch import Tensor
 
 aten = torch.ops.aten
@@ -102,6 +102,38 @@ def test_masks() -> None:
         check(aten.masked_scatter.default, x, x > 0, x)
         check(aten.masked_scatter_backward.default, x, x < 9, list(sizes))
         check(aten.masked_scatter_backward.default, spread(*sizes), x < 9, list(sizes))
+
+
+def test_masks_as_indices() -> None:
+    x = torch.randn(40, 50)
+    mask, rows = x > 0, x[:, 0] > 0
+    positions = torch.arange(int(rows.sum()))
+    found = x[mask]
+    for indices in ([mask], [rows], [None, mask[0]], [rows, positions], [positions, None]):
+        out = check_workspace(aten.index.Tensor, torch.randn(40, 50, 3), indices)
+        check_workspace(aten.index_put_.default, torch.zeros(40, 50, 3), indices, out)
+    for accumulate in (False, True):
+        check_workspace(aten.index_put.default, x, [mask], found, accumulate)
+        check_workspace(aten._index_put_impl_.default, x.clone(), [mask], found, accumulate, True)
+    check_workspace(aten.index_put_.default, x.clone(), [mask], torch.tensor(1.0))
+
+
+def test_values_to_all_that_a_mask_may_select() -> None:
+    x, mask = torch.zeros(40, 50), torch.ones(40, dtype=torch.bool)
+    check_workspace(aten.index_put_.default, x, [mask], torch.randn(50))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("make", [torch.randn, strided])
+def test_unique(make: type, dtype: torch.dtype) -> None:
+    x = (10 * make(40, 50)).to(dtype)
+    for inverse in (False, True):
+        for counts in (False, True):
+            check_workspace(aten._unique2.default, x, True, inverse, counts)
+            check_workspace(aten.unique_consecutive.default, x.flatten(), inverse, counts)
+    for dim in (0, 1):
+        check_workspace(aten.unique_dim.default, x, dim, True, True, True)
+        check_workspace(aten.unique_dim_consecutive.default, x, dim, True, True)
 
 
 def test_index_select() -> None:
