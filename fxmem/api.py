@@ -194,7 +194,11 @@ def analyze(
         loss=_name_choice(loss),
         frontend=frontend,
         frontend_reason=reason,
-        notes=(*_note_devices(named_devices, device), *_note_unused(mode, loss, optimizer)),
+        notes=(
+            *_note_devices(named_devices, device),
+            *_note_unused(mode, loss, optimizer),
+            *recording.notes,
+        ),
     )
     return Analysis(setup, recording.graph, settings, step_gpu)
 

@@ -7,7 +7,8 @@ computed by the same operators, and ``item`` and ``nonzero`` are answered from i
 
 Two things are assumed, each what a healthy step does: activations are finite, so
 ``isfinite(x).all()`` holds; and a single random number is 0.5, so a layer that is dropped with a
-probability below one half is there, which is what takes most memory.
+probability below one half is there, which is what takes most memory. Who looks at a value that
+came of such a number is told to the user: it is the one guess of an analysis.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class _Memory:
 class _Value:
     real: torch.Tensor
     memory: _Memory
+    drawn: bool = False
+    """Whether it came of a random number."""
 
 
 def find_value(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -127,6 +130,12 @@ def _is_index(tensor: torch.Tensor) -> bool:
     return whole and tensor.numel() <= MAX_ELEMENTS
 
 
+def comes_of_draw(arguments: Any) -> bool:
+    """Whether the value of a tensor among an operator's arguments came of a random number."""
+    found = map(_find, _iterate_tensors(arguments))
+    return any(value.drawn for value in found if value)
+
+
 def answer_from_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an operator that has to look at values, if they are known.
 
@@ -153,7 +162,8 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         _fill(result, args[0].__dict__[_ALL], True)
         return
     if func in _DRAWS or func in _FILLS:
-        _fill(result, 0.5 if func in _DRAWS else _FILLS[func](args), func in _DRAWS)
+        drawn = func in _DRAWS
+        _fill(result, 0.5 if drawn else _FILLS[func](args), drawn, drawn)
         return
     found: list[_Value] = []
     for tensor in _iterate_tensors((args, kwargs)):
@@ -214,7 +224,7 @@ def _attach(fake: torch.Tensor, real: torch.Tensor, sources: list[_Value]) -> No
     memory = next(
         (s.memory for s in sources if s.real.untyped_storage()._cdata == address), _Memory()
     )
-    fake.__dict__[_VALUE] = _Value(real, memory)
+    fake.__dict__[_VALUE] = _Value(real, memory, any(source.drawn for source in sources))
 
 
 def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -229,11 +239,11 @@ def _make_fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return fake
 
 
-def _fill(result: torch.Tensor, number: Any, single: bool) -> None:
+def _fill(result: torch.Tensor, number: Any, single: bool, drawn: bool = False) -> None:
     if result.numel() <= (1 if single else MAX_ELEMENTS):
         with _disable_current_modes():
             real = torch.full(tuple(result.shape), number, dtype=result.dtype)
-        result.__dict__[_VALUE] = _Value(real, _Memory())
+        result.__dict__[_VALUE] = _Value(real, _Memory(), drawn)
 
 
 def _forget_overwritten(func: Any, args: tuple[Any, ...]) -> None:

@@ -30,6 +30,10 @@ LOSSES = (*_OF_CLASSES, *_OF_VALUES)
 _INFER = "mode='infer' (--mode infer) needs none"
 
 
+class NoGradientError(TraceError):
+    """Nothing to train: no parameter leads to the loss."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss function and what it compares with.
@@ -138,7 +142,7 @@ def _check_loss(loss: object) -> Tensor:
             f"the loss has shape {shape}, it must be a scalar", hint="take its .mean()"
         )
     if not loss.requires_grad:
-        raise TraceError(
+        raise NoGradientError(
             "the loss does not require grad: no parameter leads to it",
             hint="is everything frozen, or the output detached? mode='infer' needs no loss",
         )
@@ -167,7 +171,7 @@ def _explain_missing_loss(output: Any) -> TraceError:
     if output is None:
         return TraceError("the model returned None", hint="does its forward lack a return?")
     if next(_iterate_floating(output), None) is not None:
-        return TraceError(
+        return NoGradientError(
             f"the model returned {_describe(output)}, and nothing in it requires grad",
             hint=f"is everything frozen, or the output detached? {_INFER}",
         )

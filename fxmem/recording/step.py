@@ -22,7 +22,7 @@ from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.lowering.functions import lower_functions
 from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
-from fxmem.recording.losses import Loss
+from fxmem.recording.losses import Loss, NoGradientError
 from fxmem.recording.optimizers import answer_values, refuse_real_parameters
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.calls import bind_arguments
@@ -73,12 +73,14 @@ class Recording:
         reason: What the FX graph cannot express.
         live_bytes: The live bytes after each allocation and free, as they were watched; the
             timeline computed from ``graph`` must say the same.
+        notes: What to know about how the step was run.
     """
 
     graph: MemoryGraph
     fx_graph: fx.Graph
     reason: str
     live_bytes: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
 
 def record_step(
@@ -106,7 +108,21 @@ def record_step(
         refuse_real_parameters(),
         _restore_gradients(recorder),
     ):
-        return _StepRunner(step, target, recorder).run(symbolic_sizes)
+        try:
+            return _StepRunner(step, target, recorder).run(symbolic_sizes)
+        except NoGradientError as error:
+            if not recorder.draws:
+                raise
+            raise NoGradientError(
+                " ".join((f"{error.cause}.", *_note_draws(recorder))).removesuffix("."),
+                hint="below a probability of 0.5, what is dropped at random is there",
+            ) from error
+
+
+def _note_draws(recorder: Recorder) -> Iterator[str]:
+    for source in recorder.draws:
+        at = f" at {source}" if source else ""
+        yield f"A random draw decides{at}: taken as 0.5."
 
 
 class _StepRunner:
@@ -144,7 +160,13 @@ class _StepRunner:
                 lambda output: tracer.run_loss(self._run_loss, output),
             )
         graph = assemble_graph(recorder, tracer.nodes)
-        return Recording(graph, tracer.graph, tracer.reason, tuple(recorder.live_bytes))
+        return Recording(
+            graph,
+            tracer.graph,
+            tracer.reason,
+            tuple(recorder.live_bytes),
+            tuple(_note_draws(recorder)),
+        )
 
     def _run_once(self, run_model: Callable[[], Any], run_loss: Callable[[Any], Any]) -> None:
         """One step; output and loss live to its end, and the recording ends before they go."""

@@ -24,8 +24,8 @@ _WRAPPERS = tuple(
         "/einops/",
     )
 )
-_ENTRIES = ("run_model", "run_loss")
-"""Functions of the tracer that call the user's code."""
+_ENTRIES = ("run_model", "run_loss", "_run_model", "_run_loss")
+"""Functions of the tracer and of the step before it that call the user's code."""
 _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 

@@ -113,6 +113,38 @@ def test_a_layer_dropped_at_random_is_there() -> None:
     assert find_output_shape(ask) == (4, 4)
 
 
+class DropsLayers(nn.Module):
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand(1) > self.probability:
+                x = layer(x)
+        return x + torch.rand(1) * torch.isfinite(x).all().item()
+
+
+DRAW = (
+    f"A random draw decides at test_constants.py:{DropsLayers.forward.__code__.co_firstlineno + 2}"
+    ": taken as 0.5"
+)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_draw_that_decides_is_told_once(mode: str) -> None:
+    assert fxmem.analyze(DropsLayers(0.2), "2x4", mode=mode).setup.notes == (f"{DRAW}.",)
+
+
+@pytest.mark.parametrize("loss", [None, "mse"])
+def test_where_a_draw_drops_everything_it_is_told(loss: str | None) -> None:
+    with pytest.raises(fxmem.TraceError) as caught:
+        fxmem.analyze(DropsLayers(0.5), "2x4", loss=loss)
+    assert caught.value.cause.endswith(f". {DRAW}")
+    assert caught.value.hint == "below a probability of 0.5, what is dropped at random is there"
+
+
 def test_large_constants_have_no_value() -> None:
     def ask(weight: torch.Tensor) -> torch.Tensor:
         return weight * torch.ones(1 << 17).sum().item()
