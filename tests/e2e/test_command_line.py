@@ -106,6 +106,16 @@ def test_over_budget_is_exit_1_with_the_report(run: Run) -> None:
     assert done.stderr.splitlines()[-1].startswith("fxmem: over budget: the peak of ")
 
 
+def test_a_gpu_that_is_too_small_is_exit_1_with_the_report(run: Run) -> None:
+    arguments = ("analyze", "models.py:Net", "--input", "9000000x256", "--mode", "infer")
+    done = run(*arguments, "--gpu", "rtx3070")
+    assert done.returncode == 1
+    assert "Does not fit NVIDIA GeForce RTX 3070" in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("fxmem: the step does not fit NVIDIA GeForce RTX 3070: out of memory: ")
+    assert run(*arguments, "--gpu", "h200").returncode == 0
+
+
 def test_a_file_is_written_whole(run: Run, tmp_path: Path) -> None:
     done = run("analyze", "models.py:Net", "--input", "64x256", "--json", "-o", "out.json")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

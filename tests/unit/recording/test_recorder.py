@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.target import Target
 from fxmem.recording.recorder import NO_STORAGE, Recorder
 from fxmem.tracing.fakes import make_fake_mode
@@ -197,3 +198,52 @@ def test_deaths_after_the_step_are_not_recorded(recorder: Recorder) -> None:
     del x
     assert recorder.storages[0].died is None
     assert recorder.live_bytes == [16]
+
+
+def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
+    target = Target("test")
+    target.keeper(torch.ops.aten.exp.default)(lambda args: (("its workspace", 100),))
+    recorder = Recorder(target)
+    with make_fake_mode(), recorder:
+        x = torch.zeros(4)
+        x.exp()
+        recorder.set_phase(Phase.BACKWARD)
+        x.exp()
+        recorder.set_phase(Phase.FORWARD)
+        recorder.begin_step()
+        x.exp()
+    kept = [s for s in recorder.storages if s.name == "its workspace"]
+    assert [(s.nbytes, s.category, s.born, s.died) for s in kept] == [
+        (100, Category.WORKSPACE, RESIDENT, None)
+    ] * 2
+    assert recorder.resident_bytes == 216
+
+
+def test_what_a_library_may_take_is_noted_and_not_counted() -> None:
+    target = Target("test")
+    target.library(torch.ops.aten.exp.default)(lambda args, kwargs, out: 100)
+    recorder = Recorder(target)
+    with make_fake_mode(), recorder:
+        recorder.begin_step()
+        torch.zeros(4).exp()
+    assert recorder.operations[-1].library_bytes == 100
+    assert max(recorder.live_bytes) == 32
+
+
+def test_another_device_s_tensors_are_not_counted() -> None:
+    recorder = Recorder(CUDA)
+    with make_fake_mode(), recorder:
+        recorder.begin_step()
+        host = torch.zeros(1000)
+        on_gpu = torch.zeros(2, device=CUDA.device)
+        assert recorder.track(host) == NO_STORAGE != recorder.track(on_gpu)
+    assert recorder.live_bytes == [8]
+
+
+def test_kernels_of_the_warm_up_hold_their_workspaces() -> None:
+    recorder = Recorder(CUDA)
+    x = torch.empty(2, 3, 8, 8)
+    with make_fake_mode(), recorder:
+        strided = x.to(CUDA.device).transpose(2, 3)[:, :, ::2]
+        torch.nn.functional.conv2d(strided, torch.zeros(4, 3, 3, 3, device=CUDA.device))
+    assert (None, 4 * 2 * 3 * 4 * 8) in recorder.warmup  # the copy of the input
