@@ -29,6 +29,7 @@ from benchmarks.step import default_loss
 
 SCHEMA = 1
 DEVICE = "cuda"
+MEMORY_DEVICE = torch.autograd.DeviceType.CUDA
 MAX_TRACE_EVENTS = 1_000_000
 
 Result = dict[str, Any]
@@ -62,17 +63,18 @@ class CudaStep:
             self.output = self.model(*self.args, **self.kwargs)
             if training:
                 self.loss = default_loss(self.output)
-        yield "forward"
         if self.optimizer is None or self.loss is None:
+            yield "forward"
             return
+        scaled = self.loss if self.scaler is None else self.scaler.scale(self.loss)
+        yield "forward"
+        scaled.backward()
+        del scaled
+        yield "backward"
         if self.scaler is not None:
-            self.scaler.scale(self.loss).backward()
-            yield "backward"
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
-            self.loss.backward()
-            yield "backward"
             self.optimizer.step()
         yield "optimizer"
 
@@ -210,7 +212,7 @@ def _profile_step(step: CudaStep) -> list[Result]:
     memory = [
         (e.start_ns(), e.start_thread_id(), e.nbytes())
         for e in kineto
-        if e.name() == "[memory]" and e.device_type() == torch.autograd.DeviceType.CUDA
+        if e.name() == "[memory]" and e.device_type() == MEMORY_DEVICE
     ]
     return list(_attribute(spans, sorted(memory)))
 
