@@ -119,10 +119,10 @@ def _shuffle(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
 def _unfold_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/UnfoldBackward.h, ``_make_unfold_backward_iter_over_grad_out``.
 
-    An index for each position along the dimension.
+    An index for each position along the dimension, where windows overlap.
     """
-    out, dim = tensor(outputs), int(str(args[2]))
-    return out.shape[dim] * _INDEX_BYTES if out.dim() else 0
+    out, (dim, size, step) = tensor(outputs), (int(str(value)) for value in args[2:5])
+    return out.shape[dim] * _INDEX_BYTES if out.dim() and step < size else 0
 
 
 @CPU.workspace(

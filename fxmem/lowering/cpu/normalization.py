@@ -16,7 +16,7 @@ from fxmem.lowering.target import Arguments
 _aten = torch.ops.aten
 
 # aten/src/ATen/native/cpu/group_norm_kernel.cpp: below it, one buffer per sample is enough.
-_FEATURE_MAP_THRESHOLD = 1024
+_FEATURE_MAP_THRESHOLD, _BACKWARD_MAP_THRESHOLD = 1024, 2048
 
 
 def _accumulate_bytes(dtype: torch.dtype) -> int:
@@ -147,10 +147,16 @@ def _group_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) 
 
 @CPU.workspace(_aten.native_group_norm_backward.default)
 def _group_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """group_norm_kernel.cpp, ``GroupNormBackwardKernelImpl``: two sums by sample and channel."""
+    """group_norm_kernel.cpp, ``GroupNormBackwardKernelImpl``: two sums by sample and channel.
+
+    Large maps with channels last: those for each thread as well, and sums by group.
+    """
     x = tensor(args[1])
-    batch, channels = int(str(args[5])), int(str(args[6]))
-    return 2 * batch * channels * _accumulate_bytes(x.dtype)
+    batch, channels, pixels, groups = (int(str(value)) for value in args[5:9])
+    sums = 2 * batch * channels
+    if is_like_channels_last(x.shape, x.stride()) and pixels >= _BACKWARD_MAP_THRESHOLD:
+        sums += torch.get_num_threads() * sums + 2 * batch * groups
+    return sums * _accumulate_bytes(x.dtype)
 
 
 @CPU.workspace(_aten._softmax.default, _aten._log_softmax.default)

@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 # cpu/UpSampleKernel.cpp, ``_use_vectorized_kernel_cond_2d`` and ``..._3d``.
 _SMALL_OUTPUT = 128
 _MANY_CHANNELS = 3
-_INDEX_BYTES = 8
+_INDEX_BYTES, _FLOAT_BYTES = 8, 4
 
 
 def _overloads(name: str) -> tuple[OpOverload, ...]:
@@ -75,7 +75,8 @@ def _upsample_bytes(args: Arguments, outputs: object, taps: int) -> int:
         last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         operands = (x, out)
         return sum(size_bytes(y) for y in operands if not y.is_contiguous(memory_format=last))
-    return taps * (_INDEX_BYTES + max(4, x.element_size())) * sum(out.shape[2:])
+    weight_bytes = x.element_size() if x.is_floating_point() else _FLOAT_BYTES
+    return taps * (_INDEX_BYTES + weight_bytes) * sum(out.shape[2:])
 
 
 @CPU.workspace(

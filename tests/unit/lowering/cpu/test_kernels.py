@@ -54,7 +54,8 @@ def test_rearranging() -> None:
         check(aten.pixel_shuffle.default, x, 2)
         check(aten.pixel_unshuffle.default, x, 2)
         check(aten.channel_shuffle.default, x, 2)
-    check(aten.unfold_backward.default, torch.randn(5, 7, 3), [5, 9], 1, 3, 1)
+    for step, windows in ((1, 7), (2, 4), (3, 3), (4, 2)):
+        check(aten.unfold_backward.default, torch.randn(5, windows, 3), [5, 9], 1, 3, step)
     for size in ([2, 3, 20, 30], [2, 3, 5, 6, 7]):
         theta = torch.randn(2, len(size) - 2, len(size) - 1)
         check(aten.affine_grid_generator.default, theta, size, False)
@@ -178,11 +179,13 @@ def test_pooling_backward(last: bool) -> None:
         check(aten.grid_sampler_2d_backward.default, gradient, image, grid, 0, 0, False, mask)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("side", [5, 24, 90])
 @pytest.mark.parametrize("last", [False, True])
-def test_resampling(last: bool, side: int) -> None:
+def test_resampling(last: bool, side: int, dtype: torch.dtype) -> None:
     for dims, linear in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
-        x, size = torch.randn(2, 5, *[8] * dims), [side if dims < 3 else min(side, 24)] * dims
+        x = torch.randn(2, 5, *[8] * dims).to(dtype)
+        size = [side if dims < 3 else min(side, 24)] * dims
         if last and dims > 1:
             x = x.to(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
         for name, flags in (
@@ -192,7 +195,7 @@ def test_resampling(last: bool, side: int) -> None:
         ):
             out = check(getattr(aten, name).default, x, size, *flags)
             assert isinstance(out, Tensor)
-            for gradient in (spread(*out.shape), torch.randn(out.shape)):
+            for gradient in (spread(*out.shape).to(dtype), torch.randn(out.shape).to(dtype)):
                 backward = getattr(aten, f"{name}_backward").default
                 check(backward, gradient, size, list(x.shape), *flags)
 

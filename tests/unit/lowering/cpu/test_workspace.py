@@ -164,7 +164,7 @@ def test_layer_norm(make: Callable[..., Tensor], dtype: torch.dtype) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("side", [4, 33])
+@pytest.mark.parametrize("side", [4, 33, 46])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_group_norm(memory_format: torch.memory_format, side: int) -> None:
     x = torch.randn(2, 8, side, side).to(memory_format=memory_format)
