@@ -185,6 +185,8 @@ def compare(measurement: Measurement) -> Row:
     notes = []
     if before := measurement.result["before_bytes"]:
         notes.append(f"{before} B were there before")
+    if measurement.result["skipped"]:
+        notes.append("the optimizer was skipped: gradients were not finite")
     try:
         analysis = predict(measurement.name, measurement.machine)
     except Exception as error:  # one model is a row, not the end

@@ -31,6 +31,7 @@ SCHEMA = 1
 DEVICE = "cuda"
 MEMORY_DEVICE = torch.autograd.DeviceType.CUDA
 MAX_TRACE_EVENTS = 1_000_000
+SCALE = 1.0
 
 Result = dict[str, Any]
 
@@ -44,7 +45,9 @@ class CudaStep:
         self.model = built.model().train(case.optimizer is not None).to(DEVICE)
         self.args, self.kwargs = _to_device(built.inputs())
         self.optimizer = _make_optimizer(case.optimizer, self.model)
-        self.scaler = torch.amp.GradScaler(DEVICE) if case.precision == "fp16" else None
+        # The usual scale overflows in float16: the first steps would be skipped, without states.
+        is_scaled = case.precision == "fp16" and case.optimizer is not None
+        self.scaler = torch.amp.GradScaler(DEVICE, init_scale=SCALE) if is_scaled else None
         self.output: Any = None
         self.loss: torch.Tensor | None = None
 
@@ -105,7 +108,10 @@ def _make_optimizer(name: str | None, model: torch.nn.Module) -> torch.optim.Opt
 
 
 def measure_case(case: CudaCase) -> Result:
-    """Peaks of the first and the second step, phase by phase."""
+    """Peaks of the first and the second step, phase by phase.
+
+    ``skipped`` says that the scaler left the optimizer out, as gradients were not finite.
+    """
     with _clean_device():
         before = torch.cuda.memory_allocated()
         step = CudaStep(case)
@@ -119,6 +125,7 @@ def measure_case(case: CudaCase) -> Result:
         result["second"] = _measure_step(step)
         free, total = torch.cuda.mem_get_info()
         result["outside_the_allocator_bytes"] = total - free - torch.cuda.memory_reserved()
+        result["skipped"] = step.scaler is not None and step.scaler.get_scale() < SCALE
         return result
 
 

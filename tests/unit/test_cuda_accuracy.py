@@ -1,0 +1,282 @@
+"""The comparison with measured steps, on measurements and graphs made by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import MIB, make_graph
+from torch import nn
+
+import benchmarks.cuda_accuracy as accuracy
+from benchmarks.cases import Case, image
+from benchmarks.cuda_cases import CudaCase
+from benchmarks.cuda_trace import (
+    BEFORE,
+    Change,
+    Difference,
+    Replay,
+    count_common,
+    describe_replay,
+    describe_trace,
+    list_differences,
+    list_measured,
+    list_predicted,
+    name_operators,
+    replay_measured,
+)
+from fxmem.allocator import AllocatorSettings
+from fxmem.analysis import Analysis, Setup
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
+from fxmem.lowering.cuda.target import Gpu, current_gpu
+
+MACHINE = {
+    "schema": accuracy.SCHEMA,
+    "gpu": "A GPU",
+    "capability": [9, 0],
+    "multiprocessors": 132,
+    "torch": "2.13.0",
+    "cudnn": 91002,
+}
+
+# An input of 1 MiB and a ReLU's output of 1 MiB: two small blocks, in one segment of 2 MiB.
+RELU = CudaCase(lambda b: Case("relu", nn.ReLU, (image(b, 1024),)), 256, optimizer=None)
+STEP = {
+    "peak_bytes": 2 * MIB,
+    "peak_requested_bytes": 2 * MIB,
+    "peak_reserved_bytes": 2 * MIB,
+    "phases": {"forward": {"allocated_bytes": 2 * MIB}},
+}
+MEASURED: dict[str, Any] = {
+    "name": RELU.name,
+    "before_bytes": 0,
+    "between_steps_bytes": MIB,
+    "skipped": False,
+    "outside_the_allocator_bytes": 400 * MIB,
+    "first": STEP,
+    "second": STEP,
+}
+
+# Step 1 leaves what was there before it; step 2 takes a kernel's scratch that fxmem leaves out, and
+# the profiler sees blocks, of which the last has slack.
+TRACE: dict[str, Any] = {
+    "marks": {
+        "begin": 0,
+        "step 1": 2,
+        "step 1 forward": 4,
+        "step 2": 6,
+        "step 2 forward": 12,
+    },
+    "events": [
+        ["segment_alloc", 0x1000, 2 * MIB, 0],
+        ["alloc", 0x1000, MIB, 0],
+        ["alloc", 0x101000, 1000, 1],
+        ["free_requested", 0x101000, 1000, 1],
+        ["free_completed", 0x101000, 1000, 1],
+        ["snapshot", 0, 0, 0],
+        ["alloc", 0x101000, 1000, 1],
+        ["alloc", 0x102000, 768, 2],
+        ["free_completed", 0x102000, 768, 2],
+        ["segment_alloc", 0x900000, 20 * MIB, 2],
+        ["alloc", 0x900000, 9 * MIB, 2],
+        ["free_completed", 0x900000, 9 * MIB, 2],
+    ],
+    "lines": ["", "torch/nn/relu.py:5", "net.py:7"],
+    "operators": [
+        {"nbytes": 1024, "operators": ["aten::relu", "aten::clamp_min"]},
+        {"nbytes": 1024, "operators": ["aten::sort"]},
+        {"nbytes": -1024, "operators": ["aten::sort"]},
+        {"nbytes": 9 * MIB + 4096, "operators": []},
+    ],
+}
+
+
+def make_traced_graph() -> MemoryGraph:
+    """What would be predicted for the step of the trace, without the sort's scratch."""
+    operations = tuple(
+        Operation(index, name, Phase.FORWARD)
+        for index, name in enumerate(("step.begin", "aten.relu", "aten.topk"))
+    )
+
+    def make(index: int, nbytes: int, born: int, died: int | None) -> Storage:
+        return Storage(index, nbytes, Category.OUTPUT, "", (), "float32", born, died)
+
+    storages = make(0, MIB, RESIDENT, None), make(1, 1000, 1, None), make(2, 9 * MIB, 2, 2)
+    return MemoryGraph((), storages, operations, (), ((0, MIB), (-5, 1000), (-5, -1000)))
+
+
+def write(folder: Path, **result: object) -> None:
+    (folder / "a-gpu").mkdir()
+    (folder / "a-gpu" / "machine.json").write_text(json.dumps(MACHINE))
+    with gzip.open(folder / "a-gpu" / "case.json.gz", "wb") as file:
+        file.write(json.dumps({**MEASURED, **result}).encode())
+
+
+def run(monkeypatch: pytest.MonkeyPatch, data: Path, *arguments: str) -> None:
+    monkeypatch.setattr(accuracy, "CUDA_CASES", (RELU,))
+    monkeypatch.setattr(sys, "argv", ["cuda_accuracy", "--data", str(data), *arguments])
+    accuracy.main()
+
+
+def test_without_measurements_it_says_what_to_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, tmp_path)
+    assert capsys.readouterr().out == f"{accuracy.NO_DATA}\n"
+
+
+def test_a_measured_case_is_predicted_and_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = {**STEP, "peak_bytes": 4 * MIB}
+    write(tmp_path, first=first, before_bytes=512, skipped=True)
+    page = tmp_path / "page.md"
+    run(monkeypatch, tmp_path, "-o", str(page))
+    text = page.read_text()
+    assert "## A GPU, torch 2.13.0, cuDNN 91002" in text
+    row = next(line for line in text.splitlines() if line.startswith(f"| {RELU.name}"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        *[RELU.name, "2.00", "-50.000", "0", "0", "0", "0", "0", "0", "-", "-", "400"],
+        "512 B were there before; the optimizer was skipped: gradients were not finite",
+    ]
+    assert "| first peak       | 50.000     | 0/1     | -50.000 (relu-b256-fp32-infer) |" in text
+
+
+def test_a_case_that_failed_on_the_gpu_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    write(tmp_path, error="Traceback\n  ...\nOutOfMemoryError: full\n")
+    row = accuracy.compare(*accuracy.list_measurements(tmp_path))
+    assert row.notes == ("not measured: OutOfMemoryError: full",)
+    assert row.error("second peak") is None
+
+
+def test_a_case_that_cannot_be_analysed_is_a_row_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    wrong = CudaCase(
+        lambda b: Case("relu", lambda: nn.Linear(3, 3), (image(b, 1024),)), 256, optimizer=None
+    )
+    monkeypatch.setattr(accuracy, "CUDA_CASES", (wrong,))
+    row = accuracy.compare(*accuracy.list_measurements(tmp_path))
+    assert row.measured["second peak"] == 2 * MIB
+    assert row.error("second peak") is None
+    assert row.notes[0].startswith("TraceError: ")
+
+
+def test_measurements_of_another_schema_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    machine = {**MACHINE, "schema": -1}
+    (tmp_path / "a-gpu" / "machine.json").write_text(json.dumps(machine))
+    with pytest.raises(ValueError, match="schema -1"):
+        accuracy.list_measurements(tmp_path)
+
+
+def test_the_gpu_is_the_measured_one() -> None:
+    with accuracy.use_machine(MACHINE):
+        gpu = accuracy.api._describe_architecture(None)
+    assert gpu == Gpu((9, 0), 91002, 132, 2048)
+    assert current_gpu() == Gpu()
+
+
+def test_figures_are_those_of_both_steps_and_of_each_phase() -> None:
+    setup = Setup("Net", (), "train", "cuda", None, None, "fx")
+    analysis = Analysis(setup, make_graph(), AllocatorSettings())
+    # The first step is what was there (13 MiB, in a large segment and a small one). After backward
+    # there are besides an output of 1 MiB, a loss of 4 bytes and a gradient of 4 MiB.
+    assert accuracy.list_predicted_figures(analysis) == {
+        "first peak": 13 * MIB,
+        "first requested": 13 * MIB,
+        "first reserved": 22 * MIB,
+        "second peak": 30 * MIB + 512,
+        "second requested": 30 * MIB + 4,
+        "second reserved": 44 * MIB,
+        "between steps": 13 * MIB,
+        "forward": 18 * MIB + 512,
+        "backward": 18 * MIB + 512,
+        "optimizer": 18 * MIB + 512,
+    }
+
+
+def test_a_trace_is_split_into_its_parts_and_named() -> None:
+    assert list_measured(TRACE) == {
+        BEFORE: [
+            Change(MIB),
+            Change(1000, "torch/nn/relu.py:5"),
+            Change(-1000, "torch/nn/relu.py:5"),
+        ],
+        "forward": [
+            Change(1000, "aten::clamp_min (torch/nn/relu.py:5)"),
+            Change(768, "aten::sort (net.py:7)"),
+            Change(-768, "net.py:7"),
+            Change(9 * MIB, "? (net.py:7)"),
+            Change(-9 * MIB, "net.py:7"),
+        ],
+    }
+
+
+def test_operators_that_fit_no_allocation_name_none() -> None:
+    changes = [Change(1024, "a.py:1"), Change(2048, "a.py:2")]
+    operators = [{"nbytes": 4096, "operators": ["x"]}, {"nbytes": 2048, "operators": ["y"]}]
+    named = [Change(1024, "x (a.py:1)"), Change(2048, "y (a.py:2)")]
+    assert name_operators(changes, operators) == named  # one for one: a block with slack
+    assert name_operators(changes, operators[1:]) == [changes[0], named[1]]
+
+
+def test_predicted_events_have_their_operators() -> None:
+    assert list_predicted(make_traced_graph()) == {
+        BEFORE: [Change(MIB), Change(1000), Change(-1000)],
+        "forward": [
+            Change(1000, "aten.relu"),
+            Change(9 * MIB, "aten.topk"),
+            Change(-9 * MIB, "aten.topk"),
+        ],
+    }
+
+
+def test_only_what_differs_is_listed() -> None:
+    measured = [Change(1, "a"), Change(2, "b"), Change(-2), Change(3, "c"), Change(5, "e")]
+    predicted = [Change(1, "x"), Change(3, "y"), Change(4, "z")]
+    assert count_common(measured, predicted) == 1
+    assert list(list_differences("forward", measured, predicted)) == [
+        Difference("forward", measured[1], None),
+        Difference("forward", measured[4], predicted[2]),
+    ]
+    assert count_common(measured, measured) == 5
+    assert list(list_differences("forward", measured, measured)) == []
+
+
+def test_the_description_names_the_scratch_that_is_missing() -> None:
+    text = describe_trace(TRACE, make_traced_graph())
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert [BEFORE, "3", "3", "3", "0"] in rows
+    assert ["forward", "5", "3", "1", "1"] in rows
+    assert ["1", "forward", "768", "aten::sort (net.py:7)", "-", ""] in rows
+    assert "after each of 8 measured events" in text
+
+
+def test_the_simulated_allocator_is_told_from_the_recording() -> None:
+    assert replay_measured(TRACE) == Replay(8, None, 22 * MIB, 22 * MIB)
+    other = {**TRACE, "events": [["segment_alloc", 0x1000, 4 * MIB, 0], *TRACE["events"][1:]]}
+    found = replay_measured(other)
+    assert found == Replay(8, 0, 22 * MIB, 24 * MIB)
+    assert describe_replay(found).endswith("they part at event 0.")
+
+
+def test_a_trace_is_compared_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, trace=TRACE)
+    run(monkeypatch, tmp_path, "--trace", RELU.name)
+    assert "| forward" in capsys.readouterr().out
+    run(monkeypatch, tmp_path, "--trace", "another")
+    assert capsys.readouterr().out == "no case is called another\n\n"
+
+
+def test_a_case_without_a_trace_says_so(tmp_path: Path) -> None:
+    write(tmp_path)
+    (measurement,) = accuracy.list_measurements(tmp_path)
+    assert accuracy.trace(measurement).endswith("no events were written down")

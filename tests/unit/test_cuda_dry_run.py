@@ -1,0 +1,181 @@
+"""The measurements that need a GPU, run on the CPU: what a GPU would count is made up.
+
+The model, its steps, the profiler and the files are real, so that no slip waits for a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import benchmarks.cuda_accuracy as accuracy
+import benchmarks.cuda_measure as measure
+from benchmarks.cases import Case, image
+from benchmarks.cuda_cases import CudaCase
+
+pytestmark = [
+    # A CPU build has no events of CUDA to profile.
+    pytest.mark.filterwarnings("ignore:CUDA is not available"),
+    pytest.mark.filterwarnings("ignore:.*CUDA is not available"),
+]
+
+ALLOCATED_BYTES, RESERVED_BYTES, REQUESTED_BYTES = 4096, 2**21, 4000
+
+
+def make_case(precision: Any = "fp32", optimizer: str | None = "adam", **kwargs: Any) -> CudaCase:
+    def build(batch: int) -> Case:
+        return Case("tiny", lambda: nn.Linear(4, 2), (image(batch, 4),))
+
+    return CudaCase(build, 3, precision, optimizer, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def _made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers what is asked of CUDA; the trace has one more event each time it is looked at."""
+    events: list[dict[str, Any]] = []
+    figures = {
+        "allocated_bytes": ALLOCATED_BYTES,
+        "reserved_bytes": RESERVED_BYTES,
+        "requested_bytes": REQUESTED_BYTES,
+    }
+    stats = {f"{k}.all.{when}": v for k, v in figures.items() for when in ("peak", "current")}
+
+    def look() -> dict[str, Any]:
+        frames = [
+            {"filename": "kernel.cpp", "line": 1, "name": "f"},
+            {"filename": "/home/me/torch/nn/linear.py", "line": 7, "name": "forward"},
+        ]
+        events.append({"action": "alloc", "addr": 512 * len(events), "size": 24, "frames": frames})
+        return {"device_traces": [list(events)]}
+
+    def record(enabled: str | None, **_: object) -> None:
+        events.clear()
+
+    properties = SimpleNamespace(name="A GPU", multi_processor_count=108, total_memory=2**34)
+    answers: dict[str, Callable[..., Any]] = {
+        "memory_allocated": lambda: 0,
+        "memory_reserved": lambda: RESERVED_BYTES,
+        "memory_stats": lambda: stats,
+        "mem_get_info": lambda: (2**34 - 2**29 - RESERVED_BYTES, 2**34),
+        "reset_peak_memory_stats": lambda: None,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "get_device_properties": lambda _: properties,
+        "get_device_capability": lambda: (8, 0),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", look)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr(measure, "DEVICE", "cpu")
+    monkeypatch.setattr(measure, "MEMORY_DEVICE", torch.autograd.DeviceType.CPU)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adam", "adam-fused", "sgd", None])
+def test_a_step_trains_in_phases(precision: str, optimizer: str | None) -> None:
+    step = measure.CudaStep(make_case(precision, optimizer))
+    weight = step.model.weight.detach().clone()
+    phases = []
+    for phase in step.run():
+        phases.append(phase)
+        has_gradient = step.model.weight.grad is not None
+        assert has_gradient == (phase != "forward")
+    trains = optimizer is not None
+    assert phases == (["forward", "backward", "optimizer"] if trains else ["forward"])
+    assert torch.equal(weight, step.model.weight) != trains
+    expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert step.output.dtype == expected
+    step.release()
+    assert step.output is step.loss is step.model.weight.grad is None
+
+
+def test_inputs_move_with_what_holds_them() -> None:
+    tensor = torch.zeros(2, requires_grad=True)
+    moved = measure._to_device({"a": [tensor], "b": (1, "x")})
+    assert moved["a"][0].requires_grad and moved["a"][0].is_leaf
+    assert moved["b"] == (1, "x")
+
+
+def test_peaks_are_those_of_each_phase() -> None:
+    result = measure.measure_case(make_case())
+    phase = {
+        "peak_bytes": ALLOCATED_BYTES,
+        "peak_requested_bytes": REQUESTED_BYTES,
+        "allocated_bytes": ALLOCATED_BYTES,
+        "reserved_bytes": RESERVED_BYTES,
+    }
+    step = {
+        "peak_bytes": ALLOCATED_BYTES,
+        "peak_reserved_bytes": RESERVED_BYTES,
+        "peak_requested_bytes": REQUESTED_BYTES,
+        "phases": dict.fromkeys(("forward", "backward", "optimizer"), phase),
+    }
+    assert result == {
+        "before_bytes": 0,
+        "model_and_inputs_bytes": 0,
+        "first": step,
+        "between_steps_bytes": 0,
+        "second": step,
+        "outside_the_allocator_bytes": 2**29,
+        "skipped": False,
+    }
+
+
+def test_a_trace_has_its_marks_and_its_operators() -> None:
+    trace = measure.trace_case(make_case("bf16"))
+    parts = ("forward", "backward", "optimizer")
+    names = [f"step {n}{p}" for n in (1, 2) for p in ("", *(f" {part}" for part in parts))]
+    assert trace["marks"] == {"begin": 0, **dict(zip(names, range(1, 9), strict=True))}
+    assert trace["lines"] == ["torch/nn/linear.py:7"]
+    assert [event[0] for event in trace["events"]] == ["alloc"] * 9
+    # Forward's output: 3 x 2 of bfloat16, in a block of 64 bytes or less on the CPU.
+    allocated = {tuple(o["operators"]) for o in trace["operators"] if o["nbytes"] > 0}
+    assert any("aten::addmm" in names for names in allocated)
+
+
+def test_what_is_measured_is_what_is_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = make_case("bf16", traced=True), make_case(optimizer=None)
+    for module in (measure, accuracy):
+        monkeypatch.setattr(module, "CUDA_CASES", cases)
+    monkeypatch.setattr(sys, "argv", ["cuda_measure", "--out", str(tmp_path)])
+    measure.main()
+    assert capsys.readouterr().out.count(f"{ALLOCATED_BYTES} {RESERVED_BYTES}\n") == 2
+    measure.main()  # what is there is left alone
+    assert capsys.readouterr().out == ""
+
+    rows = [accuracy.compare(m) for m in accuracy.list_measurements(tmp_path)]
+    assert [row.measurement.name for row in rows] == [
+        "tiny-b3-bf16-adam",
+        "tiny-b3-fp32-infer",
+    ]
+    for row in rows:
+        assert set(row.predicted) == set(row.measured)
+    # The workspace of cuBLAS alone is more than what was made up.
+    error = rows[0].error("second peak")
+    assert error is not None and error > 1000
+    text = accuracy.trace(rows[0].measurement)
+    assert "before the second step" in text and "torch/nn/linear.py:7" in text
+
+
+def test_a_step_that_the_scaler_skips_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not measure.measure_case(make_case("fp16"))["skipped"]
+    monkeypatch.setattr(measure, "SCALE", 2.0**17)  # more than float16 can hold
+    assert measure.measure_case(make_case("fp16"))["skipped"]
+
+
+def test_a_case_that_fails_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure_case", lambda case: 1 // 0)
+    found = measure._measure_or_explain(make_case())
+    assert found["error"].endswith("ZeroDivisionError: integer division or modulo by zero\n")
