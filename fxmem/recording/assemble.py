@@ -35,7 +35,7 @@ def assemble_graph(recorder: Recorder, traced: Sequence[TracedNode]) -> MemoryGr
             saved_by=tuple(storage.saved_by),
             death_rank=storage.death_rank,
         )
-        for index, storage in enumerate(recorder.storages)
+        for index, storage in enumerate(recorder.ledger.storages)
     )
     saved = tuple(_describe_saved(recorder, traced))
     return MemoryGraph(
@@ -43,13 +43,13 @@ def assemble_graph(recorder: Recorder, traced: Sequence[TracedNode]) -> MemoryGr
         storages=storages,
         operations=tuple(recorder.operations),
         saved=saved,
-        warmup=tuple(recorder.warmup),
+        warmup=tuple(recorder.ledger.warmup),
     )
 
 
 def _categorise(recorder: Recorder) -> None:
     for saved in recorder.saved:
-        storage = recorder.storages[saved.storage]
+        storage = recorder.ledger.storages[saved.storage]
         if storage.category in (Category.TEMPORARY, Category.OUTPUT):
             storage.category = Category.ACTIVATION
 
@@ -62,7 +62,7 @@ def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[Sa
     described = []
     for saved in recorder.saved:
         node = None if saved.node is None else traced[saved.node]
-        storage = recorder.storages[saved.storage]
+        storage = recorder.ledger.storages[saved.storage]
         described.append(
             SavedTensor(
                 node=node.name if node else "",
@@ -86,7 +86,7 @@ def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[No
             (backward_flops if backward else forward_flops)[operation.node] += operation.flops
     saved_bytes = [0] * len(traced)
     for saved in recorder.saved:
-        storage = recorder.storages[saved.storage]
+        storage = recorder.ledger.storages[saved.storage]
         if saved.node is not None and storage.category not in _LISTED:
             saved_bytes[saved.node] += storage.nbytes
     nodes = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,8 @@ from fxmem.recording.arguments import list_tensors
 from fxmem.recording.constants import answer_from_values, comes_of_draw, see_result
 from fxmem.recording.dtypes import check_dtypes
 from fxmem.recording.hints import answer_operator
-from fxmem.recording.records import LiveStorage, NodeRecord, SavedRecord
+from fxmem.recording.ledger import NO_STORAGE, Ledger, dtype_name
+from fxmem.recording.records import NodeRecord, SavedRecord
 from fxmem.recording.strangers import Strangers
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
@@ -36,9 +36,6 @@ from fxmem.tracing.source import find_source
 _prim_device = torch.ops.prim.device.default
 _detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
 _lift_fresh = torch.ops.aten.lift_fresh.default
-_HOST = torch.device("cpu")
-NO_STORAGE = -2
-"""The index of what occupies no memory of its own."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -49,26 +46,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
 
     Attributes:
-        storages: Every storage seen, in order of allocation.
+        ledger: Every storage seen, in order of allocation, and what was live when.
         operations: The operators since :meth:`begin_step`.
         saved: What was saved for backward, each storage once.
         node_records: By index of the traced node.
-        warmup: Allocations and frees before :meth:`begin_step`, as in the memory graph.
-        live_bytes: After each allocation and free since :meth:`begin_step`.
-        resident_bytes: Live when the step began.
         strangers: Real tensors that the step met.
         draws: Lines that look at a single random number, in their order.
     """
 
     def __init__(self, target: Target, size_hint: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: list[LiveStorage] = []
+        self.ledger = Ledger(target.device)
         self.operations: list[Operation] = []
         self.saved: list[SavedRecord] = []
         self.node_records: dict[int, NodeRecord] = {}
-        self.warmup: list[tuple[int | None, int]] = []
-        self.live_bytes: list[int] = []
-        self.resident_bytes = 0
         self.strangers = Strangers()
         self.draws: dict[SourceLocation | None, None] = {}
         self._estimate_workspace_bytes = target.estimate_workspace_bytes
@@ -76,21 +67,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kernels = target.kernels
         self._libraries = target.libraries
         self._keepers = target.keepers
-        self._kept: set[tuple[str, bool]] = set()
-        self._device = target.device
-        self._counts_all = target.device == _HOST
         self._cache = OperatorCache()
         self._flops: dict[Key, int] = {}
-        self._live: dict[int, int] = {}  # address of the StorageImpl -> index
-        self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
-        self._live_now = 0
-        self._deaths = 0
-        self._recording = self._begun = False
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
         self._node_operators = self._node_storages = self._node_sequence = 0
-        self._node_peak_bytes = 0
         self._saved_storages: set[int] = set()
         self._sequence_starts: list[int] = []
         self._sequence_ends: list[tuple[int, int]] = []
@@ -112,33 +94,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             index = self.track(tensor)
             if index == NO_STORAGE:
                 continue
-            storage = self.storages[index]
+            storage = self.ledger.storages[index]
             if storage.category is Category.TEMPORARY:
                 storage.category, storage.name = category, name
 
     def begin_step(self) -> None:
         """Starts recording; whatever is alive now is resident."""
-        alive = sorted(self._live.values())
-        renamed = {old: new for new, old in enumerate(alive)}
-        self.storages = [self.storages[old] for old in alive]
-        self._live = {key: renamed[old] for key, old in self._live.items()}
-        for storage in self.storages:
-            storage.born, storage.node = RESIDENT, None
-            if storage.category is Category.OUTPUT:
-                storage.name += " of the step before"
-            elif storage.category is Category.TEMPORARY:
-                # A cache that the model keeps, or a tensor that the step before left behind.
-                storage.category, storage.name = Category.BUFFER, "kept from the step before"
-        self.warmup = [
-            (None if old is None else renamed.get(old, ~old), nbytes) for old, nbytes in self.warmup
-        ]
-        self.resident_bytes = self._live_now
+        self.ledger.begin()
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
-        self._recording = self._begun = True
 
     def end_step(self) -> None:
         """Stops recording; what is freed from now on is no part of the step."""
-        self._recording = False
+        self.ledger.recording = False
 
     def set_phase(self, phase: Phase) -> None:
         """The part of the step that begins now."""
@@ -147,9 +114,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter_node(self, index: int) -> None:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
         self._node = index
-        self._node_peak_bytes = self._live_now
+        self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
-        self._node_storages = len(self.storages)
+        self._node_storages = len(self.ledger.storages)
         self._node_sequence = _get_sequence_nr()
 
     def exit_node(self, index: int, result: Any) -> int:
@@ -161,15 +128,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._sequence_ends.append((sequence, index))
         results = {self.track(tensor) for tensor in iterate_tensors(result)}
         self.node_records[index] = NodeRecord(
-            output_bytes=sum(self.storages[i].nbytes for i in results if i >= self._node_storages),
-            transient_bytes=max(0, self._node_peak_bytes - self._live_now),
+            output_bytes=sum(
+                self.ledger.storages[i].nbytes for i in results if i >= self._node_storages
+            ),
+            transient_bytes=self.ledger.peak_bytes - self.ledger.live_now_bytes,
         )
         return len(self.operations) - self._node_operators
 
     @contextmanager
     def watch_saved(self) -> Iterator[None]:
         """Records what autograd saves for backward while active."""
-        if not self._recording:
+        if not self.ledger.recording:
             yield
             return
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
@@ -199,7 +168,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.saved.append(
                 SavedRecord(index, self._node, tuple(tensor.shape), dtype_name(tensor.dtype))
             )
-        saved_by = self.storages[index].saved_by
+        saved_by = self.ledger.storages[index].saved_by
         if self._node is not None and self._node not in saved_by:
             saved_by.append(self._node)
 
@@ -250,12 +219,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = reused
         if func in self._keepers:
-            self._keep(self._keepers[func](args))
-        if not self._recording:
+            for name, nbytes in self._keepers[func](args):
+                in_backward = self._phase is Phase.BACKWARD
+                self.ledger.keep(name, nbytes, self._node, in_backward=in_backward)
+        if not self.ledger.recording:
             for tensor in (*read, *list_tensors((result,))):
                 self.track(tensor)
-            if not (self._counts_all or self._begun):
-                self._warm_up_workspace(self._estimate(func, args, kwargs, result))
+            if self.ledger.is_warming_up:
+                self.ledger.hold(self._estimate(func, args, kwargs, result))
             return result
         reads = [self.track(tensor, RESIDENT) for tensor in read]
         self._record(func, args, kwargs, result, autograd_node, reads)
@@ -279,6 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index = len(self.operations)
         node = self._find_node(autograd) if autograd is not None else self._node
         workspace_bytes = self._estimate(func, args, kwargs, result)
+        self.ledger.operation = index
         self.operations.append(
             Operation(
                 index,
@@ -296,9 +268,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         for tensor in list_tensors((result,)):
             self.track(tensor, index, node)
-        if workspace_bytes:
-            self._change(workspace_bytes)
-            self._change(-workspace_bytes)
+        self.ledger.hold(workspace_bytes)
 
     def _count_flops(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -318,9 +288,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> int:
         """What the kernel holds inside itself, where it is the target's."""
-        if not self._counts_all:
+        if not self.ledger.counts_all:
             tensors = iterate_tensors((args, kwargs, result))
-            if not any(map(self._is_on_target, tensors)):
+            if not any(map(self.ledger.is_counted, tensors)):
                 return 0
         return self._estimate_workspace_bytes(func, args, kwargs, result)
 
@@ -328,48 +298,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> int:
         estimate = self._libraries.get(func)
-        if estimate is None or not self._is_on_target(args[0]):
+        if estimate is None or not self.ledger.is_counted(args[0]):
             return 0
         return estimate(args, kwargs, result)
-
-    def _keep(self, memory: tuple[tuple[str, int], ...]) -> None:
-        """Notes what a library keeps from its first use on; the autograd engine's thread is one
-        of its own.
-        """
-        for name, nbytes in memory:
-            key = (name, self._phase is Phase.BACKWARD)
-            if nbytes and key not in self._kept:
-                self._kept.add(key)
-                born, node = len(self.operations) - 1, self._node
-                index = len(self.storages)
-                self.storages.append(LiveStorage(nbytes, (nbytes,), "uint8", born, node))
-                self.storages[index].category = Category.WORKSPACE
-                self.storages[index].name = name
-                self._live[-len(self._kept)] = index  # no address, and it never dies
-                if not self._begun:
-                    self.warmup.append((index, nbytes))
-                self._change(nbytes)
-
-    def _warm_up_workspace(self, nbytes: int) -> None:
-        if nbytes:
-            self.warmup += [(None, nbytes), (None, -nbytes)]
 
     def _see_autograd_node(self, autograd: Any) -> None:
         running = (autograd.name(), autograd._sequence_nr()) if autograd is not None else None
         if running != self._autograd:
-            self._autograd, self._autograd_start = running, len(self.storages)
+            self._autograd, self._autograd_start = running, len(self.ledger.storages)
 
     def _is_fresh(self, tensor: torch.Tensor) -> bool:
         return self.track(tensor) >= self._autograd_start
 
     def see_random_state(self, state: torch.Tensor) -> None:
         """A copy of the random number generator's state was made, without an operator."""
-        if not self._is_on_target(state):
+        if not self.ledger.is_counted(state):
             return
-        if self._recording:
+        if self.ledger.recording:
             index = len(self.operations)
             self.operations.append(Operation(index, "random.get_state", self._phase, self._node))
-        storage = self.storages[self.track(state)]
+            self.ledger.operation = index
+        storage = self.ledger.storages[self.track(state)]
         storage.category, storage.name = Category.WORKSPACE, "random number generator's state"
 
     def _find_node(self, autograd: Any) -> int | None:
@@ -384,84 +333,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._node = self._sequence_ends[at][1]
         return self._node
 
-    # -- storages ------------------------------------------------------------------------------
-
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
-        """The index of a tensor's storage, which is watched from now on.
-
-        Args:
-            tensor: Any tensor; one without a storage (sparse), or in other memory than the
-                target's, is passed over.
-            born: The operation that allocated it, the latest if None. RESIDENT for a tensor
-                that no operator of the step made, such as a constant of the user's module.
-            node: The node it belongs to.
-        """
-        tensor = self.strangers.find_fake(tensor)
-        if not self._is_on_target(tensor):
-            return NO_STORAGE
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:
-            return NO_STORAGE
-        key, nbytes = storage._cdata, storage.nbytes()
-        index = self._live.get(key)
-        if index is not None:
-            return index
-        if nbytes == 0:
-            return NO_STORAGE
-        index = len(self.storages)
-        if born is None:
-            born, node = len(self.operations) - 1, self._node
-        self.storages.append(
-            LiveStorage(nbytes, tuple(tensor.shape), dtype_name(tensor.dtype), born, node)
-        )
-        self._live[key] = index
-        if not self._begun:
-            self.warmup.append((index, nbytes))
-        self._references[key] = weakref.ref(storage, functools.partial(self._see_death, key))
-        if born == RESIDENT and self._recording:
-            self._add_resident(nbytes)
-        else:
-            self._change(nbytes)
-        return index
-
-    def _is_on_target(self, tensor: torch.Tensor) -> bool:
-        if self._counts_all:
-            return True
-        return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
-
-    def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
-        del self._references[key]
-        index = self._live.pop(key)
-        storage = self.storages[index]
-        if not self._begun:
-            self.warmup.append((index, -storage.nbytes))
-        if self._recording:
-            storage.died = len(self.operations) - 1
-            storage.death_rank = self._deaths = self._deaths + 1
-        self._change(-storage.nbytes)
-
-    def _change(self, delta_bytes: int) -> None:
-        self._live_now += delta_bytes
-        self._node_peak_bytes = max(self._node_peak_bytes, self._live_now)
-        if self._recording:
-            self.live_bytes.append(self._live_now)
-
-    def _add_resident(self, nbytes: int) -> None:
-        """It was there all the time, though it is seen only now."""
-        self.resident_bytes += nbytes
-        self._live_now += nbytes
-        self._node_peak_bytes += nbytes
-        self.live_bytes = [live + nbytes for live in self.live_bytes]
+        """See :meth:`fxmem.recording.ledger.Ledger.track`; of the node that runs if none is."""
+        fake = self.strangers.find_fake(tensor)
+        return self.ledger.track(fake, born, self._node if born is None else node)
 
 
 @functools.cache
 def operator_name(func: Any) -> str:
     """``aten.mm.default`` for the operator's overload."""
     return str(func)
-
-
-@functools.cache
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+import fxmem.recording.lengths  # noqa: F401 - registers what it replaces
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.lowering.functions import lower_functions
 from fxmem.lowering.target import Target
@@ -164,7 +165,7 @@ class _StepRunner:
             graph,
             tracer.graph,
             tracer.reason,
-            tuple(recorder.live_bytes),
+            tuple(recorder.ledger.live_bytes),
             tuple(_note_draws(recorder)),
         )
 

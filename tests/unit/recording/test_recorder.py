@@ -12,7 +12,8 @@ from torch import Tensor
 from fxmem.graph import RESIDENT, Category, Phase
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.target import Target
-from fxmem.recording.recorder import NO_STORAGE, Recorder
+from fxmem.recording.ledger import NO_STORAGE
+from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode
 
 
@@ -41,25 +42,25 @@ def test_a_storage_lives_from_its_operator_to_the_last_holder(recorder: Recorder
         "aten.sin.default",
         "aten.cos_.default",
     ]
-    assert [(s.nbytes, s.born, s.died) for s in recorder.storages] == [
+    assert [(s.nbytes, s.born, s.died) for s in recorder.ledger.storages] == [
         (16, 1, None),
         (16, 2, 4),
         (12, 4, None),
     ]
-    assert recorder.live_bytes == [16, 32, 44, 28]
+    assert recorder.ledger.live_bytes == [16, 32, 44, 28]
     del x, z
 
 
 def test_views_and_in_place_results_are_no_storages(recorder: Recorder) -> None:
     x = torch.zeros(4, 4)
     views = [x.t(), x.view(16), x[0], x.expand(2, 4, 4), x.add_(1), x.detach()]
-    assert len(recorder.storages) == 1
+    assert len(recorder.ledger.storages) == 1
     assert {recorder.track(view) for view in views} == {0}
 
 
 def test_a_tensor_with_several_results_makes_several_storages(recorder: Recorder) -> None:
     values, at = torch.zeros(2, 4).max(-1)
-    assert [(s.shape, s.dtype) for s in recorder.storages[1:]] == [
+    assert [(s.shape, s.dtype) for s in recorder.ledger.storages[1:]] == [
         ((2,), "float32"),
         ((2,), "int64"),
     ]
@@ -68,7 +69,7 @@ def test_a_tensor_with_several_results_makes_several_storages(recorder: Recorder
 
 def test_what_takes_no_memory_has_no_storage(recorder: Recorder) -> None:
     assert recorder.track(torch.zeros(0, 3)) == NO_STORAGE
-    assert recorder.live_bytes == []
+    assert recorder.ledger.live_bytes == []
 
 
 def test_a_stranger_was_there_all_the_time() -> None:
@@ -79,10 +80,10 @@ def test_a_stranger_was_there_all_the_time() -> None:
         with torch.utils._mode_utils.no_dispatch():
             real = torch.ones(8)
         y = x.sum() + mode.from_tensor(real)
-    stranger = next(s for s in recorder.storages if s.nbytes == 32)
+    stranger = next(s for s in recorder.ledger.storages if s.nbytes == 32)
     assert stranger.born == RESIDENT
-    assert recorder.resident_bytes == 32
-    assert recorder.live_bytes == [48, 52, 84, 80, 48]
+    assert recorder.ledger.resident_bytes == 32
+    assert recorder.ledger.live_bytes == [48, 52, 84, 80, 48]
     del y
 
 
@@ -90,7 +91,7 @@ def test_a_label_stays(recorder: Recorder) -> None:
     x = torch.zeros(4)
     recorder.label([x], Category.PARAMETER, "weight")
     recorder.label({"again": x.view(2, 2)}, Category.BUFFER, "buffer")
-    assert (recorder.storages[0].category, recorder.storages[0].name) == (
+    assert (recorder.ledger.storages[0].category, recorder.ledger.storages[0].name) == (
         Category.PARAMETER,
         "weight",
     )
@@ -104,7 +105,7 @@ def test_workspace_rises_and_falls_within_its_operator() -> None:
         recorder.begin_step()
         x = torch.zeros(4)
         y = x.exp()
-    assert recorder.live_bytes == [16, 32, 132, 32]
+    assert recorder.ledger.live_bytes == [16, 32, 132, 32]
     assert recorder.operations[-1].workspace_bytes == 100
     del y
 
@@ -133,7 +134,7 @@ def test_each_storage_is_saved_once_and_by_whom(recorder: Recorder) -> None:
             x.sin()
             recorder.exit_node(index, None)
     assert [(s.storage, s.node, s.shape) for s in recorder.saved] == [(0, 0, (4,))]
-    assert recorder.storages[0].saved_by == [0, 1]
+    assert recorder.ledger.storages[0].saved_by == [0, 1]
 
 
 def run(function: Any, tensor: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ def test_an_output_that_its_own_operator_saves_dies_with_it(
         y = run(function, x)
     died = len(recorder.operations) - 1
     del y
-    assert recorder.storages[1].died == died
+    assert recorder.ledger.storages[1].died == died
 
 
 def test_backward_belongs_to_the_node_of_its_forward(recorder: Recorder) -> None:
@@ -183,12 +184,12 @@ def test_only_what_is_alive_is_resident() -> None:
         recorder.label(output, Category.OUTPUT, "output")
         del gone
         recorder.begin_step()
-    assert [(s.nbytes, s.born, s.category, s.name) for s in recorder.storages] == [
+    assert [(s.nbytes, s.born, s.category, s.name) for s in recorder.ledger.storages] == [
         (16, RESIDENT, Category.OUTPUT, "output of the step before"),
         (8, RESIDENT, Category.BUFFER, "kept from the step before"),
     ]
-    assert recorder.resident_bytes == 24
-    assert recorder.warmup == [(0, 16), (1, 8), (-3, 32), (-3, -32)]
+    assert recorder.ledger.resident_bytes == 24
+    assert recorder.ledger.warmup == [(0, 16), (1, 8), (-3, 32), (-3, -32)]
     del output, cache
 
 
@@ -196,8 +197,8 @@ def test_deaths_after_the_step_are_not_recorded(recorder: Recorder) -> None:
     x = torch.zeros(4)
     recorder.end_step()
     del x
-    assert recorder.storages[0].died is None
-    assert recorder.live_bytes == [16]
+    assert recorder.ledger.storages[0].died is None
+    assert recorder.ledger.live_bytes == [16]
 
 
 def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
@@ -212,11 +213,11 @@ def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
         recorder.set_phase(Phase.FORWARD)
         recorder.begin_step()
         x.exp()
-    kept = [s for s in recorder.storages if s.name == "its workspace"]
+    kept = [s for s in recorder.ledger.storages if s.name == "its workspace"]
     assert [(s.nbytes, s.category, s.born, s.died) for s in kept] == [
         (100, Category.WORKSPACE, RESIDENT, None)
     ] * 2
-    assert recorder.resident_bytes == 216
+    assert recorder.ledger.resident_bytes == 216
 
 
 def test_what_a_library_may_take_is_noted_and_not_counted() -> None:
@@ -227,7 +228,7 @@ def test_what_a_library_may_take_is_noted_and_not_counted() -> None:
         recorder.begin_step()
         torch.zeros(4).exp()
     assert recorder.operations[-1].library_bytes == 100
-    assert max(recorder.live_bytes) == 32
+    assert max(recorder.ledger.live_bytes) == 32
 
 
 def test_another_device_s_tensors_are_not_counted() -> None:
@@ -237,7 +238,7 @@ def test_another_device_s_tensors_are_not_counted() -> None:
         host = torch.zeros(1000)
         on_gpu = torch.zeros(2, device=CUDA.device)
         assert recorder.track(host) == NO_STORAGE != recorder.track(on_gpu)
-    assert recorder.live_bytes == [8]
+    assert recorder.ledger.live_bytes == [8]
 
 
 def test_kernels_of_the_warm_up_hold_their_workspaces() -> None:
@@ -246,4 +247,4 @@ def test_kernels_of_the_warm_up_hold_their_workspaces() -> None:
     with make_fake_mode(), recorder:
         strided = x.to(CUDA.device).transpose(2, 3)[:, :, ::2]
         torch.nn.functional.conv2d(strided, torch.zeros(4, 3, 3, 3, device=CUDA.device))
-    assert (None, 4 * 2 * 3 * 4 * 8) in recorder.warmup  # the copy of the input
+    assert (None, 4 * 2 * 3 * 4 * 8) in recorder.ledger.warmup  # the copy of the input
