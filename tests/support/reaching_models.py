@@ -14,6 +14,13 @@ WIDTH = 48
 GLOBALS: dict[str, Any] = {}
 _OPTIMIZERS: dict[Any, torch.optim.Optimizer] = {}
 
+
+def forget_globals() -> None:
+    """Lets go of what an earlier build left in this module."""
+    GLOBALS.clear()
+    _OPTIMIZERS.clear()
+
+
 Build = Callable[[], nn.Module]
 BUILDERS: dict[str, Build] = {}
 
