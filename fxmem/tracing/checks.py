@@ -8,6 +8,7 @@ distribution, the variances of ``gaussian_nll_loss``) are of that kind as much a
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
 import os
@@ -35,6 +36,23 @@ class _Check:
     passes: bool
 
 
+_assumed: list[bool] = []
+
+
+@contextlib.contextmanager
+def assume_passing(answer: bool) -> Iterator[None]:
+    """What every test within says for the code not to raise: of a function in C++.
+
+    Args:
+        answer: What the tests say.
+    """
+    _assumed.append(answer)
+    try:
+        yield
+    finally:
+        _assumed.pop()
+
+
 def find_passing_answer(frame: FrameType | None) -> bool | None:
     """What the test that is being evaluated must say for the code not to raise.
 
@@ -44,6 +62,8 @@ def find_passing_answer(frame: FrameType | None) -> bool | None:
     Returns:
         None where both answers let the code go on.
     """
+    if _assumed:
+        return _assumed[-1]
     while frame is not None and frame.f_code.co_filename.startswith(_FXMEM):
         frame = frame.f_back
     if frame is None:

@@ -1,0 +1,153 @@
+"""Functions whose C++ reads the lengths of sequences on the host.
+
+``pack_padded_sequence`` computes its batch sizes from lengths, and ``ctc_loss`` its own sizes.
+Where the values of the lengths are known (:mod:`fxmem.recording.constants`), so are those. Batch
+sizes are then a real tensor: the loops over packed sequences, which are C++ too, read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fxmem.lowering.cpu.target import CPU
+from fxmem.lowering.cuda.target import CUDA
+from fxmem.lowering.target import ANY, Arguments
+from fxmem.recording.constants import find_value, remember_constant
+from fxmem.tracing.checks import assume_passing
+
+_aten = torch.ops.aten
+_pack = _aten._pack_padded_sequence.default
+_MEAN, _SUM = 1, 2
+"""``at::Reduction``."""
+
+
+@ANY.kernel(_pack)
+def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+    """aten/src/ATen/native/PackedSequence.cpp, ``_pack_padded_sequence``."""
+    known = find_value(lengths)
+    if known is None:
+        return NotImplemented
+    with _disable_current_modes():
+        _check_lengths(known, input.shape[0 if batch_first else 1])
+        steps = torch.arange(int(known[0]))
+        batch_sizes, total = (known[:, None] > steps).sum(0), int(known.sum())
+    return input.new_empty((total, *input.shape[2:])), batch_sizes
+
+
+def _check_lengths(lengths: Tensor, batch: int) -> None:
+    if len(lengths) != batch:
+        raise RuntimeError(
+            f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} "
+            f"(batch_size={batch})"
+        )
+    if int(lengths.min()) <= 0:
+        raise RuntimeError("Length of all samples has to be greater than 0")
+    if bool((lengths[1:] > lengths[:-1]).any()):
+        raise RuntimeError(
+            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True"
+        )
+
+
+@CPU.workspace(_pack)
+@CUDA.workspace(_pack)
+def _pack_bytes(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """The blocks of equal batch size, which live until all are joined."""
+    input_, lengths, batch_first = args
+    assert isinstance(input_, Tensor) and isinstance(lengths, Tensor)
+    known = find_value(lengths)
+    assert known is not None  # else it has no result
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        steps = input_.transpose(0, 1) if batch_first else input_
+        sizes = list(_iterate_blocks(_list_lengths(known)))
+        blocks = [steps[start:end, :batch] for start, end, batch in sizes]
+        return sum(b.numel() * b.element_size() for b in blocks if not b.is_contiguous())
+
+
+def _iterate_blocks(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """First step, last step (exclusive) and batch size of each block."""
+    start = 0
+    for index, end in enumerate(reversed(lengths)):
+        if end > start:
+            yield start, end, len(lengths) - index
+            start = end
+
+
+@ANY.function(torch._pad_packed_sequence)  # type: ignore[attr-defined]
+def pad_packed_sequence(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    """PackedSequence.cpp, ``_pad_packed_sequence``, operator by operator."""
+    sizes = _list_lengths(batch_sizes)
+    if 0 < total_length < len(sizes):
+        raise ValueError(
+            "Expected total_length to be at least the length of the longest sequence in input, "
+            f"but got total_length={total_length} and max sequence length being {len(sizes)}"
+        )
+    lengths = [sum(size > index for size in sizes) for index in range(sizes[0])]
+    shape = (max(total_length, len(sizes)), sizes[0], *data.shape[1:])
+    output = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
+    offset = 0
+    result = torch.empty(sizes[0], dtype=torch.int64)
+    remember_constant(result, _make_real(lengths))
+    for start, end, batch in _iterate_blocks(lengths):
+        count = batch * (end - start)
+        block = data[offset : offset + count].view(end - start, batch, *data.shape[1:])
+        output[start:end][:, :batch].copy_(block)
+        offset += count
+    return output.transpose(0, 1) if batch_first else output, result
+
+
+@CPU.function(torch.ctc_loss)
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = _MEAN,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``, of lengths that are known.
+
+    The mean divides by them; PyTorch fills that tensor, which a fake one cannot be.
+    """
+    inputs, outputs = _list_known(input_lengths), _list_known(target_lengths)
+    if inputs is None or outputs is None:
+        return torch.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+        )
+    loss, _ = torch._ctc_loss(log_probs, targets, inputs, outputs, blank, zero_infinity)
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), torch.zeros((), dtype=loss.dtype), loss)
+    if reduction == _MEAN:
+        return (loss / loss.new_empty(len(outputs)).clamp_min(1)).mean()
+    return loss.sum() if reduction == _SUM else loss
+
+
+def _list_known(lengths: Any) -> list[int] | None:
+    if isinstance(lengths, Tensor):
+        value = find_value(lengths)
+        return None if value is None else _list_lengths(value)
+    return [*lengths]
+
+
+def _list_lengths(real: Tensor) -> list[int]:
+    with _disable_current_modes():
+        return [int(length) for length in real.tolist()]
+
+
+def _make_real(lengths: Sequence[int]) -> Tensor:
+    with _disable_current_modes():
+        return torch.tensor(lengths)
+
+
+@ANY.function(torch.istft, Tensor.istft)
+def istft(*args: Any, **kwargs: Any) -> Tensor:
+    """It checks that its windows add up to no zero."""
+    with assume_passing(False):
+        return torch.istft(*args, **kwargs)

@@ -1,0 +1,121 @@
+"""Lengths whose values are known: the same step on real tensors and in an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.profiler import ProfilerActivity, profile
+
+import fxmem
+
+
+class Packs(nn.Module):
+    def __init__(self, cell: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.cell = cell(8, 16, **options)
+        self.options = options
+
+    def forward(self, x: Tensor, lengths: Any) -> Tensor:
+        first = self.cell.batch_first
+        packed = pack_padded_sequence(self.linear(x), lengths, first, enforce_sorted=False)
+        output: Tensor = pad_packed_sequence(self.cell(packed)[0], first)[0]
+        return output
+
+
+class Aligns(nn.Module):
+    def __init__(self, lengths: Callable[[], Any], **options: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 5)
+        self.lengths, self.options = lengths, options
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        scores = self.linear(x).log_softmax(-1)
+        return functional.ctc_loss(scores, targets, *self.lengths(), **self.options)
+
+
+class Inverts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1000, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        window = torch.hann_window(100)
+        spectrum = torch.stft(self.linear(x), 100, window=window, return_complex=True)
+        return torch.istft(spectrum, 100, window=window)
+
+
+def measure_peak(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
+    """Most bytes above what a step begins with, as PyTorch's allocator reports them."""
+
+    def run() -> None:
+        if mode == "infer":
+            with torch.no_grad():
+                output = model.eval()(*inputs)
+            return
+        output = model(*inputs)
+        loss = output.sum() if output.ndim else output
+        loss.backward()
+
+    run()
+    model.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    live = peak = 0
+    assert profiler.profiler is not None
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def predict_peak(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
+    analysis = fxmem.analyze(model, inputs, mode=mode)
+    resident = sum(s.nbytes for s in analysis.graph.storages if s.born < 0)
+    return analysis.peak_bytes - resident
+
+
+PACKED = [
+    (nn.LSTM, {}, [6, 5, 3, 2]),
+    (nn.LSTM, {"batch_first": True, "bidirectional": True}, [2, 6, 3, 3]),
+    (nn.LSTM, {"num_layers": 2}, [6, 6, 6, 6]),
+    (nn.GRU, {"batch_first": True}, [1, 4, 6, 2]),
+]
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(("cell", "options", "lengths"), PACKED)
+def test_packed_sequences(
+    cell: type[nn.RNNBase], options: dict[str, Any], lengths: list[int], mode: str
+) -> None:
+    model = Packs(cell, **options)
+    inputs = torch.rand(4, 6, 8) if "batch_first" in options else torch.rand(6, 4, 8)
+    real = (inputs, torch.tensor(lengths))
+    assert predict_peak(model, real, mode) == measure_peak(model, real, mode)
+
+
+NUMBERS = [
+    lambda: ((10, 10, 9), (3, 2, 1)),
+    lambda: (torch.full((3,), 10), torch.tensor([3, 2, 1])),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"zero_infinity": True}])
+@pytest.mark.parametrize("lengths", NUMBERS)
+def test_ctc_loss(lengths: Callable[[], Any], options: dict[str, Any]) -> None:
+    model = Aligns(lengths, **options)
+    real = (torch.rand(10, 3, 8), torch.ones(3, 3, dtype=torch.int64))
+    assert predict_peak(model, real, "train") == measure_peak(model, real, "train")
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_istft(mode: str) -> None:
+    model, real = Inverts(), (torch.rand(2, 1000),)
+    assert predict_peak(model, real, mode) == measure_peak(model, real, mode)
