@@ -38,7 +38,7 @@ from fxmem.graph import Phase
 from fxmem.lowering.cuda.target import Gpu
 
 DATA = Path("tests/data/cuda")
-NO_DATA = "nothing was measured yet: run python -m benchmarks.cuda_measure on a machine with a GPU"
+NO_DATA = "Nothing was measured yet: run python -m benchmarks.cuda_measure on a machine with a GPU."
 MIB = 2**20
 OPTIMIZERS = {None: None, "sgd": "sgd", "adam": "adam", "adam-fused": "adam(fused=True)"}
 PHASES = {
@@ -263,6 +263,8 @@ fxmem's, in percent of what was measured; `0` is equal to the byte.
 
 def describe(rows: Sequence[Row]) -> str:
     """The whole page."""
+    if not rows:
+        return f"# CUDA accuracy\n\n{NO_DATA}\n"
     machines: dict[str, list[Row]] = {}
     for row in rows:
         machine = row.measurement.machine
@@ -293,6 +295,8 @@ def main() -> None:
     measurements = list_measurements(options.data)
     if not measurements:
         print(NO_DATA)
+        if options.output:
+            options.output.write_text(describe([]))
         return
     import_torchvision()
     if options.trace:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MEASURED = {"accuracy.md", "coverage.md"}
+MEASURED = {"accuracy.md", "coverage.md", "cuda-accuracy.md"}
 """Pages that the benchmarks write."""
 PAGES = [
     path

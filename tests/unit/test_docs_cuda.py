@@ -1,0 +1,55 @@
+"""The guide to CUDA says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks.cuda_accuracy import DATA, NO_DATA, describe, list_measurements
+from benchmarks.cuda_cases import CUDA_CASES
+from fxmem.analysis import Analysis
+from fxmem.devices import CONTEXT_BYTES, GPUS
+from fxmem.lowering.cuda.cublas import cublas_workspace_bytes
+from fxmem.lowering.cuda.target import Gpu, use_gpu
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "cuda.md").read_text(encoding="utf-8")
+GIB, MIB = 2**30, 2**20
+
+
+def test_every_gpu_is_listed_with_its_memory() -> None:
+    rows = GUIDE.split("\n## GPUs\n")[1].strip().splitlines()
+    listed = [row for row in rows if row.startswith("| `") and "gpu=" not in row]
+    assert listed == [
+        f"| `{gpu.key}` | {gpu.name} | {'.'.join(map(str, gpu.capability))} | "
+        f"{gpu.capacity_bytes / GIB:.2f} GiB{'' if gpu.capacity_is_measured else ' (not seen)'} |"
+        for gpu in GPUS
+    ]
+
+
+def test_every_number_is_one_of_an_analysis() -> None:
+    section = GUIDE.split("\n## The numbers\n")[1].split("\n## ")[0]
+    names = re.findall(r"^\| [^|]*\| `(\w+)` \|", section, re.MULTILINE)
+    assert len(names) == 5
+    assert {name for name in names if not hasattr(Analysis, name)} == set()
+
+
+def test_sizes_are_those_of_the_code() -> None:
+    least, most = (nbytes // MIB for nbytes in CONTEXT_BYTES)
+    assert f"{least} to {most} MiB of CUDA context" in GUIDE
+    assert f"the context takes {most} MiB" in " ".join(GUIDE.split())
+    with use_gpu(Gpu(capability=(9, 0))):
+        assert f"{cublas_workspace_bytes() // MIB} MiB from Hopper (9.0) on" in GUIDE
+    assert f"else {cublas_workspace_bytes() / MIB} MiB" in GUIDE
+    version = Gpu().cudnn_version
+    assert f"A cuDNN of {version // 10000}.{version // 100 % 100} is taken" in GUIDE
+    assert f"measures {len(CUDA_CASES)} steps" in GUIDE
+
+
+def test_the_table_is_said_to_be_empty_while_it_is() -> None:
+    measured = list_measurements(ROOT / DATA)
+    assert ("the table of measured CUDA accuracy is empty" in GUIDE) == (not measured)
+    table = (ROOT / "docs" / "cuda-accuracy.md").read_text(encoding="utf-8")
+    assert (NO_DATA in table) == (not measured)
+    if not measured:
+        assert table == describe([])
