@@ -198,6 +198,7 @@ def analyze(
             *_note_devices(named_devices, device),
             *_note_unused(mode, loss, optimizer),
             *recording.notes,
+            *_note_unmodelled(recording.graph.operations, target),
         ),
     )
     return Analysis(setup, recording.graph, settings, step_gpu)

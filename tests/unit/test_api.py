@@ -191,3 +191,15 @@ def test_lazy_modules_are_settled_first() -> None:
     model = nn.Sequential(nn.LazyLinear(5), nn.ReLU())
     analysis = fxmem.analyze(model, ("3x4",), optimizer="adam")
     assert analysis.parameter_bytes == (4 * 5 + 5) * 4
+
+
+def test_kernels_whose_workspace_only_the_library_knows_are_told_once() -> None:
+    class Singular(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.svdvals(x) + torch.linalg.svdvals(x + 1)
+
+    notes = fxmem.analyze(Singular(), ("8x8",), mode="infer", device="cuda").setup.notes
+    assert [note.split(": ")[0] for note in notes] == [
+        "What aten._linalg_svd.default holds inside itself is not counted"
+    ]
+    assert fxmem.analyze(Singular(), ("8x8",), mode="infer").setup.notes == ()
