@@ -132,6 +132,16 @@ def _where(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> in
     return numbers * tensor(outputs).element_size()
 
 
+@CPU.workspace(_aten.mvlgamma.default)
+def _multivariate_gamma(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/UnaryOps.cpp, ``mvlgamma``: as many arguments as there are dimensions.
+
+    Then a number is added to their sum.
+    """
+    x, dims = tensor(args[0]), int(str(args[1]))
+    return dims * size_bytes(x) + cast_bytes((1.0,), x.dtype)
+
+
 @CPU.workspace(_aten.gelu_backward.default)
 def _gelu_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.

@@ -64,6 +64,13 @@ def _multinomial(args: Arguments, kwargs: Mapping[str, object], outputs: object)
     return checks + size_bytes(x) + values
 
 
+@CPU.workspace(_aten._sample_dirichlet.default)
+def _dirichlet(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Distributions.cpp, ``_s_dirichlet_cpu``: variates as doubles, summed."""
+    x = tensor(args[0])
+    return (x.numel() + x.numel() // max(1, x.shape[-1])) * torch.float64.itemsize
+
+
 @CPU.workspace(_aten._unique2.default)
 def _unique(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Unique.cpp, ``unique_cpu_sorted_template``: sorted, with indices.

@@ -238,6 +238,14 @@ def test_products() -> None:
     check(aten.addmm_.default, torch.randn(40, 6), spread(40, 50), torch.randn(50, 6))
 
 
+def test_drawing_and_gamma_functions() -> None:
+    x = torch.rand(40, 50) + 9
+    for y in (x, x.double(), x[0]):
+        check(aten._sample_dirichlet.default, y)
+        for dims in (1, 3):
+            check(aten.mvlgamma.default, y, dims)
+
+
 def test_complex_products() -> None:
     def lay_out(x: Tensor) -> tuple[Tensor, ...]:
         columns_first = x.mT.contiguous().mT
