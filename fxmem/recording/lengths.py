@@ -77,7 +77,7 @@ def _iterate_blocks(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             start = end
 
 
-@ANY.function(torch._pad_packed_sequence)  # type: ignore[attr-defined]
+@ANY.function(torch._pad_packed_sequence)
 def pad_packed_sequence(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
