@@ -27,7 +27,7 @@ FILLS = {
     torch.ops.aten.scatter.value: torch.Tensor.scatter_,
     torch.ops.aten.scatter_add.default: torch.Tensor.scatter_add_,
     torch.ops.aten.index_add.default: torch.Tensor.index_add_,
-    torch.ops.aten.index_put.default: torch.Tensor.index_put_,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
     torch.ops.aten._index_put_impl.default: torch.ops.aten._index_put_impl_.default,
     torch.ops.aten.put.default: torch.Tensor.put_,
 }
