@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -68,6 +70,11 @@ def explain_failure(
             f"backward needs the result of {match[1].removesuffix('Backward0')}, which the model "
             "changes in place afterwards",
             hint="training it fails everywhere: take the operation that is not in place",
+        )
+    if "backward through the graph a second time" in str(error):
+        return TraceError(
+            "backward runs a second time through what an earlier step or backward has computed",
+            hint="training it fails everywhere: detach() what the model keeps from step to step",
         )
     if match := _NO_FORWARD.search(str(error)):
         return _explain_missing_forward(match[1], at)
@@ -130,12 +137,28 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
     if "Storage size calculation overflowed" in text:
         return f"no tensor has more than 2^63 bytes; the inputs are {given}"
     if "SparseTensorImpl" in text:
-        return "sparse tensors are not analysed: make them dense"
+        return "sparse tensors are not analysed: make them dense, embeddings with sparse=False"
     if _INTEGERS.search(text):
         return f"an input of integers is written 4x8:int64; the inputs are {given}"
     if _LAYOUT.search(text):
+        if inner := _find_submodule(error):
+            return f"the weights of {inner} do not fit what reaches it; the inputs are {given}"
         return f"check shapes and dtypes of the inputs: {given}"
     return _DEBUG
+
+
+def _find_submodule(error: BaseException) -> str:
+    """The innermost module of torch that ran, with its name in the model; empty at the root."""
+    root: nn.Module | None = None
+    inner: nn.Module | None = None
+    for frame in _iterate_frames(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
+            root, inner = root or module, module
+    if root is None or inner is root or not is_machinery(inspect.getfile(type(inner))):
+        return ""
+    name = next((name for name, module in root.named_modules() if module is inner), "")
+    return f"{name!r}, a {type(inner).__name__}" if name else ""
 
 
 def _is_raised_by_torch(error: BaseException) -> bool:
@@ -184,8 +207,11 @@ def _suggest_for_value(error: BaseException, call: _Call | None, size_hint: int 
             return "give a size hint, how many elements are found: --size-hint N or size_hint=N"
         if label not in _NUMBERS or (call and call.is_integer):
             return "if it is a size, give a size hint: --size-hint N or size_hint=N"
-    if "pack_padded_sequence" in str(operator):
-        return "leave the packing out: what is padded takes as much or a little more"
+    if label in ("pack_padded_sequence", "_pack_padded_sequence", "ctc_loss"):
+        return (
+            "the lengths decide sizes: from Python, give them as a real tensor (of integers, on "
+            "the CPU) or numbers; or make them in the model, torch.full(...)"
+        )
     if label == "bool":
         return "let a shape or an argument of the model decide, not the data"
     if label in _NUMBERS:

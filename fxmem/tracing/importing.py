@@ -262,14 +262,24 @@ def _explain_missing_module(target: Target, missing: str) -> LoadError:
     )
 
 
+def explain_missing_package(name: str, importer: str) -> LoadError:
+    """The error for a package that code imports and that is not there.
+
+    Args:
+        name: The package or module.
+        importer: The line or the file that imports it.
+    """
+    return LoadError(
+        f"{importer} imports {name!r}, which is not installed",
+        hint=f"pip install {name.partition('.')[0]}, or put its folder on PYTHONPATH",
+    )
+
+
 def _explain_failed_import(target: Target, error: BaseException) -> LoadError:
     where = find_raising_source(error)
     at = f" at {where}" if where else ""
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return LoadError(
-            f"{target.where!r} imports {error.name!r}, which is not installed{at}",
-            hint=f"install it, or put the folder of {error.name!r} on PYTHONPATH",
-        )
+        return explain_missing_package(error.name, str(where or repr(target.where)))
     if isinstance(error, SystemExit):
         return LoadError(f"{target.where!r} exits when it is imported{at}", hint=_MAIN)
     if isinstance(error, ImportError) and "relative import" in str(error):

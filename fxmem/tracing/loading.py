@@ -20,7 +20,12 @@ from torch.utils import _device
 
 from fxmem.errors import LoadError, summarize_error
 from fxmem.tracing.building import make_parameters_fake, raised_by_fakes
-from fxmem.tracing.importing import find_object, import_target, keep_importable
+from fxmem.tracing.importing import (
+    explain_missing_package,
+    find_object,
+    import_target,
+    keep_importable,
+)
 from fxmem.tracing.source import find_raising_source
 from fxmem.tracing.targets import Target, check_call, is_target, parse_target
 
@@ -145,6 +150,8 @@ def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
             f"{target.text!r} calls exit({error.code!r}){at}",
             hint="name a class, or a function that returns the model",
         )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return explain_missing_package(error.name, str(where or repr(target.text)))
     if "before Module.__init__() call" in str(error):
         hint = "begin its __init__ with super().__init__()"
     elif isinstance(error, OSError):  # a file of weights, or the network

@@ -102,7 +102,8 @@ OUT = "take it out of what is analysed"
         (
             lambda net, x: pack_padded_sequence(x, x[:, 0].long()),
             "pack_padded_sequence(x, x[:, 0].long())",
-            "leave the packing out: what is padded takes as much or a little more",
+            "the lengths decide sizes: from Python, give them as a real tensor (of integers, on "
+            "the CPU) or numbers; or make them in the model, torch.full(...)",
         ),
     ],
 )
@@ -253,7 +254,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         (
             lambda net, x: torch.sparse.mm(torch.eye(3).to_sparse(), x),
             "the step failed at {}: NotImplementedError: Cannot access storage of SparseTensorImpl",
-            "sparse tensors are not analysed: make them dense",
+            "sparse tensors are not analysed: make them dense, embeddings with sparse=False",
         ),
         (
             lambda net, x: torch.compile(torch.neg)(x),
@@ -286,6 +287,37 @@ def test_what_else_goes_wrong(code: Callable[..., Any], cause: str, hint: str) -
     places = [f"test_failures.py:{line}" for line in (first, first + 1)]
     assert caught.value.cause in [cause.format(place) for place in places]
     assert caught.value.hint == hint
+
+
+def test_weights_that_do_not_fit_inside_are_named() -> None:
+    with pytest.raises(fxmem.TraceError) as caught:
+        fxmem.analyze(nn.Sequential(nn.Linear(8, 16), nn.Linear(32, 4)), ("4x8",))
+    assert caught.value.hint == (
+        "the weights of '1', a Linear do not fit what reaches it; the inputs are 4x8:float32"
+    )
+    with pytest.raises(fxmem.TraceError, match="check shapes and dtypes of the inputs"):
+        fxmem.analyze(nn.Linear(8, 16), ("4x9",))
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.state = nn.Linear(4, 4), torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = torch.tanh(self.linear(x) * self.state)
+        return self.state
+
+
+def test_a_graph_kept_from_step_to_step() -> None:
+    with pytest.raises(fxmem.TraceError, match=r"^backward runs a second time") as caught:
+        fxmem.analyze(Remembers(), ("3x4",))
+    assert "detach()" in caught.value.hint
+
+
+def test_a_sparse_embedding_says_what_to_set() -> None:
+    with pytest.raises(fxmem.TraceError, match="sparse=False"):
+        fxmem.analyze(nn.EmbeddingBag(9, 4, sparse=True), ("4x3:int64",))
 
 
 def test_what_a_fake_kernel_raises_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:

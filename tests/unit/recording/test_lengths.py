@@ -43,12 +43,11 @@ class Aligns(nn.Module):
 class Inverts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(1000, 1000)
+        self.linear = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        window = torch.hann_window(100)
-        spectrum = torch.stft(self.linear(x), 100, window=window, return_complex=True)
-        return torch.istft(spectrum, 100, window=window)
+        spectrum = torch.view_as_complex(self.linear(x))
+        return torch.istft(spectrum, 100, window=torch.ones(100))
 
 
 def measure_peak(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
@@ -117,5 +116,5 @@ def test_ctc_loss(lengths: Callable[[], Any], options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_istft(mode: str) -> None:
-    model, real = Inverts(), (torch.rand(2, 1000),)
+    model, real = Inverts(), (torch.rand(2, 51, 41, 2),)
     assert predict_peak(model, real, mode) == measure_peak(model, real, mode)

@@ -385,11 +385,6 @@ def test_a_file_that_is_no_code(write: Write, name: str, message: str) -> None:
     ("text", "message"),
     [
         (
-            "\nimport not_there",
-            "imports 'not_there', which is not installed at broken.py:2 "
-            "(install it, or put the folder of 'not_there' on PYTHONPATH)",
-        ),
-        (
             "1 / 0",
             "cannot be imported: ZeroDivisionError: division by zero at broken.py:1 "
             "(see the whole traceback with --debug)",
@@ -445,6 +440,22 @@ def test_one_line_says_why_a_module_does_not_import(
     write("broken.py", text)
     assert explain(f"{form}:Net") == f"{form!r} {message}"
     assert "broken" not in sys.modules
+
+
+@pytest.mark.parametrize("form", ["broken", "broken.py"])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("\nimport not_there.part", 2), ("def Net():\n    import not_there", 2)],
+)
+def test_a_package_that_is_missing_is_to_be_installed(
+    write: Write, form: str, text: str, line: int
+) -> None:
+    write("broken.py", text)
+    name = "not_there"
+    assert explain(f"{form}:Net") == (
+        f"broken.py:{line} imports {name!r}, which is not installed "
+        f"(pip install {name}, or put its folder on PYTHONPATH)"
+    )
 
 
 def test_a_folder_and_a_file_named_as_a_module_are_pointed_out(write: Write) -> None:
