@@ -269,7 +269,10 @@ def _check_arguments(
     mode: str, device: str, frontend: str | None, size_hint: int | None, accumulate: int
 ) -> None:
     if mode not in MODES:
-        raise UsageError(f"unknown mode {mode!r}", hint="train or infer")
+        raise UsageError(
+            f"unknown mode {mode!r}",
+            hint="did you mean infer?" if mode == "eval" else "train or infer",
+        )
     if device not in TARGETS:
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
     if frontend not in (None, *FRONTENDS):

@@ -37,7 +37,10 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, like every other error of fxmem."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{_write_error(message, f'try {self.prog} --help')}\n")
+        hint = f"try {self.prog} --help"
+        if "--mode" in message and "'eval'" in message:
+            hint = "did you mean infer?"
+        self.exit(EXIT_USAGE, f"{_write_error(message, hint)}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

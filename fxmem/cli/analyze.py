@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
 EXIT_OVER_BUDGET = 1
+_LEAST_BUDGET_BYTES = 1 << 20
+"""A number without a unit that is smaller is one whose unit was forgotten."""
 
 _DESCRIPTION = """\
 Runs one training step of the model on fake tensors (nothing of the model is allocated) and
@@ -177,7 +179,7 @@ def run_analyze(arguments: argparse.Namespace) -> int:
     # What the user may have mistyped is told before torch is imported and the model is run.
     args, kwargs = _parse_inputs(arguments.inputs)
     options = _parse_options(arguments)
-    budget_bytes = None if arguments.budget is None else parse_bytes(arguments.budget)
+    budget_bytes = None if arguments.budget is None else _parse_budget(arguments.budget)
     if arguments.top < 0:
         raise UsageError(f"--top is {arguments.top}", hint="0 or more")
     check_output(arguments.output)
@@ -266,6 +268,16 @@ def _render(analysis: Analysis, arguments: argparse.Namespace) -> str:
     width = choose_width(arguments.output)
     document = build_document(analysis)
     return render_text(document, top=arguments.top, nodes=arguments.nodes, width=width)
+
+
+def _parse_budget(text: str) -> int:
+    budget_bytes = parse_bytes(text)
+    if text.strip().isdecimal() and budget_bytes < _LEAST_BUDGET_BYTES:
+        raise UsageError(
+            f"a budget of {text.strip()} is {budget_bytes} bytes",
+            hint=f"{text.strip()}GiB? {text.strip()}B if bytes are meant",
+        )
+    return budget_bytes
 
 
 def _check_budget(analysis: Analysis, budget_bytes: int | None) -> int:

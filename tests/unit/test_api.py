@@ -52,6 +52,7 @@ class Finds(nn.Module):
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mode", {"mode": "test"}, "unknown mode 'test' (train or infer)"),
+    ("mode of torch", {"mode": "eval"}, "unknown mode 'eval' (did you mean infer?)"),
     ("gpu", {"gpu": "h100"}, "gpu='h100' with device='cpu' (device='cuda')"),
     ("autocast", {"autocast": "fp32"}, "autocast to float32 (bf16 or fp16)"),
     (

@@ -156,6 +156,7 @@ def test_without_options_analyze_gets_its_defaults(
         (["--top", "-1"], "--top is -1 (0 or more)"),
         (["--size-hint", "-1"], "--size-hint is -1 (0 or more)"),
         (["--input", "a=1", "--input", "a=2"], "two inputs are called 'a' (each name once)"),
+        (["--budget", "8"], "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
         (["--dtype", "bf17"], "unknown dtype 'bf17' (did you mean bf16?)"),
         (
             ["--budget", "much"],

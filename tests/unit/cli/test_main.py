@@ -140,6 +140,12 @@ def test_bad_usage_is_one_line_and_exit_2(
     assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
 
 
+def test_the_mode_that_is_called_infer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*COMMAND, "--mode", "eval"])
+    assert capsys.readouterr().err.endswith(" (did you mean infer?)\n")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
