@@ -158,7 +158,7 @@ def _find_submodule(error: BaseException) -> str:
     if root is None or inner is root or not is_machinery(inspect.getfile(type(inner))):
         return ""
     name = next((name for name, module in root.named_modules() if module is inner), "")
-    return f"{name!r}, a {type(inner).__name__}" if name else ""
+    return f"{name!r}, a {type(inner).__name__}," if name else ""
 
 
 def _is_raised_by_torch(error: BaseException) -> bool:

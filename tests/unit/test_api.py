@@ -98,7 +98,8 @@ def test_a_forward_that_raises_is_told_with_its_line() -> None:
         fxmem.analyze(Net(), ("3x5",))
     assert str(raised.value) == (
         f"the step failed at test_api.py:{line}: RuntimeError: a and b must have same reduction "
-        "dim, but got [3, 5] X [4, 4]. (check shapes and dtypes of the inputs: 3x5:float32)"
+        "dim, but got [3, 5] X [4, 4]. (the weights of 'linear', a Linear, do not "
+        "fit what reaches it; the inputs are 3x5:float32)"
     )
 
 
