@@ -141,7 +141,7 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
     if _INTEGERS.search(text):
         return f"an input of integers is written 4x8:int64; the inputs are {given}"
     if _LAYOUT.search(text):
-        if inner := _find_submodule(error):
+        if "type" not in text and (inner := _find_submodule(error)):
             return f"the weights of {inner} do not fit what reaches it; the inputs are {given}"
         return f"check shapes and dtypes of the inputs: {given}"
     return _DEBUG
