@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+
+from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.sparse_parts import find_parts, is_sparse
 
 
 def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = None) -> Any:
@@ -23,3 +26,14 @@ def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = No
         elif isinstance(argument, dict):
             list_tensors(argument.values(), found)
     return found
+
+
+def iterate_memory(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value that have a storage: of a sparse one, its indices and values."""
+    for tensor in iterate_tensors(value):
+        if is_sparse(tensor):
+            parts = find_parts(tensor)
+            yield parts.indices
+            yield parts.values
+        else:
+            yield tensor

@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.lowering.target import ANY
+from fxmem.tracing.known_values import (
+    MAX_ELEMENTS,
+    Value,
+    attach_value,
+    find_attached,
+    find_known,
+    find_value,
+)
 
-MAX_ELEMENTS = 1 << 16
-"""Larger tensors get no value: computing them would take time and memory."""
-
-_VALUE = "_fxmem_value"
 _aten = torch.ops.aten
 _FACTORIES = frozenset(
     {
@@ -57,27 +59,6 @@ _ALL = "_fxmem_all"  # on a tensor too large for a value: what each of its eleme
 _DRAWS = frozenset({_aten.rand.default, _aten.uniform_.default})
 
 
-@dataclass(slots=True)
-class _Memory:
-    """Memory that values share; no longer known once the step overwrites it."""
-
-    known: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    real: torch.Tensor
-    memory: _Memory
-    drawn: bool = False
-    """Whether it came of a random number."""
-
-
-def find_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The real tensor beside a fake one; None if its value is not known."""
-    value = _find(tensor)
-    return value.real if value else None
-
-
 def remember_inputs(fakes: Any, given: Any) -> None:
     """Keeps the values of small integer and boolean inputs that were given as real tensors.
 
@@ -90,7 +71,7 @@ def remember_inputs(fakes: Any, given: Any) -> None:
     """
     for fake, real in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
         if type(real) is torch.Tensor and real.device.type == "cpu" and _is_index(real):
-            fake.__dict__[_VALUE] = _Value(real.detach().clone(), _Memory())
+            attach_value(fake, real.detach().clone())
 
 
 def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
@@ -102,7 +83,7 @@ def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
     """
     if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
         with _disable_current_modes():
-            fake.__dict__[_VALUE] = _Value(real.detach().clone(), _Memory())
+            attach_value(fake, real.detach().clone())
 
 
 @ANY.function(torch.isfinite, torch.Tensor.isfinite)
@@ -132,7 +113,7 @@ def _is_index(tensor: torch.Tensor) -> bool:
 
 def comes_of_draw(arguments: Any) -> bool:
     """Whether the value of a tensor among an operator's arguments came of a random number."""
-    found = map(_find, _iterate_tensors(arguments))
+    found = map(find_known, _iterate_tensors(arguments))
     return any(value.drawn for value in found if value)
 
 
@@ -148,12 +129,18 @@ def answer_from_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     if func is _aten.masked_select.default:  # the mask alone decides the size
         return _answer_index((args[0], [args[1]])) if args[0].shape == args[1].shape else None
-    values = [_find(tensor) for tensor in _iterate_tensors((args, kwargs))]
+    values = [find_known(tensor) for tensor in _iterate_tensors((args, kwargs))]
     if not all(values):
         return None
     real = _run_real(func, args, kwargs)
     fake = tree_map_only(torch.Tensor, lambda tensor: _make_fake(tensor, args[0]), real)
     return (fake,)
+
+
+def is_known_index(args: tuple[Any, ...]) -> bool:
+    """Whether an operator's first argument is integers whose values are known."""
+    first = args[0] if args else None
+    return isinstance(first, torch.Tensor) and find_attached(first) is not None and _is_index(first)
 
 
 def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -165,9 +152,9 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         drawn = func in _DRAWS
         _fill(result, 0.5 if drawn else _FILLS[func](args), drawn, drawn)
         return
-    found: list[_Value] = []
+    found: list[Value] = []
     for tensor in _iterate_tensors((args, kwargs)):
-        value = _find(tensor)
+        value = find_known(tensor)
         if value is None:
             if found and func._schema.is_mutable:
                 _forget_overwritten(func, args)
@@ -207,24 +194,10 @@ def _looks_at_values(func: Any) -> bool:
     )
 
 
-def _find(tensor: torch.Tensor) -> _Value | None:
-    value: _Value | None = tensor.__dict__.get(_VALUE)
-    if value is not None:
-        return value if value.memory.known else None
-    if isinstance(tensor, FakeTensor):
-        # What torch.tensor(...) made; the fake mode itself forgets it when it is overwritten.
-        return None if tensor.constant is None else _Value(tensor.constant, _Memory())
-    if type(tensor) is torch.Tensor and tensor.numel() <= MAX_ELEMENTS:  # a real one, mixed in
-        return _Value(tensor, _Memory())
-    return None
-
-
-def _attach(fake: torch.Tensor, real: torch.Tensor, sources: list[_Value]) -> None:
+def _attach(fake: torch.Tensor, real: torch.Tensor, sources: list[Value]) -> None:
     address = real.untyped_storage()._cdata
-    memory = next(
-        (s.memory for s in sources if s.real.untyped_storage()._cdata == address), _Memory()
-    )
-    fake.__dict__[_VALUE] = _Value(real, memory, any(source.drawn for source in sources))
+    memory = next((s.memory for s in sources if s.real.untyped_storage()._cdata == address), None)
+    attach_value(fake, real, memory, drawn=any(source.drawn for source in sources))
 
 
 def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -235,7 +208,7 @@ def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _make_fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     fake = like.new_empty(real.shape, dtype=real.dtype)
-    fake.__dict__[_VALUE] = _Value(real, _Memory())
+    attach_value(fake, real)
     return fake
 
 
@@ -243,14 +216,14 @@ def _fill(result: torch.Tensor, number: Any, single: bool, drawn: bool = False) 
     if result.numel() <= (1 if single else MAX_ELEMENTS):
         with _disable_current_modes():
             real = torch.full(tuple(result.shape), number, dtype=result.dtype)
-        result.__dict__[_VALUE] = _Value(real, _Memory(), drawn)
+        attach_value(result, real, drawn=drawn)
 
 
 def _forget_overwritten(func: Any, args: tuple[Any, ...]) -> None:
     for argument, given in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
             for tensor in _iterate_tensors(given):
-                value = tensor.__dict__.get(_VALUE)
+                value = find_attached(tensor)
                 if value is not None:
                     value.memory.known = False
 

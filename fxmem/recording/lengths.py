@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.cuda.target import CUDA
 from fxmem.lowering.target import ANY, Arguments
-from fxmem.recording.constants import find_value, remember_constant
+from fxmem.recording.constants import remember_constant
 from fxmem.tracing.checks import assume_passing
+from fxmem.tracing.known_values import find_value
 
 _aten = torch.ops.aten
 _pack = _aten._pack_padded_sequence.default

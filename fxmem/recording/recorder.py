@@ -9,21 +9,28 @@ from __future__ import annotations
 import functools
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fxmem.errors import TraceError
 from fxmem.graph import RESIDENT, Category, Operation, Phase, SourceLocation
+from fxmem.lowering.sparse import estimate_sparse_workspace, is_on_sparse, run_on_sparse
 from fxmem.lowering.target import Target
 from fxmem.recording import inplace
-from fxmem.recording.arguments import list_tensors
-from fxmem.recording.constants import answer_from_values, comes_of_draw, see_result
+from fxmem.recording.arguments import iterate_memory, list_tensors
+from fxmem.recording.constants import (
+    answer_from_values,
+    comes_of_draw,
+    is_known_index,
+    see_result,
+)
 from fxmem.recording.dtypes import check_dtypes
 from fxmem.recording.hints import answer_operator
 from fxmem.recording.ledger import NO_STORAGE, Ledger, dtype_name
@@ -90,7 +97,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, value: Any, category: Category, name: str = "") -> None:
         """Says what the storages of the tensors in a value are for, unless it is known."""
-        for tensor in iterate_tensors(value):
+        for tensor in iterate_memory(value):
             index = self.track(tensor)
             if index == NO_STORAGE:
                 continue
@@ -126,7 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if sequence > self._node_sequence:
             self._sequence_starts.append(self._node_sequence)
             self._sequence_ends.append((sequence, index))
-        results = {self.track(tensor) for tensor in iterate_tensors(result)}
+        results = {self.track(tensor) for tensor in iterate_memory(result)}
         self.node_records[index] = NodeRecord(
             output_bytes=sum(
                 self.ledger.storages[i].nbytes for i in results if i >= self._node_storages
@@ -149,9 +156,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._pack_tensor(tensor)
 
     def _pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        index = self.track(tensor, RESIDENT)  # before the operator that reads it
-        if index != NO_STORAGE:
-            self._note_saved(index, tensor)
+        for part in iterate_memory(tensor):
+            index = self.track(part, RESIDENT)  # before the operator that reads it
+            if index != NO_STORAGE:
+                self._note_saved(index, part)
         node = tensor.grad_fn
         if node is None or node._sequence_nr() != _get_sequence_nr() - 1:
             return tensor
@@ -208,13 +216,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reused = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
         else:
             reused = None
-        if reused is None:
+        is_sparse = is_on_sparse(func, args, read)
+        workspace_bytes = None
+        if reused is None and is_sparse:
+            read = [*iterate_memory(read)]  # before an operator in place gives it other memory
+            workspace_bytes = estimate_sparse_workspace(func, args, kwargs)
+            result = self._run_on_sparse(func, args, kwargs)
+        elif reused is None:
             answer = answer_from_values(func, args, kwargs)
             if answer and comes_of_draw((args, kwargs)):
                 self.draws[find_source()] = None
             answer = answer or answer_operator(func, args, kwargs, self._size_hint)
             result = answer[0] if answer else self._run(func, args, kwargs)
-            if self._phase in (Phase.FORWARD, Phase.LOSS):
+            if self._phase in (Phase.FORWARD, Phase.LOSS) or is_known_index(args):
                 see_result(func, args, kwargs, result)
         else:
             result = reused
@@ -222,15 +236,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, nbytes in self._keepers[func](args):
                 in_backward = self._phase is Phase.BACKWARD
                 self.ledger.keep(name, nbytes, self._node, in_backward=in_backward)
+        made = [*iterate_memory(result)] if is_sparse else list_tensors((result,))
         if not self.ledger.recording:
-            for tensor in (*read, *list_tensors((result,))):
+            for tensor in (*read, *made):
                 self.track(tensor)
             if self.ledger.is_warming_up:
                 self.ledger.hold(self._estimate(func, args, kwargs, result))
             return result
-        reads = [self.track(tensor, RESIDENT) for tensor in read]
-        self._record(func, args, kwargs, result, autograd_node, reads)
+        if workspace_bytes is None:
+            workspace_bytes = self._estimate(func, args, kwargs, result)
+        self._record(func, (args, kwargs, result), autograd_node, read, made, workspace_bytes)
         return result
+
+    def _run_on_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.ledger.counts_all:
+            raise TraceError("sparse tensors are modelled on the CPU only", hint="device='cpu'")
+        try:
+            return run_on_sparse(func, args, kwargs)
+        except DataDependentOutputException:
+            answer = answer_operator(func, args, kwargs, self._size_hint)
+            if answer is None:
+                raise
+            return answer[0]
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_dtypes(func, args)
@@ -241,15 +268,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(
         self,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
+        call: tuple[Any, Any, Any],
         autograd: Any,
-        reads: list[int],
+        read: Iterable[torch.Tensor],
+        made: Iterable[torch.Tensor],
+        workspace_bytes: int,
     ) -> None:
+        """Notes an operator; the call is its arguments and its result."""
         index = len(self.operations)
         node = self._find_node(autograd) if autograd is not None else self._node
-        workspace_bytes = self._estimate(func, args, kwargs, result)
+        reads = [self.track(tensor, RESIDENT) for tensor in read]
         self.ledger.operation = index
         self.operations.append(
             Operation(
@@ -260,13 +288,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 autograd.name() if autograd is not None else "",
                 tuple(dict.fromkeys(i for i in reads if i != NO_STORAGE)),
                 workspace_bytes,
-                self._count_flops(func, args, kwargs, result),
+                self._count_flops(func, *call),
                 # The engine runs backward without gradients: what asks for them computes again.
                 recomputed=autograd is not None and torch.is_grad_enabled(),
-                library_bytes=self._estimate_library_bytes(func, args, kwargs, result),
+                library_bytes=self._estimate_library_bytes(func, *call),
             )
         )
-        for tensor in list_tensors((result,)):
+        for tensor in made:
             self.track(tensor, index, node)
         self.ledger.hold(workspace_bytes)
 

@@ -233,6 +233,8 @@ def _describe_result(
 
 def _describe_new(tensor: FakeTensor, taken: set[int]) -> _Layout | None:
     """The layout of a tensor with memory of its own; None if it shares or allocates otherwise."""
+    if tensor.layout is not torch.strided:
+        return None
     if _address(tensor) in taken or not _allocates_as_told(tensor):
         return None
     taken.add(_address(tensor))
