@@ -137,7 +137,7 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
     if "Storage size calculation overflowed" in text:
         return f"no tensor has more than 2^63 bytes; the inputs are {given}"
     if "SparseTensorImpl" in text:
-        return "sparse tensors are not analysed: make them dense, embeddings with sparse=False"
+        return "this operator is not modelled on sparse tensors: make them dense"
     if _INTEGERS.search(text):
         return f"an input of integers is written 4x8:int64; the inputs are {given}"
     if _LAYOUT.search(text):
