@@ -144,3 +144,9 @@ def _positions_bytes(indices: object, x: Tensor, selected: Tensor) -> int:
 
 def _is_mask(index: Tensor) -> bool:
     return index.dtype in (torch.bool, torch.uint8)
+
+
+@CPU.workspace(_aten._segment_reduce_backward.default)
+def _segment_reduce_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/SegmentReduce.cpp, ``_segment_reduce_backward_kernel``: dense copies."""
+    return contiguous_copies_bytes(*(tensor(value) for value in args[:3]))

@@ -50,7 +50,7 @@ def _is_taken(x: Tensor) -> bool:
 
 
 @functools.cache
-def _has_instructions(dtype: torch.dtype) -> bool:
+def has_instructions(dtype: torch.dtype) -> bool:
     """``mkldnn_bf16_device_check`` and ``mkldnn_fp16_device_check`` (mkldnn/Utils.h)."""
     name = "bf16" if dtype == torch.bfloat16 else "fp16"
     with torch._C._DisableTorchDispatch():
@@ -160,7 +160,7 @@ def gemm_scratchpad_bytes(
 def _uses_onednn(dtype: torch.dtype, products: int) -> bool:
     if dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.enabled:
         return False
-    return products > _SMALL_MKLDNN_PRODUCT and _has_instructions(dtype)
+    return products > _SMALL_MKLDNN_PRODUCT and has_instructions(dtype)
 
 
 def _product_bytes(left: Tensor, right: Tensor) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fxmem.lowering.arguments import tensor
 from fxmem.lowering.cpu.copying import contiguous_copies_bytes
+from fxmem.lowering.cpu.reduction import sum_bytes
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.tape import Tape, is_like_channels_last, size_bytes
 from fxmem.lowering.target import Arguments
@@ -91,7 +92,9 @@ def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_inp
     channels, wide = x.shape[1], _accumulate_bytes(x.dtype)
     dense = _dense_format(x)
     if dense is None or not grad.is_contiguous(memory_format=dense):
-        return channels * wide
+        others = [dim for dim in range(grad.dim()) if dim != 1]
+        summed = torch.float32 if grad.dtype == torch.float16 else grad.dtype
+        return channels * summed.itemsize + sum_bytes(grad, others, channels, summed)
     tape = Tape()
     if with_input:
         tape.free(tape.allocate(size_bytes(x)))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fxmem.lowering.arguments import tensor
+from fxmem.lowering.cpu.linear import has_instructions
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.tape import size_bytes
 from fxmem.lowering.target import Arguments
@@ -146,12 +147,13 @@ def _multivariate_gamma(args: Arguments, kwargs: Mapping[str, object], outputs: 
 def _gelu_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.
 
-    The exact form goes to oneDNN for a contiguous input: with a contiguous gradient, and a
-    result of its own where the output, laid out as the gradient, is not contiguous.
+    The exact form goes to oneDNN for a contiguous input (``use_mkldnn``): with a contiguous
+    gradient, and a result of its own where the output, laid out as the gradient, is not contiguous.
     """
     grad, x, out = tensor(args[0]), tensor(args[1]), tensor(outputs)
     exact = kwargs.get("approximate", "none") == "none"
-    if not (exact and x.is_contiguous() and torch.backends.mkldnn.enabled):
+    known = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_instructions(x.dtype))
+    if not (exact and known and x.is_contiguous() and torch.backends.mkldnn.enabled):
         return 0
     return sum(size_bytes(operand) for operand in (grad, out) if not operand.is_contiguous())
 

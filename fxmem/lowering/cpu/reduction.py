@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ _aten = torch.ops.aten
 GRAIN_SIZE = 32768
 # A Python number becomes a tensor of 8 bytes (c10/core/Scalar.h, ``wrapped_scalar_tensor``).
 _SCALAR_BYTES = 8
+_REDUCED = (torch.float16, torch.bfloat16)
 
 
 def two_pass_bytes(elements: int, results: int, itemsize: int) -> int:
@@ -42,15 +44,50 @@ def _cast_bytes(x: Tensor, out: Tensor) -> int:
 
 
 @CPU.workspace(
-    _aten.sum.default, _aten.sum.dim_IntList, _aten.nansum.default,
-    _aten.prod.default, _aten.prod.dim_int,
+    _aten.nansum.default, _aten.prod.default, _aten.prod.dim_int,
     _aten.any.default, _aten.any.dim, _aten.any.dims,
     _aten.all.default, _aten.all.dim, _aten.all.dims,
 )  # fmt: skip
-def _sum(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """aten/src/ATen/native/ReduceOps.cpp, ``sum_out`` and the like."""
+def _reduce(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/ReduceOps.cpp, ``prod_out_cpu`` and the like."""
     x, out = tensor(args[0]), tensor(outputs)
     return _cast_bytes(x, out) + two_pass_bytes(x.numel(), out.numel(), out.element_size())
+
+
+@CPU.workspace(_aten.sum.default, _aten.sum.dim_IntList)
+def _sum(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """ReduceOps.cpp, ``sum_out``."""
+    x, out = tensor(args[0]), tensor(outputs)
+    dims = argument(args, kwargs, 1, "dim")
+    reduced = [int(dim) for dim in dims] if isinstance(dims, (list, tuple)) else []
+    return sum_bytes(x, reduced, out.numel(), out.dtype)
+
+
+def sum_bytes(x: Tensor, dims: Sequence[int], results: int, dtype: torch.dtype) -> int:
+    """Bytes that a sum takes besides its results.
+
+    Reduced types are summed in a float copy, into float sums, where the loop over two dimensions
+    would round in between (``should_use_acc_buffer``).
+    """
+    partial_bytes, total = dtype.itemsize, 0
+    summed = x
+    if x.dtype != dtype:
+        summed, total = torch.empty_like(x), x.numel() * dtype.itemsize
+    if dtype in _REDUCED and _count_loops(summed, dims) > 1:
+        partial_bytes = torch.float32.itemsize
+        total += (results + (x.dtype != torch.float32) * x.numel()) * partial_bytes
+    return total + two_pass_bytes(x.numel(), results, partial_bytes)
+
+
+def _count_loops(x: Tensor, dims: Sequence[int]) -> int:
+    """How many dimensions the reduced ones become (TensorIterator.cpp, ``coalesce_dimensions``).
+
+    They come first, by their strides; no dimensions are all of them.
+    """
+    reduced = {dim % x.dim() for dim in dims} if dims else set(range(x.dim()))
+    kept = sorted((x.stride(dim), x.shape[dim]) for dim in reduced if x.shape[dim] != 1)
+    breaks = sum(stride * size != following for (stride, size), (following, _) in pairwise(kept))
+    return breaks + bool(kept)
 
 
 @CPU.workspace(_aten.linalg_vector_norm.default)
@@ -74,7 +111,7 @@ def _mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int
     """
     x, out = tensor(args[0]), tensor(outputs)
     tape = Tape()
-    if x.dtype in (torch.float16, torch.bfloat16):
+    if x.dtype in _REDUCED:
         tape.allocate(out.numel() * 4)
         tape.free(tape.allocate(x.numel() * 4))
     else:

@@ -37,6 +37,49 @@ def test_reductions_cast_as_a_whole(sizes: tuple[int, ...]) -> None:
     check(aten.dist.default, x, x[:1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_sums(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6, 14, 16).to(dtype)
+    for y in (
+        x,
+        x.permute(0, 2, 3, 1),
+        x[:, :, ::2],
+        x[:, :1].expand(4, 6, 14, 16),
+        spread(4, 6, 14, 16).to(dtype),
+        x[..., :1],
+        x[:1],
+    ):
+        for dims in ([0], [0, 2, 3], [2, 3], [0, 1], [1, 3], [0, 1, 2, 3], [-1, -3]):
+            check(aten.sum.dim_IntList, y, dims)
+        check(aten.sum.default, y)
+        check(aten.sum.dim_IntList, y, [0, 2], dtype=torch.float32)
+        check(aten.sum.dim_IntList, y, [0, 2], dtype=torch.bfloat16)
+    check(aten.sum.default, torch.randn(400, 400).to(dtype)[:, ::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_batch_norm_with_strided_gradients(dtype: torch.dtype) -> None:
+    x, numbers = torch.randn(4, 16, 6, 7).to(dtype), (None, None)
+    for weight in (torch.ones(16), torch.ones(16, dtype=dtype)):
+        _, mean, scale = torch.native_batch_norm(x, weight, weight, *numbers, True, 0.1, 1e-5)
+        for gradient in (torch.ones(1, dtype=dtype).expand(x.shape), strided(*x.shape).to(dtype)):
+            for mask in ([True] * 3, [True, False, False]):
+                check(
+                    aten.native_batch_norm_backward.default,
+                    gradient, x, weight, *numbers, mean, scale, True, 1e-5, mask,
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gelu_backward(dtype: torch.dtype) -> None:
+    x = torch.randn(30, 40).to(dtype)
+    columns_first = x.t().contiguous().t()
+    for gradient in (x, torch.ones(1, dtype=dtype).expand(30, 40), columns_first):
+        for approximate in ("none", "tanh"):
+            for y in (x, columns_first):
+                check(aten.gelu_backward.default, gradient, y, approximate=approximate)
+
+
 def test_copies() -> None:
     for dtype in (torch.float32, torch.uint8, torch.bfloat16, torch.complex64):
         x = torch.zeros(LARGE, dtype=dtype)
