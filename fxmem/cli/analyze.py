@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fxmem.cli.output import check_output, choose_width, write_line, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.startup import defer_torch_compile
-from fxmem.errors import LoadError, UsageError, summarize_error
+from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
+from fxmem.report.cells import escape_controls
 from fxmem.specs import parse_dtype, parse_input
 from fxmem.units import format_bytes, parse_bytes
 
@@ -24,7 +25,7 @@ _LEAST_BUDGET_BYTES = 1 << 20
 """A number without a unit that is smaller is one whose unit was forgotten."""
 
 _DESCRIPTION = """\
-Runs one training step of the model on fake tensors (nothing of the model is allocated) and
+Runs one training step of the model on fake tensors (which take no memory) and
 reports its peak memory, where it lies, and what is alive there.
 
 TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
@@ -237,7 +238,7 @@ def _analyze_quietly(
     warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
     # The user's code runs here. What it prints is no part of the result, and the arguments are not
     # for it.
-    with contextlib.redirect_stdout(sys.stderr), _hide_arguments(target):
+    with contextlib.redirect_stdout(sys.stderr), _hide_arguments(target), _show_warnings():
         try:
             from fxmem.api import analyze
         except (ImportError, OSError) as error:
@@ -247,6 +248,24 @@ def _analyze_quietly(
             ) from error
         with defer_torch_compile():
             return analyze(target, args, kwargs, **options)
+
+
+@contextlib.contextmanager
+def _show_warnings() -> Iterator[None]:
+    """Shows fxmem's own warnings as it shows its errors: one line, without a place in its code."""
+    show = warnings.showwarning
+
+    def show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if issubclass(category, FxmemWarning):
+            write_line(f"fxmem: warning: {escape_controls(str(message))}")
+        else:
+            show(message, category, *place)
+
+    warnings.showwarning = show_warning  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 @contextlib.contextmanager

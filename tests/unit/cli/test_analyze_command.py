@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hand_made import make_analysis
 
+import fxmem
 from fxmem.cli import main
 from fxmem.specs import TensorSpec
 
@@ -170,3 +172,20 @@ def test_bad_options_are_told_before_the_model_runs(
     assert main([*COMMAND, *arguments]) == 2
     assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
     assert calls == []
+
+
+@pytest.mark.filterwarnings("default::fxmem.FxmemWarning")
+def test_a_warning_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def analyze(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn("a hook is\x1b[2J left out", fxmem.FxmemWarning, stacklevel=2)
+        return make_analysis()
+
+    module = types.ModuleType("fxmem.api")
+    module.analyze = analyze  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    show = warnings.showwarning
+    assert main(COMMAND) == 0
+    assert capsys.readouterr().err == "fxmem: warning: a hook is\\x1b[2J left out\n"
+    assert warnings.showwarning is show
