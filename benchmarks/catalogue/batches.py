@@ -26,6 +26,7 @@ add(
     qr=lambda x: torch.linalg.qr(x),
     eigh=lambda x: torch.linalg.eigh(_definite(x)),
     eigvalsh=lambda x: torch.linalg.eigvalsh(_definite(x)),
+    eigvals=lambda x: torch.linalg.eigvals(x).abs(),
     eig=lambda x: torch.linalg.eig(x)[0].real,
     pinv=torch.linalg.pinv,
     lstsq=lambda x: torch.linalg.lstsq(x, x * 2)[0],
@@ -39,6 +40,9 @@ add(
     nuclear_norm=lambda x: torch.linalg.matrix_norm(x, "nuc"),
     cond=torch.linalg.cond,
     matrix_rank=lambda x: torch.linalg.matrix_rank(x.detach()),
+    ldl=lambda x: torch.linalg.ldl_factor(x + x.mT)[0],
+    ormqr=lambda x: torch.ormqr(x.detach(), x.detach()[:, 0], x),
+    lstsq_residuals=lambda x: torch.linalg.lstsq(x[..., :64], x, driver="gelsd")[0],
     householder=lambda x: torch.linalg.householder_product(x, x[:, 0]),
     cholesky_inverse=lambda x: torch.cholesky_inverse(x),
 )

@@ -69,6 +69,7 @@ add(
     bilinear_corners=lambda x: F.interpolate(x, size=100, mode="bilinear", align_corners=True),
     bilinear_down=lambda x: F.interpolate(x, size=20, mode="bilinear"),
     bilinear_last=lambda x: F.interpolate(_last(x), size=100, mode="bilinear"),
+    bilinear_half=lambda x: F.interpolate(x.bfloat16(), scale_factor=2, mode="bilinear"),
     bicubic=lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
     bilinear_antialias=lambda x: F.interpolate(x, size=20, mode="bilinear", antialias=True),
     bilinear_antialias_up=lambda x: F.interpolate(x, size=100, mode="bilinear", antialias=True),

@@ -36,6 +36,7 @@ add(
     index_copy1=lambda x, i: torch.zeros(256, 256).index_copy(1, i, x[:, :256]),
     index_fill=lambda x, i: x.index_fill(0, i, 1.5),
     index_fill1=lambda x, i: x.index_fill(1, i, 1.5),
+    index_mean=lambda x, i: torch.zeros(MATRIX).index_reduce(0, i, x, "mean"),
     index_reduce=lambda x, i: x.index_reduce(0, i, x * 2, "amax"),
     take=lambda x, i: x.take(i),
     put=lambda x, i: x.put(i, x[:, 0]),

@@ -21,6 +21,9 @@ add(
         x.sigmoid(), y.detach().sigmoid(), y.detach().abs()
     ),
     bce_logits=lambda x, y: F.binary_cross_entropy_with_logits(x, y.detach().sigmoid()),
+    bce_logits_none=lambda x, y: F.binary_cross_entropy_with_logits(
+        x, y.detach().sigmoid(), reduction="none"
+    ),
     bce_logits_weighted=lambda x, y: F.binary_cross_entropy_with_logits(
         x, y.detach().sigmoid(), pos_weight=torch.ones(1024)
     ),
@@ -60,8 +63,10 @@ add(
     chain_matmul=lambda x, y: x @ y.t() @ x,
     masked_scatter=lambda x, y: x.masked_scatter(x > 0, y),
     linear_3d=lambda x, y: F.linear(x.view(8, 32, 1024), y, y[:, 0]),
+    linear_expanded=lambda x, y: F.linear(x.view(8, 32, 1024), y, y[0, :1].expand(256)),
     linear_strided=lambda x, y: F.linear(x.view(8, 32, 1024).transpose(0, 1), y, y[:, 0]),
     linear_half=lambda x, y: F.linear(x.bfloat16(), y.bfloat16()),
+    gelu_half=lambda x, y: F.gelu(x.half()),
     mm_half=lambda x, y: x.bfloat16() @ y.bfloat16().t(),
     mv_half=lambda x, y: x.bfloat16() @ y[0].bfloat16(),
     layer_norm=lambda x, y: F.layer_norm(x, (1024,), y[0], y[1]),

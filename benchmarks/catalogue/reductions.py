@@ -54,6 +54,7 @@ add(
     nanmean=lambda x: x.nanmean(1),
     nanmedian=lambda x: x.nanmedian(1)[0],
     sum_half=lambda x: x.bfloat16().sum(1),
+    sum_half_2=lambda x: x.bfloat16().view(16, 16, 1024).sum((0, 2)),
     mean_half=lambda x: x.bfloat16().mean(1),
     sum_int=lambda x: x.long().sum(1),
     mean_double=lambda x: x.mean(1, dtype=torch.float64),
