@@ -95,9 +95,9 @@ add(
     irfftn=lambda x: torch.fft.irfftn(torch.complex(x, x).view(16, 16, 1024)),
     exp_imaginary=lambda x: torch.exp(1j * x).real,
     complex_linear=lambda x: F.linear(torch.complex(x, x), torch.complex(x, x)).abs(),
-    complex_bmm=lambda x: (
-        torch.complex(x, x).view(4, 64, 1024).conj() @ torch.complex(x, x).view(4, 64, 1024).mH
-    ),
+    complex_bmm=lambda x: torch.bmm(
+        torch.complex(x, x).view(4, 64, 1024).conj(), torch.complex(x, x).view(4, 64, 1024).mH
+    ).abs(),
     sgn=lambda x: x.sgn() * x,
     softmax_transposed=lambda x: x.t().softmax(1),
     mvlgamma=lambda x: (x.abs() + 3).mvlgamma(2),
