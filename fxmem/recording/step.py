@@ -296,6 +296,8 @@ class _StepRunner:
         seen: dict[int, object] = {}
         for prefix, module in self._step.model.named_modules():
             for name, attribute in vars(module).items():
+                if _holds_nothing(attribute):  # most of a module's
+                    continue
                 holders = attribute if name in ("_parameters", "_buffers") else {name: attribute}
                 for holder, held in holders.items() if name != "_modules" else ():
                     held_by = f"{prefix}.{holder}".strip(".")
@@ -304,6 +306,12 @@ class _StepRunner:
 
     def _named_inputs(self) -> Iterator[tuple[str, Any]]:
         return bind_arguments(self._step.model, self._step.args, self._step.kwargs)
+
+
+def _holds_nothing(value: object) -> bool:
+    if isinstance(value, (dict, list, tuple)):
+        return not value
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 @contextlib.contextmanager
