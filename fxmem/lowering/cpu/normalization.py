@@ -162,6 +162,25 @@ def _group_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs:
     return sums * _accumulate_bytes(x.dtype)
 
 
+@CPU.workspace(_aten._weight_norm_interface.default)
+def _weight_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/cpu/WeightNormKernel.cpp, ``weight_norm_last_dim_kernel``.
+
+    Sums of squares of the innermost slices, for each thread; none of the outermost ones.
+    """
+    return torch.get_num_threads() * _slices_bytes(tensor(args[0]), args[2])
+
+
+@CPU.workspace(_aten._weight_norm_interface_backward.default)
+def _weight_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """WeightNormKernel.cpp, ``weight_norm_backward_last_dim_kernel``: and for all threads."""
+    return (torch.get_num_threads() + 1) * _slices_bytes(tensor(args[1]), args[4])
+
+
+def _slices_bytes(weight: Tensor, dim: object) -> int:
+    return weight.shape[-1] * _accumulate_bytes(weight.dtype) if dim != 0 else 0
+
+
 @CPU.workspace(_aten._softmax.default, _aten._log_softmax.default)
 def _softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """aten/src/ATen/native/SoftMax.cpp, ``softmax_cpu_out``: a contiguous input."""

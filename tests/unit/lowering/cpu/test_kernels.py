@@ -80,6 +80,18 @@ def test_gelu_backward(dtype: torch.dtype) -> None:
                 check(aten.gelu_backward.default, gradient, y, approximate=approximate)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(37, 90), (8, 6, 3)])
+def test_weight_norm(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(sizes).to(dtype)
+    for dim in (0, len(sizes) - 1):
+        scale = torch.norm_except_dim(x, 2, dim)
+        norms = check(aten._weight_norm_interface.default, x, scale, dim)[1]  # type: ignore[index]
+        for gradient in (x, torch.ones(1, dtype=dtype).expand(sizes)):
+            backward = aten._weight_norm_interface_backward.default
+            check(backward, gradient, x, scale, norms, dim)
+
+
 def test_copies() -> None:
     for dtype in (torch.float32, torch.uint8, torch.bfloat16, torch.complex64):
         x = torch.zeros(LARGE, dtype=dtype)
