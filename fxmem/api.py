@@ -34,6 +34,7 @@ from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mod
 from fxmem.tracing.lazy import settle_lazy
 from fxmem.tracing.loading import load_function, load_target, prepare_targets
 from fxmem.tracing.targets import is_target
+from fxmem.tracing.user_state import restore_user_state
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
@@ -143,12 +144,18 @@ def analyze(
             make_optimizer = resolve_optimizer(_load_choice(optimizer))
             step_loss = resolve_loss(_load_choice(loss))
         check_model(source)
-        with keep_default_on_cpu():
-            inputs = make_fake_inputs(positional, named, fake_mode, dtype=dtype_name)
-        remember_inputs(inputs, (positional, named))
-        check_inputs(source, *inputs)
+
+        def make_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            with keep_default_on_cpu():
+                made = make_fake_inputs(positional, named, fake_mode, dtype=dtype_name)
+            remember_inputs(made, (positional, named))
+            return made
+
+        given = make_inputs()
+        check_inputs(source, *given)
 
         def make_step() -> Step:
+            inputs = make_inputs()  # each run its own: it may change a cache among them
             with keep_default_on_cpu():
                 fake_model = make_fake_model(source, fake_mode, dtype=dtype_name, train=train)
             place_inputs(inputs, CPU)
@@ -179,13 +186,14 @@ def analyze(
             except FxmemError:
                 raise
             except (Exception, SystemExit) as error:
-                raise explain_failure(error, describe_inputs(*inputs), size_hint) from error
+                raise explain_failure(error, describe_inputs(*given), size_hint) from error
 
-        with fake_mode:
+        kinds = {type(module) for module in source.modules()}
+        with restore_user_state([*kinds, step_loss, make_optimizer]), fake_mode:
             recording, frontend, reason = _record(run, frontend)
     setup = Setup(
         model=model if isinstance(model, str) else type(model).__name__,
-        inputs=describe_inputs(*inputs),
+        inputs=describe_inputs(*given),
         mode=mode,
         device=device,
         autocast=autocast,

@@ -71,7 +71,8 @@ def remember_inputs(fakes: Any, given: Any) -> None:
     """
     for fake, real in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
         if type(real) is torch.Tensor and real.device.type == "cpu" and _is_index(real):
-            attach_value(fake, real.detach().clone())
+            with _disable_current_modes():
+                attach_value(fake, real.detach().clone())
 
 
 def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:

@@ -27,6 +27,11 @@ Memo = dict[int, Any]
 
 _SHARED = (ModuleType, type(threading.Lock()), type(threading.RLock()))
 """What the copy has in common with the original."""
+_COPIERS = frozenset(
+    {"__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
+)
+"""Methods by which a class decides what of it is copied, or pickled: all of it need not be."""
+_reconstruct: Any = copy._reconstruct  # type: ignore[attr-defined]
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
@@ -48,8 +53,8 @@ def copy_through_functions(modules: Iterable[nn.Module] = ()) -> Iterator[None]:
     A function that reaches no tensor, module or optimizer and cannot be copied stays shared.
 
     Args:
-        modules: Copied attribute by attribute even if they define ``__deepcopy__``, which need
-            not return a copy.
+        modules: Copied attribute by attribute even if they define ``__deepcopy__`` or
+            ``__getstate__``, which may leave out what they run with.
     """
     handlers: dict[type, Callable[[Any, Memo], Any]] = {
         FunctionType: _copy_function,
@@ -117,7 +122,7 @@ def _find_own_copiers(modules: Iterable[nn.Module]) -> set[type]:
     return {
         kind
         for kind in map(type, modules)
-        if any("__deepcopy__" in vars(owner) and not _is_torch(owner) for owner in kind.__mro__)
+        if any(_COPIERS & vars(owner).keys() and not _is_torch(owner) for owner in kind.__mro__)
     }
 
 
@@ -224,9 +229,12 @@ def _copy_optimizer(optimizer: optim.Optimizer, memo: Memo) -> optim.Optimizer:
 
 
 def _copy_attributes(module: Any, memo: Memo) -> Any:
-    reconstruct = copy._reconstruct  # type: ignore[attr-defined]
     try:
         with undo_failed(memo):
-            return reconstruct(module, memo, *module.__reduce_ex__(4))
+            copied = module.__class__.__new__(module.__class__)
+            memo[id(module)] = copied
+            vars(copied).update(copy.deepcopy(vars(module), memo))
+            return copied
     except Exception:
-        return module.__deepcopy__(memo)
+        own = getattr(module, "__deepcopy__", None)
+        return own(memo) if own else _reconstruct(module, memo, *module.__reduce_ex__(4))

@@ -15,12 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_map
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_iter,
+    tree_unflatten,
+)
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec, parse_spec
 from fxmem.tracing.lazy import bind_lazy
-from fxmem.tracing.model_copier import carry_over_inputs, copy_model
+from fxmem.tracing.model_copier import copy_model, copy_objects
 from fxmem.tracing.tensor_copier import TensorCopier, find_spans
 
 
@@ -96,8 +102,8 @@ def make_fake_inputs(
 
     A tensor keeps its strides and ``requires_grad``; one passed twice stays one, and two on one
     storage share it, cut to the part that they cover. A :class:`TensorSpec`, or a text that
-    starts as one (a digit, or ``scalar``), becomes a tensor; every other leaf, other texts
-    included, stays as it is.
+    starts as one (a digit, or ``scalar``), becomes a tensor; other texts and numbers stay as they
+    are. Any other object, such as a cache, is copied with the tensors that it holds.
 
     Args:
         args: Positional arguments.
@@ -126,8 +132,13 @@ def make_fake_inputs(
             return copied[id(leaf)][1]
         return leaf
 
-    inputs = tree_map(convert, tuple(args)), tree_map(convert, dict(kwargs))
-    carry_over_inputs(copied.values(), copier)
+    found, structure = tree_flatten((tuple(args), dict(kwargs)))
+    leaves = [convert(leaf) for leaf in found]
+    at = [index for index, leaf in enumerate(leaves) if not isinstance(leaf, _CONSTANTS)]
+    objects = copy_objects([leaves[index] for index in at], copied.values(), copier)
+    for index, value in zip(at, objects, strict=True):
+        leaves[index] = value
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, structure)
     return inputs
 
 
@@ -146,6 +157,9 @@ def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tup
             texts.append(f"{name}{keystr(path)}={_describe_leaf(leaf)}")
     return tuple(texts)
 
+
+_CONSTANTS = (type(None), bool, int, float, complex, str, Tensor)
+"""What needs no copy among the inputs: nothing changes it, or it is one already."""
 
 _STARTS_LIKE_SPEC = re.compile(r"\s*([0-9]|scalar\b)")
 

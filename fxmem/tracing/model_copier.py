@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from fxmem.tracing.hooks import carry_over
 from fxmem.tracing.lazy import copy_lazy
 from fxmem.tracing.reach import iterate_reached
 from fxmem.tracing.tensor_copier import TensorCopier
+from fxmem.tracing.views import take_again
 
 _Named = list[tuple[str, Tensor]]
 _NODES = "_fxmem_nodes"  # on a copied model: what nothing else keeps
@@ -37,10 +39,20 @@ def copy_model(model: nn.Module, fake_mode: FakeTensorMode, dtype: torch.dtype |
     """
     copier = TensorCopier(fake_mode)
     memo: Memo = {}
-    tensors = [*_list_registered(model)]
-    for name, tensor in tensors:
-        _copy_registered(name, tensor, copier, dtype, memo)
-    tensors += _copy_others(model, copier, memo)
+    registered = {id(tensor): name for name, tensor in _list_registered(model)}
+    tensors: _Named = []
+    for tensor in sorted(_list_tensors(model), key=_find_order):
+        name = registered.get(id(tensor))
+        if id(tensor) in memo:  # the gradient of a registered one, cast as that is
+            continue
+        if name is not None:
+            _copy_registered(name, tensor, copier, dtype, memo)
+        else:
+            # What fails here fails again where it is copied, and is told by its attribute.
+            with contextlib.suppress(Exception):
+                memo[id(tensor)] = _copy_tensor(tensor, copier, None, memo)
+        if id(tensor) in memo:
+            tensors.append((name or f"a tensor of {type(model).__name__}", tensor))
     memo |= find_class_state(model)
     with copy_through_functions(model.modules()), _DeepCopyMode(copier):
         try:
@@ -57,16 +69,31 @@ def copy_model(model: nn.Module, fake_mode: FakeTensorMode, dtype: torch.dtype |
     return fake
 
 
-def carry_over_inputs(copied: Iterable[tuple[Tensor, Tensor]], copier: TensorCopier) -> None:
-    """Gives the copies of inputs what hangs on the inputs, such as hooks.
+def copy_objects(
+    values: Sequence[object], copied: Iterable[tuple[Tensor, Tensor]], copier: TensorCopier
+) -> list[Any]:
+    """Copies of objects that come with the inputs, such as caches, and hooks on the inputs.
+
+    An object that cannot be copied stays itself.
 
     Args:
+        values: The objects.
         copied: Each input tensor with its copy.
         copier: What made the copies.
     """
-    memo: Memo = {id(tensor): fake for tensor, fake in copied}
+    pairs = [*copied]
+    memo: Memo = {id(tensor): fake for tensor, fake in pairs}
     with copy_through_functions(), _DeepCopyMode(copier):
-        _carry_over([("an input", tensor) for tensor, _ in copied], memo)
+        _carry_over([("an input", tensor) for tensor, _ in pairs], memo)
+        return [_copy_object(value, memo) for value in values]
+
+
+def _copy_object(value: object, memo: Memo) -> Any:
+    try:
+        with undo_failed(memo):
+            return copy.deepcopy(value, memo)
+    except Exception:
+        return value
 
 
 def _list_registered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -87,7 +114,7 @@ def _copy_registered(
         if is_lazy(tensor):
             memo[id(tensor)] = copy_lazy(tensor, dtype)
             return
-        memo[id(tensor)] = copier.copy(tensor, dtype)
+        memo[id(tensor)] = _copy_tensor(tensor, copier, dtype, memo)
         if tensor.is_leaf and tensor.grad is not None:
             memo[id(tensor.grad)] = copier.copy(tensor.grad, dtype)
     except TraceError as error:
@@ -99,16 +126,33 @@ def _copy_registered(
         ) from error
 
 
-def _copy_others(model: nn.Module, copier: TensorCopier, memo: Memo) -> _Named:
-    """Puts the fakes of all other tensors that the model reaches into the memo."""
-    others: _Named = []
-    for reached in iterate_reached(model):
-        if isinstance(reached, Tensor) and id(reached) not in memo:
-            # What fails here fails again where it is copied, and is told by its attribute.
-            with contextlib.suppress(Exception):
-                memo[id(reached)] = copier.copy(reached)
-                others.append((f"a tensor of {type(model).__name__}", reached))
-    return others
+def _copy_tensor(
+    tensor: Tensor, copier: TensorCopier, dtype: torch.dtype | None, memo: Memo
+) -> Tensor:
+    """A fake; of a view through which gradients reach a parameter, the same view of its fake."""
+    if not tensor.is_leaf:
+        with torch.enable_grad():
+            view = take_again(tensor, memo)
+        if view is not None:
+            return view
+    return copier.copy(tensor, dtype)
+
+
+def _list_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """All tensors that the model reaches, the registered ones first."""
+    seen: set[int] = set()
+    registered = (tensor for _, tensor in _list_registered(model))
+    reached = (tensor for tensor in iterate_reached(model) if isinstance(tensor, Tensor))
+    for tensor in itertools.chain(registered, reached):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor
+
+
+def _find_order(tensor: Tensor) -> int:
+    """Leaves first; then in the order in which backward, which goes by it, finds them."""
+    node = None if tensor.is_leaf else tensor.grad_fn
+    return -1 if node is None else int(node._sequence_nr())
 
 
 def _carry_over(tensors: _Named, memo: Memo) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """The hooks on a tensor: attributes, each a dict from ids to functions, or None."""
 
-_LEAVES = (
+LEAVES = (
     type(None),
     bool,
     int,
@@ -49,7 +50,10 @@ _LEAVES = (
     torch.layout,
     torch.Generator,
 )
+"""What holds nothing that code reaches."""
+
 _CONTAINERS = (list, tuple, set, frozenset, deque)
+_LIBRARIES = frozenset({"torch", *sys.stdlib_module_names}) - {"__main__"}
 _STATE = (Tensor, nn.Module, torch.optim.Optimizer)
 
 
@@ -73,12 +77,12 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
     stack = [value]
     while stack:
         current = stack.pop()
-        if isinstance(current, _LEAVES) or id(current) in seen:
+        if isinstance(current, LEAVES) or id(current) in seen:
             continue
         seen[id(current)] = current
         if type(current) is not CellType:
             yield current
-        stack.extend(reversed([*_find_held(current)]))
+        stack.extend(reversed([*find_held(current)]))
 
 
 def reaches_state(value: object) -> bool:
@@ -87,8 +91,8 @@ def reaches_state(value: object) -> bool:
 
 
 def find_globals(function: FunctionType) -> dict[str, Any]:
-    """The globals that a function's code names; none for torch's own functions."""
-    if (function.__module__ or "").split(".")[0] == "torch":
+    """The globals that a function's code names; none for functions of torch and of Python."""
+    if (function.__module__ or "").split(".")[0] in _LIBRARIES:
         return {}
     names = _find_names(function.__code__)
     return {name: function.__globals__[name] for name in names if name in function.__globals__}
@@ -112,7 +116,7 @@ def open_cell(cell: CellType) -> object:
         return None
 
 
-def _find_held(value: Any) -> Iterable[object]:
+def find_held(value: Any) -> Iterable[object]:
     """What a value holds on to itself."""
     if isinstance(value, Tensor):
         hooks = [getattr(value, name) for name in HOOKS]
@@ -133,10 +137,13 @@ def _find_held(value: Any) -> Iterable[object]:
     if isinstance(value, weakref.ref):
         return [value()]
     elements: list[object] = []
+    # A subclass may load what it is asked for: transformers' maps of models do.
     if isinstance(value, dict):
-        elements = [*value.keys(), *value.values()]
-    elif isinstance(value, _CONTAINERS):
-        elements = [*value]
+        elements = [*dict.keys(value), *dict.values(value)]
+    for kind in _CONTAINERS:
+        if isinstance(value, kind):
+            iterate: Any = kind.__iter__
+            elements = [*iterate(value)]
     return elements + _list_attributes(value)
 
 

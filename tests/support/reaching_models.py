@@ -275,6 +275,25 @@ def lists_modules() -> nn.Module:
     return Applies(run)
 
 
+class KeepsViews(nn.Module):
+    """An autoencoder whose decoder is its encoder's weight, turned, and a stack that it cuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(WIDTH, 8)
+        self.decoder = self.encoder.weight.t()
+        self.stack = nn.Parameter(torch.randn(2, WIDTH * WIDTH))
+        self.first = self.stack[0].view(WIDTH, WIDTH)
+        self.second = self.stack[1].view(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x @ self.first).relu() @ self.second
+        return self.encoder(x) @ self.decoder.t()
+
+
+BUILDERS["keeps_views"] = KeepsViews
+
+
 class UsesGlobal(nn.Module):
     """Multiplies by a global, which no copy of the model reaches."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -318,3 +319,50 @@ def test_compiled_models_are_refused(
     with pytest.raises(TraceError) as caught:
         make_fake_model(make(), fake_mode, train=True)
     assert str(caught.value) == message
+
+
+class Cache:
+    """An object that comes with the inputs and is changed by the model."""
+
+    def __init__(self, *kept: Tensor) -> None:
+        self.kept = [*kept]
+
+
+def test_objects_among_the_inputs_are_copied(fake_mode: FakeTensorMode) -> None:
+    x, lock = torch.ones(3), threading.Lock()
+    cache, stream = Cache(x, torch.ones(2)), (number for number in range(3))
+    args, kwargs = make_fake_inputs([x, [cache, stream]], {"lock": lock}, fake_mode)
+    fake = args[1][0]
+    assert fake.kept[0] is args[0]
+    assert all(isinstance(tensor, FakeTensor) for tensor in fake.kept)
+    assert cache.kept[0] is x and type(cache.kept[1]) is Tensor
+    assert (args[1][1], kwargs["lock"]) == (stream, lock)
+
+
+class Forgetful(nn.Module):
+    """Leaves out of a pickle what it runs with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Any = torch.ones(5)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "table": None}
+
+
+def test_what_a_pickle_leaves_out_is_copied(fake_mode: FakeTensorMode) -> None:
+    fake = make_fake_model(nn.Sequential(Forgetful()), fake_mode, train=True)
+    assert isinstance(fake[0].table, FakeTensor)
+
+
+def test_a_view_that_the_model_keeps_is_one_of_the_copy(fake_mode: FakeTensorMode) -> None:
+    model = nn.Linear(3, 2)
+    model.turned = model.weight.t()
+    model.register_buffer("row", model.weight[1])
+    fake = make_fake_model(model, fake_mode, train=True)
+    with fake_mode:
+        (fake.turned.sum() + fake.row.sum()).backward()
+    assert fake.weight.grad.shape == (2, 3)
+    assert fake.turned.grad_fn.name() == "TBackward0"
+    assert fake.row._base is fake.weight
+    assert model.weight.grad is None

@@ -1,0 +1,124 @@
+"""What code keeps outside of the model is as it was found."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.user_state import restore_user_state
+
+TABLE: dict[str, Any] = {}
+LISTED: list[Any] = []
+RECENT: deque[Any] = deque()
+MASK: Any = None
+COUNT = 0
+
+
+class Helper:
+    """Keeps a table for everyone."""
+
+    table: Any = None
+    tables: dict[int, Tensor] = {}  # noqa: RUF012
+
+    @classmethod
+    def find(cls, size: int) -> Tensor:
+        if size not in cls.tables:
+            cls.tables[size] = torch.ones(size, size)
+        if cls.table is None:
+            cls.table = torch.ones(size)
+        return cls.tables[size]
+
+
+@functools.lru_cache
+def cached(size: int) -> tuple[Tensor, int]:
+    return torch.ones(size, size), size
+
+
+@functools.cache
+def known(size: int) -> int:
+    return size
+
+
+class Net(nn.Module):
+    """Keeps what it computes in all these places."""
+
+    kept: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        global MASK, COUNT
+        COUNT += 1
+        MASK = torch.ones(4, 4)
+        Net.kept = (MASK,)
+        LISTED.append(MASK)
+        RECENT.append({"mask": MASK})
+        TABLE.setdefault("mask", [MASK])
+        known(4)
+        result: Tensor = self.linear(x) @ Helper.find(4) @ cached(4)[0] @ TABLE["mask"][0]
+        return result
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    yield
+    for held in (TABLE, LISTED, RECENT, Helper.tables):
+        held.clear()
+    cached.cache_clear()
+
+
+def test_no_fake_tensor_is_left() -> None:
+    before = COUNT
+    net = Net()
+    peaks = {fxmem.analyze(net, ("3x4",)).peak_bytes for _ in range(2)}
+    assert len(peaks) == 1
+    assert (MASK, Net.kept, Helper.table) == (None, None, None)
+    assert not (TABLE or LISTED or RECENT or Helper.tables)
+    assert (cached.cache_info().currsize, known.cache_info().currsize) == (0, 1)
+    assert before < COUNT
+    assert type(net(torch.ones(3, 4))) is Tensor
+
+
+def test_what_was_there_stays() -> None:
+    net, x = Net(), torch.ones(3, 4)
+    net(x)
+    table, listed = TABLE["mask"], LISTED[0]
+    fxmem.analyze(net, ("3x4",))
+    assert (TABLE["mask"], Helper.tables[4].shape) == (table, (4, 4))
+    assert len(LISTED) == 1 and LISTED[0] is listed
+    assert type(MASK) is Tensor and type(Net.kept[0]) is Tensor
+
+
+def test_it_is_put_back_after_an_error_too() -> None:
+    def spoil() -> None:
+        TABLE["fake"] = torch.ones(1)
+
+    with pytest.raises(KeyError), restore_user_state([spoil]), make_fake_mode():
+        spoil()
+        raise KeyError
+    assert "fake" not in TABLE
+
+
+class Lazy(dict[str, int]):
+    """A dict that must not be asked for what it does not hold yet."""
+
+    def keys(self) -> Any:
+        raise AssertionError
+
+    values = items = keys
+
+
+def test_a_dict_that_loads_is_not_asked() -> None:
+    lazy = Lazy(a=1)
+    with restore_user_state([lambda: lazy]):
+        pass
