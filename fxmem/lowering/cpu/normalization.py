@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fxmem.lowering.arguments import tensor
+from fxmem.lowering.arguments import argument, tensor
 from fxmem.lowering.cpu.copying import contiguous_copies_bytes
 from fxmem.lowering.cpu.reduction import sum_bytes
 from fxmem.lowering.cpu.target import CPU
@@ -168,7 +168,9 @@ def _weight_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object)
 
     Sums of squares of the innermost slices, for each thread; none of the outermost ones.
     """
-    return torch.get_num_threads() * _slices_bytes(tensor(args[0]), args[2])
+    return torch.get_num_threads() * _slices_bytes(
+        tensor(args[0]), argument(args, kwargs, 2, "dim")
+    )
 
 
 @CPU.workspace(_aten._weight_norm_interface_backward.default)
@@ -178,7 +180,7 @@ def _weight_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs
 
 
 def _slices_bytes(weight: Tensor, dim: object) -> int:
-    return weight.shape[-1] * _accumulate_bytes(weight.dtype) if dim != 0 else 0
+    return weight.shape[-1] * _accumulate_bytes(weight.dtype) if dim else 0
 
 
 @CPU.workspace(_aten._softmax.default, _aten._log_softmax.default)

@@ -90,6 +90,7 @@ def test_weight_norm(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         for gradient in (x, torch.ones(1, dtype=dtype).expand(sizes)):
             backward = aten._weight_norm_interface_backward.default
             check(backward, gradient, x, scale, norms, dim)
+    check(aten._weight_norm_interface.default, x, torch.norm_except_dim(x))
 
 
 def test_copies() -> None:
