@@ -77,6 +77,7 @@ class Node:
         transient_bytes: How far its forward rises above what it leaves behind.
         forward_flops: Floating-point operations of its forward; a multiply-add is 2.
         backward_flops: Those of its backward, recomputation included.
+        results: Indices of the storages that its result lies on, views included.
     """
 
     index: int
@@ -94,6 +95,7 @@ class Node:
     transient_bytes: int = 0
     forward_flops: int = 0
     backward_flops: int = 0
+    results: tuple[int, ...] = ()
 
 
 RESIDENT = -1
@@ -133,6 +135,20 @@ class Storage:
     slack_bytes: int = 0
 
 
+class Effect(str, Enum):
+    """What keeps an operator from being run again as it was, or without care.
+
+    Attributes:
+        RANDOM: It draws from the global random number generator, whose state can be restored.
+        GENERATOR: It draws from a generator of its own, whose state is not.
+        DATA: The size or the value of its result depends on the data.
+    """
+
+    RANDOM = "random"
+    GENERATOR = "generator"
+    DATA = "data"
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One operator of the step as the dispatcher ran it, below autograd.
@@ -150,6 +166,8 @@ class Operation:
         library_bytes: The most that a library behind the kernel may take besides, as it chooses;
             in no other number.
         recomputed: It ran in backward to compute again what forward did not keep (a checkpoint).
+        writes: Indices of the storages that it changes in place.
+        effect: What keeps it from being run again; None for most.
     """
 
     index: int
@@ -162,6 +180,28 @@ class Operation:
     flops: int = 0
     recomputed: bool = False
     library_bytes: int = 0
+    writes: tuple[int, ...] = ()
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One autograd function keeps one storage for its backward.
+
+    Attributes:
+        storage: Index of the storage.
+        node: Index of the node in which it was kept; None outside of nodes.
+        position: Index of the operation that runs next when it is kept.
+        unpacked: Index of the first operation of the function's backward, before which the
+            storage is taken out; None where that backward runs no operator.
+        released: Index of the last one, after which the function lets go of it; None likewise.
+    """
+
+    storage: int
+    node: int | None
+    position: int
+    unpacked: int | None
+    released: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +242,7 @@ class MemoryGraph:
             on: what an allocator that caches still knows of. Each is the index of a resident
             storage, or a negative number for one that is gone, or None for a kernel's workspace;
             and its bytes, negative where it is freed.
+        saves: Every time that an autograd function keeps a storage, in order.
     """
 
     nodes: tuple[Node, ...]
@@ -209,3 +250,4 @@ class MemoryGraph:
     operations: tuple[Operation, ...]
     saved: tuple[SavedTensor, ...]
     warmup: tuple[tuple[int | None, int], ...] = ()
+    saves: tuple[Save, ...] = ()

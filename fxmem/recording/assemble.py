@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, Storage
+from fxmem.graph import Category, MemoryGraph, Node, Phase, Save, SavedTensor, Storage
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.records import NodeRecord
 from fxmem.tracing.tracer import TracedNode
@@ -44,6 +44,7 @@ def assemble_graph(recorder: Recorder, traced: Sequence[TracedNode]) -> MemoryGr
         operations=tuple(recorder.operations),
         saved=saved,
         warmup=tuple(recorder.ledger.warmup),
+        saves=tuple(_list_saves(recorder)),
     )
 
 
@@ -78,6 +79,33 @@ def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[Sa
     return described
 
 
+def _list_saves(recorder: Recorder) -> Iterator[Save]:
+    released = _find_releases(recorder)
+    for save in recorder.saves:
+        unpacked, _ = recorder.sequences.get(save.sequence, (None, None))
+        yield Save(save.storage, save.node, save.position, unpacked, released.get(save.sequence))
+
+
+def _find_releases(recorder: Recorder) -> dict[int, int]:
+    """By autograd function, the operation of its backward after which it lets go.
+
+    That is its last one, unless the engine adds up gradients in its name once it is over: then
+    it is seen from what died with it.
+    """
+    last = {sequence: last for sequence, (_, last) in recorder.sequences.items()}
+    holders: dict[int, int] = {}  # by storage, the function that lets go of it last
+    for save in recorder.saves:
+        if save.sequence in last:
+            holder = holders.get(save.storage, save.sequence)
+            holders[save.storage] = max(holder, save.sequence, key=last.__getitem__)
+    seen: dict[int, int] = {}
+    for index, sequence in holders.items():
+        died = recorder.ledger.storages[index].died
+        if died is not None and recorder.sequences[sequence][0] <= died <= last[sequence]:
+            seen[sequence] = max(died, seen.get(sequence, died))
+    return last | seen
+
+
 def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[Node, ...]:
     forward_flops, backward_flops = [0] * len(traced), [0] * len(traced)
     for operation in recorder.operations:
@@ -109,6 +137,7 @@ def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[No
                 transient_bytes=record.transient_bytes,
                 forward_flops=forward_flops[node.index],
                 backward_flops=backward_flops[node.index],
+                results=record.results,
             )
         )
     return tuple(nodes)

@@ -32,9 +32,10 @@ from fxmem.recording.constants import (
     see_result,
 )
 from fxmem.recording.dtypes import check_dtypes
+from fxmem.recording.effects import find_effect, find_written
 from fxmem.recording.hints import answer_operator
 from fxmem.recording.ledger import NO_STORAGE, Ledger, dtype_name
-from fxmem.recording.records import NodeRecord, SavedRecord
+from fxmem.recording.records import NodeRecord, SavedRecord, SaveRecord
 from fxmem.recording.strangers import Strangers
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
@@ -56,6 +57,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ledger: Every storage seen, in order of allocation, and what was live when.
         operations: The operators since :meth:`begin_step`.
         saved: What was saved for backward, each storage once.
+        saves: Every time that something was.
+        sequences: By the number of an autograd function, the first and last operation of its
+            backward.
         node_records: By index of the traced node.
         strangers: Real tensors that the step met.
         draws: Lines that look at a single random number, in their order.
@@ -66,6 +70,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = Ledger(target.device)
         self.operations: list[Operation] = []
         self.saved: list[SavedRecord] = []
+        self.saves: list[SaveRecord] = []
+        self.sequences: dict[int, tuple[int, int]] = {}
         self.node_records: dict[int, NodeRecord] = {}
         self.strangers = Strangers()
         self.draws: dict[SourceLocation | None, None] = {}
@@ -139,6 +145,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.ledger.storages[i].nbytes for i in results if i >= self._node_storages
             ),
             transient_bytes=self.ledger.peak_bytes - self.ledger.live_now_bytes,
+            results=tuple(sorted(results - {NO_STORAGE})),
         )
         return len(self.operations) - self._node_operators
 
@@ -171,6 +178,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._packing = False
 
     def _note_saved(self, index: int, tensor: torch.Tensor) -> None:
+        sequence = _get_sequence_nr() - 1  # a function gets its number before it saves
+        self.saves.append(SaveRecord(index, self._node, len(self.operations), sequence))
         if index not in self._saved_storages:
             self._saved_storages.add(index)
             self.saved.append(
@@ -277,7 +286,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Notes an operator; the call is its arguments and its result."""
         index = len(self.operations)
         node = self._find_node(autograd) if autograd is not None else self._node
+        if autograd is not None:
+            sequence = autograd._sequence_nr()
+            self.sequences[sequence] = self.sequences.get(sequence, (index, 0))[0], index
         reads = [self.track(tensor, RESIDENT) for tensor in read]
+        writes = [self.track(tensor) for tensor in iterate_memory(find_written(func, *call[:2]))]
         self.ledger.operation = index
         self.operations.append(
             Operation(
@@ -292,6 +305,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # The engine runs backward without gradients: what asks for them computes again.
                 recomputed=autograd is not None and torch.is_grad_enabled(),
                 library_bytes=self._estimate_library_bytes(func, *call),
+                writes=tuple(dict.fromkeys(i for i in writes if i != NO_STORAGE)),
+                effect=find_effect(func, call[1]),
             )
         )
         for tensor in made:

@@ -29,6 +29,7 @@ class NodeRecord:
 
     output_bytes: int = 0
     transient_bytes: int = 0
+    results: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,13 @@ class SavedRecord:
     node: int | None
     shape: tuple[int, ...]
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """One time that a storage was saved for backward, by the function with that number."""
+
+    storage: int
+    node: int | None
+    position: int
+    sequence: int
