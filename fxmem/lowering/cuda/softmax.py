@@ -28,7 +28,7 @@ def _register(function: Callable[..., Any], operator: OpOverload, fused: OpOverl
     def run(input: Tensor, dim: int, dtype: torch.dtype | None = None, **named: Any) -> Any:
         if is_on_gpu(input) and input.dtype == torch.float16 and dtype == torch.float32:
             return fused(input, dim, True)
-        return function(input, dim, dtype, **named)
+        return function(input, dim, dtype=dtype, **named)
 
 
 for _functions, _operator, _fused in (

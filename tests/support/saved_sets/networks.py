@@ -1,0 +1,164 @@
+"""Attention, transformers and recurrent networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from saved_sets.row import H100, Row, leaf
+
+F = nn.functional
+BF16 = torch.bfloat16
+_HALVES = tuple(leaf(2, 4, 32, 16, dtype=BF16) for _ in range(3))
+_FLOATS = tuple(leaf(2, 4, 32, 16) for _ in range(3))
+_INPUTS = ("input 0", "input 1", "input 2")
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def _attend_by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+def _attend_by_operator(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    result: Tensor = torch.ops.aten.scaled_dot_product_attention(q, k, v)
+    return result
+
+
+def _attend_as_told(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    chosen = torch._fused_sdp_choice(q, k, v)
+    assert chosen == SDPBackend.FLASH_ATTENTION.value
+    result: Tensor = torch.ops.aten.scaled_dot_product_attention.default(q, k, v)
+    return result
+
+
+# derivatives.yaml, _scaled_dot_product_flash_attention: query, key, value, output, logsumexp (a
+# float for each row), rng_state and unused (flash_api.cpp, mha_fwd: two numbers and one, of 64
+# bits); the cumulated lengths are none.
+_FLASH = (*_INPUTS, "2x4x32x16:bfloat16", "2x4x32:float32", "2:uint64", ":uint64")
+
+_ATTENTION = (
+    Row("flash", _attend, _HALVES, _FLASH),
+    Row("flash, by its operator", _attend_by_operator, _HALVES, _FLASH),
+    Row("flash, by its overload", _attend_as_told, _HALVES, _FLASH),
+    # _scaled_dot_product_efficient_attention: query, key, value, attn_bias, output, log_sumexp
+    # (rows rounded up to 32), and seed and offset, which lie on the host (attention.cu).
+    Row("efficient", _attend, _FLOATS, (*_INPUTS, "2x4x32x16:float32", "2x4x32:float32")),
+    # _scaled_dot_product_cudnn_attention: the same with statistics of (batch, heads, rows, 1),
+    # and seed and offset on the GPU (cudnn/MHA.cpp).
+    Row(
+        "cuDNN",
+        _attend,
+        _HALVES,
+        (*_INPUTS, "2x4x32x16:bfloat16", "2x4x32x1:float32", ":int64", ":int64"),
+        gpu=H100,
+    ),
+    # _scaled_dot_product_attention_math: both scaled factors, which matmul saves and with it the
+    # weights after dropout and the value; _safe_softmax its result, dropout its mask. ``q * s``
+    # saves nothing, s being a number. A matrix of keys that is transposed is made dense by mul.
+    Row(
+        "math",
+        _attend_by_products,
+        _FLOATS,
+        (
+            *("2x4x32x16:float32", "2x4x16x32:float32", "input 2"),
+            *("2x4x32x32:float32", "2x4x32x32:bool", "2x4x32x32:float32"),
+        ),
+    ),
+)
+
+
+class _Attention(nn.Module):
+    """Attends to itself."""
+
+    def __init__(self, need_weights: bool) -> None:
+        super().__init__()
+        self.core = nn.MultiheadAttention(64, 4, batch_first=True)
+        self._need_weights = need_weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.core(x, x, x, need_weights=self._need_weights)[0]
+        return result
+
+
+def _encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+_X = (leaf(2, 10, 64),)
+_WEIGHTS = ("core.in_proj_weight", "core.out_proj.weight")
+_MODULES = (
+    # F.multi_head_attention_forward: time first, so that the rows of the first linear are copied
+    # (matmul folds them); its result's parts go to one tensor (_in_projection_packed), which
+    # efficient attention saves with its result and sums of 10 rows rounded up to 32; that, with
+    # time first again, is copied for the last linear.
+    Row(
+        "attention module",
+        _Attention(need_weights=False),
+        _X,
+        (
+            *(*_WEIGHTS, "10x2x64:float32", "3x10x2x64:float32"),
+            *("2x4x10x16:float32", "2x4x32:float32", "10x2x4x16:float32"),
+        ),
+    ),
+    # In inference nothing is saved: the layers' fast paths.
+    Row("attention module, inference", _Attention(need_weights=True), _X, (), mode="infer"),
+    Row("encoder, inference", _encoder(), _X, (), mode="infer"),
+)
+
+
+class _Recurrent(nn.Module):
+    """A network that gives its outputs, and not its states."""
+
+    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.core = kind(16, 32, 2, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.core(x)[0]
+        return output
+
+
+_STEPS = (leaf(10, 8, 16),)
+_ROWS = 10 * 8 * 32 * 4
+"""Bytes of a state of all time steps."""
+# _cudnn_rnn: input, weight, hx, cx, result0 (the output), result3 (the reserve) and result4 (the
+# buffer of the weights, which they are views of). The reserve: of each layer 5 states of each time
+# step for LSTM, 6 for GRU, 1 for others, and the outputs of all layers but the last
+# (github.com/pytorch/pytorch/issues/2895).
+_KEPT = ("input 0", "core.weight_ih_l0", "2x8x32:float32", "10x8x32:float32")
+_RECURRENT = (
+    Row(
+        "LSTM",
+        _Recurrent(nn.LSTM),
+        _STEPS,
+        (*_KEPT, "2x8x32:float32", f"{_ROWS * (2 * 5 + 1)}:uint8"),
+    ),
+    Row("GRU", _Recurrent(nn.GRU), _STEPS, (*_KEPT, f"{_ROWS * (2 * 6 + 1)}:uint8")),
+    Row("RNN", _Recurrent(nn.RNN), _STEPS, (*_KEPT, f"{_ROWS * (2 * 1 + 1)}:uint8")),
+    Row(
+        "RNN, relu",
+        _Recurrent(nn.RNN, nonlinearity="relu"),
+        _STEPS,
+        (*_KEPT, f"{_ROWS * (2 * 1 + 1)}:uint8"),
+    ),
+)
+
+_PACKED = (
+    # _pack_padded_sequence: result1, the sizes of the batches, which lie on the host.
+    Row(
+        "packed sequence",
+        lambda x: nn.utils.rnn.pack_padded_sequence(x, torch.tensor([10, 7, 2]))[0],
+        (leaf(10, 3, 16),),
+        (),
+    ),
+)
+
+ROWS = (*_ATTENTION, *_MODULES, *_PACKED, *_RECURRENT)
