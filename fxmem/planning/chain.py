@@ -1,0 +1,234 @@
+"""A chain of stages, the schedules that run it in less memory, and what they need and cost.
+
+The model is that of Beaumont, Herrmann et al., "Optimal checkpointing for heterogeneous chains"
+(2019), with several options per stage as in Rockmate (Zhao et al., 2023). A schedule is what
+nested ``torch.utils.checkpoint(use_reentrant=False)`` calls do, early stop included.
+
+What is live, and when. Backward *stands* at stage ``p`` when the stages after ``p`` are done and
+``p`` is next; ``held_bytes`` of stage ``p`` is then taken. All of forward stands at the last
+stage. Running stages ``s..t`` has backward stand at ``t``, holds the input of ``s`` (which whoever
+runs them holds already) and, where they are run again, the gradient of the output of ``t``. In
+stage order,
+
+- a kept stage runs with ``saved_bytes + forward_peak_bytes`` beside its input, and from then on
+  ``saved_bytes`` stay until its backward;
+- a region runs its stages ``i`` with their input, output and ``forward_peak_bytes`` live, and from
+  then on its input (held already) and the input of what follows it stay, that until the backward
+  of what follows is done.
+
+Then, from the last to the first, a kept stage runs its backward beside its input, with what it
+saved, both gradients and ``backward_peak_bytes``; a region is run again, by its own body. A body
+stops as soon as nothing more is needed: the tail of its last stage is not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fxmem.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class StageOption:
+    """One way to run a stage so that its backward can follow.
+
+    Attributes:
+        saved_bytes: Kept from its forward until its backward beside its input; with the input it
+            holds all of the output, whatever the next stage does.
+        cost: What is computed again inside its own backward; 0 where everything is kept.
+        forward_peak_bytes: What its forward holds above its input and ``saved_bytes``.
+        backward_peak_bytes: What its backward holds above its input, ``saved_bytes`` and the
+            gradients of both ends. Less than 0 where much of ``saved_bytes`` is there for the
+            next stage only, which is done by then.
+        tail_cost: The part of the stage's cost after the last tensor that its backward needs;
+            not run again where the stage ends a body.
+    """
+
+    saved_bytes: int
+    cost: float = 0.0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    tail_cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a chain. Costs are seconds or FLOPs, the same for the whole chain.
+
+    Attributes:
+        input_bytes: The storages that cross the boundary before it.
+        gradient_bytes: The gradients of those.
+        cost: Of one forward.
+        options: The ways to run it so that its backward can follow.
+        forward_peak_bytes: What a forward that keeps nothing holds above its input and output.
+        held_bytes: What is taken, whatever the schedule, while backward stands at this stage:
+            gradients of parameters made by the stages after it, tensors that span many stages.
+    """
+
+    input_bytes: int
+    gradient_bytes: int
+    cost: float
+    options: tuple[StageOption, ...]
+    forward_peak_bytes: int = 0
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Stages that run one after the other, each on what the one before it hands over.
+
+    Attributes:
+        stages: In the order of forward.
+        output_bytes: What the last stage hands over; the loss.
+        gradient_bytes: The gradient of that, there from the end of forward.
+
+    Raises:
+        UsageError: There are no stages.
+    """
+
+    stages: tuple[Stage, ...]
+    output_bytes: int = 0
+    gradient_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise UsageError("a chain has at least one stage")
+
+    @property
+    def boundary_bytes(self) -> tuple[int, ...]:
+        """What crosses each boundary: the input of each stage, and the output."""
+        return (*(stage.input_bytes for stage in self.stages), self.output_bytes)
+
+    @property
+    def boundary_gradient_bytes(self) -> tuple[int, ...]:
+        """The gradients that cross each boundary in backward."""
+        return (*(stage.gradient_bytes for stage in self.stages), self.gradient_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A stage that keeps what its backward needs, by one of its options."""
+
+    stage: int
+    option: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Stages under one checkpoint: only their input is kept, and backward runs them again.
+
+    Attributes:
+        start: The first stage.
+        stop: The stage after the last.
+        body: How they are run when they are run again.
+    """
+
+    start: int
+    stop: int
+    body: Schedule
+
+
+Schedule: TypeAlias = tuple["Kept | Recomputed", ...]
+"""Entries in the order of the stages; every stage is in exactly one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleMeasure:
+    """What a schedule needs.
+
+    Attributes:
+        peak_bytes: The most that is live, the chain's input and ``held_bytes`` included.
+        cost: Of what is computed more than once; the first run of every stage is free.
+    """
+
+    peak_bytes: int
+    cost: float
+
+
+def measure_schedule(chain: Chain, schedule: Sequence[Kept | Recomputed]) -> ScheduleMeasure:
+    """The peak and the cost of running a chain by a schedule.
+
+    >>> keep = (StageOption(saved_bytes=10),)
+    >>> chain = Chain((Stage(1, 1, cost=3.0, options=keep), Stage(1, 1, cost=5.0, options=keep)))
+    >>> measure_schedule(chain, (Kept(0), Kept(1)))
+    ScheduleMeasure(peak_bytes=22, cost=0.0)
+    >>> measure_schedule(chain, (Recomputed(0, 1, (Kept(0),)), Kept(1)))
+    ScheduleMeasure(peak_bytes=13, cost=3.0)
+    """
+    return _measure(chain, tuple(schedule), chain.stages[0].input_bytes, again=False)
+
+
+def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> ScheduleMeasure:
+    """The peak and the cost of some stages.
+
+    Args:
+        chain: The chain.
+        entries: Those stages.
+        live: What is live around them, the input of the first included, ``held_bytes`` not.
+        again: Whether they are the body of a region.
+    """
+    stages, sizes, gradients = chain.stages, chain.boundary_bytes, chain.boundary_gradient_bytes
+    stop = _find_stop(entries[-1])
+    around = stages[stop - 1].held_bytes + (gradients[stop] if again else 0)
+    peak, cost = 0, 0.0
+    taken: list[int] = []
+    for entry in entries:
+        if isinstance(entry, Kept):
+            option = stages[entry.stage].options[entry.option]
+            peak = max(peak, around + live + option.saved_bytes + option.forward_peak_bytes)
+            at_end = entry.stage + 1 == stop
+            taken.append(option.saved_bytes)
+            run = stages[entry.stage].cost - (option.tail_cost if at_end else 0)
+            cost += option.cost + (run if again else 0)
+        elif again and entry.stop == stop:
+            # Nothing of it is needed before it is run for its own backward.
+            taken.append(0)
+        else:
+            for i in range(entry.start, entry.stop):
+                inputs = sizes[i] if i > entry.start else 0
+                run_bytes = inputs + sizes[i + 1] + stages[i].forward_peak_bytes
+                peak = max(peak, around + live + run_bytes)
+                cost += stages[i].cost if again else 0
+            taken.append(sizes[entry.stop] if entry.stop < stop else 0)
+        live += taken[-1]
+    for entry, size in zip(reversed(entries), reversed(taken), strict=True):
+        if isinstance(entry, Kept):
+            stage = stages[entry.stage]
+            edges = gradients[entry.stage] + gradients[entry.stage + 1]
+            extra = stage.options[entry.option].backward_peak_bytes
+            peak = max(peak, stage.held_bytes + live + edges + extra)
+            live -= size
+        else:
+            live -= size
+            body = _measure(chain, entry.body, live, again=True)
+            peak, cost = max(peak, body.peak_bytes), cost + body.cost
+    return ScheduleMeasure(peak, cost)
+
+
+def _find_stop(entry: Kept | Recomputed) -> int:
+    return entry.stage + 1 if isinstance(entry, Kept) else entry.stop
+
+
+def keep_stages(chain: Chain) -> Schedule | None:
+    """The schedule that runs every stage once, by the cheapest and then smallest of its options.
+
+    Nothing costs less. None where a stage has no option.
+
+    >>> options = (StageOption(4, cost=1.0), StageOption(9), StageOption(8))
+    >>> keep_stages(Chain((Stage(0, 0, cost=2.0, options=options),)))
+    (Kept(stage=0, option=2),)
+    """
+    if not all(stage.options for stage in chain.stages):
+        return None
+    return tuple(
+        Kept(
+            index,
+            min(
+                range(len(stage.options)),
+                key=lambda k: (stage.options[k].cost, stage.options[k].saved_bytes),
+            ),
+        )
+        for index, stage in enumerate(chain.stages)
+    )
