@@ -45,7 +45,7 @@ from fxmem.planning.chain import (
 )
 
 DEFAULT_SLOTS = 500
-"""Steps of memory that a budget is divided into: a budget takes 0.3 s for 60 stages of 4 options."""
+"""Steps of memory per budget: one takes 0.2 s for 60 stages of 4 options."""
 
 _Costs: TypeAlias = NDArray[np.float64]
 
