@@ -32,8 +32,11 @@ _TORCH_DTYPES = frozenset(
 )
 _SPEC = re.compile(
     r"(?P<shape>scalar|[0-9]+(?:\s*(?P<by>[xX*×,])\s*[0-9]+(?:\s*(?P=by)\s*[0-9]+)*)?)\s*"
-    r"(?::\s*(?:torch\.)?(?P<dtype>\w+))?"
+    r"(?::\s*(?:torch\.)?(?P<dtype>(?!channels_last)\w+)\s*)?"
+    r"(?::\s*(?:torch\.)?(?P<format>channels_last(?:_3d)?))?"
 )
+_CHANNELS_LAST = {"channels_last": 4, "channels_last_3d": 5}
+"""Memory formats other than the contiguous one, and how many dimensions they are for."""
 _BITS = re.compile(r"[0-9]+")
 _MOST_BYTES = 2**63 - 1
 """PyTorch counts the bytes of a storage in a signed integer of 64 bits."""
@@ -47,9 +50,12 @@ class TensorSpec:
         shape: Sizes, the empty tuple for a scalar.
         dtype: Name of a torch dtype.
         requires_grad: Whether a gradient for it is asked for.
+        memory_format: ``"channels_last"`` for four dimensions, ``"channels_last_3d"`` for five;
+            the empty text for a contiguous tensor.
 
     Raises:
-        UsageError: A size is negative, the dtype is unknown, or no tensor can be that large.
+        UsageError: A size is negative, the dtype or the memory format is unknown or for another
+            number of dimensions, or no tensor can be that large.
 
     >>> str(TensorSpec((8, 3, 224, 224), "bfloat16"))
     '8x3x224x224:bfloat16'
@@ -58,6 +64,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str = "float32"
     requires_grad: bool = False
+    memory_format: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -72,6 +79,9 @@ class TensorSpec:
                 raise UsageError(f"a tensor cannot have a size of {size}", hint="0 or more")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", parse_dtype(str(self.dtype).removeprefix("torch.")))
+        memory_format = str(self.memory_format).removeprefix("torch.")
+        _check_format(memory_format, len(shape))
+        object.__setattr__(self, "memory_format", memory_format)
         if math.prod(shape) * _count_bytes(self.dtype) > _MOST_BYTES:
             raise UsageError(
                 f"shape {self} is too large: no tensor has more than 2^63 bytes",
@@ -79,7 +89,17 @@ class TensorSpec:
             )
 
     def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape)) or 'scalar'}:{self.dtype}"
+        memory_format = self.memory_format and f":{self.memory_format}"
+        return f"{'x'.join(map(str, self.shape)) or 'scalar'}:{self.dtype}{memory_format}"
+
+
+def _check_format(name: str, dims: int) -> None:
+    """Raises a UsageError for a memory format that tensors of so many dimensions do not have."""
+    if name and _CHANNELS_LAST.get(name) != dims:
+        raise UsageError(
+            f"a tensor of {dims} dimensions cannot be {name}",
+            hint="channels_last is for 4 dimensions, channels_last_3d for 5",
+        )
 
 
 def parse_dtype(text: str) -> str:
@@ -110,21 +130,26 @@ def _count_bytes(dtype: str) -> int:
 def parse_spec(text: str) -> TensorSpec:
     """A tensor spec from text: sizes joined by ``x``, then optionally ``:`` and a dtype.
 
-    ``X``, ``*`` and ``,`` join sizes as well, with spaces around them or not.
+    ``:channels_last`` may follow (``:channels_last_3d`` for five dimensions). ``X``, ``*`` and
+    ``,`` join sizes as well, with spaces around them or not.
 
     Raises:
-        UsageError: The text is no spec, its dtype is unknown, or no tensor can be that large.
+        UsageError: The text is no spec, its dtype is unknown, its memory format is for another
+            number of dimensions, or no tensor can be that large.
 
     >>> parse_spec("1x128:int64")
-    TensorSpec(shape=(1, 128), dtype='int64', requires_grad=False)
+    TensorSpec(shape=(1, 128), dtype='int64', requires_grad=False, memory_format='')
     >>> str(parse_spec("8, 3, 224, 224"))
     '8x3x224x224:float32'
+    >>> parse_spec("8x3x224x224:bf16:channels_last").memory_format
+    'channels_last'
     """
     match = _SPEC.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"bad shape {text!r}", hint=_suggest_shape(text))
     sizes = () if match["shape"] == "scalar" else tuple(map(int, _SIZE.findall(match["shape"])))
-    return TensorSpec(sizes, parse_dtype(match["dtype"] or "float32"))
+    dtype = parse_dtype(match["dtype"] or "float32")
+    return TensorSpec(sizes, dtype, memory_format=match["format"] or "")
 
 
 def _suggest_shape(text: str) -> str:

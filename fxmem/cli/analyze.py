@@ -70,9 +70,10 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="inputs",
-        metavar="[NAME=]SHAPE[:DTYPE]",
-        help="an input, e.g. 8x3x224x224 or ids=1x128:int64; repeat it for more: "
-        "without a name in order, with one as a keyword argument; NAME=True, False or None too",
+        metavar="[NAME=]SHAPE[:DTYPE][:FORMAT]",
+        help="an input, e.g. 8x3x224x224:bf16, 8x3x224x224:channels_last or ids=1x128:int64; "
+        "repeat it for more: without a name in order, with one as a keyword argument; NAME=True, "
+        "False or None too",
     )
     step.add_argument(
         "--mode",

@@ -168,11 +168,22 @@ def _describe_leaf(leaf: object) -> str:
     if isinstance(leaf, str) and _STARTS_LIKE_SPEC.match(leaf):
         leaf = parse_spec(leaf)
     if isinstance(leaf, Tensor):
-        return str(TensorSpec(tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")))
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        return str(TensorSpec(tuple(leaf.shape), dtype, memory_format=_name_format(leaf)))
     if isinstance(leaf, TensorSpec):
         return str(leaf)
     is_plain = leaf is None or isinstance(leaf, bool | int | float | complex | str)
     return repr(leaf) if is_plain else type(leaf).__name__
+
+
+def _name_format(tensor: Tensor) -> str:
+    """The memory format that a spec names: none for what is contiguous, or in neither."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return ""
+    for dims, name in ((4, "channels_last"), (5, "channels_last_3d")):
+        if tensor.dim() == dims and tensor.is_contiguous(memory_format=getattr(torch, name)):
+            return name
+    return ""
 
 
 def _find_dtype(name: str | None) -> torch.dtype | None:

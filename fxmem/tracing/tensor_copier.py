@@ -38,7 +38,12 @@ class TensorCopier:
 
     def create(self, spec: TensorSpec, dtype: torch.dtype | None) -> Tensor:
         with no_dispatch():
-            meta = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+            meta = torch.empty(
+                spec.shape,
+                dtype=getattr(torch, spec.dtype),
+                device="meta",
+                memory_format=getattr(torch, spec.memory_format or "contiguous_format"),
+            )
         fake = self._wrap(_cast(meta, dtype), None)
         return fake.requires_grad_() if spec.requires_grad else fake
 

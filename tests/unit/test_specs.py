@@ -24,6 +24,15 @@ from fxmem.specs import TensorSpec, parse_dtype, parse_input, parse_spec
         ("8, 3 : torch.float16", TensorSpec((8, 3), "float16")),
         ("8 x 3:Float", TensorSpec((8, 3))),
         ("8*3*2", TensorSpec((8, 3, 2))),
+        ("8x3x9x9:channels_last", TensorSpec((8, 3, 9, 9), memory_format="channels_last")),
+        (
+            "8x3x9x9 : bf16 : torch.channels_last",
+            TensorSpec((8, 3, 9, 9), "bfloat16", memory_format="torch.channels_last"),
+        ),
+        (
+            "8x3x9x9x9:half:channels_last_3d",
+            TensorSpec((8, 3, 9, 9, 9), "float16", memory_format="channels_last_3d"),
+        ),
     ],
 )
 def test_a_spec_is_sizes_and_a_dtype(text: str, spec: TensorSpec) -> None:
@@ -37,6 +46,29 @@ def test_a_spec_is_sizes_and_a_dtype(text: str, spec: TensorSpec) -> None:
 def test_a_spec_survives_its_text(shape: tuple[int, ...], dtype: str) -> None:
     spec = TensorSpec(shape, dtype)
     assert parse_spec(str(spec)) == spec
+
+
+def test_a_memory_format_is_part_of_the_text() -> None:
+    spec = TensorSpec((8, 3, 9, 9), "bf16", memory_format="channels_last")
+    assert str(spec) == "8x3x9x9:bfloat16:channels_last"
+    assert parse_spec(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "dims", "name"),
+    [
+        ("8x3:channels_last", 2, "channels_last"),
+        ("8x3x9x9x9:bf16:channels_last", 5, "channels_last"),
+        ("8x3x9x9:channels_last_3d", 4, "channels_last_3d"),
+    ],
+)
+def test_a_memory_format_is_for_so_many_dimensions(text: str, dims: int, name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_spec(text)
+    assert str(caught.value) == (
+        f"a tensor of {dims} dimensions cannot be {name} "
+        "(channels_last is for 4 dimensions, channels_last_3d for 5)"
+    )
 
 
 SHAPE = "write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from fxmem.lowering.cuda.convolution_backends import (
 )
 from fxmem.lowering.cuda.layouts import dense_bytes, is_dense_in, suggest_format
 from fxmem.lowering.cuda.reduction import Layout, add, reduce_bytes
-from fxmem.lowering.cuda.target import CUDA
+from fxmem.lowering.cuda.target import CUDA, is_on_gpu
 from fxmem.lowering.tape import size_bytes
 from fxmem.lowering.target import Arguments
 
@@ -60,6 +61,36 @@ def _densify_line(x: Tensor) -> tuple[Tensor, int]:
     if x.dim() != 3:
         return x, 0
     return torch.empty_like(x, memory_format=torch.contiguous_format).unsqueeze(2), dense_bytes(x)
+
+
+def _choose_format(x: Tensor, weight: Tensor, args: Sequence[object]) -> torch.memory_format:
+    """Of the result, and of the gradients: cuDNN's operands decide, other kernels have planes."""
+    geometry = _make_geometry(args, x.dim() - 2)
+    if x.dim() == 3 or select_backend(x, weight, geometry) is not Backend.CUDNN:
+        return torch.contiguous_format
+    return suggest_common_format(x, weight)
+
+
+@CUDA.kernel(_aten.convolution.default)
+def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Any:
+    """``_convolution``; PyTorch's fake kernel asks which of the CPU's backends would serve."""
+    if not is_on_gpu(input):
+        return NotImplemented
+    result = _aten.convolution.default(input, weight, bias, *args)
+    return torch.empty_like(result, memory_format=_choose_format(input, weight, args))
+
+
+@CUDA.kernel(_aten.convolution_backward.default)
+def convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *args: Any) -> Any:
+    """``convolution_backward``; the gradient is made dense in the input's format first."""
+    if not is_on_gpu(input):
+        return NotImplemented
+    results = _aten.convolution_backward.default(grad_output, input, weight, *args)
+    memory_format = _choose_format(input, weight, args[1:])
+    *gradients, bias = results
+    dense = (y if y is None else torch.empty_like(y, memory_format=memory_format)
+             for y in gradients)  # fmt: skip
+    return (*dense, bias)
 
 
 @CUDA.workspace(_aten.convolution.default)

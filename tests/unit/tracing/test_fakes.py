@@ -257,6 +257,19 @@ def test_inputs_keep_strides_and_sharing_but_not_the_data_set(fake_mode: FakeTen
     assert wide.untyped_storage().nbytes() == 4
 
 
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_spec_has_a_memory_format(dtype: str | None, fake_mode: FakeTensorMode) -> None:
+    inputs, _ = make_fake_inputs(
+        ["2x3x4x4:channels_last", "2x3x4x4x4:channels_last_3d", "2x3x4x4"],
+        {},
+        fake_mode,
+        dtype=dtype,
+    )
+    assert inputs[0].is_contiguous(memory_format=torch.channels_last)
+    assert inputs[1].is_contiguous(memory_format=torch.channels_last_3d)
+    assert inputs[2].is_contiguous()
+
+
 def test_a_text_that_starts_like_a_spec_must_be_one(fake_mode: FakeTensorMode) -> None:
     with pytest.raises(UsageError) as caught:
         make_fake_inputs(["8y3"], {}, fake_mode)
@@ -265,7 +278,17 @@ def test_a_text_that_starts_like_a_spec_must_be_one(fake_mode: FakeTensorMode) -
 
 def test_inputs_are_described_as_they_are_written() -> None:
     texts = describe_inputs(
-        [None, "2x3", [torch.ones(3), True], {"how": "mean"}, object()],
+        [
+            None,
+            "2x3",
+            [torch.ones(3), True],
+            {"how": "mean"},
+            object(),
+            "2x3x4x4:channels_last",
+            torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
+            torch.ones(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d),
+            torch.ones(2, 3, 4, 4).transpose(2, 3),
+        ],
         {"ids": torch.zeros(1, dtype=torch.int64), "s": torch.tensor(1.0)},
     )
     assert texts == (
@@ -275,6 +298,10 @@ def test_inputs_are_described_as_they_are_written() -> None:
         "[2][1]=True",
         "[3]['how']='mean'",
         "object",
+        "2x3x4x4:float32:channels_last",
+        "2x3x4x4:float32:channels_last",
+        "2x3x4x4x4:float32:channels_last_3d",
+        "2x3x4x4:float32",
         "ids=1:int64",
         "s=scalar:float32",
     )

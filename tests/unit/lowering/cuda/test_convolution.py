@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from cuda_steps import estimate, made, on_gpu, run_step, workspaces
+from cuda_steps import estimate, made, on_gpu, run_kernel, run_step, workspaces
 from torch import Tensor, nn
 
+from fxmem import analyze
 from fxmem.graph import Phase
+from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.convolution import estimate_cudnn_workspace_range
 from fxmem.lowering.cuda.convolution_backends import Backend, Geometry, select_backend
+from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
 LAST = torch.channels_last
@@ -146,6 +150,102 @@ class TestBackward:
         # 512 / 16 = 32 share an output, whose sum each writes once.
         operands = (empty(64, 4, 64, 64), empty(64, 8, 66, 66), empty(4, 8, 3, 3))
         assert self.backward(*operands, True, True, True) == 4 * 4 * 32 + 4 * 4
+
+
+class TestFormat:
+    """ConvShared.cpp: channels last if input or weight are, but not for float64."""
+
+    def convolve(self, x: Tensor, weight: Tensor, groups: int = 1) -> list[Tensor]:
+        dims = x.dim() - 2
+        args = ([1] * dims, [1] * dims, [1] * dims, False, [0] * dims, groups)
+        result, _ = run_kernel(aten.convolution.default, x, weight, None, *args)
+        operands = (torch.empty_like(result), x, weight, None, *args, [True, True, False])
+        gradients, _ = run_kernel(aten.convolution_backward.default, *operands)
+        assert gradients[2] is None
+        return [result, *gradients[:2]]
+
+    @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+    @pytest.mark.parametrize("dims", [2, 3])
+    # The CPU's backends differ by batch, type and dimensions, and with them the fake kernel's.
+    @pytest.mark.parametrize("batch", [1, 8])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_one_operand_is_enough(
+        self, first: bool, second: bool, dims: int, batch: int, dtype: torch.dtype, gpu: None
+    ) -> None:
+        last = torch.channels_last if dims == 2 else torch.channels_last_3d
+        x = torch.empty(batch, 4, *[6] * dims, dtype=dtype)
+        weight = torch.empty(8, 4, *[3] * dims, dtype=dtype)
+        x = x.to(memory_format=last) if first else x
+        weight = weight.to(memory_format=last) if second else weight
+        assert all(y.is_contiguous(memory_format=last) for y in self.convolve(x, weight))
+
+    def test_planes(self, gpu: None) -> None:
+        planes = empty(2, 4, 6, 6), empty(8, 4, 3, 3)
+        assert all(y.is_contiguous() for y in self.convolve(*planes))
+        wide = (empty(2, 4, 6, 6, dtype=torch.float64, last=True),)
+        weight = empty(8, 4, 3, 3, dtype=torch.float64, last=True)
+        assert all(y.is_contiguous() for y in self.convolve(*wide, weight))
+        with torch.backends.cudnn.flags(enabled=False):
+            last = empty(2, 4, 6, 6, last=True), empty(8, 4, 3, 3, last=True)
+            assert all(y.is_contiguous() for y in self.convolve(*last))
+
+    def test_lines(self, gpu: None) -> None:
+        assert all(
+            y.is_contiguous() for y in self.convolve(torch.empty(2, 4, 6), torch.empty(8, 4, 3))
+        )
+
+
+def test_the_host_s_convolution_is_left_alone() -> None:
+    with make_fake_mode():
+        x, weight = torch.empty(2, 4, 6, 6), torch.empty(8, 4, 3, 3)
+        args = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        assert CUDA.kernels[aten.convolution.default](x, weight, None, *args) is NotImplemented
+        backward = CUDA.kernels[aten.convolution_backward.default]
+        assert backward(x, x, weight, None, *args, [True] * 3) is NotImplemented
+
+
+def build(last: bool) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
+    return model.to(memory_format=LAST) if last else model
+
+
+X, OUT, WEIGHT = 2 * 8 * 36 * 4, 2 * 16 * 36 * 4, 16 * 8 * 9 * 4
+"""Bytes of the input, the result and the weight of that model."""
+
+
+@pytest.mark.parametrize("target", [True, False])
+@pytest.mark.parametrize("spec", ["2x8x6x6:channels_last", "2x8x6x6"])
+def test_a_model_in_channels_last(target: bool, spec: str, tmp_path: Path) -> None:
+    path = tmp_path / "last.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def build():\n"
+        "    layers = nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)\n"
+        "    return nn.Sequential(*layers).to(memory_format=torch.channels_last)\n"
+    )
+    model = f"{path}:build" if target else build(last=True)
+    graph = analyze(model, (spec,), device="cuda").graph
+    # _convolution: input.contiguous(channels_last), again in backward, where the weight's
+    # gradient is there by then.
+    copied = 0 if "last" in spec else X
+    assert made(graph)[0] == ("convolution", OUT + copied)
+    backward = made(graph, Phase.BACKWARD)
+    # The gradient of a sum is one element seen everywhere; batch norm copies it (cuDNN takes
+    # dense ones). That of the weight is of its format, and stolen.
+    assert backward[-1] == ("convolution_backward", WEIGHT + copied)
+
+
+def test_planes_in_a_model_for_which_the_input_decides() -> None:
+    x = torch.zeros(2, 8, 6, 6).to(memory_format=LAST)
+    graph = run_step(build(last=False), x)
+    # The weight is copied to channels last; its gradient is of that format, and copied to the
+    # weight's by AccumulateGrad (accumulate_grad.h, ``clone_obey_contract``).
+    assert made(graph)[0] == ("convolution", OUT + WEIGHT)
+    assert made(graph, Phase.BACKWARD)[-2:] == [
+        ("convolution_backward", WEIGHT),
+        ("new_empty_strided", WEIGHT),
+    ]
 
 
 def test_a_step() -> None:
