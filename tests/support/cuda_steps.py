@@ -57,6 +57,22 @@ def made(graph: MemoryGraph, *phases: Phase) -> list[tuple[str, int]]:
     return found
 
 
+def hold(graph: MemoryGraph, phase: Phase) -> int:
+    """The most that a phase holds of what it made itself, in bytes."""
+    steps = [o for o in graph.operations if o.phase is phase]
+    first = steps[0].index
+    made = [s for s in graph.storages if s.born >= first]
+    return max(
+        operation.workspace_bytes
+        + sum(
+            s.nbytes
+            for s in made
+            if s.born <= operation.index and (s.died is None or s.died >= operation.index)
+        )
+        for operation in steps
+    )
+
+
 def workspaces(graph: MemoryGraph) -> dict[str, int]:
     """Bytes of buffers by operator, where there are any."""
     return {o.name: o.workspace_bytes for o in graph.operations if o.workspace_bytes}

@@ -1,0 +1,93 @@
+"""What optimizers hold on CUDA while they step, by hand from ``torch/optim``.
+
+CUDA's default is to update all parameters at once (``_default_to_fused_or_foreach``), but for
+Adafactor, whose default is one after the other on any device.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cuda_steps import hold
+from torch import nn
+
+from fxmem import analyze
+from fxmem.graph import Category, Phase
+
+ROWS, COLUMNS = 128, 256
+W, B = ROWS * COLUMNS * 4, ROWS * 4
+"""Bytes of the weight and of the bias."""
+N = W + B
+SCALARS = 2 * 4
+"""A float for each parameter."""
+# bitsandbytes: a byte for each element of a weight, a float for each 256; both states of a bias of
+# fewer than 4096 elements are floats; two maps of 256 codes.
+STATES_OF_8_BITS = 2 * (W // 4 + W // 4 // 256 * 4) + 2 * B + 2 * 256 * 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state", "held"),
+    [
+        # sgd.py, _multi_tensor_sgd: in place; weight decay makes new gradients (_foreach_add).
+        ("sgd", 0, 0),
+        ("sgd(weight_decay=0.1)", 0, N),
+        ("sgd(maximize=True)", 0, N),
+        ("sgd(fused=True)", 0, 0),
+        ("sgd-momentum", N, 0),
+        ("sgd-momentum(weight_decay=0.1)", N, N),
+        ("sgd-momentum(fused=True)", N, 0),
+        ("sgd-nesterov", N, 0),
+        # adam.py, _multi_tensor_adam: exp_avg_sq_sqrt. Gradients of another sign or with weight
+        # decay are deleted before. Steps lie on the host unless capturable or fused.
+        ("adam", 2 * N, N),
+        ("adam(weight_decay=0.1)", 2 * N, N),
+        ("adam(maximize=True)", 2 * N, N),
+        ("adam(amsgrad=True)", 3 * N, N),
+        ("adamw", 2 * N, N),
+        ("adamw(amsgrad=True)", 3 * N, N),
+        # Both bias corrections, a scalar for each parameter.
+        ("adam(capturable=True)", 2 * N + SCALARS, N + 2 * SCALARS),
+        ("adamw(capturable=True)", 2 * N + SCALARS, N + 2 * SCALARS),
+        ("adam(fused=True)", 2 * N + SCALARS, 0),
+        ("adamw(fused=True)", 2 * N + SCALARS, 0),
+        # _single_tensor_adam: the root of the weight's state, and its quotient. (The bias's come
+        # while the weight's denominator still has its name.)
+        ("adam(foreach=False)", 2 * N, 2 * W),
+        ("adamw(foreach=False)", 2 * N, 2 * W),
+        # rmsprop.py, _multi_tensor_rmsprop: avg, and gradients with weight decay beside it.
+        ("rmsprop", N, N),
+        ("rmsprop(weight_decay=0.1)", N, 2 * N),
+        ("rmsprop(momentum=0.9)", 2 * N, N),
+        ("rmsprop(centered=True)", 2 * N, N),
+        ("rmsprop(capturable=True)", N + SCALARS, N),
+        ("rmsprop(foreach=False)", N, W + B),  # avg, the weight's beside the bias's
+        # adagrad.py, _multi_tensor_adagrad: std and numerator, which takes the place of the
+        # gradients that weight decay made.
+        ("adagrad", N, 2 * N),
+        ("adagrad(weight_decay=0.1)", N, 2 * N),
+        ("adagrad(fused=True)", N + SCALARS, 0),
+        # _adafactor.py, _single_tensor_adafactor: row_mean, col_mean and var_estimate of the
+        # weight, beside grad_squared and variance's clone of the bias.
+        ("adafactor", (ROWS + COLUMNS) * 4 + B, (ROWS + COLUMNS) * 4 + W + 2 * B),
+        # _multi_tensor_adafactor: the means are deleted; the weight's updates have their name
+        # until the bias's clone is there.
+        ("adafactor(foreach=True)", (ROWS + COLUMNS) * 4 + B, W + B),
+        ("adam8bit", STATES_OF_8_BITS, 0),
+    ],
+)
+def test_what_is_held(optimizer: str, state: int, held: int) -> None:
+    model = nn.Linear(COLUMNS, ROWS)
+    graph = analyze(model, (f"2x{COLUMNS}",), device="cuda", optimizer=optimizer).graph
+    states = [s for s in graph.storages if s.category is Category.OPTIMIZER_STATE]
+    assert all(s.died is None for s in states)
+    assert (sum(s.nbytes for s in states), hold(graph, Phase.OPTIMIZER)) == (state, held)
+
+
+def test_the_peak_of_a_step_that_is_all_optimizer() -> None:
+    """AdamW's peak: parameters, gradients, two states, the roots; the rest is small."""
+    analysis = analyze(nn.Linear(4096, 4096), ("1x4096",), device="cuda", optimizer="adamw")
+    assert analysis.peak.phase is Phase.OPTIMIZER
+    weights = 4096 * 4096 * 4
+    # A bias, an input, an output of 4096 floats; the loss in a block of 512 bytes, and cuBLAS's
+    # workspaces, of two threads.
+    row, workspaces = 4096 * 4, analysis.breakdown[Category.WORKSPACE]
+    assert analysis.peak_bytes == 5 * (weights + row) + 2 * row + 512 + workspaces
