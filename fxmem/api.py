@@ -14,7 +14,7 @@ from fxmem.allocator import AllocatorSettings, parse_settings
 from fxmem.analysis import Analysis, Setup
 from fxmem.devices import GpuModel, find_gpu
 from fxmem.errors import DataDependentError, FxmemError, TraceError, UsageError
-from fxmem.graph import Operation
+from fxmem.graph import Category, MemoryGraph, Operation
 from fxmem.lowering.cpu import CPU
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.autocast import allow_autocast
@@ -35,6 +35,7 @@ from fxmem.tracing.lazy import settle_lazy
 from fxmem.tracing.loading import load_function, load_target, prepare_targets
 from fxmem.tracing.targets import is_target
 from fxmem.tracing.user_state import restore_user_state
+from fxmem.units import format_bytes
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
@@ -205,6 +206,7 @@ def analyze(
         notes=(
             *_note_devices(named_devices, device),
             *_note_unused(mode, loss, optimizer),
+            *_note_held(recording.graph),
             *recording.notes,
             *_note_unmodelled(recording.graph.operations, target),
         ),
@@ -231,6 +233,13 @@ def _note_unused(mode: str, loss: object, optimizer: object) -> Iterator[str]:
     ]
     if unused:
         yield f"Inference leaves out the {' and the '.join(unused)}."
+
+
+def _note_held(graph: MemoryGraph) -> Iterator[str]:
+    held = [s for s in graph.storages if s.category is Category.OUTPUT and s.born < 0]
+    if held:
+        nbytes = format_bytes(sum(storage.nbytes for storage in held))
+        yield f"Results of the step before take {nbytes} until those of this one are there."
 
 
 def _note_unmodelled(operations: Iterable[Operation], target: Target) -> Iterator[str]:
