@@ -157,7 +157,7 @@ def solve_chain(
     kept = measure_schedule(chain, freest)
     free = ChainSolution(freest, kept.peak_bytes, kept.cost, kept.cost)
     found: dict[int, ChainSolution | None] = {}
-    tables, ceiling, bound = None, 0, kept.cost
+    tables, ceiling = None, 0
     for budget in sorted(set(budgets), reverse=True):
         if budget < least:
             found[budget] = None
@@ -167,10 +167,7 @@ def solve_chain(
             continue
         if tables is None or 2 * budget < ceiling:
             ceiling, tables = budget, _fill_tables(problem, budget, slots)
-        solution = _solve_budget(problem, tables, budget)
-        # What a larger budget cannot do, a smaller one cannot either.
-        bound = min(max(bound, solution.lower_bound_cost), solution.cost)
-        found[budget] = replace(solution, lower_bound_cost=bound)
+        found[budget] = _solve_budget(problem, tables, budget)
     return _take_from_smaller(found, budgets)
 
 
@@ -280,7 +277,7 @@ def _fill_table(problem: _Problem, slot_bytes: int, slots: int, up: bool) -> _Co
             needed, taken = round_sizes(entries.needed), round_sizes(entries.taken)
             row = table[start, last]
             for k in range(entries.options):
-                low = max(needed[k], taken[k])
+                low = needed[k]
                 rest = table[start + 1, last, low - taken[k] : slots + 1 - taken[k]]
                 np.minimum(row[low:], rest + entries.cost[k], out=row[low:])
             if start < last:
@@ -306,7 +303,8 @@ def _solve_budget(problem: _Problem, tables: _Tables, budget: int) -> ChainSolut
             best = measure, schedule
     assert best is not None
     measure, schedule = best
-    bound = float(tables.lower[0, -1, memory // tables.slot_bytes])
+    # The same sum in another order may come out above.
+    bound = min(float(tables.lower[0, -1, memory // tables.slot_bytes]), measure.cost)
     return ChainSolution(schedule, measure.peak_bytes, measure.cost, bound)
 
 

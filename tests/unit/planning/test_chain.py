@@ -159,3 +159,47 @@ def test_a_chain_has_stages() -> None:
     with pytest.raises(UsageError) as caught:
         Chain(())
     assert str(caught.value) == "a chain has at least one stage"
+
+
+@pytest.mark.parametrize(
+    ("stages", "slots", "budget"),
+    [
+        # Sizes rounded up mislead in the first, rounded down in the second, both in the third.
+        ([(40, 1.0), (30, 9.0), (45, 7.0), (30, 8.0), (35, 4.0), (20, 5.0)], 3, 71),
+        ([(30, 1.0), (45, 6.0), (20, 3.0)], 8, 88),
+        ([(25, 4.0), (40, 5.0), (45, 8.0), (35, 2.0), (35, 2.0)], 5, 132),
+    ],
+)
+def test_few_slots_are_made_up_for_by_reading_them_in_three_ways(
+    stages: list[tuple[int, float]], slots: int, budget: int
+) -> None:
+    chain = make_chain(*stages)
+    (found,) = solve_chain(chain, [budget], slots)
+    assert found is not None
+    assert found.cost == solve_one(chain, budget).cost
+
+
+def test_a_small_budget_has_slots_of_its_own() -> None:
+    chain = make_chain((40, 1.0), (30, 9.0), (45, 7.0), (30, 8.0), (35, 4.0), (20, 5.0))
+    assert solve_chain(chain, [200, 71], slots=3)[1:] == solve_chain(chain, [71], slots=3)
+
+
+def test_a_larger_budget_takes_what_was_found_for_a_smaller_one() -> None:
+    # With slots of 49 bytes the tables lead to 11 at 145 and to 4 at 120.
+    chain = make_chain((15, 2.0), (35, 9.0), (45, 2.0), (30, 9.0), (30, 2.0), (35, 9.0))
+    costs = [found and found.cost for found in solve_chain(chain, [146, 145, 120], slots=3)]
+    assert costs == [4.0, 4.0, 4.0]
+
+
+def test_a_bound_knows_what_the_rest_of_the_chain_needs_at_least() -> None:
+    # In slots of 6 bytes, rounded down, cheaper schedules seem to fit.
+    chain = make_chain((10, 6.0), (10, 2.0), (20, 7.0), (35, 4.0))
+    (found,) = solve_chain(chain, [43], slots=7)
+    assert found is not None
+    assert (found.lower_bound_cost, found.cost) == (9.0, 15.0)
+
+
+def test_a_bound_is_not_above_the_cost_where_sums_are_rounded() -> None:
+    chain = make_chain((25, 0.6), (35, 0.1), (25, 0.3), (35, 0.5), (45, 0.2))
+    found = solve_one(chain, 48)
+    assert found.lower_bound_cost == found.cost == pytest.approx(1.9)
