@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -63,12 +63,14 @@ class Analysis:
             asked for.
         settings: Those of the caching allocator; None where there is none, as on the CPU.
         gpu: The GPU that the step is meant for; None for any.
+        fx_graph: The ``torch.fx.Graph`` of the model, whose nodes are those of the memory graph.
     """
 
     setup: Setup
     graph: MemoryGraph
     settings: AllocatorSettings | None = None
     gpu: GpuModel | None = None
+    fx_graph: Any = field(default=None, repr=False, compare=False)
 
     @cached_property
     def allocation(self) -> Allocation | None:

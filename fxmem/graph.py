@@ -168,6 +168,8 @@ class Operation:
         recomputed: It ran in backward to compute again what forward did not keep (a checkpoint).
         writes: Indices of the storages that it changes in place.
         effect: What keeps it from being run again; None for most.
+        keeps: Names of the storages that a library behind it takes at its first use, in the
+            thread it runs in, and does not give back.
     """
 
     index: int
@@ -182,6 +184,7 @@ class Operation:
     library_bytes: int = 0
     writes: tuple[int, ...] = ()
     effect: Effect | None = None
+    keeps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

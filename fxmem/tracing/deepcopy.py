@@ -16,7 +16,7 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, fx, nn, optim
 from torch.autograd.graph import _get_grad_fn_or_grad_acc
 from torch.utils._mode_utils import no_dispatch
 
@@ -231,7 +231,11 @@ def _copy_optimizer(optimizer: optim.Optimizer, memo: Memo) -> optim.Optimizer:
 def _copy_attributes(module: Any, memo: Memo) -> Any:
     try:
         with undo_failed(memo):
-            copied = module.__class__.__new__(module.__class__)
+            if isinstance(module, fx.GraphModule):
+                copied = object.__new__(module.__class__)  # its own would leave forward out
+                memo[id(module.graph)] = module.graph
+            else:
+                copied = module.__class__.__new__(module.__class__)
             memo[id(module)] = copied
             vars(copied).update(copy.deepcopy(vars(module), memo))
             return copied

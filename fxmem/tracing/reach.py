@@ -25,7 +25,7 @@ from types import (
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -49,6 +49,7 @@ LEAVES = (
     torch.device,
     torch.layout,
     torch.Generator,
+    fx.Graph,
 )
 """What holds nothing that code reaches."""
 

@@ -21,7 +21,7 @@ from torch import fx, nn
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.tracing.calls import bind_arguments, patch_calls
-from fxmem.tracing.fxgraph import GraphBuilder, describe_function, iterate_tensors
+from fxmem.tracing.fxgraph import NODE, GraphBuilder, describe_function, iterate_tensors
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
 
@@ -202,6 +202,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         fx_node = None
         if self._phase is Phase.FORWARD:
             fx_node = self._builder.add_call(op, target, args, kwargs, name)
+            fx_node.meta[NODE] = len(self.nodes)
         index = len(self.nodes)
         self._builder.tag_result(result, index, fx_node)
         first = next(iterate_tensors(result), None)

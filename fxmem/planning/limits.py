@@ -1,0 +1,68 @@
+"""Which nodes may not be computed again, and where no region may begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
+from fxmem.planning.facts import StepFacts, is_batch_norm
+
+_REASONS = {
+    Effect.GENERATOR: "draws from a generator of its own, whose state is not restored",
+    Effect.DATA: "its sizes or values depend on the data",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What no plan may do.
+
+    Attributes:
+        fixed: The nodes that may not be computed again, by index, with the reason.
+        starts: The nodes that no region may begin with, by index, with the reason.
+    """
+
+    fixed: Mapping[int, str]
+    starts: Mapping[int, str]
+
+
+def find_limits(facts: StepFacts) -> Limits:
+    """Looks up what may not be computed again.
+
+    Source of the rules: ``torch.utils.checkpoint`` restores the global random number generators
+    and nothing else; a region takes its inputs as they are when backward comes.
+
+    Args:
+        facts: The step.
+    """
+    graph = facts.graph
+    fixed: dict[int, str] = {}
+    starts: dict[int, str] = {}
+    makers = {made.index: made for made in facts.made}
+    for node in range(facts.nodes):
+        operations = facts.list_operations(node, node + 1)
+        reason = next(filter(None, (_find_reason(graph, o, operations) for o in operations)), "")
+        if reason:
+            fixed[node] = reason
+        for operation in operations:
+            for index in operation.writes:
+                made = makers.get(index)
+                for start in range(made.node + 1, node + 1) if made else ():
+                    starts.setdefault(start, f"{graph.nodes[node].name} changes its input in place")
+    return Limits(fixed, starts)
+
+
+def _find_reason(
+    graph: MemoryGraph, operation: Operation, neighbours: tuple[Operation, ...]
+) -> str:
+    if operation.effect in _REASONS:
+        return _REASONS[operation.effect]
+    for index in operation.writes:
+        storage = graph.storages[index]
+        if storage.born != RESIDENT:
+            continue
+        counts = any(map(is_batch_norm, neighbours))
+        if not (storage.category is Category.BUFFER and counts):
+            return f"changes {storage.name} in place"
+    return ""

@@ -1,0 +1,41 @@
+"""Regions: runs of nodes that forward computes without saving and backward computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Consecutive nodes under one checkpoint.
+
+    Attributes:
+        start: Index of its first node.
+        stop: Index after that of its last.
+        children: Regions within it, apart and in order: what they hold is computed once more
+            when backward needs it.
+
+    >>> Region(0, 4, (Region(1, 3),)).depth
+    2
+    """
+
+    start: int
+    stop: int
+    children: tuple[Region, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """How many regions lie within each other."""
+        return 1 + max((child.depth for child in self.children), default=0)
+
+    def __contains__(self, node: int | None) -> bool:
+        """Whether a node lies in the region, by its index."""
+        return node is not None and self.start <= node < self.stop
+
+
+def iterate_regions(regions: Iterable[Region]) -> Iterator[Region]:
+    """All regions, each before those within it."""
+    for region in regions:
+        yield region
+        yield from iterate_regions(region.children)

@@ -1,0 +1,302 @@
+"""The step of a model whose plan was applied, computed from the step that was recorded.
+
+Forward keeps a tensor as long as the rewritten graph does, whose every value goes after its last
+use; autograd keeps what nodes outside of all regions save. Before backward takes out the first
+thing that a region would have saved, the region runs again, up to the last thing that it saves,
+and what it saves lives until its function's backward is over. What runs in which order is that
+of ``torch/utils/checkpoint.py``: ``_checkpoint_without_reentrant_generator`` with early stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from fxmem.graph import RESIDENT, MemoryGraph, Phase, Save, Storage
+from fxmem.planning.facts import Made, StepFacts
+from fxmem.planning.regions import Region
+
+
+@dataclass(slots=True)
+class _Run:
+    """A region that is computed again."""
+
+    region: Region
+    depth: int
+    trigger: int  # before which operation of backward
+    first: int  # the operations of forward that run
+    stop: int
+    done: int  # after which operation of backward nothing of the region is needed
+    saves: list[Save]  # what it keeps itself, not the regions within
+    children: list[_Run] = field(default_factory=list)
+    base: int = 0  # where its first operation comes to stand
+
+    def place(self, operation: int) -> int:
+        """Where an operation of forward comes to stand, in it or after it was over."""
+        return self.base + min(operation, self.stop - 1) - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A storage of the rewritten step, in places of its operations."""
+
+    storage: int
+    born: int
+    died: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A rewritten step.
+
+    Attributes:
+        facts: The step without the plan.
+        order: The operations, each with whether it is computed again.
+        lives: The storages.
+        live_bytes: For each operation, the most bytes that are live while it runs.
+    """
+
+    facts: StepFacts
+    order: tuple[tuple[int, bool], ...]
+    lives: tuple[Life, ...]
+    live_bytes: tuple[int, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes at any moment."""
+        return max(self.live_bytes)
+
+    @property
+    def recomputed(self) -> Iterator[int]:
+        """The operations of forward that run again, each as often as it does."""
+        return (index for index, again in self.order if again)
+
+
+def simulate_regions(facts: StepFacts, regions: Sequence[Region]) -> Simulation:
+    """The step of the rewritten graph with these regions.
+
+    Args:
+        facts: The step as it was recorded.
+        regions: Apart from each other and in order.
+    """
+    runs = [run for region in regions for run in _plan_run(facts, region, 0)]
+    order, places = _order_operations(facts.graph, runs)
+    lives = tuple(_Lives(facts, regions, runs, places).iterate())
+    return Simulation(facts, order, lives, _measure(facts, order, lives))
+
+
+def build_graph(simulation: Simulation) -> MemoryGraph:
+    """The memory graph of a rewritten step."""
+    graph = simulation.facts.graph
+    operations = tuple(
+        replace(
+            graph.operations[index],
+            index=place,
+            recomputed=again or graph.operations[index].recomputed,
+            phase=Phase.BACKWARD if again else graph.operations[index].phase,
+        )
+        for place, (index, again) in enumerate(simulation.order)
+    )
+    storages: list[Storage] = []
+    for life in simulation.lives:
+        storage = simulation.facts.storages[life.storage]
+        storages.append(replace(storage, index=len(storages), born=life.born, died=life.died))
+    return replace(graph, operations=operations, storages=tuple(storages), saves=())
+
+
+def _plan_run(facts: StepFacts, region: Region, depth: int) -> Iterator[_Run]:
+    """The run of a region, if backward needs it, and in it those of the regions within."""
+    saves = [s for n in range(region.start, region.stop) for s in facts.saves_by_node[n]]
+    unpacked = [save.unpacked for save in saves if save.unpacked is not None]
+    if not unpacked:
+        return
+    direct = [save for save in saves if not any(save.node in c for c in region.children)]
+    first = facts.first_operation[region.start]
+    inputs = [facts.first_operation[child.start] for child in region.children]
+    yield _Run(
+        region,
+        depth,
+        trigger=min(unpacked),
+        first=first,
+        stop=max([first, *(save.position for save in direct), *inputs]),
+        done=max(save.released for save in saves if save.released is not None),
+        saves=direct,
+        children=[r for child in region.children for r in _plan_run(facts, child, depth + 1)],
+    )
+
+
+def _iterate_runs(runs: Sequence[_Run]) -> Iterator[_Run]:
+    for run in runs:
+        yield run
+        yield from _iterate_runs(run.children)
+
+
+def _order_operations(
+    graph: MemoryGraph, runs: Sequence[_Run]
+) -> tuple[tuple[tuple[int, bool], ...], list[int]]:
+    triggered: dict[int, list[_Run]] = {}
+    for run in _iterate_runs(runs):  # what holds a region's inputs runs before it
+        triggered.setdefault(run.trigger, []).append(run)
+    order: list[tuple[int, bool]] = []
+    places = []
+    for index in range(len(graph.operations)):
+        for run in triggered.get(index, ()):
+            run.base = len(order)
+            order += [(again, True) for again in range(run.first, run.stop)]
+        places.append(len(order))
+        order.append((index, False))
+    return tuple(order), places
+
+
+class _Lives:
+    """From when to when each storage lives, in forward and each time it is computed again."""
+
+    def __init__(
+        self,
+        facts: StepFacts,
+        regions: Sequence[Region],
+        runs: Sequence[_Run],
+        places: Sequence[int],
+    ) -> None:
+        self._facts = facts
+        self._runs = runs
+        self._places = places
+        self._paths: list[tuple[Region, ...]] = [()] * len(facts.graph.nodes)
+        self._lay_paths(regions)
+
+    def iterate(self) -> Iterator[Life]:
+        made = {storage.index: storage for storage in self._facts.made}
+        for storage in self._facts.graph.storages:
+            if storage.index in made:
+                yield self._live_in_forward(made[storage.index])
+                continue
+            born = RESIDENT if storage.born == RESIDENT else self._places[storage.born]
+            yield Life(storage.index, born, self._find_place(storage.died))
+        for run in _iterate_runs(self._runs):
+            for again in self._facts.made:
+                if run.first <= again.born < run.stop:
+                    yield self._live_again(again, run)
+            yield from self._live_beside(run)
+        for index in _find_libraries(self._facts.graph, self._runs):
+            yield Life(index, RESIDENT, None)
+
+    def _lay_paths(self, regions: Sequence[Region]) -> None:
+        for region in regions:
+            for node in range(region.start, region.stop):
+                self._paths[node] = (*self._paths[node], region)
+            self._lay_paths(region.children)
+
+    def _find_place(self, operation: int | None) -> int | None:
+        return None if operation is None else self._places[operation]
+
+    def _live_in_forward(self, storage: Made) -> Life:
+        """Held by forward's frames, by autograd outside of regions, and as a region's input."""
+        born = self._places[storage.born]
+        if storage.is_output:
+            return Life(storage.index, born, None)
+        ends = [self._find_local_end(storage, 0)]
+        if storage.held_to is not None:
+            ends.append(storage.held_to)
+        for save in storage.saves:
+            if save.node is None or not self._paths[save.node]:
+                if save.released is None:
+                    return Life(storage.index, born, self._find_place(self._died(storage)))
+                ends.append(save.released)
+        ends += [run.done for run in self._runs if _is_input(storage, run.region)]
+        return Life(storage.index, born, self._places[max(ends)])
+
+    def _live_again(self, storage: Made, run: _Run) -> Life:
+        """Held by the run's frames, by what it saves, and as the input of a region within."""
+        end = run.place(self._find_local_end(storage, run.depth + 1, run))
+        ends = [end, *self._find_saved_ends(storage, run)]
+        for child in run.children:
+            ends += self._find_input_ends(storage, child)
+        return Life(storage.index, run.place(storage.born), max(ends))
+
+    def _live_beside(self, run: _Run) -> Iterator[Life]:
+        """Copies of running statistics, and states of the random number generator."""
+        facts, region = self._facts, run.region
+        end = run.place(run.stop - 1)
+        if run.stop > run.first:
+            direct = {s.storage: self._places[s.released] for s in run.saves if s.released}
+            for node in range(region.start, region.stop):
+                for index in facts.statistics[node]:
+                    yield Life(index, run.base, max(end, direct.get(index, 0)))
+        operations = facts.list_operations(region.start, region.stop)
+        if facts.random_state and any(o.effect for o in operations):
+            born = self._places[facts.first_operation[region.start]]
+            yield Life(facts.random_state.index, born, self._places[run.done])
+            if run.stop > run.first:
+                yield Life(facts.random_state.index, run.base, end)
+
+    def _find_saved_ends(self, storage: Made, run: _Run) -> Iterator[int]:
+        for save in run.saves:
+            if save.storage == storage.index and save.released is not None:
+                yield self._places[save.released]
+
+    def _find_input_ends(self, storage: Made, run: _Run) -> Iterator[int]:
+        if _is_input(storage, run.region):
+            yield run.place(run.stop - 1)
+            yield from self._find_saved_ends(storage, run)
+            for child in run.children:
+                yield from self._find_input_ends(storage, child)
+
+    def _find_local_end(self, storage: Made, depth: int, run: _Run | None = None) -> int:
+        """The operation of forward after which the frames let go of a storage.
+
+        A call of a region holds its arguments until it returns, and what it returns too.
+        """
+        end, path = storage.local_end, self._paths[storage.node][depth:]
+        for node in storage.readers:
+            if run is not None and node >= run.region.stop:
+                return run.stop  # it is returned
+            unit = next(
+                (
+                    inner
+                    for at, inner in enumerate(self._paths[node][depth:])
+                    if at >= len(path) or path[at] is not inner
+                ),
+                None,
+            )
+            last = node if unit is None else unit.stop - 1
+            end = max(end, self._facts.end_operation[last] - 1)
+        return end
+
+    def _died(self, storage: Made) -> int | None:
+        return self._facts.graph.storages[storage.index].died
+
+
+def _find_libraries(graph: MemoryGraph, runs: Sequence[_Run]) -> Iterator[int]:
+    """What libraries take for backward's thread because forward's operators run there too."""
+    taken = {name for o in graph.operations if o.phase is Phase.BACKWARD for name in o.keeps}
+    for run in _iterate_runs(runs):
+        for operation in graph.operations[run.first : run.stop]:
+            for name in operation.keeps:
+                if name not in taken:
+                    taken.add(name)
+                    yield next(s.index for s in graph.storages if s.name == name)
+
+
+def _is_input(storage: Made, region: Region) -> bool:
+    return storage.node < region.start and any(node in region for node in storage.readers)
+
+
+def _measure(
+    facts: StepFacts, order: Sequence[tuple[int, bool]], lives: Sequence[Life]
+) -> tuple[int, ...]:
+    sizes = [storage.nbytes for storage in facts.storages]
+    deltas = [0] * (len(order) + 1)
+    live = 0
+    for life in lives:
+        nbytes = sizes[life.storage]
+        if life.born == RESIDENT:
+            live += nbytes
+        else:
+            deltas[life.born] += nbytes
+        if life.died is not None:
+            deltas[life.died + 1] -= nbytes
+    deltas[0] += live
+    after = accumulate(deltas[:-1])
+    workspaces = (facts.graph.operations[index].workspace_bytes for index, _ in order)
+    return tuple(a + b for a, b in zip(after, workspaces, strict=True))

@@ -1,0 +1,176 @@
+"""The code of a graph whose nodes lie in segments: each a function of its own in ``forward``.
+
+The graph stays flat, as it was traced; which segments a node lies in is in its ``meta``. Only the
+code differs from what torch.fx writes, ``torch/fx/graph.py`` (``CodeGen._gen_python_code``), of
+which the text of each function still comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch.fx.graph import CodeGen, PythonCode, _format_target, _Namespace
+
+from fxmem.transform.runtime import checkpoint
+
+SEGMENTS = "fxmem_segments"
+"""Key of a node's ``meta``: the segments it lies in, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCode:
+    """A segment as the code knows it.
+
+    Attributes:
+        name: Of its function.
+        random: Whether it draws random numbers.
+        norms: Its batch normalisations, by the names of their modules.
+    """
+
+    name: str
+    random: bool = False
+    norms: tuple[str, ...] = ()
+
+
+class _Text(str):
+    """Written into the code as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class SegmentCodeGen(CodeGen):
+    """Writes segments as functions, each called under a checkpoint."""
+
+    def _gen_python_code(
+        self, nodes: Iterable[fx.Node], root_module: str, namespace: _Namespace, **options: Any
+    ) -> PythonCode:
+        writer = _Writer(root_module)
+        # A parameter is fetched in the function that uses it.
+        body = [node for node in nodes if node.op != "get_attr"]
+        code = writer.write_function("forward", body, 0, None)
+        return PythonCode(f"\n\n\n{code}", writer.globals, _lineno_map=None)
+
+
+class _Writer:
+    """Writes functions that share their globals."""
+
+    def __init__(self, root: str) -> None:
+        self.globals: dict[str, Any] = {}
+        self._root = root
+
+    def write_function(
+        self, name: str, nodes: Sequence[fx.Node], depth: int, ends: tuple[Any, Any] | None
+    ) -> str:
+        """The text of a function and, within it, of those of its segments.
+
+        Args:
+            name: Of the function.
+            nodes: Its body; those of ``forward`` bring their placeholders and output along.
+            depth: How many segments the function lies in.
+            ends: The nodes that are its arguments and its results; None for ``forward``.
+        """
+        scope = _Scope()
+        inner = []
+        if ends is not None:
+            for node in ends[0]:
+                scope.add_placeholder(node)
+        for segment, group in itertools.groupby(nodes, lambda n: _find_segment(n, depth)):
+            members = [*group]
+            if segment is None:
+                for node in members:
+                    scope.copy(node)
+                continue
+            inputs, outputs = _find_ends(members)
+            inner.append(self.write_function(segment.name, members, depth + 1, (inputs, outputs)))
+            scope.call_segment(segment, self._root, inputs, outputs)
+        if ends is not None:
+            scope.add_output(ends[1])
+        head, _, body = self._write_graph(scope.graph, name).partition("\n")
+        functions = "".join(textwrap.indent(function, "    ") + "\n\n" for function in inner)
+        return f"{head}\n{functions}{body}".rstrip()
+
+    def _write_graph(self, graph: fx.Graph, name: str) -> str:
+        # Globals keep the names that they have in the functions written before.
+        namespace = _Namespace()
+        for known, value in self.globals.items():
+            namespace.create_name(known, value)
+        for node in graph.nodes:
+            node._repr_fn = lambda n: namespace.create_name(n.name, n)
+        code = graph._codegen._gen_python_code(graph.nodes, self._root, namespace)
+        self.globals.update(code.globals)
+        text = code.src.strip()
+        if name != "forward":
+            text = text.replace(f"def forward({self._root}, ", f"def {name}(", 1)
+            text = text.replace(f"def forward({self._root}", f"def {name}(", 1)
+        return text
+
+
+class _Scope:
+    """The graph of one function."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self._values: dict[fx.Node, fx.Node] = {}
+
+    def copy(self, node: fx.Node) -> None:
+        self._values[node] = self.graph.node_copy(node, self._find)
+
+    def add_placeholder(self, node: fx.Node) -> None:
+        self._values[node] = self.graph.placeholder(node.name)
+
+    def add_output(self, nodes: Sequence[fx.Node]) -> None:
+        values = tuple(self._find(node) for node in nodes)
+        self.graph.output(values[0] if len(values) == 1 else values)
+
+    def call_segment(
+        self,
+        segment: SegmentCode,
+        root: str,
+        inputs: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+    ) -> None:
+        options: dict[str, Any] = {"random": True} if segment.random else {}
+        if segment.norms:
+            options["norms"] = tuple(_Text(_format_target(root, name)) for name in segment.norms)
+        arguments: Any = (_Text(segment.name), *map(self._find, inputs))
+        name = outputs[0].name if len(outputs) == 1 else f"{segment.name}_results"
+        call = self.graph.create_node("call_function", checkpoint, arguments, options, name=name)
+        if len(outputs) == 1:
+            self._values[outputs[0]] = call
+            return
+        for index, node in enumerate(outputs):
+            self._values[node] = self.graph.create_node(
+                "call_function", operator.getitem, (call, index), name=node.name
+            )
+
+    def _find(self, node: fx.Node) -> fx.Node:
+        if node not in self._values and node.op == "get_attr":
+            self._values[node] = self.graph.node_copy(node)
+        return self._values[node]
+
+
+def _find_segment(node: fx.Node, depth: int) -> SegmentCode | None:
+    path = node.meta.get(SEGMENTS, ())
+    return path[depth] if len(path) > depth else None
+
+
+def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What a run of nodes takes from before it, and what of it is used after it."""
+    members = set(nodes)
+    inputs = dict.fromkeys(
+        argument
+        for node in nodes
+        for argument in node.all_input_nodes
+        if argument not in members and argument.op != "get_attr"
+    )
+    outputs = [node for node in nodes if any(user not in members for user in node.users)]
+    return [*inputs], outputs
