@@ -41,7 +41,7 @@ MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 """``maxThreadsPerMultiProcessor`` by compute capability, where it is not 2048."""
-TARGETS = {target.name: target for target in (CPU, CUDA)}
+TARGETS = {target.name: target for target in (CUDA, CPU)}
 
 _Loss = str | Callable[[Any], torch.Tensor] | None
 _Optimizer = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
@@ -53,7 +53,7 @@ def analyze(
     kwargs: Mapping[str, Any] | None = None,
     *,
     mode: str = "train",
-    device: str = "cpu",
+    device: str = "cuda",
     gpu: str | None = None,
     dtype: str | torch.dtype | None = None,
     autocast: str | torch.dtype | None = None,
@@ -79,10 +79,11 @@ def analyze(
             ``"8x3x224x224:bf16"``. One that is alone needs no tuple.
         kwargs: Keyword inputs, likewise.
         mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
-        device: Target device: ``"cuda"`` or ``"cpu"``. Neither need be there.
+        device: Target device, which need not be there: ``"cuda"``, whose peak is to be compared
+            with ``torch.cuda.max_memory_allocated()``, or ``"cpu"`` for training on the CPU.
         gpu: The GPU that is meant (``"h100"``, ``"rtx4090"``): its architecture decides which
-            kernels run, its capacity whether the step fits. None for CUDA in general, which is
-            an A100.
+            kernels run, its capacity whether the step fits. None for CUDA in general: an A100's
+            architecture, and memory without end.
         dtype: Parameters and floating inputs are cast to it.
         autocast: What forward and loss are autocast to: ``"bf16"``, or ``"fp16"``, which on CUDA
             takes a gradient scaler. None for no autocast.
@@ -115,6 +116,8 @@ def analyze(
     >>> analysis = analyze(nn.Linear(4, 2), ("8x4",), loss="mse")
     >>> analysis.parameter_bytes, analysis.input_bytes
     (40, 192)
+    >>> analysis.setup.device
+    'cuda'
     """
     device = str(device)  # a torch.device has its name
     _check_arguments(mode, device, frontend, size_hint, accumulate)
@@ -306,7 +309,7 @@ def _find_gpu(device: str, gpu: str | None) -> GpuModel | None:
     if gpu is None:
         return None
     if device != "cuda":
-        raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="device='cuda'")
+        raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
     return find_gpu(gpu)
 
 

@@ -137,11 +137,11 @@ def _add_loop_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_device_options(parser: argparse.ArgumentParser) -> None:
     device = parser.add_argument_group("the device, which need not be there")
-    device.add_argument("--device", default="cpu", help="cuda or cpu (default: %(default)s)")
+    device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     device.add_argument(
         "--gpu",
         metavar="NAME",
-        help="h100, rtx4090, ...: exit 1 if the step does not fit; implies --device cuda",
+        help="h100, rtx4090, ...: the GPU that is meant; exit 1 if the step does not fit it",
     )
     device.add_argument(
         "--alloc-conf",
@@ -212,7 +212,7 @@ def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--size-hint is {arguments.size_hint}", hint="0 or more")
     return {
         "mode": arguments.mode,
-        "device": "cuda" if arguments.gpu is not None else arguments.device,
+        "device": arguments.device,
         "gpu": arguments.gpu,
         "autocast": arguments.autocast,
         "accumulate": arguments.accumulate,

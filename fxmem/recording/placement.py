@@ -14,7 +14,7 @@ from fxmem.tracing.devices import lies_on_accelerator
 
 
 def place_model(model: nn.Module, source: nn.Module, target: Target) -> None:
-    """Moves parameters and buffers as ``model.to(device)`` does.
+    """Moves parameters, their gradients and buffers as ``model.to(device)`` does.
 
     Other tensors of its modules lie where they were made.
 
@@ -25,6 +25,7 @@ def place_model(model: nn.Module, source: nn.Module, target: Target) -> None:
     """
     for tensor in (*model.parameters(), *model.buffers()):
         _place(tensor, target.device)
+        _place(tensor.grad, target.device)
     for copied, given in zip(model.modules(), source.modules(), strict=True):
         for name, value in vars(given).items():
             if isinstance(value, torch.Tensor) and lies_on_accelerator(value):

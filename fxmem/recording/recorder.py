@@ -259,7 +259,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run_on_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.ledger.counts_all:
-            raise TraceError("sparse tensors are modelled on the CPU only", hint="device='cpu'")
+            raise TraceError(
+                "sparse tensors are modelled on the CPU only", hint="--device cpu or device='cpu'"
+            )
         try:
             return run_on_sparse(func, args, kwargs)
         except DataDependentOutputException:

@@ -131,21 +131,23 @@ def test_a_sparse_matrix_is_multiplied() -> None:
 def test_sparse_gradients_are_counted() -> None:
     rows, model = 24 * 8, Looks(LAYERS["rows"], 1, head=True)
     given = torch.zeros(24, 8, dtype=torch.int64)
-    analysis = fxmem.analyze(model, (given,), optimizer=torch.optim.SparseAdam)
+    analysis = fxmem.analyze(model, (given,), optimizer=torch.optim.SparseAdam, device="cpu")
     assert analysis.gradient_bytes == rows * WIDTH * 4  # the indices are the input's memory
     assert analysis.optimizer_state_bytes == 2 * ROWS * WIDTH * 4
     names = {s.name for s in analysis.graph.storages if s.category is Category.GRADIENT}
     assert names == {"embedding.weight.grad"}
-    analysis = fxmem.analyze(Looks(LAYERS["rows"], 2, head=True), (given,))
+    analysis = fxmem.analyze(Looks(LAYERS["rows"], 2, head=True), (given,), device="cpu")
     assert analysis.gradient_bytes == 2 * rows * (WIDTH * 4 + 8)
 
 
 def test_how_many_rows_are_left_depends_on_the_ids() -> None:
     model = Looks(LAYERS["rows"], 1, head=True)
     with pytest.raises(fxmem.DataDependentError, match=r"aten\._coalesce\.default"):
-        fxmem.analyze(model, ("24x8:int64",), optimizer=torch.optim.SparseAdam)
+        fxmem.analyze(model, ("24x8:int64",), optimizer=torch.optim.SparseAdam, device="cpu")
     hinted = [
-        fxmem.analyze(model, ("24x8:int64",), optimizer=torch.optim.SparseAdam, size_hint=hint)
+        fxmem.analyze(
+            model, ("24x8:int64",), optimizer=torch.optim.SparseAdam, size_hint=hint, device="cpu"
+        )
         for hint in (10, 24 * 8, 10**6)
     ]
     assert hinted[0].peak_bytes < hinted[1].peak_bytes == hinted[2].peak_bytes
@@ -156,4 +158,4 @@ def test_other_layouts_are_refused() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("edges", torch.eye(4).to_sparse_csr())
     with pytest.raises(fxmem.TraceError, match=r"'edges': a tensor of layout sparse_csr"):
-        fxmem.analyze(model, ("3x2",))
+        fxmem.analyze(model, ("3x2",), device="cpu")

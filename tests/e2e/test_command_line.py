@@ -90,6 +90,29 @@ def test_a_step_from_a_file(run: Run) -> None:
     assert any("torch.relu(self.fc(x))" in source[line - 1] for line in lines)
 
 
+def test_the_report_is_for_a_gpu_unless_said_otherwise(run: Run) -> None:
+    command = ("analyze", "models.py:Net", "--input", "64x256")
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split("; ")[2:4] == ["train", "cuda"]
+    assert "compare with" in done.stdout.splitlines()[3]
+    rows = done.stdout.split("\n\n")[1].splitlines()[2:]
+    assert [(row.split()[0], row.split("  ")[-1]) for row in rows] == [
+        ("allocated", "torch.cuda.max_memory_allocated()"),
+        ("reserved", "torch.cuda.max_memory_reserved()"),
+        ("process", "nvidia-smi"),
+    ]
+    on_cpu = run(*command, "--device", "cpu").stdout
+    assert on_cpu.splitlines()[1].split("; ")[2:4] == ["train", "cpu"]
+    assert "compare with" not in on_cpu
+
+
+def test_a_gpu_with_another_device_is_refused(run: Run) -> None:
+    done = run("analyze", "models.py:Net", "--input", "64x256", "--device", "cpu", "--gpu", "t4")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("fxmem: error: gpu='t4' with device='cpu' (leave one of them out)\n")
+
+
 def test_a_keyword_input_and_infer(run: Run) -> None:
     arguments = ["--input", "64x256", "--input", "mask=64x256:bool", "--mode", "infer"]
     done = run("analyze", "models.py:Net", *arguments, "--json")

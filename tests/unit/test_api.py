@@ -12,6 +12,8 @@ from torch import nn
 import fxmem
 from fxmem.graph import Category
 
+MIB = 2**20
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class Finds(nn.Module):
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mode", {"mode": "test"}, "unknown mode 'test' (train or infer)"),
     ("mode of torch", {"mode": "eval"}, "unknown mode 'eval' (did you mean infer?)"),
-    ("gpu", {"gpu": "h100"}, "gpu='h100' with device='cpu' (device='cuda')"),
+    ("gpu", {"gpu": "h100"}, "gpu='h100' with device='cpu' (leave one of them out)"),
     ("autocast", {"autocast": "fp32"}, "autocast to float32 (bf16 or fp16)"),
     (
         "autocast on the CPU",
@@ -79,7 +81,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         )
         for number in (0, 2.5, True, "2")
     ),
-    ("device", {"device": "tpu"}, "unknown device 'tpu' (cpu or cuda)"),
+    ("device", {"device": "tpu"}, "unknown device 'tpu' (cuda or cpu)"),
     ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
     ("hint", {"size_hint": -1}, "size hint -1 is no number of elements (an integer, 0 or more)"),
 ]
@@ -179,6 +181,39 @@ def test_a_device_may_be_one_of_torch_s() -> None:
     assert fxmem.analyze(Net(), ("3x4",), device=torch.device("cpu")).setup.device == "cpu"
 
 
+def test_the_device_is_cuda_unless_said_otherwise() -> None:
+    analysis = fxmem.analyze(nn.Linear(256, 256, bias=False), ("256x256",), mode="infer")
+    assert (analysis.setup.device, analysis.gpu) == ("cuda", None)
+    # Weight, input and result in a segment of 2 MiB, the workspace of cuBLAS in one of 20 MiB.
+    assert analysis.peak_bytes == 3 * 256 * 256 * 4 + 8.125 * MIB
+    assert analysis.reserved_bytes == 2 * MIB + 20 * MIB
+    least, most = analysis.process_bytes
+    assert (least, most) == (
+        analysis.reserved_bytes + 300 * MIB,
+        analysis.reserved_bytes + 600 * MIB,
+    )
+
+
+def test_on_the_cpu_nothing_is_reserved_besides() -> None:
+    analysis = fxmem.analyze(Net(), ("3x4",), mode="infer", device="cpu")
+    assert analysis.reserved_bytes == analysis.requested_bytes == analysis.peak_bytes
+    assert analysis.process_bytes is None
+
+
+def test_a_gpu_is_one_of_the_default_device() -> None:
+    assert fxmem.analyze(Net(), ("3x4",), gpu="h100").setup.device == "cuda"
+
+
+def test_what_is_modelled_on_the_cpu_only_says_so_where_no_device_was_given() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    with pytest.raises(fxmem.TraceError) as raised:
+        fxmem.analyze(model, ("3:int64",))
+    assert str(raised.value) == (
+        "sparse tensors are modelled on the CPU only (--device cpu or device='cpu')"
+    )
+    assert fxmem.analyze(model, ("3:int64",), device="cpu").peak_bytes > 0
+
+
 def test_inference_says_what_it_leaves_out() -> None:
     analysis = fxmem.analyze(Net(), ("3x4",), mode="infer", loss="mse", optimizer="adam")
     assert analysis.setup.notes == ("Inference leaves out the loss and the optimizer.",)
@@ -204,4 +239,4 @@ def test_kernels_whose_workspace_only_the_library_knows_are_told_once() -> None:
     assert [note.split(": ")[0] for note in notes] == [
         "What aten._linalg_svd.default holds inside itself is not counted"
     ]
-    assert fxmem.analyze(Singular(), ("8x8",), mode="infer").setup.notes == ()
+    assert fxmem.analyze(Singular(), ("8x8",), mode="infer", device="cpu").setup.notes == ()

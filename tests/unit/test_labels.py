@@ -219,7 +219,7 @@ def test_gradients_are_those_that_autograd_hands_to_hooks(
     name: str, handed_on: dict[int, set[int]]
 ) -> None:
     build, spec = MODELS[name]
-    analysis = fxmem.analyze(build(), (spec,))
+    analysis = fxmem.analyze(build(), (spec,), device="cpu")
     named = {node.name: node.index for node in analysis.nodes}
     checked = 0
     for storage in list_temporaries(analysis):
@@ -233,7 +233,7 @@ def test_gradients_are_those_that_autograd_hands_to_hooks(
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_what_a_checkpoint_makes_again_says_so(use_reentrant: bool) -> None:
-    analysis = fxmem.analyze(Checkpointed(use_reentrant), ("4x8",))
+    analysis = fxmem.analyze(Checkpointed(use_reentrant), ("4x8",), device="cpu")
     made_again = [
         analysis.graph.operations[storage.born].name
         for storage in list_temporaries(analysis)
@@ -255,7 +255,10 @@ def test_what_a_checkpoint_makes_again_says_so(use_reentrant: bool) -> None:
 def test_the_update_of_each_parameter_or_of_all(foreach: bool, labels: set[str]) -> None:
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False))
     analysis = fxmem.analyze(
-        model, ("4x8",), optimizer=lambda params: torch.optim.Adam(params, foreach=foreach)
+        model,
+        ("4x8",),
+        optimizer=lambda params: torch.optim.Adam(params, foreach=foreach),
+        device="cpu",
     )
     operations = analysis.graph.operations
     found = {
@@ -269,6 +272,6 @@ def test_the_update_of_each_parameter_or_of_all(foreach: bool, labels: set[str])
 
 
 def test_the_gradient_of_the_loss_is_named() -> None:
-    analysis = fxmem.analyze(nn.Linear(8, 8), ("4x8",), loss="mse")
+    analysis = fxmem.analyze(nn.Linear(8, 8), ("4x8",), loss="mse", device="cpu")
     (first,) = (s for s in list_temporaries(analysis) if s.nbytes == 4)
     assert analysis.labels[first.index] == "gradient of loss.mse_loss"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 
 _SEEN = torch.device("cuda", 0)
 """What the user's code sees; never handed to an operator."""
@@ -99,9 +100,12 @@ class _DeviceView(TorchFunctionMode):
             return Tensor.to(args[0], _HOST)
         if func is Tensor.pin_memory:  # a copy in the host's memory, as it was there before
             return args[0].clone()
-        if func in _FROM_VALUES and kwargs.get("device") is not None:
+        device = kwargs.get("device")
+        if device is None and func is not Tensor.new_tensor:
+            device = _device.CURRENT_DEVICE  # torch.set_default_device, with torch.device(...):
+        if func in _FROM_VALUES and device is not None:
             # Made on the host, as on a machine with a GPU, and copied.
-            device = self._turn(kwargs["device"])
+            device = self._turn(device)
             made = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
             return Tensor.to(made, device)
         for argument in args:

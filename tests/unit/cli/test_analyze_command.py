@@ -99,7 +99,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
         [
             *COMMAND,
             *["--input", "8x3", "--input", "mask=8x3:bool", "--input", "scalar:int64"],
-            *["--mode", "infer", "--device", "cpu", "--dtype", "bf16", "--optimizer", "adam"],
+            *["--mode", "infer", "--device", "cuda", "--dtype", "bf16", "--optimizer", "adam"],
             *["--loss", "mse", "--frontend", "record", "--size-hint", "7", "--autocast", "bf16"],
             *["--accumulate", "4", "--keep-gradients", "--hold-outputs"],
             *["--gpu", "h100", "--alloc-conf", "expandable_segments:True"],
@@ -113,7 +113,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
     )
     assert options == {
         "mode": "infer",
-        "device": "cuda",  # which a GPU implies
+        "device": "cuda",
         "gpu": "h100",
         "dtype": "bfloat16",
         "autocast": "bf16",
@@ -136,7 +136,7 @@ def test_without_options_analyze_gets_its_defaults(
         ("nets/net.py:Net", (), {}),
         {
             "mode": "train",
-            "device": "cpu",
+            "device": "cuda",
             "gpu": None,
             "dtype": None,
             "autocast": None,
@@ -150,6 +150,13 @@ def test_without_options_analyze_gets_its_defaults(
             "size_hint": None,
         },
     )
+
+
+def test_the_device_reaches_analyze(
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> None:
+    main([*COMMAND, "--device", "cpu", "--gpu", "h100"])  # which analyze refuses
+    assert (calls[0][1]["device"], calls[0][1]["gpu"]) == ("cpu", "h100")
 
 
 @pytest.mark.parametrize(

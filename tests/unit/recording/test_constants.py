@@ -24,7 +24,7 @@ class Asking(nn.Module):
 
 
 def find_output_shape(ask: Callable[..., torch.Tensor], *inputs: object) -> tuple[int, ...] | None:
-    analysis = fxmem.analyze(Asking(ask), inputs)
+    analysis = fxmem.analyze(Asking(ask), inputs, device="cpu")
     return [node for node in analysis.nodes if node.phase.value == "forward"][-1].shape
 
 
@@ -134,13 +134,15 @@ DRAW = (
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_a_draw_that_decides_is_told_once(mode: str) -> None:
-    assert fxmem.analyze(DropsLayers(0.2), "2x4", mode=mode).setup.notes == (f"{DRAW}.",)
+    assert fxmem.analyze(DropsLayers(0.2), "2x4", mode=mode, device="cpu").setup.notes == (
+        f"{DRAW}.",
+    )
 
 
 @pytest.mark.parametrize("loss", [None, "mse"])
 def test_where_a_draw_drops_everything_it_is_told(loss: str | None) -> None:
     with pytest.raises(fxmem.TraceError) as caught:
-        fxmem.analyze(DropsLayers(0.5), "2x4", loss=loss)
+        fxmem.analyze(DropsLayers(0.5), "2x4", loss=loss, device="cpu")
     assert caught.value.cause.endswith(f". {DRAW}")
     assert caught.value.hint == "below a probability of 0.5, what is dropped at random is there"
 

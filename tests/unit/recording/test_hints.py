@@ -51,18 +51,18 @@ SEARCHES: dict[str, tuple[Forward, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_finds_as_many_as_was_said(name: str) -> None:
     search, shape = SEARCHES[name]
-    analysis = fxmem.analyze(Calls(search), ("4x6",), size_hint=5, mode="infer")
+    analysis = fxmem.analyze(Calls(search), ("4x6",), size_hint=5, mode="infer", device="cpu")
     assert analysis.nodes[-1].shape == shape
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_without_a_hint_the_line_is_named(name: str) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"test_hints\.py:\d+ depends on the values"):
-        fxmem.analyze(Calls(SEARCHES[name][0]), ("4x6",), mode="infer")
+        fxmem.analyze(Calls(SEARCHES[name][0]), ("4x6",), mode="infer", device="cpu")
 
 
 def test_what_was_found_trains_too() -> None:
-    analysis = fxmem.analyze(Calls(lambda x: x[x > 0].exp()), ("4x6",), size_hint=7)
+    analysis = fxmem.analyze(Calls(lambda x: x[x > 0].exp()), ("4x6",), size_hint=7, device="cpu")
     assert analysis.nodes[-2].output_bytes == 7 * 4
     assert analysis.gradient_bytes == 4
 
@@ -86,7 +86,7 @@ def test_runs_keep_the_memory_of_as_many_as_there_may_be(dim: int | None) -> Non
 @pytest.mark.parametrize("hint", [None, 5])
 def test_a_float_is_no_size(hint: int | None) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"test_hints\.py"):
-        fxmem.analyze(Calls(lambda x: x * x.max().item()), ("4x6",), size_hint=hint)
+        fxmem.analyze(Calls(lambda x: x * x.max().item()), ("4x6",), size_hint=hint, device="cpu")
 
 
 @pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True), (True, True)])
@@ -109,10 +109,12 @@ def test_checks_of_torch_that_only_raise_pass() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return functional.gaussian_nll_loss(x, x.detach(), x.exp())
 
-    assert fxmem.analyze(Calls(loss), ("4x6",)).peak_bytes > 0
+    assert fxmem.analyze(Calls(loss), ("4x6",), device="cpu").peak_bytes > 0
 
 
 def test_a_hint_changes_nothing_where_nothing_depends_on_data() -> None:
     model = Calls(lambda x: x.exp())
-    plain, hinted = (fxmem.analyze(model, ("4x6",), size_hint=hint) for hint in (None, 5))
+    plain, hinted = (
+        fxmem.analyze(model, ("4x6",), size_hint=hint, device="cpu") for hint in (None, 5)
+    )
     assert plain.graph == hinted.graph

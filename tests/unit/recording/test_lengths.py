@@ -76,7 +76,7 @@ def measure_peak(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
 
 
 def predict_peak(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
-    analysis = fxmem.analyze(model, inputs, mode=mode)
+    analysis = fxmem.analyze(model, inputs, mode=mode, device="cpu")
     resident = sum(s.nbytes for s in analysis.graph.storages if s.born < 0)
     return analysis.peak_bytes - resident
 

@@ -26,7 +26,7 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_checkpoint_computes_again(use_reentrant: bool) -> None:
-    analysis = fxmem.analyze(Checkpointed(use_reentrant), ("4x8",), optimizer="adam")
+    analysis = fxmem.analyze(Checkpointed(use_reentrant), ("4x8",), optimizer="adam", device="cpu")
     recomputed = [o for o in analysis.graph.operations if o.recomputed]
     assert {o.phase for o in recomputed} == {Phase.BACKWARD}
     assert [o.name for o in recomputed if "detach" not in o.name] == [
@@ -37,5 +37,5 @@ def test_a_checkpoint_computes_again(use_reentrant: bool) -> None:
 
 
 def test_without_a_checkpoint_nothing_is_computed_again() -> None:
-    analysis = fxmem.analyze(nn.Sequential(nn.Linear(8, 8), nn.Sigmoid()), ("4x8",))
+    analysis = fxmem.analyze(nn.Sequential(nn.Linear(8, 8), nn.Sigmoid()), ("4x8",), device="cpu")
     assert not any(o.recomputed for o in analysis.graph.operations)

@@ -36,7 +36,7 @@ def default(net: Net, x: Tensor) -> Tensor:
 
 
 def analyse(body: Callable[..., Any] = default, *args: Any, **settings: Any) -> Analysis:
-    return fxmem.analyze(Net(body), args or ("8x4",), **settings)
+    return fxmem.analyze(Net(body), args or ("8x4",), device="cpu", **settings)
 
 
 def names_of(analysis: Analysis, category: Category, *, resident: bool = True) -> set[str]:
@@ -185,7 +185,7 @@ def test_recordings_of_one_model_are_equal() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_counts_and_saves_only_in_training(training: bool) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    analysis = fxmem.analyze(model, ("8x4",), mode="train" if training else "infer")
+    analysis = fxmem.analyze(model, ("8x4",), mode="train" if training else "infer", device="cpu")
     operators = {operation.name for operation in analysis.graph.operations}
     assert ("aten.add_.Tensor" in operators) is training
     assert names_of(analysis, Category.BUFFER) == {
@@ -219,7 +219,7 @@ def test_what_hooks_reach_is_resident_and_named() -> None:
         parameter.register_post_accumulate_grad_hook(update)
     net.spare = [torch.ones(9, requires_grad=True)]
     net.spare[0].grad = torch.ones(9)
-    analysis = fxmem.analyze(net, ("8x4",))
+    analysis = fxmem.analyze(net, ("8x4",), device="cpu")
     assert names_of(analysis, Category.OPTIMIZER_STATE) == {
         f"first.{parameter}.{state}"
         for parameter in ("weight", "bias")
@@ -242,4 +242,4 @@ def test_an_optimizer_in_backward_may_ask_for_values(kind: Any) -> None:
     net = Net(default)
     optimizer = kind(net.first.parameters())
     net.first.weight.register_post_accumulate_grad_hook(lambda p: optimizer.step() and None)
-    assert fxmem.analyze(net, ("8x4",)).optimizer_state_bytes > 0
+    assert fxmem.analyze(net, ("8x4",), device="cpu").optimizer_state_bytes > 0

@@ -33,7 +33,7 @@ def _nothing_held() -> Any:
 
 def analyse(compute: Any, **held: Any) -> fxmem.Analysis:
     HELD.update(held, compute=compute)
-    return fxmem.analyze(Takes(), ("3x4",))
+    return fxmem.analyze(Takes(), ("3x4",), device="cpu")
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -90,16 +90,29 @@ def test_a_model_that_names_devices_is_analysed_and_the_report_says_so(
     move: tuple[Callable[[torch.Tensor], torch.Tensor], set[str]],
 ) -> None:
     code, named = move
-    analysis = fxmem.analyze(Moves(code), ("2x2",))
+    analysis = fxmem.analyze(Moves(code), ("2x2",), device="cpu")
     assert analysis.peak_bytes > 0
     names = ", ".join(sorted(named))
     note = f"The code names devices ({names}): taken as the target, cpu."
     assert analysis.setup.notes == ((note,) if named else ())
 
 
-def test_moving_costs_nothing_where_all_is_on_the_target_already() -> None:
-    plain = fxmem.analyze(Moves(lambda x: x), ("2x2",))
-    moved = fxmem.analyze(Moves(lambda x: x.cuda().to("cuda:0")), ("2x2",))
+@pytest.mark.parametrize("name", [name for name, (_, named) in MOVES.items() if "cuda" in named])
+def test_a_model_that_names_the_target_is_one_of_it(name: str) -> None:
+    analysis = fxmem.analyze(Moves(MOVES[name][0]), ("2x2",))
+    assert analysis.setup.device == "cuda"
+    assert analysis.setup.notes == ()
+
+
+def test_a_default_device_of_the_code_s_is_where_values_go_too() -> None:
+    analysis = fxmem.analyze(Moves(by_default), ("2x2",), device="cuda")
+    assert analysis.setup.notes == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_moving_costs_nothing_where_all_is_on_the_target_already(device: str) -> None:
+    plain = fxmem.analyze(Moves(lambda x: x), ("2x2",), device=device)
+    moved = fxmem.analyze(Moves(lambda x: x.cuda().to("cuda:0")), ("2x2",), device=device)
     assert moved.peak_bytes == plain.peak_bytes
 
 
@@ -120,11 +133,13 @@ def test_what_fxmem_makes_is_on_the_cpu_whatever_the_default() -> None:
     assert torch.zeros(2).device.type == "meta"
 
 
-def test_a_default_device_of_the_user_s_is_no_obstacle() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_default_device_of_the_user_s_is_no_obstacle(device: str) -> None:
     model = Moves(lambda x: x + torch.zeros(2))
     torch.set_default_device("cuda")
-    analysis = fxmem.analyze(model, ("2x2",), optimizer="adam")
-    assert analysis.setup.notes == ("The code names devices (cuda): taken as the target, cpu.",)
+    analysis = fxmem.analyze(model, ("2x2",), device=device, optimizer="adam")
+    note = "The code names devices (cuda): taken as the target, cpu."
+    assert analysis.setup.notes == ((note,) if device == "cpu" else ())
     assert torch.device("cuda") == _device.CURRENT_DEVICE
 
 

@@ -509,7 +509,7 @@ def test_a_file_sees_its_folder_and_its_defaults_while_targets_are_prepared(writ
                 return x * factor * torch.ones(3)
         """,
     )
-    analysis = fxmem.analyze("deep/main.py:Net", ("2x3",), mode="infer")
+    analysis = fxmem.analyze("deep/main.py:Net", ("2x3",), mode="infer", device="cpu")
     assert analysis.nodes[-1].dtype == "float64"
     assert analysis.setup.notes == ("The code names devices (cuda): taken as the target, cpu.",)
     assert torch.get_default_dtype() == torch.float32
@@ -585,7 +585,7 @@ def test_a_loss_and_an_optimizer_from_the_model_s_file(write: Write) -> None:
         """,
     )
     analysis = fxmem.analyze(
-        "whole.py:Net", ("2x3",), loss="whole.py:loss", optimizer="whole.py:optimizer"
+        "whole.py:Net", ("2x3",), loss="whole.py:loss", optimizer="whole.py:optimizer", device="cpu"
     )
     assert (analysis.setup.loss, analysis.setup.optimizer) == (
         "whole.py:loss",

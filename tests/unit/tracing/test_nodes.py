@@ -34,7 +34,7 @@ class Calls(nn.Module):
 
 
 def analyse(function: Callable[..., Any], *args: Any, **settings: Any) -> Analysis:
-    return fxmem.analyze(Calls(function), args or ("3x4",), **settings)
+    return fxmem.analyze(Calls(function), args or ("3x4",), device="cpu", **settings)
 
 
 def forward_nodes(analysis: Analysis) -> list[Node]:
@@ -121,7 +121,7 @@ def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
 
 
 def test_nothing_of_the_user_runs_inside_a_bare_sequential() -> None:
-    analysis = fxmem.analyze(nn.Sequential(nn.Linear(4, 4)), ("3x4",))
+    analysis = fxmem.analyze(nn.Sequential(nn.Linear(4, 4)), ("3x4",), device="cpu")
     assert find(analysis, "0").source is None
 
 
@@ -197,7 +197,10 @@ def test_keyword_and_nested_inputs_are_placeholders() -> None:
         return m.linear(pair[0]) + pair[1] + extra["bias"]
 
     analysis = fxmem.analyze(
-        Calls(forward), ([torch.ones(3, 4), torch.ones(3, 4)],), {"extra": {"bias": "4"}}
+        Calls(forward),
+        ([torch.ones(3, 4), torch.ones(3, 4)],),
+        {"extra": {"bias": "4"}},
+        device="cpu",
     )
     placeholders = [n.name for n in analysis.nodes if n.op == "placeholder"]
     assert placeholders == ["args_0", "extra"]
@@ -222,13 +225,13 @@ def test_forward_hooks_are_part_of_the_module_they_hang_on() -> None:
     model.linear.register_forward_hook(lambda module, args, output: output * 2)
     model.block.register_forward_hook(lambda module, args, output: output.sin())
     model.function = lambda m, x: m.block(m.linear(x))
-    analysis = fxmem.analyze(model, ("3x4",))
+    analysis = fxmem.analyze(model, ("3x4",), device="cpu")
     assert names(analysis)[1:] == ["linear", "block.0", "block.1", "block.sin"]
 
 
 def test_encoders_of_torch_are_entered() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    analysis = fxmem.analyze(nn.TransformerEncoder(layer, 2), ("3x5x4",))
+    analysis = fxmem.analyze(nn.TransformerEncoder(layer, 2), ("3x5x4",), device="cpu")
     assert "layers.0.self_attn" in names(analysis)
     assert "layers.1.linear2" in names(analysis)
 
