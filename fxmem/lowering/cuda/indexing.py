@@ -171,3 +171,12 @@ def _repeat_interleave(args: Arguments, kwargs: Mapping[str, object], outputs: o
     repeats = tensor(args[0])
     sums = repeats.numel() * _INDEX_BYTES
     return dense_bytes(repeats) + sums + max(0, scan_bytes(repeats.numel(), 8) - new_bytes(outputs))
+
+
+@CUDA.workspace(_aten.scatter_reduce.two)
+def _scatter_mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``scatter_reduce_two``: ones, counts, and where those are 0."""
+    if args[4] != "mean":
+        return 0
+    out = tensor(outputs)
+    return size_bytes(tensor(args[3])) + size_bytes(out) + out.numel()

@@ -2,7 +2,8 @@
 
 Source: ``aten/src/ATen/native/Loss.cpp``, whose functions serve any device (some results are
 scalars in a storage for all elements: :mod:`fxmem.lowering.cpu.losses`), and ``cuda/Loss.cu``,
-``cuda/NLLLoss2d.cu`` and ``cuda/LossCTC.cu``.
+``cuda/NLLLoss2d.cu``, ``cuda/MultiMarginLoss.cu``, ``cuda/MultiLabelMarginCriterion.cu`` and
+``cuda/LossCTC.cu``.
 """
 
 from __future__ import annotations
@@ -135,6 +136,47 @@ def _nll_loss_backward(args: Arguments, kwargs: Mapping[str, object], outputs: o
     weight = args[3] if isinstance(args[3], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
     return weight_bytes + (dense_bytes(tensor(args[2])) if _is_reduced(args, kwargs, 4) else 0)
+
+
+@CUDA.workspace(_aten.multi_margin_loss.default)
+def _multi_margin(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """cuda/MultiMarginLoss.cu, ``multi_margin_loss_cuda_out``: dense operands, losses by row."""
+    weight, x = argument(args, kwargs, 4, "weight"), tensor(args[0])
+    return _dense_bytes(x, args[1], weight) + _row_bytes(x, _is_reduced(args, kwargs, 5))
+
+
+@CUDA.workspace(_aten.multi_margin_loss_backward.default)
+def _multi_margin_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """cuda/MultiMarginLoss.cu, ``multi_margin_loss_cuda_backward_out``: dense operands."""
+    return _dense_bytes(*args[:3], argument(args, kwargs, 5, "weight"))
+
+
+@CUDA.workspace(_aten.multilabel_margin_loss_forward.default)
+def _multilabel_margin(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """cuda/MultiLabelMarginCriterion.cu, ``multilabel_margin_loss_forward_out_cuda_template``."""
+    x = tensor(args[0])
+    return _dense_bytes(x, args[1]) + _row_bytes(x, _is_reduced(args, kwargs, 2))
+
+
+@CUDA.workspace(_aten.multilabel_margin_loss_backward.default)
+def _multilabel_margin_backward(
+    args: Arguments, kwargs: Mapping[str, object], outputs: object
+) -> int:
+    """``multilabel_margin_loss_backward_cuda_out_template``: dense operands."""
+    return _dense_bytes(*args[:3], argument(args, kwargs, 4, "is_target"))
+
+
+def _dense_bytes(*operands: object) -> int:
+    return sum(dense_bytes(x) for x in operands if isinstance(x, Tensor))
+
+
+def _row_bytes(x: Tensor, reduced: bool) -> int:
+    """The losses of rows, which are added up."""
+    if not reduced or x.dim() < 2:
+        return 0
+    losses = Layout((x.shape[0],), (1,), 0, x.dtype)
+    held = x.shape[0] * x.element_size()
+    return held + reduce_bytes(losses, None, False, x.dtype, add)
 
 
 @CUDA.function(torch.ctc_loss)

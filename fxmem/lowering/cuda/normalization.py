@@ -130,14 +130,15 @@ def _group_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) 
 
 @CUDA.workspace(_aten.native_group_norm_backward.default)
 def _group_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """``GroupNormBackwardKernelImplInternal``: two sums and three factors."""
+    """``GroupNormBackwardKernelImplInternal``: two sums and three factors.
+
+    The sums are allocated for one pixel, too, and not used.
+    """
     x, weight, mask = tensor(args[1]), args[4], args[9]
     assert isinstance(mask, (list, tuple))
     batch, channels, pixels, groups = args[5:9]
     by_group = 2 * _channels_bytes(x, (batch, groups)) if mask[0] else 0
-    if pixels == 1:
-        return by_group
-    by_channel = 3 if mask[0] and weight is not None else 2
+    by_channel = 3 if mask[0] and weight is not None and pixels != 1 else 2
     return by_group + by_channel * _channels_bytes(x, (batch, channels))
 
 

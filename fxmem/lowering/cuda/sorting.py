@@ -1,11 +1,12 @@
 """Sorting, order statistics, running sums and drawing on CUDA.
 
 Source: ``aten/src/ATen/native/cuda/Sort.cpp``, ``SortStable.cu``, ``TensorTopK.cu``,
-``Sorting.cpp`` and ``ScanKernels.cpp``.
+``Sorting.cpp``, ``ScanKernels.cpp`` and ``Randperm.cu``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,6 +26,8 @@ _INDEX_BYTES = 8
 _SMALL = 4096
 _LARGE = 1000000
 _MANY_SEGMENTS = 128
+_UNLIKELY = 0.9
+"""Randperm.cu: how likely it is that no keys are equal."""
 
 
 def sort_bytes(sizes: Sequence[int], strides: Sequence[int], dim: int, itemsize: int) -> int:
@@ -153,6 +156,21 @@ def _multinomial(args: Arguments, kwargs: Mapping[str, object], outputs: object)
     if argument(args, kwargs, 2, "replacement") is True and samples > 1:
         return 2 * size_bytes(x)
     return size_bytes(x) + (tensor(outputs).numel() * x.element_size() if samples > 1 else 0)
+
+
+@CUDA.workspace(_aten.randperm.default, _aten.randperm.generator)
+def _randperm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """cuda/Randperm.cu, ``randperm_out_cuda``: a range, sorted by random keys, and those sorted.
+
+    The keys have as many bits as make equal ones unlikely.
+    """
+    count, itemsize = tensor(outputs).numel(), tensor(outputs).element_size()
+    if not count:
+        return 0
+    pairs = count - (6 * count * count + 1) / (12 * math.log(_UNLIKELY))
+    bits = min(64, math.ceil(math.log2(pairs)))
+    key_bytes = 4 if bits <= 32 else 8
+    return count * (itemsize + 2 * key_bytes) + radix_sort_bytes(count, key_bytes, itemsize, bits)
 
 
 @CUDA.workspace(_aten.searchsorted.Tensor, _aten.bucketize.Tensor)

@@ -70,6 +70,15 @@ ROWS = (
         _PAIR,
         ("input 0", "input 1"),
     ),
+    # multi_margin_loss: self, target, weight; multilabel_margin_loss_forward: self, target and
+    # is_target, of the input's type (cuda/MultiLabelMarginCriterion.cu).
+    Row("multi margin loss", F.multi_margin_loss, (leaf(8, 10), index(8)), ("input 0", "input 1")),
+    Row(
+        "multilabel margin loss",
+        F.multilabel_margin_loss,
+        (leaf(8, 10), index(8, 10)),
+        ("input 0", "input 1", "8x10:float32"),
+    ),
     Row("soft margin loss", F.soft_margin_loss, _PAIR, ("input 0", "input 1")),
     # _ctc_loss: log_probs, targets, result0 (a loss each) and result1, log_alpha, of sizes
     # (batch, steps, 2 * longest target + 1) (cuda/LossCTC.cu, ctc_loss_gpu_template).

@@ -65,6 +65,13 @@ ROWS = (
         (leaf(4, 6), index(3), leaf(3, 6)),
         ("input 1", "input 2"),
     ),
+    # scatter_reduce: self, index, src and result, whatever it reduces by.
+    Row(
+        "scatter reduce",
+        lambda x, i, y: x.scatter_reduce(0, i, y, "mean"),
+        (leaf(4, 6), index(2, 6), leaf(2, 6)),
+        ("input 0", "input 1", "input 2", "4x6:float32"),
+    ),
     # repeat_interleave (Repeat.cpp): index_select by what the operator of repeats makes.
     Row(
         "repeat interleave",

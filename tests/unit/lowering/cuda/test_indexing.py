@@ -92,3 +92,14 @@ def test_other_gradients_are_added_in_place(function: object) -> None:
     at = indices(50) if function is Tensor.index_select else indices(50, 16)
     graph = run_step(lambda x, i: function(x, 0, i).sigmoid(), x, at)  # type: ignore[operator]
     assert workspaces(graph) == {}
+
+
+def test_a_mean_counts_what_is_scattered(gpu: None) -> None:
+    # scatter_reduce_two: ones like the source, counts like the result, and the mask of zeros.
+    x, source = torch.empty(100, 16), torch.empty(50, 16)
+    at = torch.empty(50, 16, dtype=torch.int64)
+    reduce = aten.scatter_reduce.two
+    assert estimate(reduce, x, 0, at, source, "mean") == 800 * 4 + 1600 * 4 + 1600
+    assert estimate(reduce, x, 0, at, source, "mean", include_self=False) == 800 * 4 + 1600 * 5
+    for other in ("sum", "prod", "amax", "amin"):
+        assert estimate(reduce, x, 0, at, source, other) == 0

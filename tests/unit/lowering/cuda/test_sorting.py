@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cuda_steps import estimate, on_gpu
+from cuda_steps import estimate, made, on_gpu, run_step
 
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
@@ -15,7 +15,10 @@ aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> Iterator[None]:
+def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "step" in request.function.__name__:  # which makes its own
+        yield
+        return
     with on_gpu():
         yield
 
@@ -81,6 +84,32 @@ def test_drawing() -> None:
     assert estimate(aten.multinomial.default, x, 1) == 2880
     assert estimate(aten.multinomial.default, x, 3) == 2880 + 24 * 4
     assert estimate(aten.multinomial.default, x, 3, True) == 2 * 2880
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "key_bytes", "bits"),
+    [
+        # Randperm.cu: ceil(log2(n - (6 n^2 + 1) / (12 log 0.9))), where 12 log 0.9 = -1.26433.
+        (1, torch.int64, 4, 3),  # 1 + 7 / 1.26433 = 6.5
+        (1000, torch.int64, 4, 23),  # 1000 + 6000001 / 1.26433 = 4746602; 2^22 = 4194304
+        (30000, torch.int32, 4, 32),  # 4.27e9; 2^32 = 4.29e9
+        (31000, torch.int64, 8, 33),  # 4.56e9
+    ],
+)
+def test_permutations(count: int, dtype: torch.dtype, key_bytes: int, bits: int) -> None:
+    # A range of the result's type; keys, and the sorted ones.
+    keys = 2 * count * key_bytes + radix_sort_bytes(count, key_bytes, dtype.itemsize, bits)
+    found = estimate(aten.randperm.default, count, dtype=dtype)
+    assert found == count * dtype.itemsize + keys
+    assert estimate(aten.randperm.default, 0) == 0
+
+
+def test_a_step_draws_a_permutation() -> None:
+    x = torch.zeros(64, 4, requires_grad=True)
+    graph = run_step(lambda x: x[torch.randperm(64, device=x.device)], x)
+    assert ("randperm", 3 * 64 * 8 + 1) in made(graph)  # result, range and twice 64 keys of 4
+    on_host = run_step(lambda x: x[torch.randperm(64).to(x.device)], x)
+    assert "randperm" not in dict(made(on_host))
 
 
 def test_rolling_two_dimensions_holds_what_was_rolled_first() -> None:
