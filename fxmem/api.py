@@ -214,7 +214,7 @@ def analyze(
             *_note_unmodelled(recording.graph.operations, target),
         ),
     )
-    return Analysis(setup, recording.graph, settings, step_gpu)
+    return Analysis(setup, recording.graph, settings, step_gpu, recording.fx_graph)
 
 
 def _load_choice(choice: Any) -> Any:

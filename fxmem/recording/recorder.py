@@ -82,6 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._keepers = target.keepers
         self._cache = OperatorCache()
         self._flops: dict[Key, int] = {}
+        self._keeps: tuple[tuple[str, int], ...] = ()
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
@@ -241,10 +242,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 see_result(func, args, kwargs, result)
         else:
             result = reused
-        if func in self._keepers:
-            for name, nbytes in self._keepers[func](args):
-                in_backward = self._phase is Phase.BACKWARD
-                self.ledger.keep(name, nbytes, self._node, in_backward=in_backward)
+        self._keeps = tuple(self._keepers[func](args)) if func in self._keepers else ()
+        for name, nbytes in self._keeps:
+            in_backward = self._phase is Phase.BACKWARD
+            self.ledger.keep(name, nbytes, self._node, in_backward=in_backward)
         made = [*iterate_memory(result)] if is_sparse else list_tensors((result,))
         if not self.ledger.recording:
             for tensor in (*read, *made):
@@ -274,7 +275,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         check_dtypes(func, args)
         kernel = self._kernels.get(func)
         result = kernel(*args, **kwargs) if kernel else NotImplemented
-        return self._cache.run(func, args, kwargs) if result is NotImplemented else result
+        if result is not NotImplemented:
+            return result
+        result = self._cache.run(func, args, kwargs)
+        if not self.ledger.counts_all and "device" not in kwargs:
+            self._keep_on_device(args, result)
+        return result
+
+    def _keep_on_device(self, args: tuple[Any, ...], result: Any) -> None:
+        """FakeTensorMode computes with known scalars on the host, and leaves the result there."""
+        if isinstance(result, FakeTensor) and result.constant is not None:
+            for tensor in list_tensors(args):
+                if isinstance(tensor, FakeTensor) and self.ledger.is_counted(tensor):
+                    result.fake_device = tensor.fake_device
 
     def _record(
         self,
@@ -309,6 +322,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 library_bytes=self._estimate_library_bytes(func, *call),
                 writes=tuple(dict.fromkeys(i for i in writes if i != NO_STORAGE)),
                 effect=find_effect(func, call[1]),
+                keeps=tuple(name for name, nbytes in self._keeps if nbytes),
             )
         )
         for tensor in made:
