@@ -1,0 +1,155 @@
+"""A plan: what to compute again, what to compute in place, what to let go of. Pure data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fxmem.errors import UsageError
+from fxmem.graph import SourceLocation
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive nodes that forward runs without saving and backward runs again.
+
+    Attributes:
+        first: Name of its first node.
+        last: Name of its last.
+        nodes: How many they are.
+        fqn: The module whose call they are; empty where they are no module's.
+        source: The user's line of the first.
+        saving_bytes: By how much the plan's peak would rise without it.
+        recompute_s: Seconds that it takes to compute again, by the roofline.
+        recompute_flops: FLOPs of that.
+        children: Segments within, run once more when backward needs what they hold.
+    """
+
+    first: str
+    last: str
+    nodes: int
+    fqn: str = ""
+    source: SourceLocation | None = None
+    saving_bytes: int = 0
+    recompute_s: float = 0.0
+    recompute_flops: int = 0
+    children: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InplaceChange:
+    """An operation that can overwrite its input.
+
+    Attributes:
+        node: Its name.
+        call: What to call instead, e.g. ``relu_``.
+        source: The user's line.
+        saving_bytes: How much lower the step's peak is with this change alone.
+    """
+
+    node: str
+    call: str
+    source: SourceLocation | None = None
+    saving_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DelPoint:
+    """A value that the user's code keeps longer than it uses it.
+
+    Attributes:
+        value: Name of the node that made it.
+        variable: The variable to delete; empty where none can be named.
+        after: Name of the node after which nothing uses it.
+        source: The user's line of that node, after which ``del`` takes effect.
+        saving_bytes: How much lower the step's peak is with this change alone.
+    """
+
+    value: str
+    variable: str
+    after: str
+    source: SourceLocation | None = None
+    saving_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a step takes less memory.
+
+    Attributes:
+        fingerprint: Of the graph that it was made for.
+        baseline_peak_bytes: The peak without it.
+        peak_bytes: The peak with it.
+        overhead: Seconds it adds, over those of the step, by the roofline of the target.
+        overhead_flops: FLOPs it adds, over those of the step.
+        segments: What is computed again.
+        inplace: What is computed in place.
+        dels: What is let go of.
+        lower_bound_overhead: No plan with that peak adds less than this.
+    """
+
+    fingerprint: str
+    baseline_peak_bytes: int
+    peak_bytes: int
+    overhead: float = 0.0
+    overhead_flops: float = 0.0
+    segments: tuple[Segment, ...] = ()
+    inplace: tuple[InplaceChange, ...] = ()
+    dels: tuple[DelPoint, ...] = ()
+    lower_bound_overhead: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """How much more it adds than any plan must, over the step."""
+        return max(0.0, self.overhead - self.lower_bound_overhead)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The plan as JSON, which :meth:`from_json` reads."""
+        return json.dumps({"plan_version": PLAN_VERSION, **asdict(self)}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of a JSON text.
+
+        Raises:
+            UsageError: The text is no plan, or of a version that this fxmem does not know.
+
+        >>> plan = Plan("0123", 200, 100, 0.25, segments=(Segment("a", "b", 2),))
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+        """
+        try:
+            fields = json.loads(text)
+            version = fields.pop("plan_version")
+        except (ValueError, AttributeError, KeyError, TypeError):
+            raise UsageError("this is no plan of fxmem", hint="fxmem plan -o writes one") from None
+        if version != PLAN_VERSION:
+            raise UsageError(
+                f"a plan of version {version!r}; this fxmem reads {PLAN_VERSION}",
+                hint="make the plan anew",
+            )
+        try:
+            return cls(
+                **{
+                    **fields,
+                    "segments": tuple(map(_read_segment, fields["segments"])),
+                    "inplace": tuple(InplaceChange(**_read(f)) for f in fields["inplace"]),
+                    "dels": tuple(DelPoint(**_read(f)) for f in fields["dels"]),
+                }
+            )
+        except (TypeError, KeyError) as error:
+            raise UsageError(f"the plan is damaged: {error}", hint="make it anew") from None
+
+
+def _read_segment(fields: Mapping[str, Any]) -> Segment:
+    children = tuple(map(_read_segment, fields["children"]))
+    return Segment(**{**_read(fields), "children": children})
+
+
+def _read(fields: Mapping[str, Any]) -> dict[str, Any]:
+    source = fields["source"]
+    return {**fields, "source": None if source is None else SourceLocation(**source)}
