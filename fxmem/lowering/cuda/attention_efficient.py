@@ -8,14 +8,14 @@ much memory it needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxmem.lowering.arguments import argument, tensor
+from fxmem.lowering.arguments import argument, new_bytes, tensor
 from fxmem.lowering.cuda.attention_backends import read_settings
 from fxmem.lowering.cuda.attention_flash import round_up
 from fxmem.lowering.cuda.target import CUDA, current_gpu
@@ -31,6 +31,8 @@ _ANY = 65536
 _GRADIENT_HEADER = 16
 """``GradQTempStorage``: a lock and a counter before the block."""
 _MAX_SPLIT_WORK = 200
+_MAX_BATCH = 65535
+"""Larger batches are attended to in chunks of this size."""
 _MASK_ALIGNMENT = 16
 _SHARED_KIB = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227}
 _SHARED_KIB_OF_MAJOR = {8: 99, 10: 227, 11: 227, 12: 99}
@@ -96,7 +98,16 @@ _HALF_SM70 = (
 
 @CUDA.kernel(_aten._scaled_dot_product_efficient_attention.default)
 def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """``_efficient_attention_forward``: no graph is captured, so seed and offset are the host's."""
+    """``_efficient_attention_forward``: no graph is captured, so seed and offset are the host's.
+
+    Raises:
+        RuntimeError: If there is dropout in a batch that goes in chunks, as on a GPU.
+    """
+    if query.shape[0] > _MAX_BATCH and argument(args, kwargs, 2, "dropout_p"):
+        raise RuntimeError(
+            "Efficient attention cannot produce valid seed and offset outputs when the batch size "
+            f"exceeds ({_MAX_BATCH})."
+        )
     results = _aten._scaled_dot_product_efficient_attention(query, key, value, *args, **kwargs)
     host = [torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2)]
     return (*results[:2], *host)
@@ -104,8 +115,30 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
 
 @CUDA.workspace(_aten._scaled_dot_product_efficient_attention.default)
 def _forward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """``output_accum``: the result in float, where a block does not hold whole rows."""
+    """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside those of all.
+
+    The first chunk's live to the end.
+    """
     query, value = tensor(args[0]), tensor(args[2])
+    batch, accumulated = query.shape[0], _accumulated_bytes(query, value)
+    if batch <= _MAX_BATCH:
+        return accumulated
+    assert isinstance(outputs, (list, tuple))
+    results = sum(size_bytes(tensor(x)) for x in outputs[:2])
+    tape = Tape()
+    for start in range(0, batch, _MAX_BATCH):
+        size = min(_MAX_BATCH, batch - start)
+        made = tape.allocate(results // batch * size)
+        tape.free(tape.allocate(accumulated // batch * size))
+        if start:
+            tape.free(made)
+        else:
+            tape.allocate(results)
+    return tape.peak_bytes - results
+
+
+def _accumulated_bytes(query: Tensor, value: Tensor) -> int:
+    """``output_accum``: the result in float, where a block does not hold whole rows."""
     if query.dtype not in _HALVES or max(query.shape[3], value.shape[3]) <= _IN_REGISTERS:
         return 0
     return query.numel() // query.shape[3] * value.shape[3] * _FLOAT
@@ -125,13 +158,25 @@ def _gradients(*args: Any, **kwargs: Any) -> Any:
 
 @CUDA.workspace(_aten._scaled_dot_product_efficient_attention_backward.default)
 def _backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """``_scaled_dot_product_efficient_attention_backward_cuda``: gradients of chunks beside all."""
+    operands = [tensor(arg) for arg in args[:4]]
+    has_dropout = bool(argument(args, kwargs, 9, "dropout_p"))
+    batch = operands[1].shape[0]
+    if batch <= _MAX_BATCH:
+        return _backward_bytes(operands, has_dropout)
+    assert isinstance(outputs, (list, tuple))
+    gradients = sum(new_bytes(x) for x in outputs) // batch * _MAX_BATCH
+    return gradients + _backward_bytes([x[:_MAX_BATCH] for x in operands], has_dropout)
+
+
+def _backward_bytes(operands: Sequence[Tensor], has_dropout: bool) -> int:
     """``_efficient_attention_backward``.
 
     The gradient in the order batch, row, head; the sums of its products with the result; the
     workspace. Kernels in float have those sums made outside, from the products themselves.
     """
-    grad, query, key, value = (tensor(arg) for arg in args[:4])
-    kernel = choose_kernel(query, value, bool(argument(args, kwargs, 9, "dropout_p")))
+    grad, query, key, value = operands
+    kernel = choose_kernel(query, value, has_dropout)
     sums_bytes = grad.numel() // grad.shape[3] * _FLOAT
     tape = Tape()
     if not grad.transpose(1, 2).is_contiguous():

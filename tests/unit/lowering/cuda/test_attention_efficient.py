@@ -147,3 +147,55 @@ def test_the_outputs_are_those_of_the_kernel() -> None:
             for scalar in (seed, offset):  # Note [Seed and Offset Device]
                 assert scalar.device == torch.device("cpu")
                 assert (scalar.shape, scalar.dtype) == ((), torch.int64)
+
+
+class TestLargeBatches:
+    """attention.cu and attention_backward.cu, ``process_chunk``: batches of at most 65535."""
+
+    MOST = 65535
+
+    @pytest.mark.parametrize(
+        ("head_dim", "dtype", "row", "accumulated"),
+        [
+            (8, F32, 16 * 8 * 4 + 32 * 4, 0),  # the result, and sums of 16 rows rounded up to 32
+            (136, BF16, 16 * 136 * 2 + 32 * 4, 16 * 136 * 4),
+        ],
+    )
+    def test_forward(self, head_dim: int, dtype: torch.dtype, row: int, accumulated: int) -> None:
+        with on_gpu():
+            x = make(self.MOST, 1, 16, head_dim, dtype=dtype)
+            assert estimate(FORWARD, x, x, x, None, True) == self.MOST * accumulated
+            x = make(self.MOST + 100, 1, 16, head_dim, dtype=dtype)
+            # Beside the results of all: the first chunk's, and those of 100 with what they are
+            # added up in. Before there are any: the first chunk's with what they are added up in.
+            later = self.MOST * row + 100 * (row + accumulated)
+            first = self.MOST * (row + accumulated) - (self.MOST + 100) * row
+            assert (first > later) == bool(accumulated)
+            assert estimate(FORWARD, x, x, x, None, True) == max(first, later)
+
+    def test_backward(self) -> None:
+        with on_gpu():
+            x = make(self.MOST + 100, 1, 16, 8, dtype=F32)
+            grad = make(self.MOST + 100, 1, 16, 8, dtype=F32)
+            scalar = torch.empty((), dtype=torch.int64, device="cpu")
+            sums = torch.empty(self.MOST + 100, 1, 32)
+
+            def run(batch: int) -> int:
+                operands = [y[:batch] for y in (grad, x, x, x)]
+                saved = (None, x[:batch], sums[:batch], scalar, scalar)
+                masks = [True, True, True, False]
+                return estimate(BACKWARD, *operands, *saved, 0.0, masks)
+
+            # Three gradients of the first chunk, and what its kernel holds.
+            assert run(self.MOST + 100) == 3 * self.MOST * 16 * 8 * 4 + run(self.MOST)
+
+    def test_dropout_is_refused_as_on_a_gpu(self) -> None:
+        with on_gpu():
+            x = make(self.MOST + 1, 1, 16, 8, dtype=F32)
+            with pytest.raises(RuntimeError) as caught:
+                run_kernel(FORWARD, x, x, x, None, True, 0.1)
+            run_kernel(FORWARD, x[:-1], x[:-1], x[:-1], None, True, 0.1)
+        assert str(caught.value) == (
+            "Efficient attention cannot produce valid seed and offset outputs when the batch size "
+            "exceeds (65535)."
+        )
