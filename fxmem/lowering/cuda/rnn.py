@@ -2,7 +2,7 @@
 
 Source: ``aten/src/ATen/native/RNN.cpp`` (``lstm``, ``ONE_HIDDEN_RNN``) and
 ``aten/src/ATen/native/cudnn/RNN.cpp``. What cuDNN reserves for backward is known to cuDNN alone;
-:func:`estimate_reserve_bytes` says where its formula is from. Its workspaces are not modelled.
+:func:`estimate_reserve_bytes` says where its formula is from.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ MODES: Mapping[Function, int] = {
 }
 """``cudnnRNNMode_t``."""
 _LSTM = 2
+for _operator in (_forward, _backward):
+    CUDA.unmodelled[_operator] = (
+        "cuDNN's workspace, and the states of its dropout: cuDNN alone knows"
+    )
 _KEPT_PER_LAYER = (1, 1, 5, 6)
 """States of every time step that cuDNN keeps for each layer and direction, by mode."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

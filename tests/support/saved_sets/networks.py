@@ -151,6 +151,61 @@ _RECURRENT = (
     ),
 )
 
+
+class _Cell(nn.Module):
+    """A step of a network, from a state of zeros."""
+
+    def __init__(self, kind: type[nn.RNNCellBase], **settings: Any) -> None:
+        super().__init__()
+        self.core = kind(16, 32, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.core(x)
+        output: Tensor = result[0] if isinstance(result, tuple) else result
+        return output
+
+
+# _thnn_fused_lstm_cell: input_gates, hidden_gates, input_bias, hidden_bias, cx, result1 (cy) and
+# result2 (workspace, as large as the gates); hy is not. _thnn_fused_gru_cell: gates, biases, hx
+# and result1 (workspace, five states). cuda/RNN.cu. Both products save input or state, and the
+# weight of the input, which needs a gradient. Zeros are state and cell in one.
+_CELLS = (
+    Row(
+        "LSTM cell",
+        _Cell(nn.LSTMCell),
+        (leaf(8, 16),),
+        (
+            *("input 0", "core.weight_ih", "core.bias_ih", "core.bias_hh", "8x32:float32"),
+            *("8x128:float32", "8x128:float32", "8x32:float32", "8x128:float32"),
+        ),
+    ),
+    Row(
+        "LSTM cell without biases",
+        _Cell(nn.LSTMCell, bias=False),
+        (leaf(8, 16),),
+        (
+            *("input 0", "core.weight_ih", "8x32:float32", "8x32:float32"),
+            *["8x128:float32"] * 3,
+        ),
+    ),
+    Row(
+        "GRU cell",
+        _Cell(nn.GRUCell),
+        (leaf(8, 16),),
+        (
+            *("input 0", "core.weight_ih", "core.bias_ih", "core.bias_hh", "8x32:float32"),
+            *("8x96:float32", "8x96:float32", "8x160:float32"),
+        ),
+    ),
+    # rnn_tanh_cell: a composite of linears and tanh, which saves its result.
+    Row(
+        "RNN cell",
+        _Cell(nn.RNNCell),
+        (leaf(8, 16),),
+        ("input 0", "core.weight_ih", "8x32:float32", "8x32:float32"),
+    ),
+)
+
 _PACKED = (
     # _pack_padded_sequence: result1, the sizes of the batches, which lie on the host.
     Row(
@@ -161,4 +216,4 @@ _PACKED = (
     ),
 )
 
-ROWS = (*_ATTENTION, *_MODULES, *_PACKED, *_RECURRENT)
+ROWS = (*_ATTENTION, *_MODULES, *_CELLS, *_PACKED, *_RECURRENT)
