@@ -27,7 +27,7 @@ MODELS = ("resnet50", "densenet121")
 SHAPE = (8, 3, 224, 224)
 COMMAND = (
     f"{shlex.quote(sys.executable)} -m fxmem analyze examples/resnet.py:ResNet50"
-    f" --input {'x'.join(map(str, SHAPE))}"
+    f" --input {'x'.join(map(str, SHAPE))} --device cpu"
 )
 
 

@@ -133,7 +133,10 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
         return _DEBUG
     given = ", ".join(inputs) or "none were given"
     if "on the same device" in text:
-        return "a tensor is where it was made: give it the device of the others"
+        return (
+            "a tensor is where it was made: give it the device of the others; "
+            "--device cpu or device='cpu' if all of it is to run on the CPU"
+        )
     if "Storage size calculation overflowed" in text:
         return f"no tensor has more than 2^63 bytes; the inputs are {given}"
     if "SparseTensorImpl" in text:

@@ -204,6 +204,24 @@ def test_a_gpu_is_one_of_the_default_device() -> None:
     assert fxmem.analyze(Net(), ("3x4",), gpu="h100").setup.device == "cuda"
 
 
+def test_a_tensor_that_stays_on_the_cpu_fails_as_on_a_gpu() -> None:
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.zeros(4)
+
+    with pytest.raises(fxmem.TraceError) as raised:
+        fxmem.analyze(Adds(), ("3x4",), mode="infer")
+    assert raised.value.cause.endswith(
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
+        "and cpu!"
+    )
+    assert raised.value.hint == (
+        "a tensor is where it was made: give it the device of the others; "
+        "--device cpu or device='cpu' if all of it is to run on the CPU"
+    )
+    assert fxmem.analyze(Adds(), ("3x4",), mode="infer", device="cpu").peak_bytes > 0
+
+
 def test_what_is_modelled_on_the_cpu_only_says_so_where_no_device_was_given() -> None:
     model = nn.Embedding(4, 2, sparse=True)
     with pytest.raises(fxmem.TraceError) as raised:

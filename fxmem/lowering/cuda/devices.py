@@ -49,7 +49,7 @@ def view_devices(device: torch.device) -> Iterator[None]:
         found = real(tensor)
         if found != device:
             return found
-        module = str(sys._getframe(1).f_globals["__name__"])
+        module = str(sys._getframe(1).f_globals.get("__name__", ""))  # exec may give none
         if module in _AUTOCASTS or not (view.is_busy or _is_internal(module)):
             return _SEEN
         return found

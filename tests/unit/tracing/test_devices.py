@@ -104,6 +104,12 @@ def test_a_model_that_names_the_target_is_one_of_it(name: str) -> None:
     assert analysis.setup.notes == ()
 
 
+def test_code_of_no_module_asks_for_devices_too() -> None:
+    namespace: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    exec("move = lambda x: x.to(x.device) + (0 if x.device.type == 'cuda' else 'cpu')", namespace)
+    assert fxmem.analyze(Moves(namespace["move"]), ("2x2",)).peak_bytes > 0
+
+
 def test_a_default_device_of_the_code_s_is_where_values_go_too() -> None:
     analysis = fxmem.analyze(Moves(by_default), ("2x2",), device="cuda")
     assert analysis.setup.notes == ()
