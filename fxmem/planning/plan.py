@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fxmem.errors import UsageError
@@ -26,6 +26,8 @@ class Segment:
         saving_bytes: By how much the plan's peak would rise without it.
         recompute_s: Seconds that it takes to compute again, by the roofline.
         recompute_flops: FLOPs of that.
+        random: Whether it draws random numbers, whose generator's state is then kept.
+        norms: Its batch normalisations by their modules: what runs again must not update them.
         children: Segments within, run once more when backward needs what they hold.
     """
 
@@ -37,6 +39,8 @@ class Segment:
     saving_bytes: int = 0
     recompute_s: float = 0.0
     recompute_flops: int = 0
+    random: bool = False
+    norms: tuple[str, ...] = ()
     children: tuple[Segment, ...] = ()
 
 
@@ -90,6 +94,7 @@ class Plan:
         inplace: What is computed in place.
         dels: What is let go of.
         lower_bound_overhead: No plan with that peak adds less than this.
+        fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
     """
 
     fingerprint: str
@@ -101,6 +106,7 @@ class Plan:
     inplace: tuple[InplaceChange, ...] = ()
     dels: tuple[DelPoint, ...] = ()
     lower_bound_overhead: float = 0.0
+    fx_graph: Any = field(default=None, repr=False, compare=False)
 
     @property
     def gap(self) -> float:
@@ -109,7 +115,9 @@ class Plan:
 
     def to_json(self, indent: int | None = 2) -> str:
         """The plan as JSON, which :meth:`from_json` reads."""
-        return json.dumps({"plan_version": PLAN_VERSION, **asdict(self)}, indent=indent)
+        fields = asdict(replace(self, fx_graph=None))
+        del fields["fx_graph"]
+        return json.dumps({"plan_version": PLAN_VERSION, **fields}, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -147,7 +155,7 @@ class Plan:
 
 def _read_segment(fields: Mapping[str, Any]) -> Segment:
     children = tuple(map(_read_segment, fields["children"]))
-    return Segment(**{**_read(fields), "children": children})
+    return Segment(**{**_read(fields), "children": children, "norms": tuple(fields["norms"])})
 
 
 def _read(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import fx, nn
 from fxmem.tracing.sizes import Arithmetic, Dim, SizeInt
 
 NODE = "fxmem_node"
-"""Key of an FX node's ``meta``: the index of the traced node that it is."""
+"""Key of an FX node's ``meta``: the name of the traced node that it is."""
 _ORIGIN = "_fxmem_origin"
 _CONSTANTS = (
     int,

@@ -202,7 +202,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         fx_node = None
         if self._phase is Phase.FORWARD:
             fx_node = self._builder.add_call(op, target, args, kwargs, name)
-            fx_node.meta[NODE] = len(self.nodes)
+            fx_node.meta[NODE] = name
         index = len(self.nodes)
         self._builder.tag_result(result, index, fx_node)
         first = next(iterate_tensors(result), None)

@@ -3,77 +3,81 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import fx, nn
 
-from fxmem.planning.facts import StepFacts, is_batch_norm
-from fxmem.planning.regions import Region
+from fxmem.errors import UsageError
+from fxmem.planning.plan import Segment
 from fxmem.tracing.fxgraph import NODE
 from fxmem.transform.codegen import SEGMENTS, SegmentCode, SegmentCodeGen
 
+_PARTS = (operator.getitem, getattr, "size")
+"""What takes a result apart."""
 
-def build_module(
-    model: nn.Module, graph: fx.Graph, facts: StepFacts, regions: Sequence[Region]
-) -> fx.GraphModule:
-    """The module that runs a traced graph with some regions under checkpoints.
+
+def build_module(model: nn.Module, graph: fx.Graph, segments: Sequence[Segment]) -> fx.GraphModule:
+    """The module that runs a traced graph with some segments under checkpoints.
 
     Args:
         model: Whose submodules, parameters and buffers the graph calls.
         graph: As it was traced.
-        facts: Of the step it was traced in.
-        regions: What is computed again.
+        segments: What is computed again.
+
+    Raises:
+        UsageError: A segment names a node that the graph lacks.
     """
     copied = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    output = copied.graph_copy(graph, values)
-    copied.output(output)
-    originals = {copy: node for node, copy in values.items()}
-    paths = _lay_paths(regions, facts)
+    copies: dict[fx.Node, fx.Node] = {}
+    copied.output(copied.graph_copy(graph, copies))
     owners = _find_owners(graph)
-    for copy, node in originals.items():
-        owner = owners.get(node)
-        copy.meta[SEGMENTS] = paths[owner] if owner is not None else ()
+    paths = _lay_paths(segments, [*dict.fromkeys(owners.values())])
+    for node, copy in copies.items():
+        copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
     copied.set_codegen(SegmentCodeGen())
     return fx.GraphModule(model, copied)
 
 
-def _lay_paths(regions: Sequence[Region], facts: StepFacts) -> dict[int, tuple[SegmentCode, ...]]:
-    paths: dict[int, tuple[SegmentCode, ...]] = dict.fromkeys(range(len(facts.graph.nodes)), ())
-
-    def lay(regions: Sequence[Region], prefix: str) -> None:
-        for number, region in enumerate(regions, 1):
-            code = _describe(region, f"{prefix}_{number}", facts)
-            for node in range(region.start, region.stop):
-                paths[node] = (*paths[node], code)
-            lay(region.children, code.name)
-
-    lay(regions, "segment")
+def _lay_paths(
+    segments: Sequence[Segment], names: Sequence[str]
+) -> dict[str, tuple[SegmentCode, ...]]:
+    """By name of a node, the segments it lies in, outermost first."""
+    positions = {name: at for at, name in enumerate(names)}
+    paths: dict[str, tuple[SegmentCode, ...]] = {}
+    for segment, code in _iterate_codes(segments, "segment"):
+        for name in (segment.first, segment.last):
+            if name not in positions:
+                raise UsageError(
+                    f"the plan's node {name!r} is not in the model",
+                    hint="make the plan for this model and these inputs",
+                )
+        for at in range(positions[segment.first], positions[segment.last] + 1):
+            paths[names[at]] = (*paths.get(names[at], ()), code)
     return paths
 
 
-def _describe(region: Region, name: str, facts: StepFacts) -> SegmentCode:
-    graph = facts.graph
-    operations = facts.list_operations(region.start, region.stop)
-    norms = dict.fromkeys(
-        graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o)
-    )
-    return SegmentCode(name, any(o.effect is not None for o in operations), tuple(norms))
+def _iterate_codes(
+    segments: Sequence[Segment], prefix: str
+) -> Iterator[tuple[Segment, SegmentCode]]:
+    for number, segment in enumerate(segments, 1):
+        code = SegmentCode(f"{prefix}_{number}", segment.random, segment.norms)
+        yield segment, code
+        yield from _iterate_codes(segment.children, code.name)
 
 
-def _find_owners(graph: fx.Graph) -> dict[fx.Node, int]:
+def _find_owners(graph: fx.Graph) -> dict[fx.Node, str]:
     """By node of the FX graph, the traced node that it is part of.
 
     What takes a result apart belongs to what made it; what computes sizes to what uses them.
     """
-    owners: dict[fx.Node, int] = {}
+    owners: dict[fx.Node, str] = {}
     waiting: list[fx.Node] = []
     for node in graph.nodes:
         if NODE in node.meta:
             owners[node] = node.meta[NODE]
             owners.update(dict.fromkeys(waiting, owners[node]))
             waiting.clear()
-        elif node.target in (operator.getitem, getattr, "size") and node.all_input_nodes:
+        elif node.target in _PARTS and node.all_input_nodes:
             source = node.all_input_nodes[0]
             if source in owners:
                 owners[node] = owners[source]

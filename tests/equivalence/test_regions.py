@@ -12,6 +12,7 @@ from planned_models import PLANNED
 from torch import Tensor, nn
 
 from fxmem import analyze
+from fxmem.planning.describe import describe_segments
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.limits import Limits, find_limits
 from fxmem.planning.regions import Region
@@ -58,10 +59,11 @@ def test_the_rewritten_step_takes_what_was_computed(name: str, device: str) -> N
     analysis = analyze(model, (spec,), device=device)
     assert analysis.frontend == "fx"
     facts = gather_facts(analysis.graph, counts_host=device == "cpu")
+    costs = [0.0] * len(analysis.graph.operations)
     for seed in SEEDS:
         regions = draw_plan(name, seed, facts)
         simulation = simulate_regions(facts, regions)
-        planned = build_module(model, analysis.fx_graph, facts, regions)
+        planned = build_module(model, analysis.fx_graph, describe_segments(facts, regions, costs))
         recorded = analyze(planned, (spec,), device=device)
         peak_bytes = max(build_timeline(recorded.graph).profile())
         # What a function takes out of a region goes a moment before the sum of its bias.
@@ -73,10 +75,12 @@ def test_the_rewritten_step_computes_the_same(name: str) -> None:
     model, spec = make_model(name), PLANNED[name][1]
     analysis = analyze(model, (spec,), device="cpu")
     facts = gather_facts(analysis.graph, counts_host=True)
+    costs = [0.0] * len(analysis.graph.operations)
     expected = train(copy.deepcopy(model), name)
     for seed in SEEDS:
         other = make_model(name)
-        planned = build_module(other, analysis.fx_graph, facts, draw_plan(name, seed, facts))
+        segments = describe_segments(facts, draw_plan(name, seed, facts), costs)
+        planned = build_module(other, analysis.fx_graph, segments)
         found = train(planned, name)
         assert [*planned.state_dict()] == [*model.state_dict()]
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

@@ -1,0 +1,84 @@
+"""Regions as the plan tells of them: by name, by module, with what each is worth."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from fxmem.graph import MemoryGraph
+from fxmem.planning.facts import StepFacts, is_batch_norm
+from fxmem.planning.plan import Segment
+from fxmem.planning.regions import Region
+from fxmem.planning.simulation import simulate_regions
+
+
+def fingerprint_graph(graph: MemoryGraph) -> str:
+    """What changes where the nodes of a graph, their shapes or dtypes do.
+
+    Args:
+        graph: A step's memory graph.
+    """
+    described = [(n.name, n.target, n.shape, n.dtype, n.inputs) for n in graph.nodes]
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+
+
+def describe_segments(
+    facts: StepFacts, regions: Sequence[Region], costs_s: Sequence[float]
+) -> tuple[Segment, ...]:
+    """Regions as segments of a plan.
+
+    Args:
+        facts: The step.
+        regions: What is computed again.
+        costs_s: Seconds of each operation, by its index.
+    """
+    peak = simulate_regions(facts, regions).peak_bytes
+    segments = []
+    for index, region in enumerate(regions):
+        others = [*regions[:index], *regions[index + 1 :]]
+        saving = simulate_regions(facts, others).peak_bytes - peak
+        again = [*simulate_regions(facts, [region]).recomputed]
+        segments.append(_describe(facts, region, saving, again, costs_s))
+    return tuple(segments)
+
+
+def _describe(
+    facts: StepFacts,
+    region: Region,
+    saving_bytes: int,
+    recomputed: Sequence[int],
+    costs_s: Sequence[float],
+) -> Segment:
+    graph = facts.graph
+    nodes = graph.nodes[region.start : region.stop]
+    operations = facts.list_operations(region.start, region.stop)
+    norms = (graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o))
+    return Segment(
+        first=nodes[0].name,
+        last=nodes[-1].name,
+        nodes=len(nodes),
+        fqn=find_module(facts, region),
+        source=nodes[0].source,
+        saving_bytes=saving_bytes,
+        recompute_s=sum(costs_s[index] for index in recomputed),
+        recompute_flops=sum(graph.operations[index].flops for index in recomputed),
+        random=any(o.effect is not None for o in operations),
+        norms=tuple(dict.fromkeys(norms)),
+        children=tuple(_describe(facts, c, 0, (), costs_s) for c in region.children),
+    )
+
+
+def find_module(facts: StepFacts, region: Region) -> str:
+    """The fqn of the innermost module whose only call is a region's nodes; empty for none."""
+    nodes = facts.graph.nodes
+    for fqn in _iterate_parents(nodes[region.start].fqn):
+        inside = [n.index for n in nodes if n.fqn == fqn or n.fqn.startswith(f"{fqn}.")]
+        if inside == [*range(region.start, region.stop)]:
+            return fqn
+    return ""
+
+
+def _iterate_parents(fqn: str) -> Iterator[str]:
+    while fqn:
+        yield fqn
+        fqn = fqn.rpartition(".")[0]

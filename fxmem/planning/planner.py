@@ -1,0 +1,162 @@
+"""Plans for an analysed step: cheapest under a budget, leanest for a time, all trade-offs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxmem.analysis import Analysis
+from fxmem.errors import UsageError
+from fxmem.graph import Phase
+from fxmem.planning.costs import find_roofline, price_operations
+from fxmem.planning.describe import describe_segments, fingerprint_graph
+from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.limits import find_limits
+from fxmem.planning.plan import Plan
+from fxmem.planning.search import Candidate, find_front
+from fxmem.planning.simulation import simulate_regions
+
+_TIE = 1e-3
+"""Where FLOPs are what counts, how much time does besides: to tell what has none apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningStep:
+    """An analysed step, prepared for planning.
+
+    Attributes:
+        facts: What plans ask of it.
+        baseline_peak_bytes: Its peak as the user runs it.
+        costs_s: Seconds of each operation, by its index.
+        fx_graph: What a plan is applied to.
+    """
+
+    facts: StepFacts
+    baseline_peak_bytes: int
+    costs_s: tuple[float, ...]
+    fx_graph: Any
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step, by the roofline."""
+        return sum(self.costs_s)
+
+    @property
+    def step_flops(self) -> int:
+        """FLOPs of the whole step."""
+        return sum(operation.flops for operation in self.facts.graph.operations)
+
+    def list_costs(self, by_flops: bool) -> tuple[float, ...]:
+        """What the search minimises: shares of the step's time, or of its FLOPs."""
+        step_s = self.step_s or 1.0
+        if not by_flops or not self.step_flops:
+            return tuple(cost / step_s for cost in self.costs_s)
+        return tuple(
+            operation.flops / self.step_flops + _TIE * cost / step_s
+            for operation, cost in zip(self.facts.graph.operations, self.costs_s, strict=True)
+        )
+
+
+def prepare_step(analysis: Analysis) -> PlanningStep:
+    """Prepares an analysed step.
+
+    Raises:
+        UsageError: The step is none of training, or adds up gradients of several micro-batches.
+    """
+    if analysis.setup.mode != "train":
+        raise UsageError(
+            "inference saves nothing that could be computed again", hint="mode='train'"
+        )
+    phases = [operation.phase for operation in analysis.graph.operations]
+    backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
+    if Phase.FORWARD in phases[backward:]:
+        raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
+    facts = gather_facts(analysis.allocated_graph, counts_host=analysis.setup.device == "cpu")
+    roofline = find_roofline(analysis.setup.device, analysis.gpu)
+    return PlanningStep(
+        facts,
+        analysis.peak_bytes,
+        price_operations(analysis.graph, roofline),
+        analysis.fx_graph,
+    )
+
+
+def list_plans(analysis: Analysis, *, by_flops: bool = False) -> tuple[Plan, ...]:
+    """All the trade-offs of a step, cheapest first; the first changes nothing.
+
+    Args:
+        analysis: Of a training step.
+        by_flops: Whether cost is counted in FLOPs; else in time.
+
+    Raises:
+        UsageError: See :func:`prepare_step`.
+    """
+    step = prepare_step(analysis)
+    return tuple(_build_plan(step, candidate) for candidate in _search(step, by_flops))
+
+
+def plan_step(
+    analysis: Analysis,
+    *,
+    budget_bytes: int | None = None,
+    max_overhead: float | None = None,
+    max_overhead_flops: float | None = None,
+) -> Plan | None:
+    """The plan that a limit asks for.
+
+    Args:
+        analysis: Of a training step.
+        budget_bytes: What the step may take: the cheapest plan within it.
+        max_overhead: How much time a plan may add, as a share of the step's: the leanest such.
+        max_overhead_flops: Likewise in FLOPs.
+
+    Returns:
+        None where no plan that was found keeps the budget.
+
+    Raises:
+        UsageError: Not exactly one limit is given; or see :func:`prepare_step`.
+    """
+    limits = (budget_bytes, max_overhead, max_overhead_flops)
+    if sum(limit is not None for limit in limits) != 1:
+        raise UsageError(
+            "a plan needs one limit",
+            hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
+        )
+    step = prepare_step(analysis)
+    front = _search(step, max_overhead_flops is not None)
+    if budget_bytes is not None:
+        fitting = [c for c in front if c.peak_bytes <= budget_bytes]
+        return _build_plan(step, fitting[0]) if fitting else None
+    plans = (_measure_overhead(step, candidate) for candidate in front)
+    if max_overhead is not None:
+        allowed = [c for c, (time, _) in zip(front, plans, strict=True) if time <= max_overhead]
+    else:
+        most = max_overhead_flops or 0.0
+        allowed = [c for c, (_, flops) in zip(front, plans, strict=True) if flops <= most]
+    return _build_plan(step, allowed[-1])
+
+
+def _search(step: PlanningStep, by_flops: bool) -> Sequence[Candidate]:
+    return find_front(step.facts, find_limits(step.facts), step.list_costs(by_flops))
+
+
+def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
+    """Seconds and FLOPs that a candidate adds, over those of the step."""
+    again = [*simulate_regions(step.facts, candidate.regions).recomputed]
+    flops = sum(step.facts.graph.operations[index].flops for index in again)
+    seconds = sum(step.costs_s[index] for index in again)
+    return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
+
+
+def _build_plan(step: PlanningStep, candidate: Candidate) -> Plan:
+    overhead, overhead_flops = _measure_overhead(step, candidate)
+    return Plan(
+        fingerprint=fingerprint_graph(step.facts.graph),
+        baseline_peak_bytes=step.baseline_peak_bytes,
+        peak_bytes=candidate.peak_bytes,
+        overhead=overhead,
+        overhead_flops=overhead_flops,
+        segments=describe_segments(step.facts, candidate.regions, step.costs_s),
+        fx_graph=step.fx_graph,
+    )
