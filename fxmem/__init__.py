@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import (
     DataDependentError,
     FxmemError,
     FxmemWarning,
+    InfeasibleError,
     LoadError,
     TraceError,
     UsageError,
@@ -18,6 +20,9 @@ from fxmem.specs import TensorSpec
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.api import analyze
+    from fxmem.planning.plan import Plan
+    from fxmem.planning.planner import pareto, plan
+    from fxmem.transform.applying import apply
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,24 +31,33 @@ __all__ = [
     "DataDependentError",
     "FxmemError",
     "FxmemWarning",
+    "InfeasibleError",
     "LoadError",
     "Phase",
+    "Plan",
     "TensorSpec",
     "TraceError",
     "UsageError",
     "__version__",
     "analyze",
+    "apply",
+    "pareto",
+    "plan",
 ]
+
+_LAZY = {
+    "Analysis": "fxmem.analysis",
+    "Plan": "fxmem.planning.plan",
+    "analyze": "fxmem.api",
+    "apply": "fxmem.transform.applying",
+    "pareto": "fxmem.planning.planner",
+    "plan": "fxmem.planning.planner",
+}
+"""Where public names come from: torch takes more than a second to import, and bad usage of the CLI
+is told without it."""
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes more than a second to import: bad usage of the CLI is told without it.
-    if name == "analyze":
-        from fxmem.api import analyze
-
-        return analyze
-    if name == "Analysis":
-        from fxmem.analysis import Analysis
-
-        return Analysis
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'fxmem' has no attribute {name!r}")

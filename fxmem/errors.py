@@ -43,6 +43,12 @@ class DataDependentError(TraceError):
     """A size or a branch that depends on values, which a static analysis does not have."""
 
 
+class InfeasibleError(FxmemError):
+    """No plan keeps what was asked for: a finding, not a mistake."""
+
+    exit_code = 1
+
+
 LONGEST_CAUSE = 300
 """Characters of another error's text that one line shows."""
 

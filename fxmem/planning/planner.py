@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.errors import UsageError
+from fxmem.errors import InfeasibleError, UsageError
 from fxmem.graph import Phase
+from fxmem.liveness import build_profile
 from fxmem.planning.costs import find_roofline, price_operations
 from fxmem.planning.describe import describe_segments, fingerprint_graph
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.limits import find_limits
 from fxmem.planning.plan import Plan
 from fxmem.planning.search import Candidate, find_front
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.simulation import build_graph, simulate_regions
+from fxmem.timeline import build_timeline
+from fxmem.units import format_bytes, parse_bytes
 
 _TIE = 1e-3
 """Where FLOPs are what counts, how much time does besides: to tell what has none apart."""
@@ -82,52 +85,54 @@ def prepare_step(analysis: Analysis) -> PlanningStep:
     )
 
 
-def list_plans(analysis: Analysis, *, by_flops: bool = False) -> tuple[Plan, ...]:
-    """All the trade-offs of a step, cheapest first; the first changes nothing.
+def pareto(analysis: Analysis, *, by_flops: bool = False) -> tuple[Plan, ...]:
+    """All the trade-offs of a step, cheapest first; the first computes nothing again.
 
     Args:
         analysis: Of a training step.
         by_flops: Whether cost is counted in FLOPs; else in time.
 
     Raises:
-        UsageError: See :func:`prepare_step`.
+        UsageError: The step is none of training, or adds up several micro-batches.
     """
     step = prepare_step(analysis)
     return tuple(_build_plan(step, candidate) for candidate in _search(step, by_flops))
 
 
-def plan_step(
+def plan(
     analysis: Analysis,
     *,
-    budget_bytes: int | None = None,
+    budget: str | int | None = None,
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
-) -> Plan | None:
+) -> Plan:
     """The plan that a limit asks for.
 
     Args:
         analysis: Of a training step.
-        budget_bytes: What the step may take: the cheapest plan within it.
+        budget: What the step may take, in bytes or as ``"8GiB"``: the cheapest plan within it.
         max_overhead: How much time a plan may add, as a share of the step's: the leanest such.
         max_overhead_flops: Likewise in FLOPs.
 
-    Returns:
-        None where no plan that was found keeps the budget.
-
     Raises:
-        UsageError: Not exactly one limit is given; or see :func:`prepare_step`.
+        InfeasibleError: No plan that was found keeps the budget.
+        UsageError: Not exactly one limit is given; the step is none of training, or adds up
+            several micro-batches.
     """
-    limits = (budget_bytes, max_overhead, max_overhead_flops)
+    limits = (budget, max_overhead, max_overhead_flops)
     if sum(limit is not None for limit in limits) != 1:
         raise UsageError(
             "a plan needs one limit",
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
+    budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
     step = prepare_step(analysis)
     front = _search(step, max_overhead_flops is not None)
     if budget_bytes is not None:
         fitting = [c for c in front if c.peak_bytes <= budget_bytes]
-        return _build_plan(step, fitting[0]) if fitting else None
+        if not fitting:
+            raise InfeasibleError(_explain_leanest(step, front[-1], budget_bytes))
+        return _build_plan(step, fitting[0])
     plans = (_measure_overhead(step, candidate) for candidate in front)
     if max_overhead is not None:
         allowed = [c for c, (time, _) in zip(front, plans, strict=True) if time <= max_overhead]
@@ -147,6 +152,24 @@ def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, 
     flops = sum(step.facts.graph.operations[index].flops for index in again)
     seconds = sum(step.costs_s[index] for index in again)
     return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
+
+
+def _explain_leanest(step: PlanningStep, leanest: Candidate, budget_bytes: int) -> str:
+    graph = build_graph(simulate_regions(step.facts, leanest.regions))
+    profile = build_profile(graph, build_timeline(graph))
+    held = sorted(profile.breakdown.items(), key=lambda item: -item[1])
+    parts = ", ".join(
+        f"{category.value.lower().replace('_', ' ')} {format_bytes(nbytes)}"
+        for category, nbytes in held
+        if nbytes
+    )
+    node = profile.peak.node
+    at = f" at {node.name}" if node else ""
+    where = f" ({profile.peak.source})" if profile.peak.source else ""
+    return (
+        f"no plan within {format_bytes(budget_bytes)} was found; the leanest takes"
+        f" {format_bytes(leanest.peak_bytes)}, in {profile.peak.phase.value}{at}{where}: {parts}"
+    )
 
 
 def _build_plan(step: PlanningStep, candidate: Candidate) -> Plan:

@@ -1,0 +1,49 @@
+"""A plan applied to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from fxmem.api import analyze
+from fxmem.errors import UsageError
+from fxmem.planning.describe import fingerprint_graph
+from fxmem.planning.plan import Plan
+from fxmem.transform.checkpointing import build_module
+
+
+def apply(
+    model: nn.Module, plan: Plan, args: Any = None, kwargs: Mapping[str, Any] | None = None
+) -> fx.GraphModule:
+    """The model with a plan: it computes the same, bit for bit, in less memory.
+
+    Args:
+        model: The model that was analysed, or another of its class.
+        plan: From :func:`fxmem.plan`.
+        args: Inputs as for :func:`fxmem.analyze`, where the plan comes from a file: the model is
+            traced with them again.
+        kwargs: Keyword inputs, likewise.
+
+    Returns:
+        A module with the same parameters, buffers and names in its ``state_dict``.
+
+    Raises:
+        UsageError: The plan is not this model's, or is from a file and no inputs were given.
+    """
+    graph = plan.fx_graph
+    if graph is None:
+        if args is None and kwargs is None:
+            raise UsageError(
+                "a plan from a file needs inputs to trace the model with",
+                hint="fxmem.apply(model, plan, args)",
+            )
+        analysis = analyze(model, () if args is None else args, kwargs, device="cpu")
+        if fingerprint_graph(analysis.graph) != plan.fingerprint:
+            raise UsageError(
+                "the plan was made for another model or other inputs",
+                hint="make it anew with fxmem.plan",
+            )
+        graph = analysis.fx_graph
+    return build_module(model, graph, plan.segments)
