@@ -278,7 +278,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if result is not NotImplemented:
             return result
         result = self._cache.run(func, args, kwargs)
-        if not self.ledger.counts_all and "device" not in kwargs:
+        # What is changed in place has its device; the result that the mode returns is dropped.
+        if not (self.ledger.counts_all or "device" in kwargs or func._schema.is_mutable):
             self._keep_on_device(args, result)
         return result
 
