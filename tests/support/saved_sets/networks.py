@@ -108,6 +108,23 @@ _MODULES = (
             *("2x4x10x16:float32", "2x4x32:float32", "10x2x4x16:float32"),
         ),
     ),
+    # Beside that: each dropout's mask, the sums that layer norms read, their statistics, weights,
+    # the first one's result (which the first linear reads), relu's result, and it after dropout.
+    Row(
+        "encoder layer",
+        nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
+        _X,
+        (
+            *("self_attn.in_proj_weight", "self_attn.out_proj.weight"),
+            *("linear1.weight", "linear2.weight"),
+            *("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"),
+            *("10x2x64:float32", "3x10x2x64:float32", "2x4x10x16:float32", "2x4x32:float32"),
+            *("10x2x4x16:float32", "2x10x64:bool", "2x10x64:bool", "2x10x128:bool"),
+            *["2x10x64:float32"] * 3,
+            *["2x10x1:float32"] * 4,
+            *["2x10x128:float32"] * 2,
+        ),
+    ),
     # In inference nothing is saved: the layers' fast paths.
     Row("attention module, inference", _Attention(need_weights=True), _X, (), mode="infer"),
     Row("encoder, inference", _encoder(), _X, (), mode="infer"),
@@ -121,8 +138,8 @@ class _Recurrent(nn.Module):
         super().__init__()
         self.core = kind(16, 32, 2, **settings)
 
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.core(x)[0]
+    def forward(self, x: Tensor, *states: Tensor) -> Tensor:
+        output: Tensor = self.core(x, states or None)[0]
         return output
 
 
@@ -142,6 +159,44 @@ _RECURRENT = (
         (*_KEPT, "2x8x32:float32", f"{_ROWS * (2 * 5 + 1)}:uint8"),
     ),
     Row("GRU", _Recurrent(nn.GRU), _STEPS, (*_KEPT, f"{_ROWS * (2 * 6 + 1)}:uint8")),
+    # Twice as many directions, states and weights; outputs of both side by side.
+    Row(
+        "LSTM, both directions",
+        _Recurrent(nn.LSTM, bidirectional=True),
+        _STEPS,
+        (
+            *("input 0", "core.weight_ih_l0", "4x8x32:float32", "4x8x32:float32"),
+            *("10x8x64:float32", f"{2 * _ROWS * (2 * 5 + 1)}:uint8"),
+        ),
+    ),
+    # The batch first: what the kernel transposes is not what is saved.
+    Row(
+        "LSTM, batch first",
+        _Recurrent(nn.LSTM, batch_first=True),
+        (leaf(8, 10, 16),),
+        (
+            *("input 0", "core.weight_ih_l0", "2x8x32:float32", "2x8x32:float32"),
+            *("8x10x32:float32", f"{_ROWS * (2 * 5 + 1)}:uint8"),
+        ),
+    ),
+    Row(
+        "LSTM from given states",
+        _Recurrent(nn.LSTM),
+        (*_STEPS, leaf(2, 8, 32), leaf(2, 8, 32)),
+        (
+            *("input 0", "core.weight_ih_l0", "input 1", "input 2", "10x8x32:float32"),
+            f"{_ROWS * (2 * 5 + 1)}:uint8",
+        ),
+    ),
+    Row(
+        "GRU bf16",
+        _Recurrent(nn.GRU).to(BF16),
+        (leaf(10, 8, 16, dtype=BF16),),
+        (
+            *("input 0", "core.weight_ih_l0", "2x8x32:bfloat16", "10x8x32:bfloat16"),
+            f"{_ROWS // 2 * (2 * 6 + 1)}:uint8",
+        ),
+    ),
     Row("RNN", _Recurrent(nn.RNN), _STEPS, (*_KEPT, f"{_ROWS * (2 * 1 + 1)}:uint8")),
     Row(
         "RNN, relu",
