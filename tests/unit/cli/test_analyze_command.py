@@ -128,6 +128,14 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
     }
 
 
+def test_an_input_may_be_channels_last(
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> None:
+    assert main([*COMMAND, "--input", "8x3x9x9:bf16:channels_last"]) == 0
+    ((_, inputs, _), _) = calls[0]
+    assert inputs == (TensorSpec((8, 3, 9, 9), "bfloat16", memory_format="channels_last"),)
+
+
 def test_without_options_analyze_gets_its_defaults(
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]],
 ) -> None:
