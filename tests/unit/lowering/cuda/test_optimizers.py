@@ -71,6 +71,18 @@ STATES_OF_8_BITS = 2 * (W // 4 + W // 4 // 256 * 4) + 2 * B + 2 * 256 * 4
         # _multi_tensor_adafactor: the means are deleted; the weight's updates have their name
         # until the bias's clone is there.
         ("adafactor(foreach=True)", (ROWS + COLUMNS) * 4 + B, W + B),
+        # adamax.py: the gradients' magnitudes; capturable, bias corrections and denom.
+        ("adamax", 2 * N, N),
+        ("adamax(capturable=True)", 2 * N + SCALARS, 2 * N + SCALARS),
+        # nadam.py: exp_avg_sq_sqrt; radam.py: buffer; adadelta.py: std and deltas.
+        ("nadam", 2 * N, N),
+        ("radam", 2 * N, N),
+        ("adadelta", 2 * N, 2 * N),
+        # rprop.py: the signs; where one is etaminus, a mask of bytes, what copy_ reads, and the 0
+        # that torch.where puts on the GPU (TensorCompare.cpp, where).
+        ("rprop", 2 * N, N + W // 4 + W + 4),
+        # asgd.py: intermediate, twice one after the other; step, eta and mu lie on the GPU.
+        ("asgd", N + 3 * SCALARS, N),
         ("adam8bit", STATES_OF_8_BITS, 0),
     ],
 )
@@ -80,6 +92,15 @@ def test_what_is_held(optimizer: str, state: int, held: int) -> None:
     states = [s for s in graph.storages if s.category is Category.OPTIMIZER_STATE]
     assert all(s.died is None for s in states)
     assert (sum(s.nbytes for s in states), hold(graph, Phase.OPTIMIZER)) == (state, held)
+
+
+def test_muon_makes_a_matrix_orthogonal() -> None:
+    """_muon.py: ``update`` in float; half of that, twice, and two squares of rows in bfloat16."""
+    model = nn.Linear(COLUMNS, ROWS, bias=False)
+    graph = analyze(model, (f"2x{COLUMNS}",), device="cuda", optimizer="muon").graph
+    states = [s.nbytes for s in graph.storages if s.category is Category.OPTIMIZER_STATE]
+    square = ROWS * ROWS * 2
+    assert (states, hold(graph, Phase.OPTIMIZER)) == ([W], W + 2 * (W // 2) + 2 * square)
 
 
 def test_the_peak_of_a_step_that_is_all_optimizer() -> None:
