@@ -28,7 +28,7 @@ from fxmem.recording.placement import place_inputs, place_model
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
-from fxmem.tracing.building import silence_fake_kernels
+from fxmem.tracing.building import replace_converted, silence_fake_kernels
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
@@ -183,7 +183,11 @@ def analyze(
         def run(symbolic_sizes: bool) -> Recording:
             try:
                 step = make_step()
-                with replace_devices(named_devices, target.device), use_gpu(architecture):
+                with (
+                    replace_devices(named_devices, target.device),
+                    use_gpu(architecture),
+                    replace_converted(),
+                ):
                     return record_step(
                         step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint
                     )

@@ -55,9 +55,8 @@ def silence_fake_kernels() -> Iterator[None]:
 def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) -> Iterator[None]:
     """Lets modules be built on fake parameters.
 
-    ``nn.Module.to`` swaps a fake parameter with its converted self, which torch refuses for
-    fakes made by ``nn.Parameter``; so within this context it puts the new one in its place.
-    ``trunc_normal_`` draws again until no value is outside its bounds, and a fake has no values.
+    Modules convert as in :func:`replace_converted`. ``trunc_normal_`` draws again until no value
+    is outside its bounds, and a fake has no values.
 
     Args:
         fake_mode: The mode that the fakes belong to.
@@ -66,16 +65,30 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
     handle = None
     if on_registration:
         handle = register_module_parameter_registration_hook(_Registration(fake_mode))  # type: ignore[arg-type]
-    original, truncate = nn.Module._apply, nn.init._no_grad_trunc_normal_
-    nn.Module._apply = _make_apply(original)  # type: ignore[method-assign]
+    truncate = nn.init._no_grad_trunc_normal_
     nn.init._no_grad_trunc_normal_ = _skip_fakes(truncate)
+    try:
+        with replace_converted():
+            yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = truncate
+        if handle:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def replace_converted() -> Iterator[None]:
+    """Has ``nn.Module.to`` and its like put a converted fake parameter in the place of the old one.
+
+    They swap the two (``Module._apply``), which torch refuses where something holds a weak
+    reference to one, as the mode of the fakes does.
+    """
+    original = nn.Module._apply
+    nn.Module._apply = _make_apply(original)  # type: ignore[method-assign]
     try:
         yield
     finally:
         nn.Module._apply = original  # type: ignore[method-assign]
-        nn.init._no_grad_trunc_normal_ = truncate
-        if handle:
-            handle.remove()
 
 
 class _Registration:
@@ -96,13 +109,19 @@ class _Registration:
 
 def _make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     converted: dict[int, tuple[Any, Any]] = {}  # old and new; both alive, so that ids are unique
-    last_fn: Any = None
+    depth = 0  # one call for a model goes down to all its modules
 
     def apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        nonlocal last_fn
-        if fn is not last_fn:  # one call for a model passes one fn down to all its modules
-            last_fn = fn
-            converted.clear()
+        nonlocal depth
+        depth += 1
+        try:
+            return convert(module, fn, recurse)
+        finally:
+            depth -= 1
+            if not depth:
+                converted.clear()
+
+    def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool) -> nn.Module:
         fakes: dict[str, Any] = {
             name: parameter
             for name, parameter in module._parameters.items()

@@ -110,6 +110,24 @@ def test_code_of_no_module_asks_for_devices_too() -> None:
     assert fxmem.analyze(Moves(namespace["move"]), ("2x2",)).peak_bytes > 0
 
 
+class Converts(nn.Module):
+    def __init__(self, fresh: bool) -> None:
+        super().__init__()
+        self.linear, self.fresh = nn.Linear(2, 2), fresh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        linear = nn.Linear(2, 2) if self.fresh else self.linear
+        return linear.to(x.device)(x)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_module_may_be_moved_in_forward(device: str) -> None:
+    analysis = fxmem.analyze(Converts(False), ("2x2",), device=device, optimizer="sgd-momentum")
+    # What is there already stays, and is the optimizer's.
+    assert analysis.gradient_bytes == analysis.optimizer_state_bytes == 4 * (2 * 2 + 2)
+    assert fxmem.analyze(Converts(True), ("2x2",), device=device).peak_bytes > 0
+
+
 def test_a_default_device_of_the_code_s_is_where_values_go_too() -> None:
     analysis = fxmem.analyze(Moves(by_default), ("2x2",), device="cuda")
     assert analysis.setup.notes == ()
