@@ -77,9 +77,9 @@ _ATTENTION = (
 class _Attention(nn.Module):
     """Attends to itself."""
 
-    def __init__(self, need_weights: bool) -> None:
+    def __init__(self, need_weights: bool, dropout: float = 0.0) -> None:
         super().__init__()
-        self.core = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.core = nn.MultiheadAttention(64, 4, dropout=dropout, batch_first=True)
         self._need_weights = need_weights
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,8 +108,20 @@ _MODULES = (
             *("2x4x10x16:float32", "2x4x32:float32", "10x2x4x16:float32"),
         ),
     ),
-    # Beside that: each dropout's mask, the sums that layer norms read, their statistics, weights,
-    # the first one's result (which the first linear reads), relu's result, and it after dropout.
+    # With weights, its default: the scaled queries and the keys are what the first product reads,
+    # the weights after dropout and the values what the second one does; softmax and mask.
+    Row(
+        "attention module with weights",
+        _Attention(need_weights=True, dropout=0.1),
+        _X,
+        (
+            *(*_WEIGHTS, "10x2x64:float32", "3x10x2x64:float32", "8x10x16:float32"),
+            *("8x10x10:float32", "8x10x10:bool", "8x10x10:float32", "10x8x16:float32"),
+        ),
+    ),
+    # Beside those of fused attention: each dropout's mask, the sums that layer norms read, weights,
+    # their statistics, the first one's result (which the first linear reads), relu's result, and it
+    # after dropout.
     Row(
         "encoder layer",
         nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
