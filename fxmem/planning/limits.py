@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
 from fxmem.planning.facts import StepFacts, is_batch_norm
+from fxmem.planning.regions import Region
 
 _REASONS = {
     Effect.GENERATOR: "draws from a generator of its own, whose state is not restored",
@@ -25,6 +26,14 @@ class Limits:
 
     fixed: Mapping[int, str]
     starts: Mapping[int, str]
+
+    def allows(self, region: Region) -> bool:
+        """Whether a region, and those within it, may be computed again."""
+        if region.start in self.starts or region.stop <= region.start:
+            return False
+        if any(region.start <= node < region.stop for node in self.fixed):
+            return False
+        return all(map(self.allows, region.children))
 
 
 def find_limits(facts: StepFacts) -> Limits:

@@ -53,12 +53,15 @@ class InplaceChange:
         call: What to call instead, e.g. ``relu_``.
         source: The user's line.
         saving_bytes: How much lower the step's peak is with this change alone.
+        overwrites: Name of the node whose result it overwrites: for ``add_`` and ``mul_``, the
+            one of the two that the method is called on.
     """
 
     node: str
     call: str
     source: SourceLocation | None = None
     saving_bytes: int = 0
+    overwrites: str = ""
 
 
 @dataclass(frozen=True, slots=True)

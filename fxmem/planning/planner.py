@@ -20,6 +20,7 @@ from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.timeline import build_timeline
 from fxmem.units import format_bytes, parse_bytes
 
+TIME_LIMIT_S = 10.0
 _TIE = 1e-3
 """Where FLOPs are what counts, how much time does besides: to tell what has none apart."""
 
@@ -85,18 +86,22 @@ def prepare_step(analysis: Analysis) -> PlanningStep:
     )
 
 
-def pareto(analysis: Analysis, *, by_flops: bool = False) -> tuple[Plan, ...]:
+def pareto(
+    analysis: Analysis, *, by_flops: bool = False, time_limit_s: float = TIME_LIMIT_S
+) -> tuple[Plan, ...]:
     """All the trade-offs of a step, cheapest first; the first computes nothing again.
 
     Args:
         analysis: Of a training step.
         by_flops: Whether cost is counted in FLOPs; else in time.
+        time_limit_s: When the search stops.
 
     Raises:
         UsageError: The step is none of training, or adds up several micro-batches.
     """
     step = prepare_step(analysis)
-    return tuple(_build_plan(step, candidate) for candidate in _search(step, by_flops))
+    front = _search(step, by_flops, time_limit_s)
+    return tuple(_build_plan(step, candidate) for candidate in front)
 
 
 def plan(
@@ -105,6 +110,7 @@ def plan(
     budget: str | int | None = None,
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> Plan:
     """The plan that a limit asks for.
 
@@ -113,6 +119,7 @@ def plan(
         budget: What the step may take, in bytes or as ``"8GiB"``: the cheapest plan within it.
         max_overhead: How much time a plan may add, as a share of the step's: the leanest such.
         max_overhead_flops: Likewise in FLOPs.
+        time_limit_s: When the search stops.
 
     Raises:
         InfeasibleError: No plan that was found keeps the budget.
@@ -127,7 +134,7 @@ def plan(
         )
     budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
     step = prepare_step(analysis)
-    front = _search(step, max_overhead_flops is not None)
+    front = _search(step, max_overhead_flops is not None, time_limit_s, budget_bytes)
     if budget_bytes is not None:
         fitting = [c for c in front if c.peak_bytes <= budget_bytes]
         if not fitting:
@@ -142,8 +149,11 @@ def plan(
     return _build_plan(step, allowed[-1])
 
 
-def _search(step: PlanningStep, by_flops: bool) -> Sequence[Candidate]:
-    return find_front(step.facts, find_limits(step.facts), step.list_costs(by_flops))
+def _search(
+    step: PlanningStep, by_flops: bool, time_limit_s: float, goal_bytes: int | None = None
+) -> Sequence[Candidate]:
+    limits = find_limits(step.facts)
+    return find_front(step.facts, limits, step.list_costs(by_flops), time_limit_s, goal_bytes)
 
 
 def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:

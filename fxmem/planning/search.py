@@ -1,19 +1,36 @@
-"""The search for plans: many candidates, each scored on the true peak of the simulated step."""
+"""The search for plans: many candidates, each scored on the true peak of the simulated step.
+
+The chain's solver proposes schedules for several ways to cut the step into stages and many budgets;
+simple patterns are proposed beside them. Whatever was found is then improved by small changes
+and by putting the beginning of one together with the end of another.
+"""
 
 from __future__ import annotations
 
-import math
+import random
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fxmem.planning.chain import keep_stages, measure_schedule
 from fxmem.planning.chain_solver import find_least_memory, solve_chain
 from fxmem.planning.facts import StepFacts
 from fxmem.planning.limits import Limits
+from fxmem.planning.mutation import mutate_regions
 from fxmem.planning.regions import Region
 from fxmem.planning.simulation import simulate_regions
-from fxmem.planning.stages import StagedStep, cut_step
+from fxmem.planning.stages import StagedStep, cut_step, find_blocks, find_boundaries
 
-_BUDGETS = 24
+_STAGES = (48, 32, 20, 12, 8)
+"""How many stages there may be, in one cut after the other."""
+_LEVELS = (1, 2)
+"""How many numbers of a module's name make a block."""
+_BUDGETS = 40
+_NEAR = 6
+"""Candidates on each side of the goal that are varied, where there is a goal."""
+_TRIALS = 3000
+_SHARE = 0.5
+"""Of the time there is, for what the solver proposes; the rest is for improving it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +56,46 @@ def score_regions(facts: StepFacts, regions: Iterable[Region], costs: Sequence[f
     return Candidate(chosen, simulation.peak_bytes, cost)
 
 
-def find_front(facts: StepFacts, limits: Limits, costs: Sequence[float]) -> tuple[Candidate, ...]:
+def find_front(
+    facts: StepFacts,
+    limits: Limits,
+    costs: Sequence[float],
+    time_limit_s: float = 10.0,
+    goal_bytes: int | None = None,
+) -> tuple[Candidate, ...]:
     """The best candidates found: each costs less than all that take less memory.
 
     Args:
         facts: The step.
         limits: What may not be computed again.
         costs: Of each operation, by its index.
+        time_limit_s: When to stop searching. What is found before depends on nothing else.
+        goal_bytes: The peak that matters most: the search goes on near it.
 
     Returns:
         Cheapest first; the first computes nothing again.
     """
-    staged = cut_step(facts, limits, costs)
+    began = time.monotonic()
+    cuts = _list_cuts(facts, limits)
     found: dict[tuple[Region, ...], Candidate] = {}
-    for regions in _propose_regions(staged):
+    for regions in _propose_regions(facts, limits, costs, cuts):
         if regions not in found:
             found[regions] = score_regions(facts, regions, costs)
-    return prune_candidates(found.values())
+        if time.monotonic() - began > _SHARE * time_limit_s:
+            break
+    front = prune_candidates(found.values())
+    positions = sorted({start for cut in cuts for start in cut})
+    rng = random.Random(0)
+    for _ in range(_TRIALS):
+        if time.monotonic() - began > time_limit_s:
+            break
+        parents = [c.regions for c in _find_near(front, goal_bytes)]
+        regions = mutate_regions(rng, parents, positions, facts, limits)
+        if regions not in found:
+            found[regions] = candidate = score_regions(facts, regions, costs)
+            if _is_better(candidate, front):
+                front = prune_candidates((*front, candidate))
+    return front
 
 
 def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -67,27 +107,47 @@ def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     return tuple(front)
 
 
-def _propose_regions(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
-    ranges = staged.ranges
+def _find_near(front: Sequence[Candidate], goal_bytes: int | None) -> Sequence[Candidate]:
+    if goal_bytes is None:
+        return front
+    at = sum(candidate.peak_bytes > goal_bytes for candidate in front)
+    return front[max(0, at - _NEAR) : at + _NEAR]
+
+
+def _is_better(candidate: Candidate, front: Sequence[Candidate]) -> bool:
+    return not any(c.cost <= candidate.cost and c.peak_bytes <= candidate.peak_bytes for c in front)
+
+
+def _list_cuts(facts: StepFacts, limits: Limits) -> list[tuple[int, ...]]:
+    """Ways to cut the step into stages, each once."""
+    cuts = [find_blocks(facts, limits, level) for level in _LEVELS]
+    cuts += [find_boundaries(facts, limits, most) for most in _STAGES]
+    return [cut for cut in dict.fromkeys(map(tuple, cuts)) if len(cut) <= 2 * max(_STAGES)]
+
+
+def _propose_regions(
+    facts: StepFacts, limits: Limits, costs: Sequence[float], cuts: Iterable[tuple[int, ...]]
+) -> Iterator[tuple[Region, ...]]:
     yield ()
-    for level in range(max(len(stage.options) for stage in ranges)):
-        yield tuple(r for s in ranges for r in s.options[min(level, len(s.options) - 1)])
-    for size in {1, 2, 3, 4, round(math.sqrt(len(ranges)))}:
-        yield tuple(
-            Region(ranges[i].start, ranges[min(i + size, len(ranges)) - 1].stop)
-            for i in range(0, len(ranges), size)
-        )
-    yield from _solve_chain(staged)
+    for starts in cuts:
+        staged = cut_step(facts, limits, costs, starts)
+        ranges = staged.ranges
+        for level in range(max(len(stage.options) for stage in ranges)):
+            yield tuple(r for s in ranges for r in s.options[min(level, len(s.options) - 1)])
+        for size in (1, 2, 3, 4):
+            groups = [ranges[at : at + size] for at in range(0, len(ranges), size)]
+            regions = [Region(group[0].start, group[-1].stop) for group in groups]
+            yield tuple(region for region in regions if limits.allows(region))
+        yield from _solve_chain(staged)
 
 
 def _solve_chain(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
-    least = find_least_memory(staged.chain)
-    if least is None:
+    least, free = find_least_memory(staged.chain), keep_stages(staged.chain)
+    if least is None or free is None:
         return
-    most = sum(stage.options[0].saved_bytes for stage in staged.chain.stages)
-    most += max(stage.held_bytes for stage in staged.chain.stages)
-    steps = range(_BUDGETS + 1)
-    budgets = [int(least * (max(most, least + 1) / least) ** (i / _BUDGETS)) for i in steps]
+    most = measure_schedule(staged.chain, free).peak_bytes
+    # Closer to each other where memory is scarce and a little of it is worth much.
+    budgets = [least + round((most - least) * (step / _BUDGETS) ** 1.5) for step in range(_BUDGETS)]
     for solution in solve_chain(staged.chain, budgets):
         if solution is not None:
             yield staged.list_regions(solution.schedule)

@@ -128,15 +128,45 @@ def find_boundaries(facts: StepFacts, limits: Limits, most: int = MAX_STAGES) ->
         window += 1
 
 
-def cut_step(facts: StepFacts, limits: Limits, costs: Sequence[float]) -> StagedStep:
+def find_blocks(facts: StepFacts, limits: Limits, level: int) -> list[int]:
+    """Where stages begin: at the modules of lists and sequences, such as ``layer1.0``.
+
+    Args:
+        facts: The step.
+        limits: Where no region may begin.
+        level: How many numbers of a module's name count.
+
+    Returns:
+        Ascending; the first is the first node that is no placeholder.
+    """
+    nodes = facts.graph.nodes[: facts.nodes]
+    first = sum(node.op == "placeholder" for node in nodes)
+    starts, block = [first], _find_block(nodes[first].fqn, level)
+    for node in nodes[first + 1 :]:
+        other = _find_block(node.fqn, level)
+        if other != block and node.index not in limits.starts:
+            starts.append(node.index)
+            block = other
+    return starts
+
+
+def _find_block(fqn: str, level: int) -> str:
+    parts = fqn.split(".")
+    numbers = [at for at, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[min(level, len(numbers)) - 1] + 1]) if numbers else ""
+
+
+def cut_step(
+    facts: StepFacts, limits: Limits, costs: Sequence[float], starts: Sequence[int]
+) -> StagedStep:
     """Cuts a step into stages with their options.
 
     Args:
         facts: The step.
         limits: What may not be computed again.
         costs: Of each operation, by its index.
+        starts: The first node of each stage, ascending.
     """
-    starts = find_boundaries(facts, limits)
     bounds = [*zip(starts, [*starts[1:], facts.nodes], strict=True)]
     sweeps = [sweep_regions(facts, limits, costs, start, stop) for start, stop in bounds]
     levels = max(map(len, sweeps))

@@ -1,0 +1,245 @@
+"""Which operations of forward could overwrite their input, and what the step is then.
+
+The recording knows which argument a result fits on (:attr:`fxmem.graph.Operation.overwritable`),
+who reads each storage and who saves it for backward. An operator whose backward needs its own
+input saves a copy of it where it runs in place (``original_self`` in
+``tools/autograd/gen_variable_type.py``), so nothing is gained and it is left out. Leaky ReLU's
+backward takes the result instead. That of the ELUs does too, and then rounds otherwise
+(``elu_backward`` with ``is_result``), so in training they are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from fxmem.graph import RESIDENT, MemoryGraph, Node, Operation, Phase
+from fxmem.planning.facts import StepFacts
+from fxmem.planning.merging import merge_storages
+from fxmem.planning.peaks import PeakMeter, meter_graph
+from fxmem.planning.plan import InplaceChange
+
+_METHODS = frozenset(
+    """
+    abs acos add addcdiv addcmul asin atan ceil clamp clamp_max clamp_min copysign cos cosh div
+    erf erfc exp exp2 expm1 fill fix floor frac hypot lerp lgamma log log10 log1p log2 logit
+    masked_fill mul nan_to_num neg pow reciprocal relu remainder round rsqrt sigmoid sign sin
+    sinc sinh sqrt sub tan tanh tril triu trunc xlogy zero
+    """.split()
+)
+"""Operators of ``torch.Tensor`` whose in-place variant has the same backward."""
+
+_SYNONYMS = {"square": "pow", "clip": "clamp", "negative": "neg", "divide": "div"} | {
+    "multiply": "mul", "subtract": "sub", "absolute": "abs", "true_divide": "div"
+}  # fmt: skip
+"""Methods with an in-place variant of their own, and what they run."""
+
+_FUNCTIONS = frozenset(
+    "celu elu hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu threshold".split()
+)
+"""Those of ``torch.nn.functional`` that take ``inplace=True``."""
+
+_DROPOUTS = frozenset(
+    "alpha_dropout dropout dropout1d dropout2d dropout3d feature_alpha_dropout".split()
+)
+"""Likewise; the mask is made first, then one product makes the result."""
+
+_MODULES = {
+    name.replace("_", ""): name for name in _FUNCTIONS | _DROPOUTS
+}  # fmt: skip
+"""By the name of the module's class in small letters."""
+
+_COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
+_KEEPS_RESULT = "aten.leaky_relu.default"
+"""The operator whose in-place variant saves its result where the other saves its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Overwrite:
+    """A node that could overwrite a storage.
+
+    Attributes:
+        node: It.
+        call: What to call instead.
+        operation: The operator that makes its result.
+        result: Index of the storage that is then not made.
+        target: Index of the storage that is overwritten.
+        source: The node whose result that is.
+    """
+
+    node: Node
+    call: str
+    operation: Operation
+    result: int
+    target: int
+    source: Node
+
+
+def find_inplace(facts: StepFacts) -> tuple[InplaceChange, ...]:
+    """Operations of forward that could run in place, with the same results and gradients.
+
+    All of them can be applied together; see :func:`apply_inplace`.
+
+    Args:
+        facts: The step as it was recorded.
+
+    Returns:
+        What lowers the peak most comes first; what does not lower it alone comes last.
+    """
+    graph = facts.graph
+    meter = meter_graph(graph)
+    uses = _Uses(graph)
+    best: list[tuple[int, _Overwrite]] = []
+    for node in graph.nodes[: facts.nodes]:
+        found = [
+            (_measure_fall(graph, meter, overwrite), overwrite)
+            for overwrite in _find_overwrites(graph, uses, node)
+        ]
+        best += [max(found, key=lambda item: item[0])] if found else []
+    best.sort(key=lambda item: (-item[0], -graph.storages[item[1].result].nbytes))
+    return tuple(
+        InplaceChange(
+            node=overwrite.node.name,
+            call=overwrite.call,
+            source=overwrite.node.source,
+            saving_bytes=saving_bytes,
+            overwrites=overwrite.source.name,
+        )
+        for saving_bytes, overwrite in _drop_conflicts(best)
+    )
+
+
+def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> MemoryGraph:
+    """The step with these operations in place.
+
+    A result then lies on the storage that it overwrites, which lives until both are let go of.
+
+    Args:
+        graph: The step that they were found in.
+        changes: Of those, any number.
+    """
+    uses = _Uses(graph)
+    chosen = {change.node: change.overwrites for change in changes}
+    merged: dict[int, int] = {}
+    in_place: dict[int, Operation] = {}
+    for node in graph.nodes:
+        if node.name not in chosen:
+            continue
+        for overwrite in _find_overwrites(graph, uses, node):
+            if overwrite.source.name == chosen[node.name]:
+                target = merged.get(overwrite.target, overwrite.target)
+                merged[overwrite.result] = target
+                in_place[overwrite.operation.index] = _run_in_place(overwrite)
+                break
+    operations = tuple(in_place.get(o.index, o) for o in graph.operations)
+    return merge_storages(replace(graph, operations=operations), merged)
+
+
+class _Uses:
+    """Who reads and who saves each storage."""
+
+    def __init__(self, graph: MemoryGraph) -> None:
+        self.operations: list[list[Operation]] = [[] for _ in graph.nodes]
+        self.last: dict[int, Operation] = {}
+        self.last_in_forward: dict[int, Operation] = {}
+        for operation in graph.operations:
+            touched = dict.fromkeys((*operation.reads, *operation.writes), operation)
+            self.last |= touched
+            if operation.phase in (Phase.FORWARD, Phase.LOSS):
+                self.last_in_forward |= touched
+                if operation.node is not None:
+                    self.operations[operation.node].append(operation)
+        self.savers: dict[int, set[int | None]] = {}
+        for save in graph.saves:
+            self.savers.setdefault(save.storage, set()).add(save.node)
+
+
+def _find_overwrites(graph: MemoryGraph, uses: _Uses, node: Node) -> Iterator[_Overwrite]:
+    """What a node could overwrite: any one of these."""
+    if len(node.results) != 1:
+        return
+    (result,) = node.results
+    operations = uses.operations[node.index]
+    operation = next((o for o in operations if o.index == graph.storages[result].born), None)
+    if operation is None or result in operation.overwritable:
+        return
+    call = _name_call(node, operation, alone=len(operations) == 1)
+    if not call:
+        return
+    for target in operation.overwritable:
+        is_first = operation.reads[0] == target
+        if not is_first and (len(operations) > 1 or operation.name not in _COMMUTATIVE):
+            continue
+        source = _find_source(graph, node, target)
+        if source is not None and _is_free(graph, uses, node, operation, target):
+            yield _Overwrite(node, call, operation, result, target, source)
+
+
+def _find_source(graph: MemoryGraph, node: Node, storage: int) -> Node | None:
+    """The node whose result, on this storage, a node takes; None unless there is exactly one."""
+    inputs = [graph.nodes[index] for index in node.inputs]
+    sources = [source for source in inputs if storage in source.results]
+    return sources[0] if len(sources) == 1 and sources[0].op != "placeholder" else None
+
+
+def _is_free(
+    graph: MemoryGraph, uses: _Uses, node: Node, operation: Operation, target: int
+) -> bool:
+    """Whether nothing needs what a storage held before an operation of this node."""
+    storage = graph.storages[target]
+    if storage.born == RESIDENT or storage.died is None:
+        return False
+    if graph.operations[storage.born].node == node.index:
+        return False
+    if operation.name == _KEEPS_RESULT and uses.savers.get(target) == {node.index}:
+        last = uses.last[target]
+        return uses.last_in_forward[target] is operation and last.node == node.index
+    return target not in uses.savers and uses.last[target] is operation
+
+
+def _name_call(node: Node, operation: Operation, *, alone: bool) -> str:
+    """What to call instead of a node; empty where there is no such thing."""
+    operator = operation.name.split(".")[1]
+    is_module = node.op == "call_module"
+    name = _MODULES.get(node.target.lower(), node.target.lower()) if is_module else node.target
+    if name in _DROPOUTS and operation.name == "aten.mul.Tensor":
+        return f"{node.target}(inplace=True)" if is_module else f"F.{name}(inplace=True)"
+    if not alone:
+        return ""
+    if is_module:
+        if name in _FUNCTIONS:
+            return f"{node.target}(inplace=True)"
+        return f"torch.{name}_" if name in ("sigmoid", "tanh") else ""
+    if operator in _METHODS:
+        return f"{name}_" if _SYNONYMS.get(name, name) in _METHODS else f"{operator}_"
+    return f"F.{name}(inplace=True)" if name in _FUNCTIONS else ""
+
+
+def _measure_fall(graph: MemoryGraph, meter: PeakMeter, overwrite: _Overwrite) -> int:
+    """While both are there without the change, one is not with it."""
+    result, target = graph.storages[overwrite.result], graph.storages[overwrite.target]
+    ends = [storage.died for storage in (result, target) if storage.died is not None]
+    return meter.measure_fall(result.nbytes, result.born, min(ends))
+
+
+def _drop_conflicts(found: Iterable[tuple[int, _Overwrite]]) -> Iterator[tuple[int, _Overwrite]]:
+    """Leaves out what would overwrite a result that another one, in place, saves for backward."""
+    kept: set[int] = set()
+    overwritten: set[int] = set()
+    for saving_bytes, overwrite in found:
+        keeps = overwrite.operation.name == _KEEPS_RESULT
+        if overwrite.target in kept or (keeps and overwrite.result in overwritten):
+            continue
+        overwritten.add(overwrite.target)
+        if keeps:
+            kept.add(overwrite.result)
+        yield saving_bytes, overwrite
+
+
+def _run_in_place(overwrite: _Overwrite) -> Operation:
+    namespace, operator, overload = overwrite.operation.name.split(".")
+    return replace(
+        overwrite.operation,
+        name=f"{namespace}.{operator}_.{overload}",
+        writes=(*overwrite.operation.writes, overwrite.target),
+    )

@@ -1,0 +1,109 @@
+"""Small changes to a plan's regions, drawn at random."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fxmem.planning.facts import StepFacts
+from fxmem.planning.limits import Limits
+from fxmem.planning.regions import Region
+
+Regions = tuple[Region, ...]
+
+
+def mutate_regions(
+    rng: random.Random,
+    parents: Sequence[Regions],
+    positions: Sequence[int],
+    facts: StepFacts,
+    limits: Limits,
+) -> Regions:
+    """A variation of one of some plans, or two of them put together.
+
+    Args:
+        rng: Where chance comes from.
+        parents: The plans.
+        positions: Where stages begin: cuts are drawn there most of the time.
+        facts: The step.
+        limits: What may not be computed again.
+
+    Returns:
+        Regions that may be computed again; the same as a parent's where no change was possible.
+    """
+    at = rng.randrange(len(parents))
+    parent = parents[at]
+    if rng.random() < 0.3 and len(parents) > 1:
+        other = parents[max(0, min(len(parents) - 1, at + rng.choice((-2, -1, 1, 2))))]
+        changed = _join(parent, other, rng.choice(positions))
+    else:
+        cuts = positions if rng.random() < 0.6 else range(positions[0], facts.nodes)
+        changed = _change(rng, parent, cuts, facts.nodes)
+    return changed if all(map(limits.allows, changed)) else parent
+
+
+def _join(head: Regions, tail: Regions, position: int) -> Regions:
+    """The regions of one plan before a position, and those of another after it."""
+    before = tuple(region for region in head if region.stop <= position)
+    after = tuple(region for region in tail if region.start >= position)
+    return before + after
+
+
+def _change(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) -> Regions:
+    """One change among some regions, or among those within one of them."""
+    if regions and rng.random() < 0.3:
+        at = rng.randrange(len(regions))
+        region = regions[at]
+        within = [cut for cut in cuts if region.start <= cut < region.stop]
+        if len(within) > 1:
+            children = _change(rng, region.children, within, region.stop)
+            children = tuple(c for c in children if c.stop - c.start < region.stop - region.start)
+            return (*regions[:at], replace(region, children=children), *regions[at + 1 :])
+    kind = rng.randrange(6)
+    if kind == 0 or not regions:
+        return _add(rng, regions, cuts, nodes)
+    at = rng.randrange(len(regions))
+    before, region, after = regions[:at], regions[at], regions[at + 1 :]
+    if kind == 1:
+        return (*before, *region.children, *after)
+    if kind == 2 and after:  # with the next
+        return (*before, Region(region.start, after[0].stop, region.children), *after[1:])
+    inside = [cut for cut in cuts if region.start < cut < region.stop]
+    if kind == 3 and inside:
+        cut = rng.choice(inside)
+        return (*before, Region(region.start, cut), Region(cut, region.stop), *after)
+    low = before[-1].stop if before else cuts[0]
+    high = after[0].start if after else nodes
+    start, stop = region.start, region.stop
+    if kind == 4:
+        start = _step(rng, cuts, start, low, stop - 1)
+    else:
+        stop = _step(rng, [*cuts, nodes], stop, start + 1, high)
+    return (*before, _reshape(region, start, stop), *after)
+
+
+def _add(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) -> Regions:
+    """A new region; those that it covers come to lie within it, or go."""
+    start = rng.choice(cuts)
+    at = bisect_left(cuts, start)
+    reach = min(len(cuts), at + 1 + min(rng.randrange(1, 9), len(cuts)))
+    stop = cuts[reach] if reach < len(cuts) else nodes
+    inner = tuple(r for r in regions if start <= r.start and r.stop <= stop)
+    inner = inner if rng.random() < 0.5 else ()
+    inner = tuple(r for r in inner if (r.start, r.stop) != (start, stop))
+    rest = [r for r in regions if r.stop <= start or r.start >= stop]
+    return tuple(sorted([*rest, Region(start, stop, inner)], key=lambda r: r.start))
+
+
+def _step(rng: random.Random, cuts: Sequence[int], value: int, low: int, high: int) -> int:
+    """A position a little before or after one, between two others."""
+    at = bisect_left(cuts, value) + rng.choice((-2, -1, 1, 2))
+    return max(low, min(high, cuts[max(0, min(len(cuts) - 1, at))]))
+
+
+def _reshape(region: Region, start: int, stop: int) -> Region:
+    children = tuple(c for c in region.children if start <= c.start and c.stop <= stop)
+    children = tuple(c for c in children if (c.start, c.stop) != (start, stop))
+    return Region(start, stop, children)
