@@ -170,6 +170,8 @@ class Operation:
         effect: What keeps it from being run again; None for most.
         keeps: Names of the storages that a library behind it takes at its first use, in the
             thread it runs in, and does not give back.
+        overwritable: Indices of the storages of arguments that its result could lie on: in
+            forward and loss only, and only as far as the tensors themselves go.
     """
 
     index: int
@@ -185,6 +187,7 @@ class Operation:
     writes: tuple[int, ...] = ()
     effect: Effect | None = None
     keeps: tuple[str, ...] = ()
+    overwritable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,27 @@ from fxmem.planning.plan import InplaceChange
 _METHODS = frozenset(
     """
     abs acos add addcdiv addcmul asin atan ceil clamp clamp_max clamp_min copysign cos cosh div
-    erf erfc exp exp2 expm1 fill fix floor frac hypot lerp lgamma log log10 log1p log2 logit
+    erf erfc exp exp2 expm1 fix floor frac hypot lerp lgamma log log10 log1p log2 logit
     masked_fill mul nan_to_num neg pow reciprocal relu remainder round rsqrt sigmoid sign sin
-    sinc sinh sqrt sub tan tanh tril triu trunc xlogy zero
+    sinc sinh sqrt sub tan tanh tril triu trunc xlogy
     """.split()
 )
 """Operators of ``torch.Tensor`` whose in-place variant has the same backward."""
 
-_SYNONYMS = {"square": "pow", "clip": "clamp", "negative": "neg", "divide": "div"} | {
-    "multiply": "mul", "subtract": "sub", "absolute": "abs", "true_divide": "div"
-}  # fmt: skip
-"""Methods with an in-place variant of their own, and what they run."""
+_SYNONYMS = {
+    "absolute": "abs",
+    "clip": "clamp",
+    "divide": "div",
+    "multiply": "mul",
+    "negative": "neg",
+    "square": "pow",
+    "subtract": "sub",
+    "true_divide": "div",
+}
+"""Methods with an in-place variant of their own, and the operator they run."""
+
+_REFLECTED = {"radd": "add", "rmul": "mul"}
+"""What ``1 + x`` calls, where its name is not that of ``x + 1``."""
 
 _FUNCTIONS = frozenset(
     "celu elu hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu threshold".split()
@@ -44,9 +54,7 @@ _DROPOUTS = frozenset(
 )
 """Likewise; the mask is made first, then one product makes the result."""
 
-_MODULES = {
-    name.replace("_", ""): name for name in _FUNCTIONS | _DROPOUTS
-}  # fmt: skip
+_MODULES = {name.replace("_", ""): name for name in _FUNCTIONS | _DROPOUTS}
 """By the name of the module's class in small letters."""
 
 _COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
@@ -199,19 +207,20 @@ def _is_free(
 
 def _name_call(node: Node, operation: Operation, *, alone: bool) -> str:
     """What to call instead of a node; empty where there is no such thing."""
-    operator = operation.name.split(".")[1]
     is_module = node.op == "call_module"
     name = _MODULES.get(node.target.lower(), node.target.lower()) if is_module else node.target
     if name in _DROPOUTS and operation.name == "aten.mul.Tensor":
         return f"{node.target}(inplace=True)" if is_module else f"F.{name}(inplace=True)"
-    if not alone:
+    if not alone or not operation.name.startswith("aten."):
         return ""
     if is_module:
         if name in _FUNCTIONS:
             return f"{node.target}(inplace=True)"
         return f"torch.{name}_" if name in ("sigmoid", "tanh") else ""
-    if operator in _METHODS:
-        return f"{name}_" if _SYNONYMS.get(name, name) in _METHODS else f"{operator}_"
+    name = _REFLECTED.get(name, name)
+    base = _SYNONYMS.get(name, name)
+    if base in _METHODS and operation.name.removeprefix("aten.").startswith(base):  # or clamp_min
+        return f"{name}_"
     return f"F.{name}(inplace=True)" if name in _FUNCTIONS else ""
 
 

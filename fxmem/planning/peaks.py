@@ -22,7 +22,7 @@ class PeakMeter:
     def __init__(self, live_bytes: Sequence[int]) -> None:
         self._live_bytes = live_bytes
         self._before = [0, *accumulate(live_bytes, max)]
-        self._after = [*accumulate(reversed(live_bytes), max)][::-1] + [0]
+        self._after = [*reversed([*accumulate(reversed(live_bytes), max)]), 0]
 
     def measure_fall(self, nbytes: int, first: int, last: int) -> int:
         """How much lower the peak is without so many bytes from one operation to another.

@@ -35,6 +35,7 @@ from fxmem.recording.dtypes import check_dtypes
 from fxmem.recording.effects import find_effect, find_written
 from fxmem.recording.hints import answer_operator
 from fxmem.recording.ledger import NO_STORAGE, Ledger, dtype_name
+from fxmem.recording.overwriting import find_overwritable
 from fxmem.recording.records import NodeRecord, SavedRecord, SaveRecord
 from fxmem.recording.strangers import Strangers
 from fxmem.tracing.fxgraph import iterate_tensors
@@ -324,11 +325,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 writes=tuple(dict.fromkeys(i for i in writes if i != NO_STORAGE)),
                 effect=find_effect(func, call[1]),
                 keeps=tuple(name for name, nbytes in self._keeps if nbytes),
+                overwritable=self._list_overwritable(*call),
             )
         )
         for tensor in made:
             self.track(tensor, index, node)
         self.ledger.hold(workspace_bytes)
+
+    def _list_overwritable(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> tuple[int, ...]:
+        if self._phase not in (Phase.FORWARD, Phase.LOSS):
+            return ()
+        indices = (self.track(tensor) for tensor in find_overwritable(args, kwargs, result))
+        return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
     def _count_flops(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
