@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze
+from fxmem.cli import analyze, plan
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.cells import escape_controls
 
-COMMANDS = {"analyze": analyze}
+COMMANDS = {"analyze": analyze, "plan": plan}
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -25,12 +25,18 @@ examples:
   fxmem analyze resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam
   fxmem analyze gpt.py:'GPT(layers=24)' --input 4x512:int64 --budget 8GiB
   fxmem analyze nets.vit:build --input 1x3x224x224 --mode infer --json
+  fxmem plan gpt.py:GPT --input 4x512:int64 --optimizer adamw --budget 8GiB
 
 exit codes:
   0  fine
-  1  a finding, such as a peak over --budget
+  1  a finding: a peak over --budget, or no plan within it
   2  bad usage, or a model that cannot be loaded or traced
 """
+_NOT_PLANNED = {
+    "--mode": "a plan is for training",
+    "--accumulate": "a plan is for one micro-batch",
+}
+"""Options of a step that only ``analyze`` has."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,7 +94,9 @@ def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str
     name = unknown[0].partition("=")[0]
     if name.startswith("-"):
         close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
-        if close:
+        if name in _NOT_PLANNED:
+            hint = _NOT_PLANNED[name]
+        elif close:
             hint = f"did you mean {close[0]}?"
         elif "batch" in name:
             hint = "the batch size is the first size of each --input"
@@ -100,7 +108,7 @@ def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str
 def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="fxmem",
-        description="How much memory a PyTorch training step takes, before the run.",
+        description="How much memory a PyTorch training step takes, and plans for less.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -56,7 +56,7 @@ def add_step_options(parser: argparse.ArgumentParser, *, any_step: bool = True) 
     parser.set_defaults(mode="train", accumulate=1)
     _add_model_options(parser, any_step)
     _add_loop_options(parser, any_step)
-    _add_device_options(parser)
+    _add_device_options(parser, any_step)
 
 
 def _add_model_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
@@ -133,13 +133,14 @@ def _add_loop_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
     )
 
 
-def _add_device_options(parser: argparse.ArgumentParser) -> None:
+def _add_device_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
     device = parser.add_argument_group("the device, which need not be there")
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     device.add_argument(
         "--gpu",
         metavar="NAME",
-        help="h100, rtx4090, ...: the GPU that is meant; exit 1 if the step does not fit it",
+        help="h100, rtx4090, ...: the GPU that is meant"
+        f"{'; exit 1 if the step does not fit it' if any_step else ''}",
     )
     device.add_argument(
         "--alloc-conf",

@@ -204,7 +204,7 @@ def build_document(analysis: Analysis) -> Document:
             optimizer=analysis.setup.optimizer,
             parameters=peak.parameters,
         ),
-        subject=_describe_subject(analysis),
+        subject=describe_subject(analysis),
         device=tuple(_list_device(analysis)),
         fit=_describe_fit(analysis),
         totals=_list_totals(analysis),
@@ -217,7 +217,12 @@ def build_document(analysis: Analysis) -> Document:
     )
 
 
-def _describe_subject(analysis: Analysis) -> Subject:
+def describe_subject(analysis: Analysis) -> Subject:
+    """What was analysed.
+
+    Args:
+        analysis: The result of :func:`fxmem.analyze`.
+    """
     setup = analysis.setup
     return Subject(
         model=setup.model,

@@ -74,7 +74,7 @@ def render_text(
         Lines, each ended by a newline.
     """
     blocks = [
-        f"{_write_headline(document.headline)}\n{_write_subject(document.subject)}",
+        f"{_write_headline(document.headline)}\n{write_subject(document.subject)}",
         _write_device(document, width),
         _write_totals(document),
         _write_breakdown(document),
@@ -94,7 +94,7 @@ def _write_headline(headline: Headline) -> str:
     if headline.phase is Phase.OPTIMIZER:
         text = f"{peak} in optimizer step{_write_update(headline)}"
     else:
-        place = ", ".join(filter(None, [headline.node, _write_source(headline.source)]))
+        place = ", ".join(filter(None, [headline.node, write_source(headline.source)]))
         text = f"{peak} in {headline.phase.value}{f' of {place}' if place else ''}"
     return escape_controls(text)
 
@@ -107,7 +107,8 @@ def _write_update(headline: Headline) -> str:
     return f"{of_optimizer}, at parameter {names[0]}" if names else of_optimizer
 
 
-def _write_subject(subject: Subject) -> str:
+def write_subject(subject: Subject) -> str:
+    """What was analysed, in one line."""
     inputs = ", ".join(subject.inputs) or "no inputs"
     parts = [subject.model, inputs, subject.mode, subject.gpu or subject.device]
     if subject.autocast:
@@ -137,7 +138,7 @@ def _write_fit(fit: Fit) -> str:
         return escape_controls(f"Fits {gpu}.")
     place = "before the step"
     if fit.phase is not None:
-        named = ", ".join(filter(None, [fit.node, _write_source(fit.source)]))
+        named = ", ".join(filter(None, [fit.node, write_source(fit.source)]))
         place = f"in {fit.phase.value}{f' of {named}' if named else ''}"
     return escape_controls(f"Does not fit {gpu}, {place}: {fit.cause}.")
 
@@ -187,7 +188,7 @@ def _list_live_cells(row: LiveRow) -> dict[str, str]:
         "alive at the peak": escape_controls(row.label),
         **_list_tensor_cells(row.shape, row.dtype),
         "saved by": _write_saved_by(row.saved_by),
-        "source": escape_controls(_write_source(row.source)),
+        "source": escape_controls(write_source(row.source)),
     }
 
 
@@ -207,7 +208,7 @@ def _list_node_cells(row: NodeRow) -> dict[str, str]:
         "transient": _write_bytes(row.transient_bytes),
         "forward": _write_flops(row.forward_flops),
         "backward": _write_flops(row.backward_flops),
-        "source": escape_controls(_write_source(row.source)),
+        "source": escape_controls(write_source(row.source)),
     }
 
 
@@ -233,5 +234,6 @@ def _write_flops(flops: int) -> str:
     return format_flops(flops) if flops else "-"
 
 
-def _write_source(source: SourceLocation | None) -> str:
+def write_source(source: SourceLocation | None) -> str:
+    """A line of code as ``file.py:12``; empty for none."""
     return str(source) if source else ""

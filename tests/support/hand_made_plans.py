@@ -1,0 +1,60 @@
+"""Plans made by hand, for the step of hand_made and others."""
+
+from __future__ import annotations
+
+from fxmem.graph import SourceLocation
+from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
+
+MIB = 1024**2
+
+
+def at(line: int) -> SourceLocation:
+    return SourceLocation("/home/me/nets/net.py", line, "forward")
+
+
+def make_plan(**fields: object) -> Plan:
+    """Two segments, one with another within; one change in place, one del point."""
+    defaults: dict[str, object] = {
+        "fingerprint": "0123456789abcdef",
+        "baseline_peak_bytes": 30 * MIB,
+        "peak_bytes": 21 * MIB,
+        "overhead": 0.25,
+        "overhead_flops": 0.1,
+        "segments": (
+            Segment(
+                *("fc1", "block.relu", 2),
+                source=at(11),
+                saving_bytes=5 * MIB,
+                recompute_s=3e-4,
+                recompute_flops=2_000_000,
+                children=(Segment("fc1", "fc1", 1, fqn="fc1", source=at(11)),),
+            ),
+            Segment(
+                "encoder.layers.11.attention.norm",
+                "encoder.layers.11.attention.project_out",
+                *(7, "encoder.layers.11.attention", at(13)),
+                saving_bytes=-MIB,
+                recompute_s=1e-4,
+            ),
+        ),
+        "inplace": (InplaceChange("block.relu", "relu_", at(12), 4 * MIB),),
+        "dels": (DelPoint("fc1", "hidden", "block.relu", at(12), 0),),
+        "lower_bound_overhead": 0.2,
+    }
+    return Plan(**{**defaults, **fields})
+
+
+def make_front(count: int = 3) -> tuple[Plan, ...]:
+    """Plans that take 1 MiB less, and 4 % more time, each than the one before."""
+    one = Segment("fc1", "fc1", 1, "fc1")
+    return tuple(
+        Plan(
+            "0123456789abcdef",
+            30 * MIB,
+            (30 - index) * MIB - 512 * bool(index),
+            overhead=0.04 * index,
+            overhead_flops=0.0001 * index,
+            segments=(one,) * index,
+        )
+        for index in range(count)
+    )

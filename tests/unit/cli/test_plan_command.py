@@ -1,0 +1,206 @@
+"""`fxmem plan` around an analysis and plans that are made by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import make_analysis
+from hand_made_plans import make_front, make_plan
+
+from fxmem.cli import main
+from fxmem.errors import InfeasibleError
+from fxmem.planning import outcome, planner
+from fxmem.planning.plan import Plan
+from fxmem.specs import TensorSpec
+
+COMMAND = ["plan", "nets/net.py:Net"]
+ONE = [*COMMAND, "--budget", "24MiB"]
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replaces what analyses and what plans; the arguments that each got."""
+    calls: dict[str, Any] = {}
+
+    def analyze(*args: Any, **kwargs: Any) -> Any:
+        calls["analyze"] = (args, kwargs)
+        return make_analysis()
+
+    def plan(_: Any, **kwargs: Any) -> Plan:
+        calls["plan"] = kwargs
+        return make_plan()
+
+    def pareto(_: Any, **kwargs: Any) -> tuple[Plan, ...]:
+        calls["pareto"] = kwargs
+        return make_front()
+
+    module = types.ModuleType("fxmem.api")
+    module.analyze = analyze  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    monkeypatch.setattr(planner, "plan", plan)
+    monkeypatch.setattr(planner, "pareto", pareto)
+    monkeypatch.setattr(outcome, "find_planned_peak", lambda *_: None)
+    return calls
+
+
+def test_a_limit_gives_one_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ONE) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Peak 30.00 MiB -> 21.00 MiB (70.0 %) for 25.0 % more time, ")
+    assert err == ""
+
+
+def test_without_a_limit_the_result_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(COMMAND) == 0
+    assert capsys.readouterr().out.startswith("Peak 30.00 MiB; 3 plans, down to 28.00 MiB\n")
+
+
+def test_all_lists_every_trade_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "pareto", lambda _: make_front(29))
+    main(COMMAND)
+    assert "... and 14 more between: --all\n" in capsys.readouterr().out
+    main([*COMMAND, "--all"])
+    assert "more between" not in capsys.readouterr().out
+
+
+def test_json_is_the_plan_or_a_list_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ONE, "--json"]) == 0
+    assert Plan.from_json(capsys.readouterr().out) == make_plan()
+    assert main([*COMMAND, "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert tuple(Plan.from_json(json.dumps(plan)) for plan in plans) == make_front()
+
+
+def test_a_file_gets_the_plan_and_stdout_the_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*ONE, "-o", str(path)]) == 0
+    assert Plan.from_json(path.read_text()) == make_plan()
+    assert capsys.readouterr().out.startswith("Peak ")
+
+
+def test_no_plan_is_exit_1_and_leaves_the_file_as_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def plan(*_: Any, **__: Any) -> Plan:
+        raise InfeasibleError("no plan within 24.00 MiB was found")
+
+    monkeypatch.setattr(planner, "plan", plan)
+    path = tmp_path / "plan.json"
+    path.write_text("an older plan")
+    assert main([*ONE, "-o", str(path)]) == 1
+    assert capsys.readouterr() == ("", "fxmem: error: no plan within 24.00 MiB was found\n")
+    assert path.read_text() == "an older plan"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit"),
+    [
+        (["--budget", "24MiB"], {"budget": 24 * 1024**2}),
+        (["--max-overhead", "0.1"], {"max_overhead": 0.1}),
+        (["--max-overhead", "10%"], {"max_overhead": 0.1}),
+        (["--max-overhead", "300 %"], {"max_overhead": 3.0}),
+        (["--max-overhead-flops", "0"], {"max_overhead_flops": 0.0}),
+        (["--budget", "1GB", "--time-limit", "2.5"], {"budget": 10**9, "time_limit_s": 2.5}),
+    ],
+)
+def test_the_limit_reaches_the_planner(
+    calls: dict[str, Any], arguments: list[str], limit: dict[str, Any]
+) -> None:
+    assert main([*COMMAND, *arguments]) == 0
+    assert calls["plan"] == limit
+
+
+def test_the_step_reaches_analyze(calls: dict[str, Any]) -> None:
+    main(
+        [
+            *COMMAND,
+            *["--input", "8x3", "--input", "mask=8x3:bool", "--device", "cuda", "--dtype", "bf16"],
+            *["--optimizer", "adam", "--loss", "mse", "--frontend", "record", "--size-hint", "7"],
+            *["--autocast", "bf16", "--keep-gradients", "--hold-outputs", "--gpu", "h100"],
+            *["--alloc-conf", "expandable_segments:True", "--time-limit", "1"],
+        ]
+    )
+    assert calls["analyze"] == (
+        ("nets/net.py:Net", (TensorSpec((8, 3)),), {"mask": TensorSpec((8, 3), "bool")}),
+        {
+            "mode": "train",
+            "device": "cuda",
+            "gpu": "h100",
+            "dtype": "bfloat16",
+            "autocast": "bf16",
+            "optimizer": "adam",
+            "loss": "mse",
+            "accumulate": 1,
+            "set_to_none": False,
+            "hold_outputs": True,
+            "alloc_conf": "expandable_segments:True",
+            "frontend": "record",
+            "size_hint": 7,
+        },
+    )
+    assert calls["pareto"] == {"time_limit_s": 1.0}
+
+
+def test_fit_takes_the_cheapest_that_fits(
+    calls: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome, "choose_fitting", lambda _, plans: plans[1])
+    assert main([*COMMAND, "--gpu", "t4", "--fit"]) == 0
+    assert capsys.readouterr().out.startswith("Peak 30.00 MiB -> 29.00 MiB")
+    assert "plan" not in calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--fit"], "--fit without a GPU (name it: --gpu rtx4090)"),
+        (["--budget", "8"], "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
+        (["--max-overhead", "much"], "--max-overhead: 'much' is no share (0.1 or 10%)"),
+        (["--max-overhead", "-0.1"], "--max-overhead is -0.1 (0 or more)"),
+        (["--max-overhead", "nan"], "--max-overhead is nan (0 or more)"),
+        (
+            ["--max-overhead-flops", "10"],
+            "--max-overhead-flops of 10 is 1000 % (10% if percent are meant, else 1000%)",
+        ),
+        (["--time-limit", "0"], "--time-limit is 0 (more than 0 seconds)"),
+        (
+            ["-o", "plan.json"],
+            "-o writes a plan, and none is chosen "
+            "(give a limit, such as --budget 4GiB or --max-overhead 0.1)",
+        ),
+        (
+            ["--budget", "1GiB", "-o", "/no/such/folder/plan.json"],
+            "cannot write '/no/such/folder/plan.json': no folder '/no/such/folder' "
+            "(create it first)",
+        ),
+        (
+            ["--budget", "1GiB", "--max-overhead", "0.1"],
+            "argument --max-overhead: not allowed with argument --budget (try fxmem plan --help)",
+        ),
+        (["--mode", "infer"], "unrecognized arguments: --mode infer (a plan is for training)"),
+        (
+            ["--accumulate", "4"],
+            "unrecognized arguments: --accumulate 4 (a plan is for one micro-batch)",
+        ),
+    ],
+)
+def test_bad_options_are_told_before_the_model_runs(
+    calls: dict[str, Any], capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    try:
+        code = main([*COMMAND, *arguments])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
+    assert calls == {}

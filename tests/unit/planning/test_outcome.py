@@ -1,0 +1,82 @@
+"""What fits a GPU and where the peak lies, against the model with the plan applied."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hand_made import make_analysis
+from torch import nn
+
+import fxmem
+from fxmem.planning.outcome import choose_fitting, find_planned_peak
+from fxmem.planning.plan import Plan
+
+
+def make_model() -> nn.Module:
+    """Its saved activations are what takes memory: 1 GiB for each of 12 layers."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Sigmoid())]
+    return nn.Sequential(*layers, nn.Linear(64, 1))
+
+
+INPUT = f"{4 * 1024**2}x64"
+
+
+@pytest.fixture(scope="module")
+def analysis() -> fxmem.Analysis:
+    return fxmem.analyze(make_model(), (INPUT,), optimizer="adam", gpu="rtx3070")
+
+
+@pytest.fixture(scope="module")
+def front(analysis: fxmem.Analysis) -> tuple[Plan, ...]:
+    return fxmem.pareto(analysis, time_limit_s=2.0)
+
+
+def test_the_first_that_fits_is_chosen(analysis: fxmem.Analysis, front: tuple[Plan, ...]) -> None:
+    assert analysis.exhaustion is not None
+    chosen = choose_fitting(analysis, front)
+    planned = fxmem.apply(make_model(), chosen)
+    again = fxmem.analyze(planned, (INPUT,), optimizer="adam", gpu="rtx3070")
+    assert again.exhaustion is None
+    assert again.peak_bytes == chosen.peak_bytes
+    before = front[front.index(chosen) - 1]
+    again = fxmem.analyze(
+        fxmem.apply(make_model(), before), (INPUT,), optimizer="adam", gpu="rtx3070"
+    )
+    assert again.exhaustion is not None
+
+
+def test_where_none_fits_the_leanest_is_explained(
+    analysis: fxmem.Analysis, front: tuple[Plan, ...]
+) -> None:
+    with pytest.raises(fxmem.InfeasibleError) as caught:
+        choose_fitting(analysis, front[:2])
+    assert str(caught.value).startswith(
+        "no plan was found whose step fits NVIDIA GeForce RTX 3070; with the leanest, "
+        "out of memory: "
+    )
+
+
+def test_without_a_gpu_nothing_can_fit() -> None:
+    with pytest.raises(fxmem.UsageError) as caught:
+        choose_fitting(make_analysis(), ())
+    assert str(caught.value) == "no GPU is named that the step could fit (gpu='rtx4090')"
+
+
+def test_the_new_peak_is_where_the_planned_model_has_it(
+    analysis: fxmem.Analysis, front: tuple[Plan, ...]
+) -> None:
+    for plan in front[1], front[-1]:
+        peak = find_planned_peak(analysis, plan)
+        again = fxmem.analyze(fxmem.apply(make_model(), plan), (INPUT,), optimizer="adam")
+        assert peak is not None
+        assert peak.nbytes == again.peak_bytes
+        assert peak.phase is again.peak.phase
+        assert peak.operation.name == again.peak.operation.name
+
+
+def test_a_peak_that_the_segments_do_not_explain_is_not_placed(
+    analysis: fxmem.Analysis, front: tuple[Plan, ...]
+) -> None:
+    plan = dataclasses.replace(front[1], peak_bytes=front[1].peak_bytes - 1)
+    assert find_planned_peak(analysis, plan) is None

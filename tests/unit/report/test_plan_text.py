@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from hand_made import make_analysis, make_graph
+from hand_made_plans import MIB, make_front, make_plan
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxmem.graph import Phase
+from fxmem.liveness import Peak
+from fxmem.planning.plan import Plan, Segment
+from fxmem.report.cells import measure_width
+from fxmem.report.document import describe_subject
+from fxmem.report.plan_text import _write_limit, render_front, render_plan
+from fxmem.units import parse_bytes
+
+SUBJECT = describe_subject(make_analysis())
+
+
+def move_peak(phase: Phase, node: int | None) -> Peak:
+    graph = make_graph()
+    return dataclasses.replace(
+        make_analysis().peak,
+        operation=dataclasses.replace(graph.operations[5], phase=phase),
+        node=None if node is None else graph.nodes[node],
+    )
+
+
+def test_the_report_of_a_plan(check_golden: Callable[[str, str], None]) -> None:
+    check_golden("plan.txt", render_plan(make_plan(), SUBJECT, peak=make_analysis().peak))
+
+
+def test_the_report_fits_80_columns(check_golden: Callable[[str, str], None]) -> None:
+    text = render_plan(make_plan(), SUBJECT, peak=make_analysis().peak, width=80)
+    check_golden("plan_80.txt", text)
+    tables = text.split("\n\n")[2:]
+    assert max(measure_width(line) for table in tables for line in table.splitlines()) <= 80
+
+
+def test_the_table_of_trade_offs(check_golden: Callable[[str, str], None]) -> None:
+    check_golden("plan_front.txt", render_front(make_front(5), SUBJECT, width=80))
+
+
+def test_what_a_plan_lacks_is_left_out() -> None:
+    plan = make_plan(inplace=(), dels=(), lower_bound_overhead=0.0)
+    text = render_plan(plan, SUBJECT)
+    assert [w for w in ("in place", "let go", "then lies", "No plan") if w in text] == []
+
+
+def test_a_plan_that_changes_nothing_says_so() -> None:
+    text = render_plan(Plan("0", 30 * MIB, 30 * MIB), SUBJECT)
+    first, _ = text.splitlines()
+    assert first == "Peak 30.00 MiB -> 30.00 MiB (100.0 %), nothing is computed again"
+
+
+@pytest.mark.parametrize(
+    ("phase", "node", "line"),
+    [
+        (Phase.BACKWARD, 2, "The peak then lies in backward of block.relu, net.py:12."),
+        (Phase.FORWARD, None, "The peak then lies in forward."),
+        (Phase.OPTIMIZER, None, "The peak then lies in the optimizer's step."),
+    ],
+)
+def test_the_place_of_the_new_peak(phase: Phase, node: int | None, line: str) -> None:
+    assert line in render_plan(make_plan(), SUBJECT, peak=move_peak(phase, node)).splitlines()
+
+
+def test_names_are_made_printable() -> None:
+    segment = Segment("a\x1b[2J", "b\n", 2)
+    plan = make_plan(segments=(segment,))
+    assert r"a\x1b[2J .. b\n" in render_plan(plan, SUBJECT)
+
+
+def test_of_plans_close_to_each_other_the_cheapest_is_listed() -> None:
+    plans = make_front(21)
+    text = render_front(plans, SUBJECT, most=5)
+    table, rest = text.split("\n\n")[1:3]
+    peaks = [line.split(" MiB")[0].strip() for line in table.splitlines()[2:]]
+    assert peaks == ["30.00", "26.00", "21.00", "16.00", "11.00", "10.00"]
+    assert rest == "... and 15 more between: --all"
+    assert len(render_front(plans, SUBJECT).split("\n\n")[1].splitlines()) == 2 + 21
+
+
+def test_where_no_plan_takes_less_the_table_says_so() -> None:
+    text = render_front(make_front(1), SUBJECT, most=20)
+    assert text.startswith("Peak 30.00 MiB; 1 plan, down to 30.00 MiB\n")
+    assert text.endswith("\n\nNo plan was found that takes less.\n")
+
+
+@given(st.integers(0, 1 << 45))
+def test_a_peak_in_the_table_is_a_budget_that_its_plan_keeps(nbytes: int) -> None:
+    text = _write_limit(nbytes)
+    assert nbytes <= parse_bytes(text) <= nbytes * 1.011 + 1
