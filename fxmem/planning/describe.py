@@ -9,7 +9,8 @@ from fxmem.graph import MemoryGraph
 from fxmem.planning.facts import StepFacts, is_batch_norm
 from fxmem.planning.plan import Segment
 from fxmem.planning.regions import Region
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.scoring import Scorer
+from fxmem.planning.simulation import iterate_runs, plan_runs
 
 
 def fingerprint_graph(graph: MemoryGraph) -> str:
@@ -23,7 +24,11 @@ def fingerprint_graph(graph: MemoryGraph) -> str:
 
 
 def describe_segments(
-    facts: StepFacts, regions: Sequence[Region], costs_s: Sequence[float]
+    facts: StepFacts,
+    regions: Sequence[Region],
+    costs_s: Sequence[float],
+    *,
+    with_savings: bool = True,
 ) -> tuple[Segment, ...]:
     """Regions as segments of a plan.
 
@@ -31,13 +36,16 @@ def describe_segments(
         facts: The step.
         regions: What is computed again.
         costs_s: Seconds of each operation, by its index.
+        with_savings: Whether to work out what each is worth, by leaving it out.
     """
-    peak = simulate_regions(facts, regions).peak_bytes
+    scorer = Scorer(facts, costs_s)
+    peak, _ = scorer.score(regions)
     segments = []
     for index, region in enumerate(regions):
         others = [*regions[:index], *regions[index + 1 :]]
-        saving = simulate_regions(facts, others).peak_bytes - peak
-        again = [*simulate_regions(facts, [region]).recomputed]
+        saving = scorer.score(others)[0] - peak if with_savings else 0
+        runs = iterate_runs([*plan_runs(facts, [region])])
+        again = [index for run in runs for index in range(run.first, run.stop)]
         segments.append(_describe(facts, region, saving, again, costs_s))
     return tuple(segments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save, Storage
@@ -53,6 +54,8 @@ class StepFacts:
         statistics: By node, the indices of the buffers that its batch normalisation updates.
         random_state: The state of the random number generator as a checkpoint keeps it; None
             where it lies in other memory than the step.
+        makers: ``made`` by the index of the storage.
+        births: When each of ``made`` is born; ascending.
     """
 
     graph: MemoryGraph
@@ -63,11 +66,17 @@ class StepFacts:
     nodes: int
     statistics: tuple[tuple[int, ...], ...]
     random_state: Storage | None
+    makers: Mapping[int, Made]
+    births: tuple[int, ...]
 
     @property
     def storages(self) -> tuple[Storage, ...]:
         """Those of the step, and what checkpoints add."""
         return (*self.graph.storages, *((self.random_state,) if self.random_state else ()))
+
+    def list_made(self, first: int, stop: int) -> tuple[Made, ...]:
+        """The storages made by the operations from one to another, which is left out."""
+        return self.made[bisect_left(self.births, first) : bisect_left(self.births, stop)]
 
     def list_operations(self, start: int, stop: int) -> tuple[Operation, ...]:
         """The operations of forward of the nodes from one to another, which is left out."""
@@ -131,6 +140,7 @@ def gather_facts(graph: MemoryGraph, *, counts_host: bool = False) -> StepFacts:
         born=RESIDENT,
         died=None,
     )
+    made.sort(key=lambda storage: storage.born)
     return StepFacts(
         graph=graph,
         first_operation=first,
@@ -143,6 +153,8 @@ def gather_facts(graph: MemoryGraph, *, counts_host: bool = False) -> StepFacts:
             for node in range(nodes)
         ),
         random_state=state if counts_host else None,
+        makers={storage.index: storage for storage in made},
+        births=tuple(storage.born for storage in made),
     )
 
 

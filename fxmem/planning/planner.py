@@ -87,21 +87,30 @@ def prepare_step(analysis: Analysis) -> PlanningStep:
 
 
 def pareto(
-    analysis: Analysis, *, by_flops: bool = False, time_limit_s: float = TIME_LIMIT_S
+    analysis: Analysis,
+    *,
+    by_flops: bool = False,
+    points: int = 20,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> tuple[Plan, ...]:
-    """All the trade-offs of a step, cheapest first; the first computes nothing again.
+    """The trade-offs of a step, cheapest first; the first computes nothing again.
 
     Args:
         analysis: Of a training step.
         by_flops: Whether cost is counted in FLOPs; else in time.
+        points: How many there are at most, spread over the peaks from most to least.
         time_limit_s: When the search stops.
+
+    Returns:
+        Plans; what each of their segments saves is told by :func:`plan` only.
 
     Raises:
         UsageError: The step is none of training, or adds up several micro-batches.
     """
     step = prepare_step(analysis)
     front = _search(step, by_flops, time_limit_s)
-    return tuple(_build_plan(step, candidate) for candidate in front)
+    chosen = _spread_points(front, points)
+    return tuple(_build_plan(step, candidate, with_savings=False) for candidate in chosen)
 
 
 def plan(
@@ -182,7 +191,17 @@ def _explain_leanest(step: PlanningStep, leanest: Candidate, budget_bytes: int) 
     )
 
 
-def _build_plan(step: PlanningStep, candidate: Candidate) -> Plan:
+def _spread_points(front: Sequence[Candidate], points: int) -> Sequence[Candidate]:
+    """Some of a front: the two ends, and those nearest to peaks evenly apart between them."""
+    if len(front) <= points:
+        return front
+    most, least = front[0].peak_bytes, front[-1].peak_bytes
+    goals = [most - (most - least) * at / (points - 1) for at in range(points)]
+    nearest = (min(front, key=lambda c: abs(c.peak_bytes - goal)) for goal in goals)
+    return [*dict.fromkeys(nearest)]
+
+
+def _build_plan(step: PlanningStep, candidate: Candidate, *, with_savings: bool = True) -> Plan:
     overhead, overhead_flops = _measure_overhead(step, candidate)
     return Plan(
         fingerprint=fingerprint_graph(step.facts.graph),
@@ -190,6 +209,8 @@ def _build_plan(step: PlanningStep, candidate: Candidate) -> Plan:
         peak_bytes=candidate.peak_bytes,
         overhead=overhead,
         overhead_flops=overhead_flops,
-        segments=describe_segments(step.facts, candidate.regions, step.costs_s),
+        segments=describe_segments(
+            step.facts, candidate.regions, step.costs_s, with_savings=with_savings
+        ),
         fx_graph=step.fx_graph,
     )

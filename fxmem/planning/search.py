@@ -18,12 +18,12 @@ from fxmem.planning.facts import StepFacts
 from fxmem.planning.limits import Limits
 from fxmem.planning.mutation import mutate_regions
 from fxmem.planning.regions import Region
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.scoring import Scorer
 from fxmem.planning.stages import StagedStep, cut_step, find_blocks, find_boundaries
 
 _STAGES = (48, 32, 20, 12, 8)
 """How many stages there may be, in one cut after the other."""
-_LEVELS = (1, 2)
+_LEVELS = (1, 2, 3)
 """How many numbers of a module's name make a block."""
 _BUDGETS = 40
 _NEAR = 6
@@ -48,14 +48,6 @@ class Candidate:
     cost: float
 
 
-def score_regions(facts: StepFacts, regions: Iterable[Region], costs: Sequence[float]) -> Candidate:
-    """The true peak and the cost of some regions."""
-    chosen = tuple(regions)
-    simulation = simulate_regions(facts, chosen)
-    cost = sum(costs[index] for index in simulation.recomputed)
-    return Candidate(chosen, simulation.peak_bytes, cost)
-
-
 def find_front(
     facts: StepFacts,
     limits: Limits,
@@ -76,11 +68,12 @@ def find_front(
         Cheapest first; the first computes nothing again.
     """
     began = time.monotonic()
+    scorer = Scorer(facts, costs)
     cuts = _list_cuts(facts, limits)
     found: dict[tuple[Region, ...], Candidate] = {}
     for regions in _propose_regions(facts, limits, costs, cuts):
         if regions not in found:
-            found[regions] = score_regions(facts, regions, costs)
+            found[regions] = Candidate(regions, *scorer.score(regions))
         if time.monotonic() - began > _SHARE * time_limit_s:
             break
     front = prune_candidates(found.values())
@@ -92,7 +85,7 @@ def find_front(
         parents = [c.regions for c in _find_near(front, goal_bytes)]
         regions = mutate_regions(rng, parents, positions, facts, limits)
         if regions not in found:
-            found[regions] = candidate = score_regions(facts, regions, costs)
+            found[regions] = candidate = Candidate(regions, *scorer.score(regions))
             if _is_better(candidate, front):
                 front = prune_candidates((*front, candidate))
     return front

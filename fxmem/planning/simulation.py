@@ -9,7 +9,7 @@ of ``torch/utils/checkpoint.py``: ``_checkpoint_without_reentrant_generator`` wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -19,7 +19,7 @@ from fxmem.planning.regions import Region
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """A region that is computed again."""
 
     region: Region
@@ -28,8 +28,8 @@ class _Run:
     first: int  # the operations of forward that run
     stop: int
     done: int  # after which operation of backward nothing of the region is needed
-    saves: list[Save]  # what it keeps itself, not the regions within
-    children: list[_Run] = field(default_factory=list)
+    saved: dict[int, list[int]]  # what it keeps itself, not the regions within, and how long
+    children: list[Run] = field(default_factory=list)
     base: int = 0  # where its first operation comes to stand
 
     def place(self, operation: int) -> int:
@@ -80,9 +80,9 @@ def simulate_regions(facts: StepFacts, regions: Sequence[Region]) -> Simulation:
         facts: The step as it was recorded.
         regions: Apart from each other and in order.
     """
-    runs = [run for region in regions for run in _plan_run(facts, region, 0)]
+    runs = [*plan_runs(facts, regions)]
     order, places = _order_operations(facts.graph, runs)
-    lives = tuple(_Lives(facts, regions, runs, places).iterate())
+    lives = tuple(RegionLives(facts, regions, runs, places).iterate())
     return Simulation(facts, order, lives, _measure(facts, order, lives))
 
 
@@ -105,7 +105,13 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
     return replace(graph, operations=operations, storages=tuple(storages), saves=())
 
 
-def _plan_run(facts: StepFacts, region: Region, depth: int) -> Iterator[_Run]:
+def plan_runs(facts: StepFacts, regions: Sequence[Region]) -> Iterator[Run]:
+    """What runs again for some regions: those that backward needs, each with those within."""
+    for region in regions:
+        yield from _plan_region(facts, region, 0)
+
+
+def _plan_region(facts: StepFacts, region: Region, depth: int) -> Iterator[Run]:
     """The run of a region, if backward needs it, and in it those of the regions within."""
     saves = [s for n in range(region.start, region.stop) for s in facts.saves_by_node[n]]
     unpacked = [save.unpacked for save in saves if save.unpacked is not None]
@@ -114,29 +120,38 @@ def _plan_run(facts: StepFacts, region: Region, depth: int) -> Iterator[_Run]:
     direct = [save for save in saves if not any(save.node in c for c in region.children)]
     first = facts.first_operation[region.start]
     inputs = [facts.first_operation[child.start] for child in region.children]
-    yield _Run(
+    yield Run(
         region,
         depth,
         trigger=min(unpacked),
         first=first,
         stop=max([first, *(save.position for save in direct), *inputs]),
         done=max(save.released for save in saves if save.released is not None),
-        saves=direct,
-        children=[r for child in region.children for r in _plan_run(facts, child, depth + 1)],
+        saved=_group_releases(direct),
+        children=[r for child in region.children for r in _plan_region(facts, child, depth + 1)],
     )
 
 
-def _iterate_runs(runs: Sequence[_Run]) -> Iterator[_Run]:
+def _group_releases(saves: Iterable[Save]) -> dict[int, list[int]]:
+    released: dict[int, list[int]] = {}
+    for save in saves:
+        if save.released is not None:
+            released.setdefault(save.storage, []).append(save.released)
+    return released
+
+
+def iterate_runs(runs: Sequence[Run]) -> Iterator[Run]:
+    """All runs, each before those of the regions within."""
     for run in runs:
         yield run
-        yield from _iterate_runs(run.children)
+        yield from iterate_runs(run.children)
 
 
 def _order_operations(
-    graph: MemoryGraph, runs: Sequence[_Run]
+    graph: MemoryGraph, runs: Sequence[Run]
 ) -> tuple[tuple[tuple[int, bool], ...], list[int]]:
-    triggered: dict[int, list[_Run]] = {}
-    for run in _iterate_runs(runs):  # what holds a region's inputs runs before it
+    triggered: dict[int, list[Run]] = {}
+    for run in iterate_runs(runs):  # what holds a region's inputs runs before it
         triggered.setdefault(run.trigger, []).append(run)
     order: list[tuple[int, bool]] = []
     places = []
@@ -149,37 +164,45 @@ def _order_operations(
     return tuple(order), places
 
 
-class _Lives:
+class RegionLives:
     """From when to when each storage lives, in forward and each time it is computed again."""
 
     def __init__(
         self,
         facts: StepFacts,
         regions: Sequence[Region],
-        runs: Sequence[_Run],
+        runs: Sequence[Run],
         places: Sequence[int],
     ) -> None:
         self._facts = facts
         self._runs = runs
+        self._done = {run.region.start: run.done for run in runs}
         self._places = places
         self._paths: list[tuple[Region, ...]] = [()] * len(facts.graph.nodes)
         self._lay_paths(regions)
 
     def iterate(self) -> Iterator[Life]:
-        made = {storage.index: storage for storage in self._facts.made}
         for storage in self._facts.graph.storages:
-            if storage.index in made:
-                yield self._live_in_forward(made[storage.index])
+            made = self._facts.makers.get(storage.index)
+            if made is not None:
+                yield self._live_in_forward(made)
                 continue
             born = RESIDENT if storage.born == RESIDENT else self._places[storage.born]
             yield Life(storage.index, born, self._find_place(storage.died))
-        for run in _iterate_runs(self._runs):
-            for again in self._facts.made:
-                if run.first <= again.born < run.stop:
-                    yield self._live_again(again, run)
-            yield from self._live_beside(run)
+        yield from self.iterate_again()
         for index in _find_libraries(self._facts.graph, self._runs):
             yield Life(index, RESIDENT, None)
+
+    def iterate_again(self) -> Iterator[Life]:
+        """What regions make when they run again, and what their checkpoints keep."""
+        for run in iterate_runs(self._runs):
+            for again in self._facts.list_made(run.first, run.stop):
+                yield self._live_again(again, run)
+            yield from self._live_beside(run)
+
+    def find_forward_end(self, storage: Made) -> int:
+        """The operation after which forward's frames let go of a storage."""
+        return self._find_local_end(storage, 0)
 
     def _lay_paths(self, regions: Sequence[Region]) -> None:
         for region in regions:
@@ -203,10 +226,13 @@ class _Lives:
                 if save.released is None:
                     return Life(storage.index, born, self._find_place(self._died(storage)))
                 ends.append(save.released)
-        ends += [run.done for run in self._runs if _is_input(storage, run.region)]
+        for node in storage.readers:
+            path = self._paths[node]
+            if path and storage.node < path[0].start and path[0].start in self._done:
+                ends.append(self._done[path[0].start])
         return Life(storage.index, born, self._places[max(ends)])
 
-    def _live_again(self, storage: Made, run: _Run) -> Life:
+    def _live_again(self, storage: Made, run: Run) -> Life:
         """Held by the run's frames, by what it saves, and as the input of a region within."""
         end = run.place(self._find_local_end(storage, run.depth + 1, run))
         ends = [end, *self._find_saved_ends(storage, run)]
@@ -214,15 +240,15 @@ class _Lives:
             ends += self._find_input_ends(storage, child)
         return Life(storage.index, run.place(storage.born), max(ends))
 
-    def _live_beside(self, run: _Run) -> Iterator[Life]:
+    def _live_beside(self, run: Run) -> Iterator[Life]:
         """Copies of running statistics, and states of the random number generator."""
         facts, region = self._facts, run.region
         end = run.place(run.stop - 1)
         if run.stop > run.first:
-            direct = {s.storage: self._places[s.released] for s in run.saves if s.released}
             for node in range(region.start, region.stop):
                 for index in facts.statistics[node]:
-                    yield Life(index, run.base, max(end, direct.get(index, 0)))
+                    kept = (self._places[released] for released in run.saved.get(index, ()))
+                    yield Life(index, run.base, max([end, *kept]))
         operations = facts.list_operations(region.start, region.stop)
         if facts.random_state and any(o.effect for o in operations):
             born = self._places[facts.first_operation[region.start]]
@@ -230,19 +256,18 @@ class _Lives:
             if run.stop > run.first:
                 yield Life(facts.random_state.index, run.base, end)
 
-    def _find_saved_ends(self, storage: Made, run: _Run) -> Iterator[int]:
-        for save in run.saves:
-            if save.storage == storage.index and save.released is not None:
-                yield self._places[save.released]
+    def _find_saved_ends(self, storage: Made, run: Run) -> Iterator[int]:
+        for released in run.saved.get(storage.index, ()):
+            yield self._places[released]
 
-    def _find_input_ends(self, storage: Made, run: _Run) -> Iterator[int]:
+    def _find_input_ends(self, storage: Made, run: Run) -> Iterator[int]:
         if _is_input(storage, run.region):
             yield run.place(run.stop - 1)
             yield from self._find_saved_ends(storage, run)
             for child in run.children:
                 yield from self._find_input_ends(storage, child)
 
-    def _find_local_end(self, storage: Made, depth: int, run: _Run | None = None) -> int:
+    def _find_local_end(self, storage: Made, depth: int, run: Run | None = None) -> int:
         """The operation of forward after which the frames let go of a storage.
 
         A call of a region holds its arguments until it returns, and what it returns too.
@@ -267,10 +292,10 @@ class _Lives:
         return self._facts.graph.storages[storage.index].died
 
 
-def _find_libraries(graph: MemoryGraph, runs: Sequence[_Run]) -> Iterator[int]:
+def _find_libraries(graph: MemoryGraph, runs: Sequence[Run]) -> Iterator[int]:
     """What libraries take for backward's thread because forward's operators run there too."""
     taken = {name for o in graph.operations if o.phase is Phase.BACKWARD for name in o.keeps}
-    for run in _iterate_runs(runs):
+    for run in iterate_runs(runs):
         for operation in graph.operations[run.first : run.stop]:
             for name in operation.keeps:
                 if name not in taken:

@@ -129,7 +129,7 @@ def find_boundaries(facts: StepFacts, limits: Limits, most: int = MAX_STAGES) ->
 
 
 def find_blocks(facts: StepFacts, limits: Limits, level: int) -> list[int]:
-    """Where stages begin: at the modules of lists and sequences, such as ``layer1.0``.
+    """Where stages begin: at modules that are counted, such as ``layer1.0`` or ``denselayer3``.
 
     Args:
         facts: The step.
@@ -152,7 +152,7 @@ def find_blocks(facts: StepFacts, limits: Limits, level: int) -> list[int]:
 
 def _find_block(fqn: str, level: int) -> str:
     parts = fqn.split(".")
-    numbers = [at for at, part in enumerate(parts) if part.isdigit()]
+    numbers = [at for at, part in enumerate(parts) if part[-1:].isdigit()]
     return ".".join(parts[: numbers[min(level, len(numbers)) - 1] + 1]) if numbers else ""
 
 

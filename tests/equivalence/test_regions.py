@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator
 
 import pytest
 import torch
+from drawn_regions import draw_plan
 from planned_models import PLANNED
 from torch import Tensor, nn
 
 from fxmem import analyze
 from fxmem.planning.describe import describe_segments
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import Limits, find_limits
-from fxmem.planning.regions import Region
+from fxmem.planning.facts import gather_facts
 from fxmem.planning.simulation import simulate_regions
 from fxmem.recording.losses import resolve_loss
 from fxmem.timeline import build_timeline
@@ -23,28 +20,6 @@ from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.transform.checkpointing import build_module
 
 SEEDS = range(6)
-
-
-def draw_regions(
-    rng: random.Random, limits: Limits, start: int, stop: int, depth: int = 0
-) -> Iterator[Region]:
-    """Regions at random that may be computed again."""
-    at = start
-    while at < stop:
-        end = min(stop, at + rng.randint(1, max(1, (stop - start) // (2 if depth else 1))))
-        free = not any(node in limits.fixed for node in range(at, end))
-        if rng.random() < 0.7 and free and at not in limits.starts:
-            deeper = depth < 2 and rng.random() < 0.5
-            inner = tuple(draw_regions(rng, limits, at, end, depth + 1)) if deeper else ()
-            if all(child.stop - child.start < end - at for child in inner):
-                yield Region(at, end, inner)
-        at = end
-
-
-def draw_plan(name: str, seed: int, facts: StepFacts) -> tuple[Region, ...]:
-    rng = random.Random(f"{name} {seed}")
-    placeholders = sum(node.op == "placeholder" for node in facts.graph.nodes)
-    return tuple(draw_regions(rng, find_limits(facts), placeholders, facts.nodes))
 
 
 def make_model(name: str) -> nn.Module:

@@ -1,0 +1,28 @@
+"""The fast score of a plan against the simulated step."""
+
+from __future__ import annotations
+
+import pytest
+from drawn_regions import draw_plan
+from planned_models import PLANNED
+
+from fxmem import analyze
+from fxmem.planning.facts import gather_facts
+from fxmem.planning.scoring import Scorer
+from fxmem.planning.simulation import simulate_regions
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", PLANNED)
+def test_score_is_the_peak_and_the_cost_of_the_simulated_step(name: str, device: str) -> None:
+    make, spec = PLANNED[name]
+    graph = analyze(make(), (spec,), device=device).graph
+    facts = gather_facts(graph, counts_host=device == "cpu")
+    costs = [float(index % 7) for index in range(len(graph.operations))]
+    scorer = Scorer(facts, costs)
+    for seed in range(40):
+        regions = draw_plan(name, seed, facts)
+        simulation = simulate_regions(facts, regions)
+        cost = sum(costs[index] for index in simulation.recomputed)
+        assert scorer.score(regions) == (simulation.peak_bytes, cost), regions
+        assert scorer.score(regions) == (simulation.peak_bytes, cost), "the second time too"
