@@ -96,7 +96,8 @@ class Plan:
         segments: What is computed again.
         inplace: What is computed in place.
         dels: What is let go of.
-        lower_bound_overhead: No plan with that peak adds less than this.
+        lower_bound_overhead: No plan that computes again adds less for that peak; None where
+            that was not worked out, as in :func:`fxmem.pareto`.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
     """
 
@@ -108,12 +109,14 @@ class Plan:
     segments: tuple[Segment, ...] = ()
     inplace: tuple[InplaceChange, ...] = ()
     dels: tuple[DelPoint, ...] = ()
-    lower_bound_overhead: float = 0.0
+    lower_bound_overhead: float | None = None
     fx_graph: Any = field(default=None, repr=False, compare=False)
 
     @property
-    def gap(self) -> float:
-        """How much more it adds than any plan must, over the step."""
+    def gap(self) -> float | None:
+        """How much more than any plan must it may add, over the step; None where unknown."""
+        if self.lower_bound_overhead is None:
+            return None
         return max(0.0, self.overhead - self.lower_bound_overhead)
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -10,6 +10,7 @@ from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.graph import Phase
 from fxmem.liveness import build_profile
+from fxmem.planning.bound import bound_cost
 from fxmem.planning.costs import find_roofline, price_operations
 from fxmem.planning.describe import describe_segments, fingerprint_graph
 from fxmem.planning.facts import StepFacts, gather_facts
@@ -110,7 +111,7 @@ def pareto(
     step = prepare_step(analysis)
     front = _search(step, by_flops, time_limit_s)
     chosen = _spread_points(front, points)
-    return tuple(_build_plan(step, candidate, with_savings=False) for candidate in chosen)
+    return tuple(_build_plan(step, candidate, in_full=False) for candidate in chosen)
 
 
 def plan(
@@ -161,8 +162,14 @@ def plan(
 def _search(
     step: PlanningStep, by_flops: bool, time_limit_s: float, goal_bytes: int | None = None
 ) -> Sequence[Candidate]:
-    limits = find_limits(step.facts)
-    return find_front(step.facts, limits, step.list_costs(by_flops), time_limit_s, goal_bytes)
+    return find_front(
+        step.facts,
+        find_limits(step.facts),
+        step.list_costs(by_flops),
+        time_limit_s,
+        goal_bytes,
+        step.list_costs(not by_flops),
+    )
 
 
 def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
@@ -201,7 +208,14 @@ def _spread_points(front: Sequence[Candidate], points: int) -> Sequence[Candidat
     return [*dict.fromkeys(nearest)]
 
 
-def _build_plan(step: PlanningStep, candidate: Candidate, *, with_savings: bool = True) -> Plan:
+def _bound_overhead(step: PlanningStep, candidate: Candidate) -> float:
+    limits = find_limits(step.facts)
+    bound_s = bound_cost(step.facts, limits, step.costs_s, candidate.peak_bytes)
+    return bound_s / (step.step_s or 1.0)
+
+
+def _build_plan(step: PlanningStep, candidate: Candidate, *, in_full: bool = True) -> Plan:
+    """A candidate as a plan; in full with what each segment saves, and the bound."""
     overhead, overhead_flops = _measure_overhead(step, candidate)
     return Plan(
         fingerprint=fingerprint_graph(step.facts.graph),
@@ -210,7 +224,8 @@ def _build_plan(step: PlanningStep, candidate: Candidate, *, with_savings: bool 
         overhead=overhead,
         overhead_flops=overhead_flops,
         segments=describe_segments(
-            step.facts, candidate.regions, step.costs_s, with_savings=with_savings
+            step.facts, candidate.regions, step.costs_s, with_savings=in_full
         ),
+        lower_bound_overhead=_bound_overhead(step, candidate) if in_full else None,
         fx_graph=step.fx_graph,
     )

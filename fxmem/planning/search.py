@@ -28,6 +28,8 @@ _LEVELS = (1, 2, 3)
 _BUDGETS = 40
 _NEAR = 6
 """Candidates on each side of the goal that are varied, where there is a goal."""
+_GROUPS = (1, 2, 3, 4, 6)
+"""Stages under one checkpoint, everywhere the same; for two or more, each under its own too."""
 _TRIALS = 3000
 _SHARE = 0.5
 """Of the time there is, for what the solver proposes; the rest is for improving it."""
@@ -54,6 +56,7 @@ def find_front(
     costs: Sequence[float],
     time_limit_s: float = 10.0,
     goal_bytes: int | None = None,
+    other_costs: Sequence[float] = (),
 ) -> tuple[Candidate, ...]:
     """The best candidates found: each costs less than all that take less memory.
 
@@ -63,6 +66,7 @@ def find_front(
         costs: Of each operation, by its index.
         time_limit_s: When to stop searching. What is found before depends on nothing else.
         goal_bytes: The peak that matters most: the search goes on near it.
+        other_costs: Another measure of cost, by which some of what is scored is found.
 
     Returns:
         Cheapest first; the first computes nothing again.
@@ -71,7 +75,7 @@ def find_front(
     scorer = Scorer(facts, costs)
     cuts = _list_cuts(facts, limits)
     found: dict[tuple[Region, ...], Candidate] = {}
-    for regions in _propose_regions(facts, limits, costs, cuts):
+    for regions in _propose_regions(facts, limits, filter(len, (costs, other_costs)), cuts):
         if regions not in found:
             found[regions] = Candidate(regions, *scorer.score(regions))
         if time.monotonic() - began > _SHARE * time_limit_s:
@@ -119,19 +123,34 @@ def _list_cuts(facts: StepFacts, limits: Limits) -> list[tuple[int, ...]]:
 
 
 def _propose_regions(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], cuts: Iterable[tuple[int, ...]]
+    facts: StepFacts,
+    limits: Limits,
+    measures: Iterable[Sequence[float]],
+    cuts: Sequence[tuple[int, ...]],
 ) -> Iterator[tuple[Region, ...]]:
     yield ()
-    for starts in cuts:
-        staged = cut_step(facts, limits, costs, starts)
-        ranges = staged.ranges
-        for level in range(max(len(stage.options) for stage in ranges)):
-            yield tuple(r for s in ranges for r in s.options[min(level, len(s.options) - 1)])
-        for size in (1, 2, 3, 4):
-            groups = [ranges[at : at + size] for at in range(0, len(ranges), size)]
-            regions = [Region(group[0].start, group[-1].stop) for group in groups]
-            yield tuple(region for region in regions if limits.allows(region))
-        yield from _solve_chain(staged)
+    for costs in measures:
+        for starts in cuts:
+            staged = cut_step(facts, limits, costs, starts)
+            for proposed in _propose_patterns(staged):
+                yield tuple(region for region in proposed if limits.allows(region))
+            yield from _solve_chain(staged)
+
+
+def _propose_patterns(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
+    """The same way to run every stage, and groups of stages."""
+    ranges = staged.ranges
+    for level in range(max(len(stage.options) for stage in ranges)):
+        yield tuple(r for s in ranges for r in s.options[min(level, len(s.options) - 1)])
+    whole = [Region(stage.start, stage.stop) for stage in ranges]
+    for size in _GROUPS:
+        groups = [whole[at : at + size] for at in range(0, len(whole), size)]
+        yield tuple(Region(group[0].start, group[-1].stop) for group in groups)
+        if size > 1:
+            yield tuple(
+                Region(group[0].start, group[-1].stop, tuple(group) if len(group) > 1 else ())
+                for group in groups
+            )
 
 
 def _solve_chain(staged: StagedStep) -> Iterator[tuple[Region, ...]]:

@@ -1,0 +1,44 @@
+"""The bound below every plan: never above what a plan costs, and reached where it can be."""
+
+from __future__ import annotations
+
+import pytest
+from drawn_regions import draw_plan
+from planned_models import PLANNED
+from torch import nn
+
+from fxmem import analyze
+from fxmem.planning.bound import bound_cost
+from fxmem.planning.facts import gather_facts
+from fxmem.planning.limits import find_limits
+from fxmem.planning.scoring import Scorer
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_no_plan_costs_less(name: str) -> None:
+    make, spec = PLANNED[name]
+    graph = analyze(make(), (spec,), device="cpu").graph
+    facts = gather_facts(graph, counts_host=True)
+    costs = [1.0 + operation.index % 5 for operation in graph.operations]
+    scorer = Scorer(facts, costs)
+    for seed in range(12):
+        peak_bytes, cost = scorer.score(draw_plan(name, seed, facts))
+        assert bound_cost(facts, find_limits(facts), costs, peak_bytes) <= cost + 1e-6
+
+
+def test_what_exceeds_the_peak_is_computed_again_by_its_cheapest_share() -> None:
+    """x -> tanh -> tanh -> tanh: at the start of backward all three results are alive.
+
+    The last one is the output, which the caller holds; backward takes it out first. One of the
+    other two has to be gone for a peak that is lower by its size, at the cost of one tanh.
+    """
+    model = nn.Sequential(nn.Linear(1000, 1000), nn.Tanh(), nn.Tanh(), nn.Tanh())
+    analysis = analyze(model, ("1000x1000",), device="cpu")
+    facts = gather_facts(analysis.graph)
+    costs = [float(o.name == "aten.tanh.default") for o in analysis.graph.operations]
+    peak = max(Scorer(facts, costs).score(())[0], 0)
+    assert bound_cost(facts, find_limits(facts), costs, peak) == 0
+    assert bound_cost(facts, find_limits(facts), costs, peak - 4_000_000) <= 1.0
+    assert bound_cost(facts, find_limits(facts), costs, peak - 2_000_000) == pytest.approx(
+        0.5, abs=0.5
+    )
