@@ -223,7 +223,7 @@ def _write_notes(plan: Plan) -> Iterator[str]:
             "Off the peak is by how much the peak would rise without that row alone: rows do not "
             "add up."
         )
-    if plan.lower_bound_overhead > 0:
+    if plan.lower_bound_overhead and plan.gap is not None:
         bound, gap = _write_share(plan.lower_bound_overhead), _write_share(plan.gap)
         yield f"No plan with this peak adds less than {bound} of time: this one, {gap} above that."
 
