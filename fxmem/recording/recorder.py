@@ -41,6 +41,7 @@ from fxmem.recording.strangers import Strangers
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
+from fxmem.tracing.sparse_parts import is_sparse
 
 _prim_device = torch.ops.prim.device.default
 _detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
@@ -227,9 +228,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reused = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
         else:
             reused = None
-        is_sparse = is_on_sparse(func, args, read)
+        on_sparse = is_on_sparse(func, args, read)
         workspace_bytes = None
-        if reused is None and is_sparse:
+        if reused is None and on_sparse:
             read = [*iterate_memory(read)]  # before an operator in place gives it other memory
             workspace_bytes = estimate_sparse_workspace(func, args, kwargs)
             result = self._run_on_sparse(func, args, kwargs)
@@ -247,7 +248,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, nbytes in self._keeps:
             in_backward = self._phase is Phase.BACKWARD
             self.ledger.keep(name, nbytes, self._node, in_backward=in_backward)
-        made = [*iterate_memory(result)] if is_sparse else list_tensors((result,))
+        made = [*iterate_memory(result)] if on_sparse else list_tensors((result,))
         if not self.ledger.recording:
             for tensor in (*read, *made):
                 self.track(tensor)
@@ -307,7 +308,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sequence = autograd._sequence_nr()
             self.sequences[sequence] = self.sequences.get(sequence, (index, 0))[0], index
         reads = [self.track(tensor, RESIDENT) for tensor in read]
-        writes = [self.track(tensor) for tensor in iterate_memory(find_written(func, *call[:2]))]
+        # A sparse tensor that is written has other memory by now.
+        written = (tensor for tensor in find_written(func, *call[:2]) if not is_sparse(tensor))
+        writes = [self.track(tensor) for tensor in written]
         self.ledger.operation = index
         self.operations.append(
             Operation(
