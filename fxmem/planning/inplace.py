@@ -130,6 +130,7 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
     chosen = {change.node: change.overwrites for change in changes}
     merged: dict[int, int] = {}
     in_place: dict[int, Operation] = {}
+    later: set[tuple[int, int]] = set()  # (storage, node): saved once it is overwritten
     for node in graph.nodes:
         if node.name not in chosen:
             continue
@@ -138,9 +139,14 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
                 target = merged.get(overwrite.target, overwrite.target)
                 merged[overwrite.result] = target
                 in_place[overwrite.operation.index] = _run_in_place(overwrite)
+                later.add((overwrite.target, node.index))
                 break
     operations = tuple(in_place.get(o.index, o) for o in graph.operations)
-    return merge_storages(replace(graph, operations=operations), merged)
+    saves = tuple(
+        replace(s, position=s.position + 1) if (s.storage, s.node) in later else s
+        for s in graph.saves
+    )
+    return merge_storages(replace(graph, operations=operations, saves=saves), merged)
 
 
 class _Uses:
@@ -179,6 +185,8 @@ def _find_overwrites(graph: MemoryGraph, uses: _Uses, node: Node) -> Iterator[_O
         if not is_first and (len(operations) > 1 or operation.name not in _COMMUTATIVE):
             continue
         source = _find_source(graph, node, target)
+        if not is_first and source is not None and operation.reads[0] in source.results:
+            continue  # its name would not tell which of its results
         if source is not None and _is_free(graph, uses, node, operation, target):
             yield _Overwrite(node, call, operation, result, target, source)
 
@@ -228,7 +236,7 @@ def _measure_fall(graph: MemoryGraph, meter: PeakMeter, overwrite: _Overwrite) -
     """While both are there without the change, one is not with it."""
     result, target = graph.storages[overwrite.result], graph.storages[overwrite.target]
     ends = [storage.died for storage in (result, target) if storage.died is not None]
-    return meter.measure_fall(result.nbytes, result.born, min(ends))
+    return meter.measure_fall([(result.nbytes, result.born, min(ends))])
 
 
 def _drop_conflicts(found: Iterable[tuple[int, _Overwrite]]) -> Iterator[tuple[int, _Overwrite]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from fxmem.graph import MemoryGraph
@@ -15,7 +15,7 @@ class PeakMeter:
     Args:
         live_bytes: For each operation, the most bytes that are live while it runs.
 
-    >>> PeakMeter([1, 9, 7, 8]).measure_fall(3, 1, 2)
+    >>> PeakMeter([1, 9, 7, 8]).measure_fall([(3, 1, 2)])
     1
     """
 
@@ -24,16 +24,21 @@ class PeakMeter:
         self._before = [0, *accumulate(live_bytes, max)]
         self._after = [*reversed([*accumulate(reversed(live_bytes), max)]), 0]
 
-    def measure_fall(self, nbytes: int, first: int, last: int) -> int:
-        """How much lower the peak is without so many bytes from one operation to another.
+    def measure_fall(self, gone: Iterable[tuple[int, int, int]]) -> int:
+        """How much lower the peak is without something.
 
         Args:
-            nbytes: What is not there.
-            first: Index of the first operation at which it is not.
-            last: Index of the last.
+            gone: What is not there: its bytes, and the first and the last operation at which it
+                is not.
         """
-        most = max(self._live_bytes[first : last + 1], default=nbytes) - nbytes
-        return self._before[-1] - max(most, self._before[first], self._after[last + 1])
+        gone = [*gone]
+        start = min(first for _, first, _ in gone)
+        stop = max(last for _, _, last in gone) + 1
+        live_bytes = [*self._live_bytes[start:stop]]
+        for nbytes, first, last in gone:
+            for index in range(first - start, last - start + 1):
+                live_bytes[index] -= nbytes
+        return self._before[-1] - max(*live_bytes, self._before[start], self._after[stop])
 
 
 def meter_graph(graph: MemoryGraph) -> PeakMeter:

@@ -1,0 +1,275 @@
+"""Which variable of the user's code holds a value, and where it is read last: from the source."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fxmem.graph import SourceLocation
+
+_KEEPERS = frozenset(
+    """
+    add append appendleft dict extend extendleft insert list partial put register_buffer
+    register_hook set setattr setdefault tuple update
+    """.split()
+)
+"""Calls that store what they are given."""
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_READERS = (ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Compare, ast.AugAssign)
+"""What makes something new of a value: it does not become a second holder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A simple statement.
+
+    Attributes:
+        first: Its first line.
+        last: Its last.
+        calls: For each call in it, the names in what is called: ``self`` and ``block`` of
+            ``self.block(x)``, the last one first; none where that is computed.
+        target: The variable that it assigns; empty where that is none, or more.
+        is_discarded: Whether nothing is done with what it computes: ``x.relu_()``.
+    """
+
+    first: int
+    last: int
+    calls: tuple[tuple[str, ...], ...]
+    target: str
+    is_discarded: bool
+
+    def __contains__(self, line: int) -> bool:
+        return self.first <= line <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A local variable that holds a value until its function returns.
+
+    Attributes:
+        name: It.
+        last: The last statement that reads it, after which it can be deleted.
+    """
+
+    name: str
+    last: Statement
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A simple statement, or what a compound one evaluates first."""
+
+    code: ast.AST
+    loops: tuple[ast.AST, ...]
+
+    @property
+    def first(self) -> int:
+        return int(self.code.lineno)  # type: ignore[attr-defined]
+
+    @property
+    def last(self) -> int:
+        return int(self.code.end_lineno)  # type: ignore[attr-defined]
+
+    def list_names(self, name: str) -> list[ast.Name]:
+        return [n for n in ast.walk(self.code) if isinstance(n, ast.Name) and n.id == name]
+
+    def stores(self, name: str) -> bool:
+        return any(not isinstance(n.ctx, ast.Load) for n in self.list_names(name))
+
+    def loads(self, name: str) -> bool:
+        if isinstance(self.code, ast.AugAssign) and self.stores(name):
+            return True
+        return any(isinstance(n.ctx, ast.Load) for n in self.list_names(name))
+
+
+def find_variable(source: SourceLocation) -> Variable | None:
+    """The local variable that a line assigns, where it can be deleted once it was read last.
+
+    Args:
+        source: The line.
+
+    Returns:
+        None where the file cannot be read, where the line assigns no single name, and where a
+        ``del`` would fail or let nothing go: the value may have another holder (a container, an
+        attribute, a second name, a closure), it is read by what assigns the name anew, by a
+        ``return`` or in the loop's next round.
+    """
+    function = _find_function(source.file, source.function, source.line)
+    if function is None:
+        return None
+    parts = [*_iterate_parts(function.body, ())]
+    assigned = _find_part(parts, source.line)
+    name = _read_target(assigned)
+    if assigned is None or not name or _is_shared(function, parts, name):
+        return None
+    later = [part for part in parts if part.first > assigned.last]
+    again = next((part for part in later if part.stores(name)), None)
+    reading = [part for part in later if part.loads(name)]
+    if again is not None:
+        reading = [part for part in reading if part.first <= again.first]
+    if any(p.loads(name) for p in parts if p.first <= assigned.last and p.loops and assigned.loops):
+        return None  # the loop's next round reads it, or may
+    last = reading[-1] if reading else assigned
+    if last is again or last.loops != assigned.loops or not isinstance(last.code, ast.stmt):
+        return None
+    if isinstance(last.code, ast.Return) or (again and isinstance(again.code, ast.Delete)):
+        return None
+    return Variable(name, _describe(last))
+
+
+def find_statement(source: SourceLocation) -> Statement | None:
+    """The statement that a line is part of.
+
+    Args:
+        source: The line.
+
+    Returns:
+        None where the file cannot be read, and where the line has several statements.
+    """
+    function = _find_function(source.file, source.function, source.line)
+    if function is None:
+        return None
+    part = _find_part([*_iterate_parts(function.body, ())], source.line)
+    return _describe(part) if part is not None else None
+
+
+def is_same_function(source: SourceLocation, other: SourceLocation | None) -> bool:
+    """Whether two lines are in one function.
+
+    Args:
+        source: A line.
+        other: Another; None is in none.
+    """
+    if other is None or (source.file, source.function) != (other.file, other.function):
+        return False
+    function = _find_function(source.file, source.function, source.line)
+    return function is _find_function(other.file, other.function, other.line)
+
+
+@lru_cache(maxsize=64)
+def _read_file(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _find_function(
+    file: str, name: str, line: int
+) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The innermost function around a line, if it is the one with that name."""
+    module = _read_file(file)
+    around = [
+        node
+        for node in (ast.walk(module) if module else ())
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    innermost = max(around, key=lambda node: node.lineno, default=None)
+    return innermost if innermost is not None and innermost.name == name else None
+
+
+def _iterate_parts(body: Sequence[ast.AST], loops: tuple[ast.AST, ...]) -> Iterator[_Part]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if not hasattr(node, "body") or isinstance(node, ast.expr):
+            yield _Part(node, loops)
+            continue
+        is_loop = isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+        inside = (*loops, node) if is_loop else loops
+        for value in (child for _, field in ast.iter_fields(node) for child in _list_field(field)):
+            is_inner = hasattr(value, "body") and not isinstance(value, ast.expr)
+            if isinstance(value, ast.stmt) or is_inner:
+                yield from _iterate_parts([value], inside)
+            elif hasattr(value, "lineno"):
+                yield _Part(value, inside)
+            elif isinstance(value, ast.withitem):
+                yield _Part(value.context_expr, inside)
+                if value.optional_vars is not None:
+                    yield _Part(value.optional_vars, inside)
+
+
+def _list_field(field: object) -> list[ast.AST]:
+    values = field if isinstance(field, list) else [field]
+    return [value for value in values if isinstance(value, ast.AST)]
+
+
+def _find_part(parts: Sequence[_Part], line: int) -> _Part | None:
+    found = [part for part in parts if part.first <= line <= part.last]
+    return found[0] if len(found) == 1 else None  # else the line does not tell which
+
+
+def _describe(part: _Part) -> Statement:
+    calls = tuple(_list_names(c.func) for c in ast.walk(part.code) if isinstance(c, ast.Call))
+    is_discarded = isinstance(part.code, ast.Expr)
+    return Statement(part.first, part.last, calls, _read_target(part), is_discarded)
+
+
+def _read_target(part: _Part | None) -> str:
+    code = part.code if part is not None else None
+    if isinstance(code, ast.Assign) and len(code.targets) == 1:
+        target: ast.expr = code.targets[0]
+    elif isinstance(code, (ast.AugAssign, ast.AnnAssign)):
+        target = code.target
+    else:
+        return ""
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _is_shared(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, parts: Sequence[_Part], name: str
+) -> bool:
+    """Whether something else than this name may hold its value, or see the name."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
+            return True
+        inner = isinstance(node, (*_DEFINITIONS, *_COMPREHENSIONS)) and node is not function
+        if inner and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node)):
+            return True
+    for part in parts:
+        if isinstance(part.code, ast.Return) or not part.loads(name):
+            continue
+        if isinstance(part.code, ast.Name):
+            return True
+        parents = {child: p for p in ast.walk(part.code) for child in ast.iter_child_nodes(p)}
+        for use in part.list_names(name):
+            if isinstance(use.ctx, ast.Load) and not _is_only_read(use, parents):
+                return True
+    return False
+
+
+def _is_only_read(use: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    parent = parents.get(use)
+    if isinstance(parent, ast.Call):
+        names = _list_names(parent.func)
+        return use is parent.func or not (names and _is_keeper(names[0]))
+    if isinstance(parent, (ast.List, ast.Tuple)):
+        return isinstance(parents.get(parent), ast.Call) and _is_only_read(parent, parents)
+    if isinstance(parent, ast.keyword):
+        return _is_only_read(parent, parents)
+    return isinstance(parent, _READERS)
+
+
+def _is_keeper(name: str) -> bool:
+    return name in _KEEPERS or name[0].isupper()  # a class keeps what it is made of
+
+
+def _list_names(called: ast.AST) -> tuple[str, ...]:
+    """The names in what is called, the last one first; none where it is computed."""
+    names: list[str] = []
+    while not isinstance(called, ast.Name):
+        if isinstance(called, ast.Attribute):
+            names.append(called.attr)
+            called = called.value
+        elif isinstance(called, ast.Subscript):
+            called = called.value
+        else:
+            return tuple(names)
+    return (*names, called.id)

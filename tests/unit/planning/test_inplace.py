@@ -1,0 +1,181 @@
+"""What could run in place: which operations, and how much the step's real peak falls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from in_place_nets import PAIRS
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.cases import Case
+from benchmarks.measure import measure_allocator
+from benchmarks.step import Mode
+from fxmem.analysis import Analysis
+from fxmem.api import analyze
+from fxmem.graph import MemoryGraph
+from fxmem.planning.facts import gather_facts
+from fxmem.planning.inplace import apply_inplace, find_inplace
+from fxmem.planning.plan import InplaceChange
+from fxmem.timeline import build_timeline
+
+ONLY_INFERENCE = ("silu",)
+
+
+def analyse(model: nn.Module, *shape: int, mode: str = "train") -> Analysis:
+    result: Analysis = analyze(model, torch.zeros(shape), device="cpu", mode=mode)
+    return result
+
+
+def find(model: nn.Module, *shape: int, mode: str = "train") -> dict[str, InplaceChange]:
+    facts = gather_facts(analyse(model, *shape, mode=mode).graph)
+    return {change.node: change for change in find_inplace(facts)}
+
+
+def find_peak(graph: MemoryGraph) -> int:
+    return max(build_timeline(graph).profile())
+
+
+class Called(nn.Module):
+    """A linear layer, and a function of its result."""
+
+    def __init__(self, function: object, *, bias: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=bias)
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_peak_falls_by_what_is_said(name: str, mode: Mode) -> None:
+    build, build_changed, specs, node, call = PAIRS[name]
+    case, changed = Case(name, build, specs), Case(name, build_changed, specs)
+    analysis = analyze(case.model(), case.inputs()[0], device="cpu", mode=mode)
+    changes = {c.node: c for c in find_inplace(gather_facts(analysis.graph))}
+    if (name in ONLY_INFERENCE and mode == "train") or (name == "dropout" and mode == "infer"):
+        assert node not in changes
+        return
+    assert changes[node].call == call
+    before = measure_allocator(case, mode)["peak_bytes"]
+    after = measure_allocator(changed, mode)["peak_bytes"]
+    assert changes[node].saving_bytes == pytest.approx(before - after, abs=before / 100)
+    # And what the step becomes is that of the module that is written that way.
+    predicted = apply_inplace(analysis.graph, [changes[node]])
+    written = analyze(changed.model(), changed.inputs()[0], device="cpu", mode=mode).graph
+    assert build_timeline(predicted).profile() == build_timeline(written).profile()
+    assert [s.nbytes for s in predicted.storages] == [s.nbytes for s in written.storages]
+    assert [s.category for s in predicted.storages] == [s.category for s in written.storages]
+    assert predicted.saves == written.saves
+    assert [o.writes for o in predicted.operations] == [o.writes for o in written.operations]
+    assert [o.name for o in predicted.operations] == [o.name for o in written.operations]
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        (torch.tanh, "tanh_"),
+        (lambda x: -x, "neg_"),
+        (lambda x: x + 1, "add_"),
+        (lambda x: 1 + x, "add_"),
+        (lambda x: 2 * x, "mul_"),
+        (lambda x: x.sub(1), "sub_"),
+        (lambda x: torch.multiply(x, 2), "multiply_"),
+        (lambda x: x * torch.ones(8), "mul_"),
+        (F.sigmoid, "sigmoid_"),
+        (nn.Sigmoid(), "torch.sigmoid_"),
+        (nn.ReLU(), "ReLU(inplace=True)"),
+        (nn.Dropout1d(), "Dropout1d(inplace=True)"),
+        (F.alpha_dropout, ""),  # not in training, as it is called
+        (lambda x: F.alpha_dropout(x, training=True), "F.alpha_dropout(inplace=True)"),
+        (lambda x: F.leaky_relu(x, 0.2), "F.leaky_relu(inplace=True)"),
+    ],
+)
+def test_the_call_is_named(function: object, call: str) -> None:
+    found = find(Called(function), 2, 4, 8)
+    assert [change.call for change in found.values()] == ([call] if call else [])
+    assert all(change.overwrites == "linear" for change in found.values())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.gelu,
+        F.silu,
+        F.elu,  # in place, its backward rounds otherwise
+        F.relu6,
+        lambda x: x.clamp(0),
+        lambda x: x * x,
+        lambda x: x.exp() + x.abs(),  # abs saves what exp would overwrite
+        lambda x: 1 - x,
+        lambda x: x.neg() + x.sum(),
+        lambda x: (x, x.relu()),  # it is returned
+        lambda x: x.relu_(),
+        lambda x: x + torch.ones(2, 4, 8),  # of another shape
+        lambda x: x + torch.ones(4, 8, dtype=torch.double),  # of another dtype
+        lambda x: (x > 0, x),
+        lambda x: x.t() + 1,  # autograd would copy: a view
+        lambda x: torch.sub(torch.ones(4, 8), x),
+        lambda x: torch.add(torch.ones(8), x, alpha=2),
+    ],
+)
+def test_what_must_not_run_in_place(function: object) -> None:
+    changes = find(Called(lambda x: (function(x), torch.ones(1, requires_grad=True))), 4, 8)
+    assert not [change for change in changes.values() if change.overwrites == "linear"]
+
+
+def test_a_view_is_overwritten_where_nothing_is_recorded() -> None:
+    # A linear layer with a bias and three dimensions returns a view of its product.
+    assert not find(Called(F.relu, bias=True), 2, 4, 8)
+    assert find(Called(F.relu, bias=True), 2, 4, 8, mode="infer")["relu"].overwrites == "linear"
+
+
+def test_parameters_buffers_and_inputs_are_not_overwritten() -> None:
+    model = Called(lambda x: (x, model.linear.weight.neg()))
+    assert not find(model, 4, 8)
+    assert not find(nn.Sequential(nn.Flatten(), nn.ReLU()), 4, 8, mode="infer")
+
+
+def test_what_computing_again_needs_is_not_overwritten() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.neg()
+        kept = torch.utils.checkpoint.checkpoint(torch.sin, y, use_reentrant=False)
+        return kept + y.relu()
+
+    assert "relu" not in find(Called(function), 4, 8)
+
+
+def test_chains_lie_on_one_storage() -> None:
+    # The first is held to the end, by its caller; the peak is where the third is made.
+    graph = analyse(Called(lambda x: (x / 2 + 1).relu()), 4, 8, mode="infer").graph
+    changes = find_inplace(gather_facts(graph))
+    assert sorted(change.call for change in changes) == ["add_", "div_", "relu_"]
+    changed = apply_inplace(graph, changes)
+    assert len(changed.storages) == len(graph.storages) - 3
+    assert find_peak(graph) - find_peak(changed) == 2 * (4 * 8 * 4)
+    assert find_peak(apply_inplace(graph, [])) == find_peak(graph)
+
+
+def test_what_leaky_relu_keeps_is_not_overwritten_after_it() -> None:
+    graph = analyse(Called(lambda x: F.leaky_relu(x).neg().exp()), 512, 8).graph
+    changes = {change.node: change for change in find_inplace(gather_facts(graph))}
+    assert set(changes) == {"leaky_relu", "exp"}
+    # Alone, each of the two could.
+    alone = analyse(Called(lambda x: F.leaky_relu(x, inplace=True).neg().exp()), 512, 8).graph
+    assert {c.node for c in find_inplace(gather_facts(alone))} == {"exp"}
+
+
+def test_the_most_is_first() -> None:
+    def function(x: Tensor) -> Tensor:
+        narrow = x.cos()
+        wide = x.repeat(1, 100)
+        return wide.neg().sum() * narrow.sin().sum()
+
+    found = find(Called(function), 4, 8, mode="infer")
+    assert next(iter(found)) == "neg"
+    savings = [change.saving_bytes for change in found.values()]
+    assert savings == sorted(savings, reverse=True)
+    assert savings[0] > savings[-1] == 0
+    assert {"neg", "cos", "sin", "mul"} >= set(found)
