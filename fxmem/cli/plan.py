@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _MOST_OVERHEAD = 2.0
 """A larger share is a number of percent whose sign was forgotten."""
-_MOST_ROWS = 20
+_ALL = 10**6
+"""More trade-offs than any search finds."""
 
 _DESCRIPTION = f"""\
 Finds what forward need not keep because backward can compute it again, so that the peak
@@ -91,9 +92,18 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("the result")
     kinds = output.add_mutually_exclusive_group()
     output.add_argument(
-        "--all", action="store_true", help="all trade-offs, also those close to each other"
+        "--points",
+        type=int,
+        default=20,
+        metavar="N",
+        help="how many trade-offs to list at most (default: %(default)s)",
     )
     kinds.add_argument("--json", action="store_true", help="the plan, or all of them, as JSON")
+    kinds.add_argument(
+        "--diff",
+        action="store_true",
+        help="what of the plan can be written in your own code, as a diff to read and apply",
+    )
     output.add_argument(
         "-o", "--output", metavar="FILE", help="write the plan to FILE, as JSON, besides"
     )
@@ -139,6 +149,8 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
             limit[name] = _parse_share(text, f"--{name.replace('_', '-')}")
     if arguments.fit and arguments.gpu is None:
         raise UsageError("--fit without a GPU", hint="name it: --gpu rtx4090")
+    if arguments.points < 2:
+        raise UsageError(f"--points is {arguments.points}", hint="2 or more")
     if arguments.time_limit is not None and not arguments.time_limit > 0:
         raise UsageError(f"--time-limit is {arguments.time_limit:g}", hint="more than 0 seconds")
     return limit
@@ -161,10 +173,10 @@ def _parse_share(text: str, option: str) -> float:
 
 
 def _check_result(arguments: argparse.Namespace, limit: dict[str, Any]) -> None:
-    if limit or arguments.fit or arguments.output is None:
+    if limit or arguments.fit or (arguments.output is None and not arguments.diff):
         return
     raise UsageError(
-        "-o writes a plan, and none is chosen",
+        f"{'--diff' if arguments.diff else '-o'} writes a plan, and none is chosen",
         hint="give a limit, such as --budget 4GiB or --max-overhead 0.1",
     )
 
@@ -181,7 +193,8 @@ def _make_result(
     if limit:
         chosen = plan(analysis, **limit, **options)
     else:
-        plans = pareto(analysis, **options)
+        points = _ALL if arguments.fit else arguments.points
+        plans = pareto(analysis, points=points, **options)
         if not arguments.fit:
             return None, _render_front(plans, analysis, arguments)
         chosen = choose_fitting(analysis, plans)
@@ -199,7 +212,6 @@ def _render_front(
     return render_front(
         plans,
         describe_subject(analysis),
-        most=None if arguments.all else _MOST_ROWS,
         width=choose_width(None),
     )
 
@@ -207,6 +219,10 @@ def _render_front(
 def _render_plan(plan: Plan, analysis: Analysis, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return f"{plan.to_json()}\n"
+    if arguments.diff:
+        from fxmem.cli.diff import write_plan_diff
+
+        return write_plan_diff(plan, analysis.nodes)
     from fxmem.planning.outcome import find_planned_peak
     from fxmem.report.document import describe_subject
     from fxmem.report.plan_text import render_plan

@@ -48,16 +48,12 @@ def render_plan(
     return _join(blocks)
 
 
-def render_front(
-    plans: Sequence[Plan], subject: Subject, *, most: int | None = None, width: int | None = None
-) -> str:
+def render_front(plans: Sequence[Plan], subject: Subject, *, width: int | None = None) -> str:
     """The trade-offs of a step, cheapest first, and how to take one.
 
     Args:
         plans: As :func:`fxmem.pareto` returns them.
         subject: The step that they were made for.
-        most: How many steps of the peak to tell apart: of plans nearer to each other than that,
-            only the cheapest is listed. None for all plans.
         width: Columns that the lines may take; None for no limit.
 
     Returns:
@@ -66,8 +62,6 @@ def render_front(
     baseline_bytes = plans[0].baseline_peak_bytes
     count = f"{len(plans)} plan{'s' if len(plans) > 1 else ''}"
     least = format_bytes(min(plan.peak_bytes for plan in plans))
-    shown = plans if most is None else _choose_apart(plans, most)
-    omitted = len(plans) - len(shown)
     blocks = [
         f"Peak {format_bytes(baseline_bytes)}; {count}, down to {least}\n{write_subject(subject)}",
         _write_rows(
@@ -80,10 +74,9 @@ def render_front(
                 "in place": _NUMBER,
                 "del": _NUMBER,
             },
-            [_list_front_cells(plan) for plan in shown],
+            [_list_front_cells(plan) for plan in plans],
             width,
         ),
-        f"... and {omitted} more between: --all" if omitted else "",
         _wrap(_write_advice(plans), width),
     ]
     return _join(blocks)
@@ -126,11 +119,13 @@ def _write_segments(plan: Plan, width: int | None) -> str:
     # The plan has the sums as shares of the step; each segment has its part of them.
     time_scale = plan.overhead / seconds if seconds else 0.0
     flops_scale = plan.overhead_flops / flops if flops else 0.0
+    # Plans of a front do not say what each segment saves.
+    is_told = any(segment.saving_bytes for segment in plan.segments)
     rows = [
         {
             "computed again": escape_controls(f"{_NESTED * depth}{_name_segment(segment)}"),
             "nodes": str(segment.nodes),
-            "off the peak": "" if depth else _write_saving(segment.saving_bytes),
+            "off the peak": _write_saving(segment.saving_bytes) if is_told and not depth else "",
             "added time": "" if depth else _write_share(segment.recompute_s * time_scale),
             "added FLOPs": "" if depth else _write_share(segment.recompute_flops * flops_scale),
             "source": escape_controls(write_source(segment.source)),
@@ -218,7 +213,8 @@ def _write_dels(dels: Iterable[DelPoint], width: int | None) -> str:
 
 
 def _write_notes(plan: Plan) -> Iterator[str]:
-    if plan.segments or plan.inplace or plan.dels:
+    parts: list[Segment | InplaceChange | DelPoint] = [*plan.segments, *plan.inplace, *plan.dels]
+    if any(part.saving_bytes for part in parts):
         yield (
             "Off the peak is by how much the peak would rise without that row alone: rows do not "
             "add up."
@@ -239,16 +235,6 @@ def _list_front_cells(plan: Plan) -> dict[str, str]:
         "in place": str(len(plan.inplace) or ""),
         "del": str(len(plan.dels) or ""),
     }
-
-
-def _choose_apart(plans: Sequence[Plan], most: int) -> Sequence[Plan]:
-    """The first and the last plan, and between them each that is well below the one before."""
-    step_bytes = (plans[0].peak_bytes - plans[-1].peak_bytes) / most
-    shown = [plans[0]]
-    for plan in plans[1:-1]:
-        if plan.peak_bytes <= shown[-1].peak_bytes - step_bytes:
-            shown.append(plan)
-    return [*shown, plans[-1]] if len(plans) > 1 else plans
 
 
 def _write_advice(plans: Sequence[Plan]) -> str:

@@ -60,14 +60,11 @@ def test_without_a_limit_the_result_is_the_table(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith("Peak 30.00 MiB; 3 plans, down to 28.00 MiB\n")
 
 
-def test_all_lists_every_trade_off(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planner, "pareto", lambda _: make_front(29))
+def test_points_is_how_many_trade_offs_there_are(calls: dict[str, Any]) -> None:
     main(COMMAND)
-    assert "... and 14 more between: --all\n" in capsys.readouterr().out
-    main([*COMMAND, "--all"])
-    assert "more between" not in capsys.readouterr().out
+    assert calls["pareto"] == {"points": 20}
+    main([*COMMAND, "--points", "5"])
+    assert calls["pareto"] == {"points": 5}
 
 
 def test_json_is_the_plan_or_a_list_of_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +73,26 @@ def test_json_is_the_plan_or_a_list_of_them(capsys: pytest.CaptureFixture[str]) 
     assert main([*COMMAND, "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)
     assert tuple(Plan.from_json(json.dumps(plan)) for plan in plans) == make_front()
+
+
+def test_a_diff_says_what_is_not_in_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*ONE, "--diff"]) == 0
+    assert capsys.readouterr() == (
+        "# The plan: a peak of 21.00 MiB in place of 30.00 MiB, by fxmem.apply.\n"
+        "# Not in this diff: compute fc1 .. block.relu again (net.py:11): it is not the call of "
+        "one module.\n"
+        "# Not in this diff: compute fc1 again (net.py:11): its call was not found, or more than "
+        "one.\n"
+        "# Not in this diff: compute encoder.layers.11.attention again (net.py:13): its call was "
+        "not found, or more than one.\n"
+        "# Not in this diff: compute block.relu by relu_ (net.py:12): it has no line in this "
+        "folder.\n"
+        "# Not in this diff: del hidden (net.py:12): it has no line in this folder.\n",
+        "fxmem: 5 changes of the plan are not in the diff: the comments above it say why\n",
+    )
 
 
 def test_a_file_gets_the_plan_and_stdout_the_report(
@@ -148,7 +165,7 @@ def test_the_step_reaches_analyze(calls: dict[str, Any]) -> None:
             "size_hint": 7,
         },
     )
-    assert calls["pareto"] == {"time_limit_s": 1.0}
+    assert calls["pareto"] == {"points": 20, "time_limit_s": 1.0}
 
 
 def test_fit_takes_the_cheapest_that_fits(
@@ -172,11 +189,21 @@ def test_fit_takes_the_cheapest_that_fits(
             ["--max-overhead-flops", "10"],
             "--max-overhead-flops of 10 is 1000 % (10% if percent are meant, else 1000%)",
         ),
+        (["--points", "1"], "--points is 1 (2 or more)"),
         (["--time-limit", "0"], "--time-limit is 0 (more than 0 seconds)"),
         (
             ["-o", "plan.json"],
             "-o writes a plan, and none is chosen "
             "(give a limit, such as --budget 4GiB or --max-overhead 0.1)",
+        ),
+        (
+            ["--diff"],
+            "--diff writes a plan, and none is chosen "
+            "(give a limit, such as --budget 4GiB or --max-overhead 0.1)",
+        ),
+        (
+            ["--budget", "1GiB", "--json", "--diff"],
+            "argument --diff: not allowed with argument --json (try fxmem plan --help)",
         ),
         (
             ["--budget", "1GiB", "-o", "/no/such/folder/plan.json"],

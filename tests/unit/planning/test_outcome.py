@@ -29,7 +29,7 @@ def analysis() -> fxmem.Analysis:
 
 @pytest.fixture(scope="module")
 def front(analysis: fxmem.Analysis) -> tuple[Plan, ...]:
-    return fxmem.pareto(analysis, time_limit_s=2.0)
+    return fxmem.pareto(analysis, points=1000, time_limit_s=2.0)
 
 
 def test_the_first_that_fits_is_chosen(analysis: fxmem.Analysis, front: tuple[Plan, ...]) -> None:
