@@ -87,6 +87,7 @@ class _Part:
         return any(isinstance(n.ctx, ast.Load) for n in self.list_names(name))
 
 
+@lru_cache(maxsize=4096)
 def find_variable(source: SourceLocation) -> Variable | None:
     """The local variable that a line assigns, where it can be deleted once it was read last.
 
@@ -122,6 +123,7 @@ def find_variable(source: SourceLocation) -> Variable | None:
     return Variable(name, _describe(last))
 
 
+@lru_cache(maxsize=4096)
 def find_statement(source: SourceLocation) -> Statement | None:
     """The statement that a line is part of.
 
@@ -151,27 +153,23 @@ def is_same_function(source: SourceLocation, other: SourceLocation | None) -> bo
     return function is _find_function(other.file, other.function, other.line)
 
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
 @lru_cache(maxsize=64)
-def _read_file(file: str) -> ast.Module | None:
+def _list_functions(file: str) -> tuple[_Function, ...]:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        module = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return None
+        return ()
+    return tuple(n for n in ast.walk(module) if isinstance(n, _Function))
 
 
 @lru_cache(maxsize=4096)
-def _find_function(
-    file: str, name: str, line: int
-) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _find_function(file: str, name: str, line: int) -> _Function | None:
     """The innermost function around a line, if it is the one with that name."""
-    module = _read_file(file)
-    around = [
-        node
-        for node in (ast.walk(module) if module else ())
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    innermost = max(around, key=lambda node: node.lineno, default=None)
+    around = [f for f in _list_functions(file) if f.lineno <= line <= (f.end_lineno or 0)]
+    innermost = max(around, key=lambda function: function.lineno, default=None)
     return innermost if innermost is not None and innermost.name == name else None
 
 
@@ -223,9 +221,7 @@ def _read_target(part: _Part | None) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def _is_shared(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, parts: Sequence[_Part], name: str
-) -> bool:
+def _is_shared(function: _Function, parts: Sequence[_Part], name: str) -> bool:
     """Whether something else than this name may hold its value, or see the name."""
     for node in ast.walk(function):
         if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
