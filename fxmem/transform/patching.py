@@ -122,7 +122,9 @@ def _write_segments(
             if site.call not in wrapped and not files[site.path].wrap_call(site.call):
                 reason = "its call is written in an unusual way"
             wrapped.add(site.call)
-        name = segment.fqn or f"{segment.first} .. {segment.last}"
+        name = segment.fqn or segment.first
+        if not segment.fqn and segment.first != segment.last:
+            name = f"{segment.first} .. {segment.last}"
         yield _explain(f"compute {name} again", segment.source, reason)
 
 
