@@ -1,0 +1,118 @@
+"""The benchmark of plans, on a tiny net and on results made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+import benchmarks.planner as planner
+from benchmarks.cases import Case, image
+from benchmarks.planner_cases import CASES, CHAINED, PlannerCase, build_chain, list_rotor
+from benchmarks.planner_measure import Measurement, Numbers, watch_allocations
+from examples.planner_nets import DeepResNet
+from fxmem.planning.chain import StageOption
+
+TINY = PlannerCase(
+    Case("tiny", lambda: DeepResNet((2, 2), 4), (image(4, 3, 16, 16),)),
+    {"every block": CHAINED["every block"]},
+    chained=True,
+)
+PLAIN = Measurement(1000, 100, 1.0, "yes")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the benchmark runs; tiny steps on several threads mostly wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(planner.THREADS)
+    yield
+    torch.set_num_threads(threads)
+
+
+def raise_error(model: nn.Module) -> nn.Module:
+    raise RuntimeError("no | way\nand more")
+
+
+def test_cases_have_names_of_their_own() -> None:
+    assert len({case.case.name for case in CASES}) == len(CASES)
+
+
+def test_plans_of_a_tiny_net_take_what_was_predicted_and_compute_the_same() -> None:
+    result = planner.run_case(TINY, points=3)
+    assert [row.reason for row in result.by_hand + result.plans] == [""] * (
+        len(result.by_hand) + len(result.plans)
+    )
+    assert [row.error for row in result.plans] == [0.0] * len(result.plans)
+    for row in result.plans:
+        assert row.measured and row.measured.equal == "yes"
+    first = result.by_hand[0]
+    assert first.measured and first.measured.equal == "not statistics"  # as checkpoints do
+    assert first.measured.peak_bytes < result.plain.peak_bytes
+    page = planner.write_page([result])
+    assert "| every block" in page and "## tiny" in page and "failed" not in page
+
+
+def test_what_fails_is_a_row_with_its_reason() -> None:
+    case = PlannerCase(TINY.case, {"by magic": raise_error})
+    result = planner.run_case(case, points=0)
+    assert result.by_hand == [planner.Row("by magic", reason="RuntimeError: no | way")]
+    assert "RuntimeError: no / way" in planner.tabulate_steps(result)
+
+
+def test_an_answer_has_no_more_flops_or_no_more_memory() -> None:
+    def make(name: str, peak_bytes: int, flops: int) -> planner.Row:
+        return planner.Row(name, replace(PLAIN, peak_bytes=peak_bytes, flops=flops))
+
+    worse, better = make("dominated", 500, 130), make("on its own", 390, 119)
+    lean, cheap = make("lean", 400, 120), make("cheap", 480, 110)
+    result = planner.Result("net", 0, PLAIN, [worse, better], [cheap, lean])
+    first, second = planner.find_answers(result)
+    assert first == planner.Answer(worse, lean, cheap) and first.is_dominated
+    assert second == planner.Answer(better, cheap, None) and not second.is_dominated
+
+
+def test_allocations_are_those_of_their_span() -> None:
+    with watch_allocations() as seen:
+        with record_function("span one"):
+            kept = torch.empty(1024)
+            torch.empty(2048)
+        with record_function("span two"):
+            del kept
+    assert (seen.sum_bytes("span one"), seen.find_peak("span one")) == (4096, 12288)
+    assert (seen.sum_bytes("span two"), seen.find_peak("span two")) == (-4096, 0)
+
+
+def test_the_chain_of_a_model_has_the_sizes_of_its_modules() -> None:
+    model = nn.Module()
+    model.stem, model.head = nn.ReLU(), nn.Linear(256, 2, bias=False)
+    model.blocks = nn.ModuleList([nn.Tanh()])
+    chain = build_chain(model, torch.randn(4, 256))
+    # A result of 4096 bytes that is saved, and the gradient of the input beside nothing else.
+    elementwise = (StageOption(saved_bytes=4096),)
+    assert [stage.options for stage in chain.stages[:2]] == [elementwise, elementwise]
+    assert [stage.input_bytes for stage in chain.stages] == [4096, 4096, 4096]
+    # The weight's gradient is there when the blocks run backward.
+    assert [stage.held_bytes for stage in chain.stages] == [2048, 2048, 0]
+    assert chain.stages[2].cost == 2 * 4 * 256 * 2
+    assert chain.output_bytes == 4 * 2 * 4
+
+
+def test_numbers_differ_in_what_differs() -> None:
+    one, two = torch.ones(2), torch.zeros(2)
+    numbers = Numbers(one, {"w": one, "unused": None}, {"mean": one})
+    assert numbers.compare(replace(numbers)) == "yes"
+    assert numbers.compare(replace(numbers, loss=two)) == "loss differs"
+    assert numbers.compare(replace(numbers, gradients={"w": one, "unused": one})) == (
+        "gradients differ"
+    )
+    assert numbers.compare(replace(numbers, buffers={"mean": two})) == "not statistics"
+
+
+def test_schedules_of_rotor_take_less_for_more() -> None:
+    ways = [*list_rotor(TINY.case.model(), *TINY.case.inputs()[0])]
+    assert len(ways) > 1 and len({name for name, _ in ways}) == len(ways)
