@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fxmem.api import analyze
     from fxmem.planning.plan import Plan
     from fxmem.planning.planner import pareto, plan
-    from fxmem.transform.applying import apply
+    from fxmem.transform.applying import apply, unapply
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "apply",
     "pareto",
     "plan",
+    "unapply",
 ]
 
 _LAZY = {
@@ -52,6 +53,7 @@ _LAZY = {
     "apply": "fxmem.transform.applying",
     "pareto": "fxmem.planning.planner",
     "plan": "fxmem.planning.planner",
+    "unapply": "fxmem.transform.applying",
 }
 """Where public names come from: torch takes more than a second to import, and bad usage of the CLI
 is told without it."""

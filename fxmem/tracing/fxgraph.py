@@ -16,6 +16,8 @@ from fxmem.tracing.sizes import Arithmetic, Dim, SizeInt
 
 NODE = "fxmem_node"
 """Key of an FX node's ``meta``: the name of the traced node that it is."""
+CONSTANT = "fxmem_constant"
+"""Key of a placeholder's ``meta``: its value, where no tensor is in it: the graph is for that."""
 _ORIGIN = "_fxmem_origin"
 _CONSTANTS = (
     int,

@@ -21,7 +21,7 @@ from torch import fx, nn
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.tracing.calls import bind_arguments, patch_calls
-from fxmem.tracing.fxgraph import NODE, GraphBuilder, describe_function, iterate_tensors
+from fxmem.tracing.fxgraph import CONSTANT, NODE, GraphBuilder, describe_function, iterate_tensors
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
 
@@ -233,6 +233,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             self._builder.tag_result(value, index, fx_node)
             first = next(iterate_tensors(value), None)
             if first is None:
+                fx_node.meta[CONSTANT] = value
                 continue
             self.nodes.append(
                 TracedNode(

@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from fxmem.api import analyze
 from fxmem.errors import UsageError
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Plan
 from fxmem.transform.checkpointing import build_module
+from fxmem.transform.module import PlannedModule
+
+
+def unapply(model: nn.Module) -> nn.Module:
+    """The model that a plan was applied to, with the parameters as they are now.
+
+    Args:
+        model: From :func:`apply`.
+
+    Raises:
+        UsageError: No plan was applied to it.
+    """
+    if not isinstance(model, PlannedModule):
+        raise UsageError(
+            f"no plan was applied to this {type(model).__name__}", hint="it is as it was"
+        )
+    return model.original
 
 
 def apply(
     model: nn.Module, plan: Plan, args: Any = None, kwargs: Mapping[str, Any] | None = None
-) -> fx.GraphModule:
+) -> PlannedModule:
     """The model with a plan: it computes the same, bit for bit, in less memory.
 
     Args:

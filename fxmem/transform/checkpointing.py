@@ -10,13 +10,14 @@ from torch import fx, nn
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Segment
 from fxmem.tracing.fxgraph import NODE
-from fxmem.transform.codegen import SEGMENTS, SegmentCode, SegmentCodeGen
+from fxmem.transform.codegen import SEGMENTS, SegmentCode
+from fxmem.transform.module import PlannedModule
 
 _PARTS = (operator.getitem, getattr, "size")
 """What takes a result apart."""
 
 
-def build_module(model: nn.Module, graph: fx.Graph, segments: Sequence[Segment]) -> fx.GraphModule:
+def build_module(model: nn.Module, graph: fx.Graph, segments: Sequence[Segment]) -> PlannedModule:
     """The module that runs a traced graph with some segments under checkpoints.
 
     Args:
@@ -34,8 +35,7 @@ def build_module(model: nn.Module, graph: fx.Graph, segments: Sequence[Segment])
     paths = _lay_paths(segments, [*dict.fromkeys(owners.values())])
     for node, copy in copies.items():
         copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
-    copied.set_codegen(SegmentCodeGen())
-    return fx.GraphModule(model, copied)
+    return PlannedModule(model, copied)
 
 
 def _lay_paths(

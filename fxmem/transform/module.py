@@ -1,0 +1,143 @@
+"""The module that a plan makes of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxmem.errors import FxmemWarning
+from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.fxgraph import CONSTANT
+from fxmem.transform.codegen import SegmentCodeGen
+
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_non_persistent_buffers_set",
+    "_modules",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""What the planned module has in common with the model, and not a copy of."""
+
+
+class PlannedModule(fx.GraphModule):
+    """A model whose training step runs by a plan.
+
+    Parameters, buffers and submodules are the model's own. Without gradients, and in ``eval()``,
+    the model's own ``forward`` runs; so it does, with a warning, for arguments that the graph was
+    not traced for. What is not found here is looked up in the model.
+
+    Attributes:
+        original: The model.
+    """
+
+    original: nn.Module
+
+    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+        super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
+        # Not as a submodule: its parameters would be there twice.
+        self.__dict__["original"] = model
+        for name in _SHARED:
+            self.__dict__[name] = model.__dict__[name]
+        self.training = model.training
+        graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
+        self.graph = graph
+
+    def recompile(self) -> Any:
+        """Writes the code of the graph, and puts the choice of what to run before it."""
+        code = super().recompile()
+        own: Any = type(self)
+        model = self.__dict__.get("original")
+        if model is not None:
+            own._run_plan = own.forward
+            own.forward = _make_forward(model)
+        return code
+
+    def train(self, mode: bool = True) -> PlannedModule:
+        """As ``nn.Module.train``; the model follows."""
+        super().train(mode)
+        self.original.training = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "original" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["original"], name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the graph does not know the module that it belongs to.
+        return PlannedModule, (self.original, copy.deepcopy(self.graph))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
+        copied = PlannedModule(copy.deepcopy(self.original, memo), copy.deepcopy(self.graph))
+        memo[id(self)] = copied
+        return copied
+
+    def choose_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """What the graph takes of a call's arguments; None where the model's own forward runs."""
+        if not (self.training and torch.is_grad_enabled()):
+            return None
+        given = dict(bind_arguments(self.original, args, kwargs))
+        expected = [node for node in self.graph.nodes if node.op == "placeholder"]
+        mismatch = _find_mismatch(expected, given)
+        if mismatch:
+            warnings.warn(
+                f"the plan was made for other arguments ({mismatch}): this step runs without it",
+                FxmemWarning,
+                stacklevel=5,
+            )
+            return None
+        return [given.get(str(node.target), node.meta.get(CONSTANT)) for node in expected]
+
+
+def _find_mismatch(expected: Sequence[fx.Node], given: Mapping[str, Any]) -> str:
+    """What of a call's arguments the graph was not traced for; empty where it fits."""
+    names = {str(node.target) for node in expected}
+    for node in expected:
+        name = str(node.target)
+        if CONSTANT in node.meta:
+            if name in given and not _is_same(given[name], node.meta[CONSTANT]):
+                return f"{name}={given[name]!r}"
+        elif name not in given:
+            return f"no {name}"
+    return ", ".join(name for name in given if name not in names and given[name] is not None)
+
+
+def _make_forward(model: nn.Module) -> Callable[..., Any]:
+    """A ``forward`` with the signature of the model's."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        values = self.choose_run(args, kwargs)
+        if values is None:
+            return self.original.forward(*args, **kwargs)
+        return self._run_plan(*values)
+
+    with contextlib.suppress(TypeError, ValueError):  # no signature
+        signature = inspect.signature(model.forward)
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        forward.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    forward.__doc__ = model.forward.__doc__
+    return forward
+
+
+def _is_same(value: Any, constant: Any) -> bool:
+    return type(value) is type(constant) and bool(value == constant)
+
+
+def _make_empty_graph() -> fx.Graph:
+    graph = fx.Graph()
+    graph.output(None)
+    return graph

@@ -1,0 +1,139 @@
+"""A planned module is its model in all but the memory that its training step takes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxmem
+from fxmem.transform.module import PlannedModule
+
+
+class Net(nn.Module):
+    """Dropout that code switches by the mode, a branch of its own, an unused layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.unused = nn.Linear(2, 2)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0, bias: Tensor | None = None) -> Tensor:
+        """Of the net."""
+        y = torch.tanh(self.norm(self.first(x)))
+        y = F.dropout(y, 0.5, self.training)
+        y = self.last(y) * scale
+        return y if bias is None else y + bias
+
+    def greet(self) -> str:
+        return "hello"
+
+
+def make() -> tuple[Net, PlannedModule]:
+    torch.manual_seed(0)
+    model = Net()
+    analysis = fxmem.analyze(model, ("5x4",), device="cpu")
+    leanest = fxmem.pareto(analysis, time_limit_s=2)[-1]
+    assert leanest.segments
+    return model, fxmem.apply(model, leanest)
+
+
+def test_state_is_the_model_s_own() -> None:
+    model, planned = make()
+    assert [*planned.state_dict()] == [*model.state_dict()]
+    for (name, parameter), (other, own) in zip(
+        model.named_parameters(), planned.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert parameter is own
+    assert [name for name, _ in planned.named_modules()] == [n for n, _ in model.named_modules()]
+    planned.load_state_dict({k: torch.zeros_like(v) for k, v in model.state_dict().items()})
+    assert not any(p.any() for p in model.parameters())
+    assert fxmem.unapply(planned) is model
+
+
+def test_signature_and_the_rest_of_the_model_stay() -> None:
+    model, planned = make()
+    assert inspect.signature(planned.forward) == inspect.signature(model.forward)
+    assert planned.forward.__doc__ == "Of the net."
+    assert planned.greet() == "hello"
+    assert type(planned).__name__ == "Net"
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = planned.nothing
+
+
+def test_evaluation_and_inference_run_the_model_itself() -> None:
+    model, planned = make()
+    x = torch.randn(5, 4)
+    planned.eval()
+    assert not model.training
+    assert not model.norm.training
+    assert torch.equal(planned(x), model(x))
+    assert torch.equal(planned(x), planned(x)), "dropout is off"
+    planned.train()
+    assert model.norm.training
+    torch.manual_seed(3)
+    with torch.no_grad():
+        found = planned(x)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        assert torch.equal(found, model(x))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [({"scale": 2.0}, "scale"), ({"bias": torch.ones(3)}, "bias")],
+)
+def test_other_arguments_run_without_the_plan(kwargs: dict[str, object], told: str) -> None:
+    model, planned = make()
+    x = torch.randn(5, 4)
+    torch.manual_seed(3)
+    expected = model(x, **kwargs)
+    torch.manual_seed(3)
+    with pytest.warns(fxmem.FxmemWarning, match=rf"other arguments \({told}.*\): this step runs"):
+        assert torch.equal(planned(x, **kwargs), expected)
+
+
+@pytest.mark.parametrize("batch", [2, 5, 9])
+def test_other_batches_run_by_the_plan(batch: int) -> None:
+    model, planned = make()
+    other = copy.deepcopy(model)
+    x = torch.randn(batch, 4)
+    for net in (other, planned):
+        torch.manual_seed(7)
+        net(x).square().sum().backward()
+    for (name, a), (_, b) in zip(other.named_parameters(), model.named_parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        assert a.grad is None or torch.equal(a.grad, b.grad), name
+    assert torch.equal(other.norm.running_var, model.norm.running_var)
+    assert other.norm.num_batches_tracked == model.norm.num_batches_tracked == 1
+
+
+def test_copies_and_files_bring_the_plan_along() -> None:
+    model, planned = make()
+    x = torch.randn(5, 4)
+    file = io.BytesIO()
+    torch.save(planned, file)
+    file.seek(0)
+    for other in (copy.deepcopy(planned), torch.load(file, weights_only=False)):
+        assert isinstance(other, PlannedModule)
+        assert other.code == planned.code
+        assert other.first.weight is not model.first.weight
+        torch.manual_seed(1)
+        expected = model(x)
+        torch.manual_seed(1)
+        assert torch.equal(other(x), expected)
+        assert other.original.first.weight is other.first.weight
+
+
+def test_a_model_without_a_plan_has_none_to_take_off() -> None:
+    with pytest.raises(fxmem.UsageError) as error:
+        fxmem.unapply(nn.Linear(1, 1))
+    assert str(error.value) == "no plan was applied to this Linear (it is as it was)"
