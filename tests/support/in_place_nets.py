@@ -87,6 +87,25 @@ class ResidualInPlace(Residual):
         return y.add_(x)
 
 
+class Shifted(nn.Module):
+    """Backward needs nothing of the two largest, so training peaks where both are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 32, 3, padding=1)
+
+    def shift(self, x: Tensor) -> Tensor:
+        return 1.0 + x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shift(self.first(x)).mean((2, 3))
+
+
+class ShiftedInPlace(Shifted):
+    def shift(self, x: Tensor) -> Tensor:
+        return x.add_(1.0)
+
+
 class Attention(nn.Module):
     """Scores are scaled and masked before the softmax."""
 
@@ -133,6 +152,7 @@ PAIRS: dict[str, Pair] = {
         "1",
         "LeakyReLU(inplace=True)",
     ),
+    "shift": (Shifted, ShiftedInPlace, IMAGE, "add", "add_"),
     "residual": (Residual, ResidualInPlace, (Spec((64, 16)),), "add", "add_"),
     "div": (Attention, AttentionScaledInPlace, (Spec((8, 64, 16)),), "div", "div_"),
     "masked_fill": (
