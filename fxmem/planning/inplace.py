@@ -205,8 +205,6 @@ def _is_free(
     storage = graph.storages[target]
     if storage.born == RESIDENT or storage.died is None:
         return False
-    if graph.operations[storage.born].node == node.index:
-        return False
     if operation.name == _KEEPS_RESULT and uses.savers.get(target) == {node.index}:
         last = uses.last[target]
         return uses.last_in_forward[target] is operation and last.node == node.index

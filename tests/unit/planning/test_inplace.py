@@ -139,6 +139,7 @@ def test_the_call_is_named(function: object, call: str) -> None:
         lambda x: x.neg() + x.sum(),
         lambda x: (x, x.relu()),  # it is returned
         lambda x: x.relu_(),
+        lambda x: F.leaky_relu(x) + x.neg(),
         lambda x: x + torch.ones(2, 4, 8),  # of another shape
         lambda x: x + torch.ones(4, 8, dtype=torch.double),  # of another dtype
         lambda x: (x > 0, x),
