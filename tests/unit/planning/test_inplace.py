@@ -144,7 +144,7 @@ def test_the_call_is_named(function: object, call: str) -> None:
         lambda x: x + torch.ones(4, 8, dtype=torch.double),  # of another dtype
         lambda x: (x > 0, x),
         lambda x: x.t() + 1,  # autograd would copy: a view
-        lambda x: torch.sub(torch.ones(4, 8), x),
+        lambda x: torch.sub(torch.ones(8), x),
         lambda x: torch.add(torch.ones(8), x, alpha=2),
     ],
 )
