@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hand_made import make_analysis
+from hand_made_plans import make_plan
 
 import fxmem
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
-from fxmem.cli import _build_parser
+from fxmem.cli import COMMANDS, _build_parser
 from fxmem.graph import Category, Phase
 from fxmem.liveness import Peak
+from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
 
@@ -24,11 +27,12 @@ ROOT = Path(__file__).parents[2]
 JSON_DOC = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
 CLI_DOC = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 API_DOC = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+STEP = CLI_DOC.split("## The step")[1].split("## The result")[0]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def list_documented(section: str) -> list[str]:
-    text = JSON_DOC.split(f"\n## `{section}`\n")[1].split("\n## ")[0]
+def list_documented(section: str, level: str = "##") -> list[str]:
+    text = JSON_DOC.split(f"\n{level} `{section}`\n")[1].split("\n##")[0]
     return re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
 
 
@@ -62,14 +66,22 @@ def test_every_object_of_the_json_has_a_section() -> None:
     ] == SECTIONS
 
 
+@pytest.mark.parametrize("section", ["plan", "segments", "inplace", "dels"])
+def test_every_field_of_a_plan_is_documented_in_order(section: str) -> None:
+    fields = json.loads(make_plan().to_json())
+    example = fields if section == "plan" else fields[section][0]
+    assert list_documented(section, "###") == list(example)
+
+
 @pytest.mark.parametrize("word", [*Category, *Phase])
 def test_every_category_and_phase_is_documented(word: Category | Phase) -> None:
     assert f"`{word.value}`" in JSON_DOC
 
 
-def test_every_option_is_documented() -> None:
-    text = CLI_DOC
-    help_text = _build_parser()._subparsers._group_actions[0].choices["analyze"].format_help()
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_documented(command: str) -> None:
+    text = CLI_DOC if command == "analyze" else CLI_DOC.split(f"## `fxmem {command}`")[1] + STEP
+    help_text = _build_parser()._subparsers._group_actions[0].choices[command].format_help()
     options = set(re.findall(r"--[a-z-]+", help_text)) - {"--help"}
     assert {option for option in options if option not in text} == set()
 
@@ -102,11 +114,24 @@ def test_every_argument_of_analyze_is_documented_in_order() -> None:
     ]
 
 
-@pytest.mark.parametrize(("section", "kind"), [("`Analysis`", Analysis), ("`Peak`", Peak)])
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [("`Analysis`", Analysis), ("`Peak`", Peak), ("`Plan`", Plan), ("`Segment`", Segment)],
+)
 def test_every_attribute_is_documented(section: str, kind: type) -> None:
     fields = {field.name for field in dataclasses.fields(kind)}
     public = fields | {name for name in vars(kind) if not name.startswith("_")}
     assert set(list_names(section, API_DOC)) == public
+
+
+@pytest.mark.parametrize("name", ["plan", "pareto", "apply"])
+def test_every_argument_for_plans_is_documented(name: str) -> None:
+    (arguments,) = re.findall(rf"^\| `fxmem\.{name}\((.*?)\)` \|", API_DOC, re.MULTILINE)
+    shown = inspect.signature(eval(f"lambda {arguments}: None")).parameters.values()
+    real = inspect.signature(getattr(fxmem, name)).parameters.values()
+    assert [(p.name, p.kind, p.default) for p in shown] == [
+        (p.name, p.kind, p.default) for p in real
+    ]
 
 
 def test_every_error_is_documented() -> None:
