@@ -175,14 +175,12 @@ def _find_overwrites(graph: MemoryGraph, uses: _Uses, node: Node) -> Iterator[_O
     (result,) = node.results
     operations = uses.operations[node.index]
     operation = next((o for o in operations if o.index == graph.storages[result].born), None)
-    if operation is None or result in operation.overwritable:
-        return
-    call = _name_call(node, operation, alone=len(operations) == 1)
-    if not call:
+    call = _name_call(node, operation) if operation is not None else ""
+    if operation is None or not call:
         return
     for target in operation.overwritable:
         is_first = operation.reads[0] == target
-        if not is_first and (len(operations) > 1 or operation.name not in _COMMUTATIVE):
+        if not is_first and operation.name not in _COMMUTATIVE:
             continue
         source = _find_source(graph, node, target)
         if not is_first and source is not None and operation.reads[0] in source.results:
@@ -195,7 +193,7 @@ def _find_source(graph: MemoryGraph, node: Node, storage: int) -> Node | None:
     """The node whose result, on this storage, a node takes; None unless there is exactly one."""
     inputs = [graph.nodes[index] for index in node.inputs]
     sources = [source for source in inputs if storage in source.results]
-    return sources[0] if len(sources) == 1 and sources[0].op != "placeholder" else None
+    return sources[0] if len(sources) == 1 else None
 
 
 def _is_free(
@@ -211,13 +209,13 @@ def _is_free(
     return target not in uses.savers and uses.last[target] is operation
 
 
-def _name_call(node: Node, operation: Operation, *, alone: bool) -> str:
+def _name_call(node: Node, operation: Operation) -> str:
     """What to call instead of a node; empty where there is no such thing."""
     is_module = node.op == "call_module"
     name = _MODULES.get(node.target.lower(), node.target.lower()) if is_module else node.target
     if name in _DROPOUTS and operation.name == "aten.mul.Tensor":
         return f"{node.target}(inplace=True)" if is_module else f"F.{name}(inplace=True)"
-    if not alone or not operation.name.startswith("aten."):
+    if not operation.name.startswith("aten."):
         return ""
     if is_module:
         if name in _FUNCTIONS:

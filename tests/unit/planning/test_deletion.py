@@ -219,9 +219,21 @@ class Saved(Net):
         return self.finish(y)
 
 
-def test_nothing_is_proposed_where_autograd_holds_it() -> None:
-    assert find(Saved())["wide"].variable == "h"
-    assert "wide" not in find(Saved(), "train")
+class DeadEnd(Net):
+    """Autograd holds it for a value that backward does not come through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.wide(x)
+        y = h.mean(1, keepdim=True)
+        g = h.sin().mean()
+        assert g is not None
+        return self.finish(y)
+
+
+@pytest.mark.parametrize("kind", [Saved, DeadEnd])
+def test_nothing_is_proposed_where_autograd_holds_it(kind: type[Net]) -> None:
+    assert find(kind())["wide"].variable == "h"
+    assert "wide" not in find(kind(), "train")
 
 
 class Deep(Net):

@@ -183,6 +183,14 @@ def test_what_is_returned_is_not_overwritten() -> None:
     assert "relu" in find(Called(lambda x: (x.relu(),)), 4, 8, mode="infer")
 
 
+def test_a_node_of_two_results_says_which_is_overwritten() -> None:
+    def function(x: Tensor) -> Tensor:
+        low, high = torch.aminmax(x, dim=1)
+        return (low + high) * low  # it could overwrite the second
+
+    assert "add" not in find(Called(function), 4, 8, mode="infer")
+
+
 def test_parameters_buffers_and_inputs_are_not_overwritten() -> None:
     model = Called(lambda x: (x, model.linear.weight.neg()))
     assert not find(model, 4, 8)
