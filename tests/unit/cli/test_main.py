@@ -174,6 +174,10 @@ def test_help_has_examples_and_exit_codes(
         ["analyze", "x:y", "--nope"],
         ["analyze", "x:y", "--input", "3y"],
         ["analyze", "x:y", "-o", "/no/such/folder/file"],
+        ["plan", "--help"],
+        ["plan", "x:y", "--fit"],
+        ["plan", "x:y", "--max-overhead", "much"],
+        ["plan", "x:y", "-o", "plan.json"],
     ],
 )
 def test_help_and_usage_errors_do_not_wait_for_torch(arguments: list[str]) -> None:

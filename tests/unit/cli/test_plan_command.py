@@ -13,6 +13,7 @@ from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
 from fxmem.cli import main
+from fxmem.cli.diff import _read_files
 from fxmem.errors import InfeasibleError
 from fxmem.planning import outcome, planner
 from fxmem.planning.plan import Plan
@@ -93,6 +94,18 @@ def test_a_diff_says_what_is_not_in_it(
         "# Not in this diff: del hidden (net.py:12): it has no line in this folder.\n",
         "fxmem: 5 changes of the plan are not in the diff: the comments above it say why\n",
     )
+
+
+def test_only_the_users_own_code_in_this_folder_may_change(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    names = ["work/net.py", "work/.venv/lib/site-packages/lib.py", "other.py", "workshop.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x = 1\r\n")
+    (folder / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n")
+    paths = [str(tmp_path / name) for name in [*names, "work/latin.py", "work/gone.py"]]
+    found = dict(_read_files([*paths, "<stdin>"], str(folder)))
+    assert found == {paths[0]: "x = 1\r\n"}
 
 
 def test_a_file_gets_the_plan_and_stdout_the_report(
