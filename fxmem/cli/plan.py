@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.output import check_output, choose_width, write_line, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -17,6 +17,7 @@ from fxmem.cli.step import (
     parse_step,
 )
 from fxmem.errors import UsageError
+from fxmem.report.cells import escape_controls
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
@@ -186,6 +187,11 @@ def _make_result(
 ) -> tuple[Plan | None, str]:
     """The plan that was asked for, if one was, and what to print."""
     analysis = analyze_step(step)
+    if analysis.frontend == "record":
+        write_line(
+            "fxmem: warning: fxmem.apply does not take plans of this model, which was traced by "
+            f"record: {escape_controls(analysis.setup.frontend_reason)}"
+        )
     from fxmem.planning.outcome import choose_fitting
     from fxmem.planning.planner import pareto, plan
 

@@ -96,6 +96,18 @@ def test_a_diff_says_what_is_not_in_it(
     )
 
 
+def test_a_model_whose_plan_cannot_be_applied_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analysis = make_analysis(frontend="record", frontend_reason="a cache\x1b[2J")
+    monkeypatch.setattr(sys.modules["fxmem.api"], "analyze", lambda *_, **__: analysis)
+    assert main(ONE) == 0
+    assert capsys.readouterr().err == (
+        "fxmem: warning: fxmem.apply does not take plans of this model, which was traced by "
+        "record: a cache\\x1b[2J\n"
+    )
+
+
 def test_only_the_users_own_code_in_this_folder_may_change(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     names = ["work/net.py", "work/.venv/lib/site-packages/lib.py", "other.py", "workshop.py"]
