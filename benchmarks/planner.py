@@ -113,24 +113,27 @@ class Answer:
 class Bench:
     """One model: its plain step, and whatever else is tried on it."""
 
-    def __init__(self, case: PlannerCase) -> None:
-        self.case = case.case
+    def __init__(self, case: PlannerCase, rounds: int) -> None:
+        self.case, self.rounds = case.case, rounds
         self.args, self.kwargs = self.case.inputs()
         self.trainer = self._make_trainer()
         self.numbers: Numbers = self.trainer.compute_numbers(self.trainer.model)
-        plain = self.trainer.measure(self.trainer.model, self.trainer.model, self.numbers)
+        plain = self._measure(self.trainer, self.trainer.model)
         parameters = sum(p.nbytes for p in self.trainer.model.parameters())
         self.result = Result(self.case.name, parameters, plain)
 
     def _make_trainer(self) -> Trainer:
         return Trainer(self.case.model(), self.args, self.kwargs)
 
+    def _measure(self, trainer: Trainer, forward: Forward) -> Measurement:
+        return trainer.measure(forward, self.trainer.model, self.numbers, self.rounds)
+
     def try_by_hand(self, name: str, prepare: Prepare) -> Row:
         """Measures something done by hand to a model of its own."""
         try:
             trainer = self._make_trainer()
             forward = prepare(trainer.model)
-            row = Row(name, trainer.measure(forward, self.trainer.model, self.numbers))
+            row = Row(name, self._measure(trainer, forward))
         except Exception as error:  # one way that fails is a row, not the end
             row = Row(name, reason=_explain(error))
         return row
@@ -139,8 +142,7 @@ class Bench:
         """Measures a plan applied to the model."""
         try:
             planned: Forward = fxmem.apply(self.trainer.model, plan)
-            measured = self.trainer.measure(planned, self.trainer.model, self.numbers)
-            row = Row(name, measured, plan)
+            row = Row(name, self._measure(self.trainer, planned), plan)
         except Exception as error:
             row = Row(name, plan=plan, reason=_explain(error))
         return row
@@ -156,15 +158,16 @@ def _explain(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-def run_case(case: PlannerCase, points: int, compiled: bool = False) -> Result:
+def run_case(case: PlannerCase, points: int, *, rounds: int = 2, compiled: bool = False) -> Result:
     """Measures everything about one model.
 
     Args:
         case: The model.
         points: How many plans of the front are applied, besides those that answer a baseline.
+        rounds: How often each step is timed.
         compiled: Whether PyTorch's own budget is tried too.
     """
-    bench = Bench(case)
+    bench = Bench(case, rounds)
     result = bench.result
     for name, prepare in _list_by_hand(case, bench, compiled):
         result.by_hand.append(bench.try_by_hand(name, prepare))
@@ -195,8 +198,7 @@ def _choose_plans(front: Sequence[fxmem.Plan], result: Result, points: int) -> l
         if row.measured is not None:
             flops = result.count_flops(row) - 1
             lean = [i for i, plan in enumerate(front) if plan.overhead_flops <= flops + 1e-9]
-            fits = [i for i, p in enumerate(front) if p.peak_bytes <= row.measured.peak_bytes]
-            chosen |= {*lean[-1:], *fits[:1]}
+            chosen |= {*lean[-1:]}
     return [front[i] for i in sorted(chosen)]
 
 
@@ -223,7 +225,7 @@ def _report(result: Result, row: Row) -> None:
         error = "" if row.error is None else f" predicted {100 * row.error:+.3f} %"
         text = (
             f"{measured.peak_bytes / MIB:9.2f} MiB  FLOPs {result.count_flops(row):.4f}"
-            f"  time {measured.time_ratio:.2f}  {measured.equal}{error}"
+            f"  time {_show_time(measured)}  {measured.equal}{error}"
         )
     print(f"{result.name:14s} {row.name:32s} {text}", file=sys.stderr, flush=True)
 
@@ -236,6 +238,10 @@ def show_percent(value: float | None) -> str:
     if value is None:
         return ""
     return "0" if value == 0 else f"{100 * value:+.3f}"
+
+
+def _show_time(measured: Measurement) -> str:
+    return "-" if measured.time_ratio is None else f"{measured.time_ratio:.2f}"
 
 
 def tabulate_steps(result: Result) -> str:
@@ -254,7 +260,7 @@ def tabulate_steps(result: Result) -> str:
                 "beyond parameters MiB": f"{beyond / MIB:.2f}",
                 "peak ratio": f"{measured.peak_bytes / result.plain.peak_bytes:.3f}",
                 "FLOPs ratio": f"{result.count_flops(row):.4f}",
-                "time ratio": f"{measured.time_ratio:.2f}",
+                "time ratio": _show_time(measured),
                 "equal": measured.equal,
             }
         cell["failed"] = row.reason.replace("|", "/")
@@ -355,6 +361,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these alone")
     parser.add_argument("--compiled", action="store_true", help="PyTorch's own budget too")
     parser.add_argument("--points", type=int, default=20, help="plans applied of the two nets")
+    parser.add_argument("--rounds", type=int, default=2, help="how often steps are timed; 0: not")
     parser.add_argument("-o", "--output", type=Path, help="write Markdown there, not to stdout")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -362,7 +369,8 @@ def main() -> None:
     results: list[Result] = []
     for case in CASES:
         if options.only is None or case.case.name in options.only:
-            results.append(run_case(case, options.points if case.chained else 0, options.compiled))
+            points = options.points if case.chained else 0
+            results.append(run_case(case, points, rounds=options.rounds, compiled=options.compiled))
             if options.output:  # after each model, since the whole takes a while
                 options.output.write_text(write_page(results))
     print(tabulate_models(results) if options.output else write_page(results))

@@ -96,13 +96,13 @@ class Measurement:
     Attributes:
         peak_bytes: Its peak, with what is resident.
         flops: As PyTorch counts them.
-        time_ratio: Its time over that of the plain step, in turns.
+        time_ratio: Its time over that of the plain step, in turns; None where not timed.
         equal: Whether its numbers are those of the plain step.
     """
 
     peak_bytes: int
     flops: int
-    time_ratio: float
+    time_ratio: float | None
     equal: str
 
 
@@ -169,25 +169,30 @@ class Trainer:
         self.run(forward)
         return time.perf_counter() - start
 
-    def compare_time(self, forward: Forward, plain: Forward, rounds: int = 2) -> float:
+    def compare_time(self, forward: Forward, plain: Forward, rounds: int) -> float | None:
         """The time of a step over that of the plain one: the least of some rounds, in turns."""
+        if not rounds:
+            return None
         pairs = [(self.time_step(forward), self.time_step(plain)) for _ in range(rounds)]
         ours, theirs = zip(*pairs, strict=True)
         return min(ours) / min(theirs)
 
-    def measure(self, forward: Forward, plain: Forward, numbers: Numbers) -> Measurement:
+    def measure(
+        self, forward: Forward, plain: Forward, numbers: Numbers, rounds: int = 2
+    ) -> Measurement:
         """Everything about a step, whose first run warms up.
 
         Args:
             forward: What is called instead of the model.
             plain: The model without it, for the time.
             numbers: What the plain step computes.
+            rounds: How often it is timed.
         """
         equal = self.compute_numbers(forward).compare(numbers)
         return Measurement(
             self.measure_peak(forward),
             self.count_flops(forward),
-            self.compare_time(forward, plain),
+            self.compare_time(forward, plain, rounds),
             equal,
         )
 
