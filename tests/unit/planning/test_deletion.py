@@ -117,6 +117,20 @@ class Viewed(Net):
         return self.finish(y)
 
 
+class Turned(Net):
+    """An inner function returned a view, which is held too."""
+
+    def turn(self, h: Tensor) -> Tensor:
+        return h.t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.wide(x)
+        g = self.turn(h)
+        y = g.sum(0).unsqueeze(1)
+        y = y + h.mean(1, keepdim=True)
+        return self.finish(y)
+
+
 class Skipped(Net):
     """Dropout returns its input where it does nothing."""
 
@@ -192,7 +206,7 @@ class Inherited(Net):
 
 @pytest.mark.parametrize(
     "kind",
-    [Listed, Kept, Renamed, Viewed, Skipped, Closed, Unpacked, Argument, Shape, Rounds],
+    [Listed, Kept, Renamed, Viewed, Turned, Skipped, Closed, Unpacked, Argument, Shape, Rounds],
 )
 def test_no_variable_is_named_where_del_would_not_do(kind: type[Net]) -> None:
     point = find(kind().eval())["wide_1" if kind is Rounds else "wide"]
