@@ -12,6 +12,10 @@ from fxmem.planning.limits import Limits
 from fxmem.planning.regions import Region
 
 Regions = tuple[Region, ...]
+_MOST_STAGES = 8
+"""That a new region spans."""
+_FURTHER = 0.3
+"""How often one more change follows: some only pay together."""
 
 
 def mutate_regions(
@@ -41,6 +45,8 @@ def mutate_regions(
     else:
         cuts = positions if rng.random() < 0.6 else range(positions[0], facts.nodes)
         changed = _change(rng, parent, cuts, facts.nodes)
+        while rng.random() < _FURTHER:
+            changed = _change(rng, changed, cuts, facts.nodes)
     return changed if all(map(limits.allows, changed)) else parent
 
 
@@ -61,7 +67,7 @@ def _change(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: in
             children = _change(rng, region.children, within, region.stop)
             children = tuple(c for c in children if c.stop - c.start < region.stop - region.start)
             return (*regions[:at], replace(region, children=children), *regions[at + 1 :])
-    kind = rng.randrange(6)
+    kind = rng.randrange(7)
     if kind == 0 or not regions:
         return _add(rng, regions, cuts, nodes)
     at = rng.randrange(len(regions))
@@ -81,6 +87,8 @@ def _change(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: in
         start = _step(rng, cuts, start, low, stop - 1)
     else:
         stop = _step(rng, [*cuts, nodes], stop, start + 1, high)
+    if kind == 6 and stop > region.stop:
+        return (*before, Region(start, stop, (region,)), *after)
     return (*before, _reshape(region, start, stop), *after)
 
 
@@ -88,7 +96,7 @@ def _add(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) 
     """A new region; those that it covers come to lie within it, or go."""
     start = rng.choice(cuts)
     at = bisect_left(cuts, start)
-    reach = min(len(cuts), at + 1 + min(rng.randrange(1, 9), len(cuts)))
+    reach = rng.randint(at + 1, min(at + _MOST_STAGES, len(cuts)))
     stop = cuts[reach] if reach < len(cuts) else nodes
     inner = tuple(r for r in regions if start <= r.start and r.stop <= stop)
     inner = inner if rng.random() < 0.5 else ()

@@ -31,6 +31,8 @@ _NEAR = 6
 _GROUPS = (1, 2, 3, 4, 6)
 """Stages under one checkpoint, everywhere the same; for two or more, each under its own too."""
 _TRIALS = 3000
+_DRAWS = 4 * _TRIALS
+"""What is drawn is often known already where the step is small."""
 _SHARE = 0.5
 """Of the time there is, for what the solver proposes; the rest is for improving it."""
 
@@ -83,8 +85,9 @@ def find_front(
     front = prune_candidates(found.values())
     positions = sorted({start for cut in cuts for start in cut})
     rng = random.Random(0)
-    for _ in range(_TRIALS):
-        if time.monotonic() - began > time_limit_s:
+    tried = len(found) + _TRIALS
+    for _ in range(_DRAWS):
+        if len(found) == tried or time.monotonic() - began > time_limit_s:
             break
         parents = [c.regions for c in _find_near(front, goal_bytes)]
         regions = mutate_regions(rng, parents, positions, facts, limits)
