@@ -258,6 +258,14 @@ def list_rotor(model: Any, x: Tensor) -> Iterator[tuple[str, Prepare]]:
 
 # -- the models ---------------------------------------------------------------------------------
 
+GPT2 = {
+    "n_layer": 8,
+    "n_embd": 256,
+    "n_head": 8,
+    "vocab_size": 1000,
+    "attn_implementation": "eager",
+}
+
 CASES = (
     PlannerCase(Case("resnet", DeepResNet, (image(32, 3, 32, 32),)), CHAINED, chained=True),
     PlannerCase(Case("gpt", PlainGPT, (ids(8, 256),)), CHAINED, chained=True),
@@ -275,9 +283,9 @@ CASES = (
     PlannerCase(
         Case(
             "gpt2",
-            hugging_face("GPT2LMHeadModel", "GPT2Config", n_layer=8, n_embd=256, n_head=8),
+            hugging_face("GPT2LMHeadModel", "GPT2Config", **GPT2),
             (),
-            {"input_ids": ids(2, 256, high=50257), "use_cache": False},
+            {"input_ids": ids(2, 256, high=1000), "use_cache": False},
         ),
         {"gradient_checkpointing_enable()": enable_gradient_checkpointing},
     ),

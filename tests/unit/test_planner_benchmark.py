@@ -18,7 +18,7 @@ from examples.planner_nets import DeepResNet
 from fxmem.planning.chain import StageOption
 
 TINY = PlannerCase(
-    Case("tiny", lambda: DeepResNet((1, 2), 4), (image(4, 3, 16, 16),)),
+    Case("tiny", lambda: DeepResNet((2, 2), 4), (image(4, 3, 16, 16),)),
     {"every block": CHAINED["every block"]},
     chained=True,
 )
