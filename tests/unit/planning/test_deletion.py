@@ -131,6 +131,19 @@ class Turned(Net):
         return self.finish(y)
 
 
+class Both(Net):
+    """An inner function returned it, beside what it computed of it."""
+
+    def make(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.wide(x)
+        return h.mean(1, keepdim=True), h
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, h = self.make(x)
+        assert h is not None
+        return self.finish(y)
+
+
 class Skipped(Net):
     """Dropout returns its input where it does nothing."""
 
@@ -206,7 +219,20 @@ class Inherited(Net):
 
 @pytest.mark.parametrize(
     "kind",
-    [Listed, Kept, Renamed, Viewed, Turned, Skipped, Closed, Unpacked, Argument, Shape, Rounds],
+    [
+        Listed,
+        Kept,
+        Renamed,
+        Viewed,
+        Turned,
+        Both,
+        Skipped,
+        Closed,
+        Unpacked,
+        Argument,
+        Shape,
+        Rounds,
+    ],
 )
 def test_no_variable_is_named_where_del_would_not_do(kind: type[Net]) -> None:
     point = find(kind().eval())["wide_1" if kind is Rounds else "wide"]
