@@ -27,6 +27,8 @@ class Made:
         held_to: Index of the operation to which something else than autograd and forward's own
             frames holds it; None where nothing does.
         is_output: Whether it outlives the step.
+        is_cached: Whether it is a parameter's cast that autocast keeps until it exits: forward's
+            to the end of loss, a region's own to the end of its run.
     """
 
     index: int
@@ -38,6 +40,7 @@ class Made:
     saves: tuple[Save, ...]
     held_to: int | None
     is_output: bool
+    is_cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,15 @@ class StepFacts:
         return self.graph.operations[self.first_operation[start] : end]
 
 
-def gather_facts(graph: MemoryGraph, *, counts_host: bool = False) -> StepFacts:
+def gather_facts(
+    graph: MemoryGraph, *, counts_host: bool = False, autocast: bool = False
+) -> StepFacts:
     """Looks up what plans ask of a step.
 
     Args:
         graph: A step as it was recorded, without accumulation of gradients.
         counts_host: Whether what lies in the host's memory counts.
+        autocast: Whether forward and loss are autocast.
     """
     first, end = _find_ranges(graph)
     nodes = sum(node.phase is Phase.FORWARD for node in graph.nodes)
@@ -105,6 +111,7 @@ def gather_facts(graph: MemoryGraph, *, counts_host: bool = False) -> StepFacts:
         saves.setdefault(save.storage, []).append(save)
         if save.node is not None:
             saves_by_node[save.node].append(save)
+    autocast_exit = end[-1] - 1 if end else 0
     made = []
     for storage in graph.storages:
         if storage.born == RESIDENT or storage.born not in owner:
@@ -117,6 +124,8 @@ def gather_facts(graph: MemoryGraph, *, counts_host: bool = False) -> StepFacts:
             own_end = max(storage.born, by_node.get(node, 0))
             if storage.died is not None:
                 own_end = min(own_end, storage.died)
+        is_cached = autocast and _is_cast(graph, storage)
+        held_to = _find_other_holder(graph, storage.died, kept)
         made.append(
             Made(
                 index=storage.index,
@@ -126,8 +135,9 @@ def gather_facts(graph: MemoryGraph, *, counts_host: bool = False) -> StepFacts:
                 readers=tuple(sorted(by_node.keys() - {node})),
                 local_end=own_end,
                 saves=kept,
-                held_to=_find_other_holder(graph, storage.died, kept),
+                held_to=max(held_to or 0, autocast_exit) if is_cached else held_to,
                 is_output=storage.died is None,
+                is_cached=is_cached,
             )
         )
     state = Storage(
@@ -169,6 +179,17 @@ def _find_statistics(graph: MemoryGraph, operations: tuple[Operation, ...]) -> t
     read = (index for o in operations for index in (*o.reads, *o.writes))
     return tuple(
         index for index in dict.fromkeys(read) if graph.storages[index].category is Category.BUFFER
+    )
+
+
+def _is_cast(graph: MemoryGraph, storage: Storage) -> bool:
+    """Whether a storage is a cast of a parameter, which autocast keeps.
+
+    Source: ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``.
+    """
+    operation = graph.operations[storage.born]
+    return operation.name == "aten._to_copy.default" and all(
+        graph.storages[index].category is Category.PARAMETER for index in operation.reads
     )
 
 

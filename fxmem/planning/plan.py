@@ -91,6 +91,7 @@ class Plan:
         fingerprint: Of the graph that it was made for.
         baseline_peak_bytes: The peak without it.
         peak_bytes: The peak with it.
+        reserved_bytes: What the caching allocator holds of the device then; the peak on the CPU.
         overhead: Seconds it adds, over those of the step, by the roofline of the target.
         overhead_flops: FLOPs it adds, over those of the step.
         segments: What is computed again.
@@ -104,6 +105,7 @@ class Plan:
     fingerprint: str
     baseline_peak_bytes: int
     peak_bytes: int
+    reserved_bytes: int = 0
     overhead: float = 0.0
     overhead_flops: float = 0.0
     segments: tuple[Segment, ...] = ()
@@ -132,7 +134,7 @@ class Plan:
         Raises:
             UsageError: The text is no plan, or of a version that this fxmem does not know.
 
-        >>> plan = Plan("0123", 200, 100, 0.25, segments=(Segment("a", "b", 2),))
+        >>> plan = Plan("0123", 200, 100, 100, 0.25, segments=(Segment("a", "b", 2),))
         >>> Plan.from_json(plan.to_json()) == plan
         True
         """

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fxmem.allocation import allocate_graph
+from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.graph import Phase
@@ -22,6 +24,8 @@ from fxmem.timeline import build_timeline
 from fxmem.units import format_bytes, parse_bytes
 
 TIME_LIMIT_S = 10.0
+_SLACK = 1.02
+"""How far above a budget the search's sum may be and the allocator's blocks fit all the same."""
 _TIE = 1e-3
 """Where FLOPs are what counts, how much time does besides: to tell what has none apart."""
 
@@ -35,12 +39,16 @@ class PlanningStep:
         baseline_peak_bytes: Its peak as the user runs it.
         costs_s: Seconds of each operation, by its index.
         fx_graph: What a plan is applied to.
+        requested: ``facts``, with sizes as they are asked for.
+        settings: The allocator's; None where none caches.
     """
 
     facts: StepFacts
     baseline_peak_bytes: int
     costs_s: tuple[float, ...]
     fx_graph: Any
+    requested: StepFacts
+    settings: AllocatorSettings | None
 
     @property
     def step_s(self) -> float:
@@ -77,13 +85,19 @@ def prepare_step(analysis: Analysis) -> PlanningStep:
     backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
     if Phase.FORWARD in phases[backward:]:
         raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
-    facts = gather_facts(analysis.allocated_graph, counts_host=analysis.setup.device == "cpu")
+    on_cpu, autocast = analysis.setup.device == "cpu", analysis.setup.autocast is not None
+    facts, requested = (
+        gather_facts(graph, counts_host=on_cpu, autocast=autocast)
+        for graph in (analysis.allocated_graph, analysis.graph)
+    )
     roofline = find_roofline(analysis.setup.device, analysis.gpu)
     return PlanningStep(
-        facts,
-        analysis.peak_bytes,
-        price_operations(analysis.graph, roofline),
-        analysis.fx_graph,
+        facts=facts,
+        baseline_peak_bytes=analysis.peak_bytes,
+        costs_s=price_operations(analysis.graph, roofline),
+        fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,
+        requested=requested,
+        settings=analysis.settings,
     )
 
 
@@ -146,10 +160,12 @@ def plan(
     step = prepare_step(analysis)
     front = _search(step, max_overhead_flops is not None, time_limit_s, budget_bytes)
     if budget_bytes is not None:
-        fitting = [c for c in front if c.peak_bytes <= budget_bytes]
-        if not fitting:
-            raise InfeasibleError(_explain_leanest(step, front[-1], budget_bytes))
-        return _build_plan(step, fitting[0])
+        # The search adds up blocks as the plain step has them; another order may give others.
+        nearly = [c for c in front if c.peak_bytes <= budget_bytes * _SLACK]
+        for candidate in nearly:
+            if _measure_peak(step, candidate)[0] <= budget_bytes:
+                return _build_plan(step, candidate)
+        raise InfeasibleError(_explain_leanest(step, front[-1], budget_bytes))
     plans = (_measure_overhead(step, candidate) for candidate in front)
     if max_overhead is not None:
         allowed = [c for c, (time, _) in zip(front, plans, strict=True) if time <= max_overhead]
@@ -178,6 +194,15 @@ def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, 
     flops = sum(step.facts.graph.operations[index].flops for index in again)
     seconds = sum(step.costs_s[index] for index in again)
     return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
+
+
+def _measure_peak(step: PlanningStep, candidate: Candidate) -> tuple[int, int]:
+    """What is allocated and reserved at the most, as the allocator makes it."""
+    if step.settings is None:
+        return candidate.peak_bytes, candidate.peak_bytes
+    graph = build_graph(simulate_regions(step.requested, candidate.regions))
+    allocation = allocate_graph(graph, step.settings)
+    return max(build_timeline(allocation.graph).profile()), max(allocation.reserved_bytes)
 
 
 def _explain_leanest(step: PlanningStep, leanest: Candidate, budget_bytes: int) -> str:
@@ -217,10 +242,12 @@ def _bound_overhead(step: PlanningStep, candidate: Candidate) -> float:
 def _build_plan(step: PlanningStep, candidate: Candidate, *, in_full: bool = True) -> Plan:
     """A candidate as a plan; in full with what each segment saves, and the bound."""
     overhead, overhead_flops = _measure_overhead(step, candidate)
+    peak_bytes, reserved_bytes = _measure_peak(step, candidate)
     return Plan(
         fingerprint=fingerprint_graph(step.facts.graph),
         baseline_peak_bytes=step.baseline_peak_bytes,
-        peak_bytes=candidate.peak_bytes,
+        peak_bytes=peak_bytes,
+        reserved_bytes=reserved_bytes,
         overhead=overhead,
         overhead_flops=overhead_flops,
         segments=describe_segments(

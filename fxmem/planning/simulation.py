@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from fxmem.graph import RESIDENT, MemoryGraph, Phase, Save, Storage
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Save, Storage
 from fxmem.planning.facts import Made, StepFacts
 from fxmem.planning.regions import Region
+from fxmem.timeline import build_timeline
 
 
 @dataclass(slots=True)
@@ -102,7 +103,35 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
     for life in simulation.lives:
         storage = simulation.facts.storages[life.storage]
         storages.append(replace(storage, index=len(storages), born=life.born, died=life.died))
-    return replace(graph, operations=operations, storages=tuple(storages), saves=())
+    rewritten = replace(graph, operations=operations, storages=tuple(storages), saves=())
+    return replace(rewritten, warmup=_warm_up(rewritten))
+
+
+def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
+    """What led to a rewritten step: all that is resident, and one such step.
+
+    The state of the optimizer comes to be at the end of that step, before it updates anything.
+    """
+    if not graph.warmup:
+        return ()
+    resident = {s.index: s.nbytes for s in graph.storages if s.born == RESIDENT}
+    seen = (index for index, nbytes in graph.warmup if nbytes > 0 and index in resident)
+    order = dict.fromkeys(index for index in (*seen, *resident) if index is not None)
+    states = [i for i in order if graph.storages[i].category is Category.OPTIMIZER_STATE]
+    led: list[tuple[int | None, int]] = [(i, resident[i]) for i in order if i not in set(states)]
+    for event in build_timeline(graph).events:
+        if event.phase is Phase.OPTIMIZER:
+            led += [(index, resident[index]) for index in states]
+            states = []
+        storage = event.storage
+        if storage is None or storage not in resident:
+            led.append((None if storage is None else ~storage, event.delta_bytes))
+    led += [
+        (~s.index, -s.nbytes)
+        for s in graph.storages
+        if s.died is None and s.index not in resident  # gradients, output and loss
+    ]
+    return tuple(led)
 
 
 def plan_runs(facts: StepFacts, regions: Sequence[Region]) -> Iterator[Run]:
@@ -236,6 +265,8 @@ class RegionLives:
         """Held by the run's frames, by what it saves, and as the input of a region within."""
         end = run.place(self._find_local_end(storage, run.depth + 1, run))
         ends = [end, *self._find_saved_ends(storage, run)]
+        if storage.is_cached:
+            ends.append(run.place(run.stop - 1))
         for child in run.children:
             ends += self._find_input_ends(storage, child)
         return Life(storage.index, run.place(storage.born), max(ends))
