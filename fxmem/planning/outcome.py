@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 
-from fxmem.allocation import Exhaustion, find_exhaustion
+from fxmem.allocation import allocate_graph, find_exhaustion
 from fxmem.analysis import Analysis
 from fxmem.devices import CONTEXT_BYTES
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.graph import RESIDENT, MemoryGraph, Phase
+from fxmem.graph import MemoryGraph, Phase
 from fxmem.liveness import Peak, build_profile
-from fxmem.planning.facts import gather_facts
+from fxmem.planning.facts import StepFacts
 from fxmem.planning.plan import Plan, Segment
+from fxmem.planning.planner import prepare_step
 from fxmem.planning.regions import Region
 from fxmem.planning.simulation import build_graph, simulate_regions
-from fxmem.timeline import Action, build_timeline
+from fxmem.timeline import build_timeline
 
 
 def find_planned_peak(analysis: Analysis, plan: Plan) -> Peak | None:
@@ -28,7 +28,11 @@ def find_planned_peak(analysis: Analysis, plan: Plan) -> Peak | None:
     Returns:
         The peak; None where the segments alone do not make it what the plan says.
     """
-    graph = _apply_segments(analysis, analysis.allocated_graph, plan)
+    if not plan.segments and plan.peak_bytes == analysis.peak_bytes:
+        return analysis.peak
+    graph = _apply_segments(prepare_step(analysis).requested, plan)
+    if analysis.settings is not None:
+        graph = allocate_graph(graph, analysis.settings).graph
     peak = build_profile(graph, build_timeline(graph)).peak
     return peak if peak.nbytes == plan.peak_bytes else None
 
@@ -49,47 +53,27 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
     """
     if analysis.gpu is None or analysis.settings is None:
         raise UsageError("no GPU is named that the step could fit", hint="gpu='rtx4090'")
-    exhaustion: Exhaustion | None = None
+    facts = prepare_step(analysis).requested
+    exhaustion = analysis.exhaustion
     for plan in plans:
-        graph = _apply_segments(analysis, analysis.graph, plan)
-        exhaustion = find_exhaustion(
-            replace(graph, warmup=_repeat_step(graph)),
-            analysis.settings,
-            analysis.gpu.capacity_bytes,
-            max(CONTEXT_BYTES),
-        )
+        if plan.segments:
+            exhaustion = find_exhaustion(
+                _apply_segments(facts, plan),
+                analysis.settings,
+                analysis.gpu.capacity_bytes,
+                max(CONTEXT_BYTES),
+            )
         if exhaustion is None:
             return plan
     cause = "" if exhaustion is None else f"; with the leanest, {exhaustion.cause}"
     raise InfeasibleError(f"no plan was found whose step fits {analysis.gpu.name}{cause}")
 
 
-def _apply_segments(analysis: Analysis, graph: MemoryGraph, plan: Plan) -> MemoryGraph:
-    positions = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
-    facts = gather_facts(graph, counts_host=analysis.setup.device == "cpu")
+def _apply_segments(facts: StepFacts, plan: Plan) -> MemoryGraph:
+    """A step with a plan, and one such step before it."""
+    nodes = facts.graph.nodes
+    positions = {node.name: node.index for node in nodes if node.phase is Phase.FORWARD}
     return build_graph(simulate_regions(facts, _place_segments(plan.segments, positions)))
-
-
-def _repeat_step(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
-    """What led to a step that comes after one like it: that one, whose blocks are cached."""
-    residents = [s for s in graph.storages if s.born == RESIDENT]
-    return (
-        *((storage.index, storage.nbytes) for storage in residents),
-        *_iterate_gone(graph, {storage.index for storage in residents}),
-    )
-
-
-def _iterate_gone(graph: MemoryGraph, residents: set[int]) -> Iterator[tuple[int | None, int]]:
-    """Allocations and frees of a step that is over; negative numbers, for nothing of it is left."""
-    held: dict[int, int] = {}
-    for event in build_timeline(graph).events:
-        nbytes = event.nbytes if event.action is Action.ALLOC else -event.nbytes
-        if event.storage is None:
-            yield None, nbytes
-        elif event.storage not in residents:
-            held[event.storage] = held.get(event.storage, 0) + nbytes
-            yield -event.storage - 1, nbytes
-    yield from ((-storage - 1, -nbytes) for storage, nbytes in held.items() if nbytes)
 
 
 def _place_segments(

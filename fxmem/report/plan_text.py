@@ -39,7 +39,7 @@ def render_plan(
     """
     blocks = [
         f"{_write_headline(plan)}\n{write_subject(subject)}",
-        _write_place(peak),
+        _wrap(" ".join(filter(None, [_write_place(peak), _write_reserved(plan)])), width),
         _write_segments(plan, width),
         _write_inplace(plan.inplace, width),
         _write_dels(plan.dels, width),
@@ -111,6 +111,12 @@ def _write_place(peak: Peak | None) -> str:
     return escape_controls(
         f"The peak then lies in {peak.phase.value}{f' of {place}' if place else ''}."
     )
+
+
+def _write_reserved(plan: Plan) -> str:
+    if plan.reserved_bytes <= plan.peak_bytes:  # as on the CPU, where nothing is reserved
+        return ""
+    return f"The allocator reserves {format_bytes(plan.reserved_bytes)}."
 
 
 def _write_segments(plan: Plan, width: int | None) -> str:

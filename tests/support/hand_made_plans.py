@@ -18,6 +18,7 @@ def make_plan(**fields: object) -> Plan:
         "fingerprint": "0123456789abcdef",
         "baseline_peak_bytes": 30 * MIB,
         "peak_bytes": 21 * MIB,
+        "reserved_bytes": 24 * MIB,
         "overhead": 0.25,
         "overhead_flops": 0.1,
         "segments": (

@@ -75,6 +75,13 @@ def test_the_new_peak_is_where_the_planned_model_has_it(
         assert peak.operation.name == again.peak.operation.name
 
 
+def test_a_plan_that_computes_nothing_again_leaves_the_peak_where_it_is(
+    analysis: fxmem.Analysis, front: tuple[Plan, ...]
+) -> None:
+    assert front[0].segments == ()
+    assert find_planned_peak(analysis, front[0]) is analysis.peak
+
+
 def test_a_peak_that_the_segments_do_not_explain_is_not_placed(
     analysis: fxmem.Analysis, front: tuple[Plan, ...]
 ) -> None:

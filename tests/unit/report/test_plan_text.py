@@ -45,9 +45,11 @@ def test_the_table_of_trade_offs(check_golden: Callable[[str, str], None]) -> No
 
 
 def test_what_a_plan_lacks_is_left_out() -> None:
-    plan = make_plan(inplace=(), dels=(), lower_bound_overhead=0.0)
+    plan = make_plan(inplace=(), dels=(), lower_bound_overhead=None, reserved_bytes=0)
     text = render_plan(plan, SUBJECT)
-    assert [w for w in ("in place", "let go", "then lies", "No plan") if w in text] == []
+    assert [
+        w for w in ("in place", "let go", "then lies", "reserves", "No plan") if w in text
+    ] == []
 
 
 def test_a_plan_that_changes_nothing_says_so() -> None:
@@ -65,7 +67,8 @@ def test_a_plan_that_changes_nothing_says_so() -> None:
     ],
 )
 def test_the_place_of_the_new_peak(phase: Phase, node: int | None, line: str) -> None:
-    assert line in render_plan(make_plan(), SUBJECT, peak=move_peak(phase, node)).splitlines()
+    plan = make_plan(reserved_bytes=21 * MIB)
+    assert line in render_plan(plan, SUBJECT, peak=move_peak(phase, node)).splitlines()
 
 
 def test_names_are_made_printable() -> None:
