@@ -52,6 +52,13 @@ def test_what_a_plan_lacks_is_left_out() -> None:
     ] == []
 
 
+def test_changes_of_code_are_counted_where_nothing_else_lowers_the_peak() -> None:
+    note = "no part of the new peak"
+    assert note in render_plan(make_plan(), SUBJECT)
+    assert note in render_plan(make_plan(segments=(), peak_bytes=30 * MIB), SUBJECT)
+    assert note not in render_plan(make_plan(segments=()), SUBJECT)
+
+
 def test_a_plan_that_changes_nothing_says_so() -> None:
     text = render_plan(Plan("0", 30 * MIB, 30 * MIB), SUBJECT)
     first, _ = text.splitlines()
