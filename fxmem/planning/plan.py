@@ -95,8 +95,8 @@ class Plan:
         overhead: Seconds it adds, over those of the step, by the roofline of the target.
         overhead_flops: FLOPs it adds, over those of the step.
         segments: What is computed again.
-        inplace: What is computed in place.
-        dels: What is let go of.
+        inplace: What the code could compute in place; part of ``peak_bytes`` in inference only.
+        dels: What it could let go of; likewise.
         lower_bound_overhead: No plan that computes again adds less for that peak; None where
             that was not worked out, as in :func:`fxmem.pareto`.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fxmem.allocation import allocate_graph
@@ -13,6 +13,7 @@ from fxmem.errors import InfeasibleError, UsageError
 from fxmem.graph import Phase
 from fxmem.liveness import build_profile
 from fxmem.planning.bound import bound_cost
+from fxmem.planning.code_changes import find_changes, plan_changes
 from fxmem.planning.costs import find_roofline, price_operations
 from fxmem.planning.describe import describe_segments, fingerprint_graph
 from fxmem.planning.facts import StepFacts, gather_facts
@@ -138,8 +139,12 @@ def plan(
 ) -> Plan:
     """The plan that a limit asks for.
 
+    In training it says what to compute again; what the code could do in place or let go of stands
+    beside it, each with what it saves by itself, and is no part of the plan's peak. In inference
+    nothing is computed again: the plan is all of these changes together, and no limit is needed.
+
     Args:
-        analysis: Of a training step.
+        analysis: Of the step.
         budget: What the step may take, in bytes or as ``"8GiB"``: the cheapest plan within it.
         max_overhead: How much time a plan may add, as a share of the step's: the leanest such.
         max_overhead_flops: Likewise in FLOPs.
@@ -147,16 +152,35 @@ def plan(
 
     Raises:
         InfeasibleError: No plan that was found keeps the budget.
-        UsageError: Not exactly one limit is given; the step is none of training, or adds up
-            several micro-batches.
+        UsageError: Not exactly one limit is given, or the step adds up several micro-batches.
     """
+    budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
+    if analysis.setup.mode != "train":
+        changes = plan_changes(analysis)
+        if budget_bytes is not None and changes.peak_bytes > budget_bytes:
+            raise InfeasibleError(
+                f"no plan within {format_bytes(budget_bytes)} was found; with all changes the step"
+                f" takes {format_bytes(changes.peak_bytes)}"
+            )
+        return changes
     limits = (budget, max_overhead, max_overhead_flops)
     if sum(limit is not None for limit in limits) != 1:
         raise UsageError(
             "a plan needs one limit",
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
-    budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
+    inplace, dels = find_changes(analysis)
+    found = _plan_segments(analysis, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
+    return replace(found, inplace=inplace, dels=dels)
+
+
+def _plan_segments(
+    analysis: Analysis,
+    budget_bytes: int | None,
+    max_overhead: float | None,
+    max_overhead_flops: float | None,
+    time_limit_s: float,
+) -> Plan:
     step = prepare_step(analysis)
     front = _search(step, max_overhead_flops is not None, time_limit_s, budget_bytes)
     if budget_bytes is not None:
