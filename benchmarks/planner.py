@@ -147,10 +147,19 @@ class Bench:
             row = Row(name, plan=plan, reason=_explain(error))
         return row
 
-    def find_front(self) -> tuple[fxmem.Plan, ...]:
-        """All trade-offs that fxmem finds."""
+    def choose_plans(self, points: int) -> list[fxmem.Plan]:
+        """Plans all along the front, and those that answer what was done by hand."""
         analysis = fxmem.analyze(self.trainer.model, self.args, self.kwargs, device="cpu")
-        return fxmem.pareto(analysis, by_flops=True)
+        front = fxmem.pareto(analysis, by_flops=True)
+        last = len(front) - 1
+        steps = range(points if points > 1 else 0)
+        chosen = [front[i] for i in {last, *(round(i * last / (points - 1)) for i in steps)}]
+        for row in self.result.by_hand:
+            if row.measured is not None:
+                flops = max(0.0, self.result.count_flops(row) - 1) + 1e-9
+                chosen.append(fxmem.plan(analysis, max_overhead_flops=flops))
+        different = {plan.segments: plan for plan in chosen}.values()
+        return sorted(different, key=lambda plan: plan.overhead_flops)
 
 
 def _explain(error: Exception) -> str:
@@ -173,11 +182,11 @@ def run_case(case: PlannerCase, points: int, *, rounds: int = 2, compiled: bool 
         result.by_hand.append(bench.try_by_hand(name, prepare))
         _report(result, result.by_hand[-1])
     try:
-        front = bench.find_front()
+        plans = bench.choose_plans(points)
     except Exception as error:
         result.note = _explain(error)
         return result
-    for number, plan in enumerate(_choose_plans(front, result, points), 1):
+    for number, plan in enumerate(plans, 1):
         result.plans.append(bench.try_plan(f"fxmem {number}", plan))
         _report(result, result.plans[-1])
     return result
@@ -188,18 +197,6 @@ def _list_by_hand(case: PlannerCase, bench: Bench, compiled: bool) -> Iterator[t
     if case.chained:
         yield from list_rotor(case.case.model().train(), *bench.args)
         yield from COMPILED.items() if compiled else ()
-
-
-def _choose_plans(front: Sequence[fxmem.Plan], result: Result, points: int) -> list[fxmem.Plan]:
-    """Plans all along the front, and those that answer what was done by hand."""
-    last = len(front) - 1
-    chosen = {round(i * last / max(1, points - 1)) for i in range(points)} if points else {last}
-    for row in result.by_hand:
-        if row.measured is not None:
-            flops = result.count_flops(row) - 1
-            lean = [i for i, plan in enumerate(front) if plan.overhead_flops <= flops + 1e-9]
-            chosen |= {*lean[-1:]}
-    return [front[i] for i in sorted(chosen)]
 
 
 def find_answers(result: Result) -> list[Answer]:
@@ -327,7 +324,7 @@ LEGEND = f"""\
 Plans of fxmem and what people do by hand, each applied to a model and run with PyTorch
 {torch.__version__} on one thread of a CPU: `python -m benchmarks.planner`.
 
-- predicted: the peak that `fxmem.pareto` gives the plan, and how far it is from the measured one.
+- predicted: the peak that the plan promises, and how far it is from the measured one.
 - measured: the peak of a step's allocations, with parameters, buffers and inputs.
 - FLOPs: those that PyTorch counts in the step, over those of the plain step.
 - time: of a step over the plain one, in turns; the machine was shared, so it is a rough figure.
