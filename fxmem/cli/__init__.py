@@ -33,7 +33,6 @@ exit codes:
   2  bad usage, or a model that cannot be loaded or traced
 """
 _NOT_PLANNED = {
-    "--mode": "a plan is for training",
     "--accumulate": "a plan is for one micro-batch",
 }
 """Options of a step that only ``analyze`` has."""

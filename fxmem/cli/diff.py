@@ -33,7 +33,7 @@ def write_plan_diff(plan: Plan, nodes: tuple[Node, ...]) -> str:
         write_line(f"fxmem: {count} {what} not in the diff: the comments above it say why")
     notes = [
         f"The plan: a peak of {format_bytes(plan.peak_bytes)} in place of"
-        f" {format_bytes(plan.baseline_peak_bytes)}, by fxmem.apply.",
+        f" {format_bytes(plan.baseline_peak_bytes)}{', by fxmem.apply' if plan.segments else ''}.",
         *(f"Not in this diff: {text}." for text in patches.left_out),
     ]
     changed = [

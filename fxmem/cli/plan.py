@@ -33,7 +33,8 @@ Finds what forward need not keep because backward can compute it again, so that 
 of a training step falls, for the least time or FLOPs added. Nothing is changed: take the
 plan in Python with fxmem.apply, or read --diff.
 
-Without a limit, the table of all trade-offs.
+Without a limit, the table of all trade-offs. In inference, nothing is computed again: the
+plan is what the code could do in place or let go of.
 
 {TARGET_HELP}"""
 _EPILOG = """\
@@ -61,7 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run_plan, parser=parser)
-    add_step_options(parser, any_step=False)
+    add_step_options(parser, analyzes=False)
     _add_limit_options(parser)
     _add_output_options(parser)
 
@@ -148,6 +149,10 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
         text = getattr(arguments, name)
         if text is not None:
             limit[name] = _parse_share(text, f"--{name.replace('_', '-')}")
+    if arguments.mode != "train" and (arguments.fit or limit.keys() - {"budget"}):
+        raise UsageError(
+            "inference computes nothing again", hint="--budget, or no limit, for changes of code"
+        )
     if arguments.fit and arguments.gpu is None:
         raise UsageError("--fit without a GPU", hint="name it: --gpu rtx4090")
     if arguments.points < 2:
@@ -174,7 +179,8 @@ def _parse_share(text: str, option: str) -> float:
 
 
 def _check_result(arguments: argparse.Namespace, limit: dict[str, Any]) -> None:
-    if limit or arguments.fit or (arguments.output is None and not arguments.diff):
+    chosen = limit or arguments.fit or arguments.mode != "train"
+    if chosen or (arguments.output is None and not arguments.diff):
         return
     raise UsageError(
         f"{'--diff' if arguments.diff else '-o'} writes a plan, and none is chosen",
@@ -187,7 +193,7 @@ def _make_result(
 ) -> tuple[Plan | None, str]:
     """The plan that was asked for, if one was, and what to print."""
     analysis = analyze_step(step)
-    if analysis.frontend == "record":
+    if analysis.frontend == "record" and arguments.mode == "train":
         write_line(
             "fxmem: warning: fxmem.apply does not take plans of this model, which was traced by "
             f"record: {escape_controls(analysis.setup.frontend_reason)}"
@@ -196,7 +202,7 @@ def _make_result(
     from fxmem.planning.planner import pareto, plan
 
     options = {} if arguments.time_limit is None else {"time_limit_s": arguments.time_limit}
-    if limit:
+    if limit or arguments.mode != "train":
         chosen = plan(analysis, **limit, **options)
     else:
         points = _ALL if arguments.fit else arguments.points

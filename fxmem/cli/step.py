@@ -45,21 +45,22 @@ class StepChoice:
     options: dict[str, Any]
 
 
-def add_step_options(parser: argparse.ArgumentParser, *, any_step: bool = True) -> None:
+def add_step_options(parser: argparse.ArgumentParser, *, analyzes: bool = True) -> None:
     """Adds TARGET and the options that describe a step and its device.
 
     Args:
         parser: That of a command.
-        any_step: Whether the step may be an inference, or one of several micro-batches.
+        analyzes: Whether it is for the command that only analyses: a step may then be one of
+            several micro-batches, and have to fit the GPU.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
-    parser.set_defaults(mode="train", accumulate=1)
-    _add_model_options(parser, any_step)
-    _add_loop_options(parser, any_step)
-    _add_device_options(parser, any_step)
+    parser.set_defaults(accumulate=1)
+    _add_model_options(parser)
+    _add_loop_options(parser, analyzes)
+    _add_device_options(parser, analyzes)
 
 
-def _add_model_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
     step = parser.add_argument_group("the step")
     step.add_argument(
         "--input",
@@ -71,13 +72,12 @@ def _add_model_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
         "repeat it for more: without a name in order, with one as a keyword argument; NAME=True, "
         "False or None too",
     )
-    if any_step:
-        step.add_argument(
-            "--mode",
-            choices=["train", "infer"],
-            default="train",
-            help="infer is eval() without gradients (default: %(default)s)",
-        )
+    step.add_argument(
+        "--mode",
+        choices=["train", "infer"],
+        default="train",
+        help="infer is eval() without gradients (default: %(default)s)",
+    )
     step.add_argument(
         "--dtype", metavar="DTYPE", help="cast parameters and floating inputs, e.g. bf16"
     )
@@ -111,9 +111,9 @@ def _add_model_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
     )
 
 
-def _add_loop_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
+def _add_loop_options(parser: argparse.ArgumentParser, analyzes: bool) -> None:
     loop = parser.add_argument_group("the loop around it")
-    if any_step:
+    if analyzes:
         loop.add_argument(
             "--accumulate",
             type=int,
@@ -133,14 +133,14 @@ def _add_loop_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
     )
 
 
-def _add_device_options(parser: argparse.ArgumentParser, any_step: bool) -> None:
+def _add_device_options(parser: argparse.ArgumentParser, analyzes: bool) -> None:
     device = parser.add_argument_group("the device, which need not be there")
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     device.add_argument(
         "--gpu",
         metavar="NAME",
         help="h100, rtx4090, ...: the GPU that is meant"
-        f"{'; exit 1 if the step does not fit it' if any_step else ''}",
+        f"{'; exit 1 if the step does not fit it' if analyzes else ''}",
     )
     device.add_argument(
         "--alloc-conf",

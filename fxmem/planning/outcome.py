@@ -28,8 +28,8 @@ def find_planned_peak(analysis: Analysis, plan: Plan) -> Peak | None:
     Returns:
         The peak; None where the segments alone do not make it what the plan says.
     """
-    if not plan.segments and plan.peak_bytes == analysis.peak_bytes:
-        return analysis.peak
+    if not plan.segments:
+        return analysis.peak if plan.peak_bytes == analysis.peak_bytes else None
     graph = _apply_segments(prepare_step(analysis).requested, plan)
     if analysis.settings is not None:
         graph = allocate_graph(graph, analysis.settings).graph

@@ -193,6 +193,16 @@ def test_the_step_reaches_analyze(calls: dict[str, Any]) -> None:
     assert calls["pareto"] == {"points": 20, "time_limit_s": 1.0}
 
 
+@pytest.mark.parametrize("limit", [{}, {"budget": 10**9}])
+def test_inference_has_one_plan_without_a_limit(
+    calls: dict[str, Any], capsys: pytest.CaptureFixture[str], limit: dict[str, Any]
+) -> None:
+    assert main([*COMMAND, "--mode", "infer", *(["--budget", "1GB"] if limit else [])]) == 0
+    assert calls["analyze"][1]["mode"] == "infer"
+    assert calls["plan"] == limit
+    assert capsys.readouterr().out.startswith("Peak 30.00 MiB -> ")
+
+
 def test_fit_takes_the_cheapest_that_fits(
     calls: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +249,14 @@ def test_fit_takes_the_cheapest_that_fits(
             ["--budget", "1GiB", "--max-overhead", "0.1"],
             "argument --max-overhead: not allowed with argument --budget (try fxmem plan --help)",
         ),
-        (["--mode", "infer"], "unrecognized arguments: --mode infer (a plan is for training)"),
+        (
+            ["--mode", "infer", "--max-overhead", "0.1"],
+            "inference computes nothing again (--budget, or no limit, for changes of code)",
+        ),
+        (
+            ["--mode", "infer", "--gpu", "t4", "--fit"],
+            "inference computes nothing again (--budget, or no limit, for changes of code)",
+        ),
         (
             ["--accumulate", "4"],
             "unrecognized arguments: --accumulate 4 (a plan is for one micro-batch)",
