@@ -9,6 +9,7 @@ it runs; all of a model runs in one process, with the same parameters, inputs an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -158,6 +159,8 @@ class Bench:
             if row.measured is not None:
                 flops = max(0.0, self.result.count_flops(row) - 1) + 1e-9
                 chosen.append(fxmem.plan(analysis, max_overhead_flops=flops))
+                with contextlib.suppress(fxmem.InfeasibleError):
+                    chosen.append(fxmem.plan(analysis, budget=row.measured.peak_bytes))
         different = {plan.segments: plan for plan in chosen}.values()
         return sorted(different, key=lambda plan: plan.overhead_flops)
 
