@@ -116,6 +116,23 @@ def test_the_diff_lowers_the_peak_and_changes_no_result(run: Run) -> None:
     subprocess.run([sys.executable, "-c", COMPARE], check=True)
 
 
+def test_in_inference_the_diff_gives_the_peak_that_the_plan_says(run: Run) -> None:
+    command = (*COMMAND[1:4], "--mode", "infer")
+    done = run("plan", *command, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = fxmem.Plan.from_json(done.stdout)
+    assert plan.segments == ()
+    assert plan.peak_bytes < plan.baseline_peak_bytes
+    done = run("plan", *command, "--diff")
+    assert (done.returncode, done.stderr) == (0, "")
+    Path("plan.diff").write_text(done.stdout)
+    Path("before.py").write_text(NETS)
+    subprocess.run(["git", "apply", "plan.diff"], check=True)
+    after = json.loads(run("analyze", *command, "--json").stdout)
+    assert after["peak_bytes"] == plan.peak_bytes
+    subprocess.run([sys.executable, "-c", COMPARE], check=True)
+
+
 def test_no_plan_is_exit_1_and_one_line(run: Run) -> None:
     done = run(*COMMAND, "--budget", "20MiB", "-o", "plan.json")
     assert (done.returncode, done.stdout) == (1, "")
