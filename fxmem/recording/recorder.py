@@ -43,6 +43,7 @@ from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
 from fxmem.tracing.sparse_parts import is_sparse
 
+_CLONE = "CloneBackward0"
 _prim_device = torch.ops.prim.device.default
 _detach: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.detach.default
 _lift_fresh = torch.ops.aten.lift_fresh.default
@@ -169,7 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for part in iterate_memory(tensor):
             index = self.track(part, RESIDENT)  # before the operator that reads it
             if index != NO_STORAGE:
-                self._note_saved(index, part)
+                self._note_saved(index, part, tensor.grad_fn)
         node = tensor.grad_fn
         if node is None or node._sequence_nr() != _get_sequence_nr() - 1:
             return tensor
@@ -180,8 +181,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._packing = False
 
-    def _note_saved(self, index: int, tensor: torch.Tensor) -> None:
+    def _note_saved(self, index: int, tensor: torch.Tensor, maker: Any) -> None:
         sequence = _get_sequence_nr() - 1  # a function gets its number before it saves
+        if maker is not None and maker.name() == _CLONE and maker._sequence_nr() == sequence:
+            sequence -= 1  # in place: it saves a copy of its argument, which has a number too
         self.saves.append(SaveRecord(index, self._node, len(self.operations), sequence))
         if index not in self._saved_storages:
             self._saved_storages.add(index)

@@ -73,6 +73,16 @@ def _iterate_paths(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, tor
             yield from _iterate_paths(element, (*path, (getattr, field.name)))
 
 
+_OPERATORS = {
+    function: name
+    for name, function in vars(torch.Tensor).items()
+    if name.startswith("__")
+    and not name.startswith("__torch")
+    and getattr(function, "__name__", name) != name
+}
+"""Methods such as ``__pow__`` that are another function, wrapped, and have its name."""
+
+
 @functools.lru_cache(maxsize=4096)
 def describe_function(func: Callable[..., Any]) -> tuple[str, Any, str]:
     """How the FX graph calls what a ``TorchFunctionMode`` saw.
@@ -90,6 +100,8 @@ def describe_function(func: Callable[..., Any]) -> tuple[str, Any, str]:
     label = name[2:-2] if name.startswith("__") and name.endswith("__") else name
     if any(getattr(owner, name, None) is func for owner in (torch.Tensor, torch._C.TensorBase)):
         return "call_method", name, label
+    if func in _OPERATORS:
+        return "call_method", _OPERATORS[func], label
     public = getattr(torch, name, None)
     return "call_function", public if public == func else func, label
 

@@ -75,3 +75,12 @@ def test_what_an_operator_draws_on() -> None:
         "aten.rand_like.default": Effect.RANDOM,
     }
     assert {o.effect for o in graph.operations} == {None, *effects.values()}
+
+
+def test_a_copy_that_is_saved_belongs_to_the_function_in_place() -> None:
+    """``hardtanh_`` saves a copy of its argument: tools/autograd/derivatives.yaml."""
+    graph = record(nn.Sequential(nn.Linear(2, 3), nn.ReLU6(inplace=True)), "4x2")
+    (copied,) = (s for s in graph.storages if graph.operations[s.born].name == "aten.clone.default")
+    (save,) = (save for save in graph.saves if save.storage == copied.index)
+    assert save.released == copied.died
+    assert graph.operations[save.released].name == "aten.hardtanh_backward.default"
