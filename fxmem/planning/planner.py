@@ -182,7 +182,8 @@ def _plan_segments(
     time_limit_s: float,
 ) -> Plan:
     step = prepare_step(analysis)
-    front = _search(step, max_overhead_flops is not None, time_limit_s, budget_bytes)
+    most = max_overhead if max_overhead_flops is None else max_overhead_flops
+    front = _search(step, max_overhead_flops is not None, time_limit_s, budget_bytes, most)
     if budget_bytes is not None:
         # The search adds up blocks as the plain step has them; another order may give others.
         nearly = [c for c in front if c.peak_bytes <= budget_bytes * _SLACK]
@@ -200,7 +201,11 @@ def _plan_segments(
 
 
 def _search(
-    step: PlanningStep, by_flops: bool, time_limit_s: float, goal_bytes: int | None = None
+    step: PlanningStep,
+    by_flops: bool,
+    time_limit_s: float,
+    goal_bytes: int | None = None,
+    goal_cost: float | None = None,
 ) -> Sequence[Candidate]:
     return find_front(
         step.facts,
@@ -208,6 +213,7 @@ def _search(
         step.list_costs(by_flops),
         time_limit_s,
         goal_bytes,
+        goal_cost,
         step.list_costs(not by_flops),
     )
 
@@ -248,11 +254,11 @@ def _explain_leanest(step: PlanningStep, leanest: Candidate, budget_bytes: int) 
 
 
 def _spread_points(front: Sequence[Candidate], points: int) -> Sequence[Candidate]:
-    """Some of a front: the two ends, and those nearest to peaks evenly apart between them."""
+    """Some of a front: the two ends, and peaks between them closer to each other as they fall."""
     if len(front) <= points:
         return front
     most, least = front[0].peak_bytes, front[-1].peak_bytes
-    goals = [most - (most - least) * at / (points - 1) for at in range(points)]
+    goals = [most * (least / most) ** (at / (points - 1)) for at in range(points)]
     nearest = (min(front, key=lambda c: abs(c.peak_bytes - goal)) for goal in goals)
     return [*dict.fromkeys(nearest)]
 
@@ -267,6 +273,8 @@ def _build_plan(step: PlanningStep, candidate: Candidate, *, in_full: bool = Tru
     """A candidate as a plan; in full with what each segment saves, and the bound."""
     overhead, overhead_flops = _measure_overhead(step, candidate)
     peak_bytes, reserved_bytes = _measure_peak(step, candidate)
+    if not candidate.regions:  # values go no later than in the code as it is
+        peak_bytes = min(peak_bytes, step.baseline_peak_bytes)
     return Plan(
         fingerprint=fingerprint_graph(step.facts.graph),
         baseline_peak_bytes=step.baseline_peak_bytes,

@@ -58,6 +58,7 @@ def find_front(
     costs: Sequence[float],
     time_limit_s: float = 10.0,
     goal_bytes: int | None = None,
+    goal_cost: float | None = None,
     other_costs: Sequence[float] = (),
 ) -> tuple[Candidate, ...]:
     """The best candidates found: each costs less than all that take less memory.
@@ -68,6 +69,7 @@ def find_front(
         costs: Of each operation, by its index.
         time_limit_s: When to stop searching. What is found before depends on nothing else.
         goal_bytes: The peak that matters most: the search goes on near it.
+        goal_cost: Likewise the cost.
         other_costs: Another measure of cost, by which some of what is scored is found.
 
     Returns:
@@ -89,7 +91,7 @@ def find_front(
     for _ in range(_DRAWS):
         if len(found) == tried or time.monotonic() - began > time_limit_s:
             break
-        parents = [c.regions for c in _find_near(front, goal_bytes)]
+        parents = [c.regions for c in _find_near(front, goal_bytes, goal_cost)]
         regions = mutate_regions(rng, parents, positions, facts, limits)
         if regions not in found:
             found[regions] = candidate = Candidate(regions, *scorer.score(regions))
@@ -107,10 +109,15 @@ def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     return tuple(front)
 
 
-def _find_near(front: Sequence[Candidate], goal_bytes: int | None) -> Sequence[Candidate]:
-    if goal_bytes is None:
+def _find_near(
+    front: Sequence[Candidate], goal_bytes: int | None, goal_cost: float | None
+) -> Sequence[Candidate]:
+    if goal_bytes is not None:
+        at = sum(candidate.peak_bytes > goal_bytes for candidate in front)
+    elif goal_cost is not None:
+        at = sum(candidate.cost <= goal_cost for candidate in front)
+    else:
         return front
-    at = sum(candidate.peak_bytes > goal_bytes for candidate in front)
     return front[max(0, at - _NEAR) : at + _NEAR]
 
 

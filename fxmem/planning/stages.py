@@ -217,35 +217,32 @@ def sweep_regions(
     Returns:
         Each once; the first has no regions.
     """
-    kept = _measure_saved(facts, start, stop)
     runs = _list_runs(facts, limits, costs, start, stop)
     found: dict[tuple[Region, ...], None] = {(): None}
-    rates = [cost / nbytes for _, _, nbytes, cost in runs if nbytes and cost]
-    total = sum(kept)
-    rates += [cost / total for _, _, _, cost in runs if total and cost]
+    rates = [cost / nbytes for _, _, nbytes, cost in runs if nbytes > 0 and cost]
     if rates:
-        for price in np.geomspace(min(rates) / 4, max(rates) * 64, _PRICES):
-            found.setdefault(_choose_regions(kept, runs, start, stop, float(price)), None)
+        for price in np.geomspace(min(rates) / 4, max(rates) * 4, _PRICES):
+            found.setdefault(_choose_regions(runs, start, stop, float(price)), None)
     return tuple(found)
 
 
 _Run = tuple[int, int, int, float]
-"""A region's first node, the node after its last, what its inputs take, what it costs."""
+"""A region's first node, the node after its last, the bytes it frees, what it costs."""
 
 
 def _choose_regions(
-    kept: Sequence[int], runs: Sequence[_Run], start: int, stop: int, price: float
+    runs: Sequence[_Run], start: int, stop: int, price: float
 ) -> tuple[Region, ...]:
-    """The regions with the least cost, where a byte kept costs ``price``."""
+    """The regions that are worth most, where a byte is worth ``price``."""
     ending: dict[int, list[_Run]] = {}
     for run in runs:
         ending.setdefault(run[1], []).append(run)
     best = [0.0]
     back: list[_Run | None] = [None]
     for node in range(start + 1, stop + 1):
-        least, via = best[-1] + price * kept[node - 1 - start], None
+        least, via = best[-1], None
         for run in ending.get(node, ()):
-            cost = best[run[0] - start] + price * run[2] + run[3]
+            cost = best[run[0] - start] + run[3] - price * run[2]
             if cost < least:
                 least, via = cost, run
         best.append(least)
@@ -260,47 +257,41 @@ def _choose_regions(
     return tuple(reversed(regions))
 
 
-def _measure_saved(facts: StepFacts, start: int, stop: int) -> list[int]:
-    """By node, the bytes made in the stage that it is the first to save."""
-    kept = [0] * (stop - start)
-    for made in facts.made:
-        if start <= made.node < stop and not made.is_output:
-            savers = [s.node for s in made.saves if s.node is not None and s.node < stop]
-            if savers:
-                kept[min(savers) - start] += made.nbytes
-    return kept
-
-
 def _list_runs(
     facts: StepFacts, limits: Limits, costs: Sequence[float], start: int, stop: int
 ) -> list[_Run]:
-    """The runs of nodes in a stage that may be a region, and would save something."""
+    """The runs of nodes in a stage that may be a region, and would free something.
+
+    A region frees what only its own nodes save, and holds its inputs for that.
+    """
     first = facts.first_operation
     until = np.concatenate(([0.0], np.cumsum(costs)))
-    made = [m for m in facts.made if start <= m.node < stop]
+    made = [m for m in facts.made if start <= m.node < stop and not m.is_output]
     step = max(1, (stop - start) // MAX_STAGE_NODES)
+    saved_last: dict[int, list[tuple[int, int]]] = {}  # by the last node that saves it
+    for storage in made:
+        savers = [facts.nodes if s.node is None else s.node for s in storage.saves]
+        if savers:
+            saved_last.setdefault(max(savers), []).append((min(savers), storage.nbytes))
     runs: list[_Run] = []
     for head in range(start, stop, step):
         if head in limits.starts or head in limits.fixed:
             continue
-        inputs = [m for m in made if m.node < head]
-        taken, last = 0, first[head]
-        pending = {m.index: m for m in inputs}
-        saves = 0
-        for tail in range(head + 1, stop + 1):
-            node = tail - 1
+        inputs = {m.index: m for m in made if m.node < head}
+        freed, last = 0, first[head]
+        for node in range(head, stop):
             if node in limits.fixed:
                 break
-            for m in [m for m in pending.values() if node in m.readers]:
-                del pending[m.index]
-                if not any(s.node is not None and s.node < head for s in m.saves):
-                    taken += m.nbytes
+            for storage in [m for m in inputs.values() if node in m.readers]:
+                del inputs[storage.index]
+                if not any(s.node is not None and s.node < head for s in storage.saves):
+                    freed -= storage.nbytes
+            freed += sum(size for saver, size in saved_last.get(node, ()) if saver >= head)
             positions = [s.position for s in facts.saves_by_node[node] if s.unpacked is not None]
             last = max([last, *positions])
-            saves += len(positions)
-            if (saves and (tail - start) % step == 0) or tail == stop:
+            if freed > 0 and ((node + 1 - start) % step == 0 or node + 1 == stop):
                 cost = float(until[max(last, first[head])] - until[first[head]])
-                runs.append((head, tail, taken, cost))
+                runs.append((head, node + 1, freed, cost))
     return runs
 
 
