@@ -122,8 +122,8 @@ def gather_facts(
         kept = tuple(saves.get(storage.index, ()))
         if storage.index not in graph.nodes[node].results:
             own_end = max(storage.born, by_node.get(node, 0))
-            if storage.died is not None:
-                own_end = min(own_end, storage.died)
+            if storage.died is not None and storage.died <= end[node] - 1:
+                own_end = storage.died  # C++ holds temporaries to the end of their expression
         is_cached = autocast and _is_cast(graph, storage)
         held_to = _find_other_holder(graph, storage.died, kept)
         made.append(

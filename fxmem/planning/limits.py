@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
-from fxmem.planning.facts import StepFacts, is_batch_norm
+from fxmem.planning.facts import StepFacts, find_node, is_batch_norm
 from fxmem.planning.regions import Region
 
 _REASONS = {
@@ -54,11 +54,19 @@ def find_limits(facts: StepFacts) -> Limits:
         reason = next(filter(None, (_find_reason(graph, o, operations) for o in operations)), "")
         if reason:
             fixed[node] = reason
-        for operation in operations:
-            for index in operation.writes:
-                made = makers.get(index)
-                for start in range(made.node + 1, node + 1) if made else ():
-                    starts.setdefault(start, f"{graph.nodes[node].name} changes its input in place")
+    stop = facts.end_operation[-1] if facts.end_operation else 0  # loss may change things too
+    for operation in graph.operations[:stop]:
+        name = "loss" if operation.node is None else graph.nodes[operation.node].name
+        for index in operation.writes:
+            made = makers.get(index)
+            if made is None:
+                readers = _find_readers(facts, index, operation.index)
+                reason = f"{name} changes {graph.storages[index].name}, which it reads, in place"
+                fixed.update((node, reason) for node in readers if node not in fixed)
+                continue
+            last = min(find_node(facts, operation.index), facts.nodes - 1)
+            for start in range(made.node + 1, last + 1):
+                starts.setdefault(start, f"{name} changes its input in place")
     return Limits(fixed, starts)
 
 
@@ -75,3 +83,15 @@ def _find_reason(
         if not (storage.category is Category.BUFFER and counts):
             return f"changes {storage.name} in place"
     return ""
+
+
+def _find_readers(facts: StepFacts, storage: int, before: int) -> Iterator[int]:
+    """The nodes that read a storage before an operation."""
+    graph = facts.graph
+    is_buffer = graph.storages[storage].category is Category.BUFFER
+    for node in range(min(facts.nodes, find_node(facts, before))):
+        operations = facts.list_operations(node, node + 1)
+        # Batch normalisation takes copies of what it updates itself.
+        updates = is_buffer and any(map(is_batch_norm, operations))
+        if not updates and any(storage in operation.reads for operation in operations):
+            yield node

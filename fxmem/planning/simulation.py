@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Save, Storage
 from fxmem.planning.facts import Made, StepFacts
-from fxmem.planning.regions import Region
+from fxmem.planning.regions import Region, iterate_regions
 from fxmem.timeline import build_timeline
 
 
@@ -280,12 +280,21 @@ class RegionLives:
                 for index in facts.statistics[node]:
                     kept = (self._places[released] for released in run.saved.get(index, ()))
                     yield Life(index, run.base, max([end, *kept]))
-        operations = facts.list_operations(region.start, region.stop)
-        if facts.random_state and any(o.effect for o in operations):
+        if not facts.random_state:
+            return
+        if self._is_random(region):
             born = self._places[facts.first_operation[region.start]]
             yield Life(facts.random_state.index, born, self._places[run.done])
             if run.stop > run.first:
                 yield Life(facts.random_state.index, run.base, end)
+        for inner in iterate_regions(region.children):  # their checkpoints are made again
+            first = facts.first_operation[inner.start]
+            if first < run.stop and self._is_random(inner):
+                yield Life(facts.random_state.index, run.place(first), end)
+
+    def _is_random(self, region: Region) -> bool:
+        operations = self._facts.list_operations(region.start, region.stop)
+        return any(operation.effect for operation in operations)
 
     def _find_saved_ends(self, storage: Made, run: Run) -> Iterator[int]:
         for released in run.saved.get(storage.index, ()):
@@ -303,6 +312,8 @@ class RegionLives:
 
         A call of a region holds its arguments until it returns, and what it returns too.
         """
+        if run is not None and storage.is_output:
+            return run.stop  # it is returned
         end, path = storage.local_end, self._paths[storage.node][depth:]
         for node in storage.readers:
             if run is not None and node >= run.region.stop:

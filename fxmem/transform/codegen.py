@@ -7,15 +7,18 @@ which the text of each function still comes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.graph import CodeGen, PythonCode, _format_target, _Namespace
+from torch.fx.node import _get_qualified_name
 
 from fxmem.transform.runtime import checkpoint
 
@@ -122,7 +125,10 @@ class _Scope:
         self._values: dict[fx.Node, fx.Node] = {}
 
     def copy(self, node: fx.Node) -> None:
-        self._values[node] = self.graph.node_copy(node, self._find)
+        copied = self.graph.node_copy(node, self._find)
+        if callable(node.target) and not _is_found_by_name(node.target):
+            copied.target = _hide_origin(node.target)
+        self._values[node] = copied
 
     def add_placeholder(self, node: fx.Node) -> None:
         self._values[node] = self.graph.placeholder(node.name)
@@ -174,3 +180,27 @@ def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     )
     outputs = [node for node in nodes if any(user not in members for user in node.users)]
     return [*inputs], outputs
+
+
+def _is_found_by_name(function: Any) -> bool:
+    """Whether the name that torch.fx writes for a function of torch leads back to it.
+
+    It does not for ``Function.apply``, nor for what ``torch/_tensor.py`` makes of operators.
+    """
+    parts = _get_qualified_name(function).split(".")
+    if parts[0] != "torch":
+        return True
+    try:
+        return bool(functools.reduce(getattr, parts[1:], torch) == function)
+    except AttributeError:
+        return False
+
+
+def _hide_origin(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one of this module, which torch.fx puts among the code's globals."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    call.__name__ = function.__name__
+    return call
