@@ -18,6 +18,7 @@ NODE = "fxmem_node"
 """Key of an FX node's ``meta``: the name of the traced node that it is."""
 CONSTANT = "fxmem_constant"
 """Key of a placeholder's ``meta``: its value, where no tensor is in it: the graph is for that."""
+_DEVICE = "device"
 _ORIGIN = "_fxmem_origin"
 _CONSTANTS = (
     int,
@@ -127,6 +128,7 @@ class GraphBuilder:
             for name, tensor in named(remove_duplicate=True)
         }
         self._made: dict[Any, fx.Node] = {}
+        self._anchor: tuple[torch.device, Origin] | None = None
 
     def give_up(self, reason: str) -> None:
         """Remembers why the graph cannot be replayed; the first reason stays."""
@@ -147,7 +149,9 @@ class GraphBuilder:
         """Marks the tensors in a node's result as coming from it."""
         for path, tensor in _iterate_paths(result, ()):
             if id(tensor) not in self._attributes:
-                tensor.__dict__[_ORIGIN] = Origin(node, fx_node, path)
+                tensor.__dict__[_ORIGIN] = origin = Origin(node, fx_node, path)
+                if self._anchor is None and fx_node is not None and fx_node.op == "placeholder":
+                    self._anchor = tensor.device, origin
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -173,6 +177,11 @@ class GraphBuilder:
             return self._convert_tensor(value, where)
         if isinstance(value, SizeInt):
             return self._convert_size(value)
+        if isinstance(value, torch.device) and self._anchor is not None:
+            # A GPU's tensors are fakes on cpu:0, whatever the code sees: lowering/cuda/devices.py.
+            on_host = self._anchor[0].index is None
+            if value.type != "cpu" or on_host:
+                return self._convert_device(self._anchor[1])
         if isinstance(value, _CONSTANTS):
             return value
         if isinstance(value, (tuple, list)):
@@ -217,6 +226,14 @@ class GraphBuilder:
                     self._made[step] = self.graph.call_function(call, (node, argument))
             node = self._made[step]
         return node
+
+    def _convert_device(self, origin: Origin) -> fx.Node:
+        """The device of the first input: the graph runs wherever its inputs are."""
+        if _DEVICE not in self._made:
+            self._made[_DEVICE] = self.graph.call_function(
+                getattr, (self._convert_origin(origin), "device")
+            )
+        return self._made[_DEVICE]
 
     def _convert_size(self, size: SizeInt) -> Any:
         expression = size.expression
