@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
@@ -48,25 +48,26 @@ def find_limits(facts: StepFacts) -> Limits:
     graph = facts.graph
     fixed: dict[int, str] = {}
     starts: dict[int, str] = {}
-    makers = {made.index: made for made in facts.made}
+    stop = facts.end_operation[-1] if facts.end_operation else 0  # loss may change things too
+    changed: dict[int, int] = {}  # what was there before the step -> the node that last changes it
+    for operation in graph.operations[:stop]:
+        node = find_node(facts, operation.index)
+        for index in operation.writes:
+            if index not in facts.makers:
+                changed[index] = node
+                continue
+            for start in range(facts.makers[index].node + 1, min(node + 1, facts.nodes)):
+                starts.setdefault(start, f"{graph.nodes[node].name} changes its input in place")
+    for node, statistics in enumerate(facts.statistics):  # whose operator does not tell of them
+        changed.update((index, max(node, changed.get(index, node))) for index in statistics)
     for node in range(facts.nodes):
         operations = facts.list_operations(node, node + 1)
-        reason = next(filter(None, (_find_reason(graph, o, operations) for o in operations)), "")
+        reasons = (_find_reason(graph, o, operations) for o in operations)
+        reason = next(filter(None, reasons), "") or _find_later_change(
+            graph, node, operations, changed
+        )
         if reason:
             fixed[node] = reason
-    stop = facts.end_operation[-1] if facts.end_operation else 0  # loss may change things too
-    for operation in graph.operations[:stop]:
-        name = "loss" if operation.node is None else graph.nodes[operation.node].name
-        for index in operation.writes:
-            made = makers.get(index)
-            if made is None:
-                readers = _find_readers(facts, index, operation.index)
-                reason = f"{name} changes {graph.storages[index].name}, which it reads, in place"
-                fixed.update((node, reason) for node in readers if node not in fixed)
-                continue
-            last = min(find_node(facts, operation.index), facts.nodes - 1)
-            for start in range(made.node + 1, last + 1):
-                starts.setdefault(start, f"{name} changes its input in place")
     return Limits(fixed, starts)
 
 
@@ -85,13 +86,18 @@ def _find_reason(
     return ""
 
 
-def _find_readers(facts: StepFacts, storage: int, before: int) -> Iterator[int]:
-    """The nodes that read a storage before an operation."""
-    graph = facts.graph
-    is_buffer = graph.storages[storage].category is Category.BUFFER
-    for node in range(min(facts.nodes, find_node(facts, before))):
-        operations = facts.list_operations(node, node + 1)
+def _find_later_change(
+    graph: MemoryGraph, node: int, operations: tuple[Operation, ...], changed: Mapping[int, int]
+) -> str:
+    """What a node reads that a later one changes: a second time it would read something else."""
+    is_norm = any(map(is_batch_norm, operations))
+    for index in (index for operation in operations for index in operation.reads):
+        storage = graph.storages[index]
         # Batch normalisation takes copies of what it updates itself.
-        updates = is_buffer and any(map(is_batch_norm, operations))
-        if not updates and any(storage in operation.reads for operation in operations):
-            yield node
+        if changed.get(index, node) > node and not (
+            is_norm and storage.category is Category.BUFFER
+        ):
+            return (
+                f"reads {storage.name}, which {graph.nodes[changed[index]].name} changes in place"
+            )
+    return ""

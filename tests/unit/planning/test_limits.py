@@ -1,0 +1,166 @@
+"""What may not be computed again, and where no region begins: each rule, and its exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxmem
+from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.limits import Limits, find_limits
+from fxmem.planning.regions import Region
+
+
+class Model(nn.Module):
+    """A layer, a buffer, a normalisation, and what the test does with them."""
+
+    def __init__(self, run: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.run = run
+        self.layer = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("steps", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def find(run: Callable[[Model, Tensor], Tensor], **options: object) -> tuple[StepFacts, Limits]:
+    options = {"device": "cpu", **options}
+    graph = fxmem.analyze(Model(run), ("4x8",), **options).graph  # type: ignore[arg-type]
+    facts = gather_facts(graph, counts_host=True)
+    return facts, find_limits(facts)
+
+
+def name(facts: StepFacts, reasons: Mapping[int, str]) -> dict[str, str]:
+    return {facts.graph.nodes[index].name: why for index, why in reasons.items()}
+
+
+def draw(model: Model, x: Tensor) -> Tensor:
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    return model.layer(x) * noise
+
+
+def choose(model: Model, x: Tensor) -> Tensor:
+    return model.layer(x)[x.sum(1) > 0]
+
+
+def change_input(model: Model, x: Tensor) -> Tensor:
+    y = model.layer(x * 2)
+    x.add_(1)
+    return y * x
+
+
+def change_parameter(model: Model, x: Tensor) -> Tensor:
+    y = model.layer(x)
+    with torch.no_grad():
+        model.layer.bias.mul_(0.5)
+    return torch.tanh(y)
+
+
+def change_buffer(model: Model, x: Tensor) -> Tensor:
+    y = torch.exp(model.layer(x) + model.steps)
+    model.steps.add_(1)
+    return torch.sigmoid(y)
+
+
+def normalise(model: Model, x: Tensor) -> Tensor:
+    return model.norm(model.norm(model.layer(x)))
+
+
+def read_statistics(model: Model, x: Tensor) -> Tensor:
+    y = model.layer(x) - model.norm.running_mean
+    return model.norm(y)
+
+
+@pytest.mark.parametrize(
+    "run, reasons",
+    [
+        (draw, {"rand": "draws from a generator of its own, whose state is not restored"}),
+        (
+            change_input,
+            {
+                "mul": "reads x, which add_ changes in place",
+                "add_": "changes x in place",
+            },
+        ),
+        (
+            change_parameter,
+            {
+                "layer": "reads layer.bias, which mul_ changes in place",
+                "mul_": "changes layer.bias in place",
+            },
+        ),
+        (
+            change_buffer,
+            {"add": "reads steps, which add_ changes in place", "add_": "changes steps in place"},
+        ),
+        (normalise, {}),
+        (read_statistics, {"sub": "reads norm.running_mean, which norm changes in place"}),
+        (lambda model, x: F.dropout(model.layer(x)), {}),
+    ],
+    ids=["generator", "input", "parameter", "buffer", "norm", "statistics", "dropout"],
+)
+def test_what_is_never_computed_again(
+    run: Callable[[Model, Tensor], Tensor], reasons: dict[str, str]
+) -> None:
+    facts, limits = find(run)
+    assert name(facts, limits.fixed) == reasons
+
+
+def test_what_depends_on_data_is_never_computed_again() -> None:
+    facts, limits = find(choose, size_hint=3)
+    assert name(facts, limits.fixed) == {"getitem": "its sizes or values depend on the data"}
+
+
+def test_no_region_takes_what_is_changed_in_place_later() -> None:
+    def run(model: Model, x: Tensor) -> Tensor:
+        y = model.layer(x)
+        z = torch.tanh(y)
+        w = torch.sin(x)
+        return y.view(-1).mul_(2).view(4, 8) * z * w
+
+    facts, limits = find(run)
+    assert name(facts, limits.fixed) == {}
+    # From after the layer up to the change itself, whatever they read of it.
+    assert name(facts, limits.starts) == dict.fromkeys(
+        ("tanh", "sin", "view", "mul_"), "mul_ changes its input in place"
+    )
+
+
+def test_no_region_takes_what_the_loss_changes() -> None:
+    def run(model: Model, x: Tensor) -> Tensor:
+        y = model.layer(x)
+        return {"y": y, "z": torch.exp(y * 2)}  # type: ignore[return-value]
+
+    facts, limits = find(run, loss=lambda out: out["y"].sub_(1).sum() + out["z"].sum())
+    assert name(facts, limits.starts) == dict.fromkeys(
+        ("mul", "exp"), "loss.sub_ changes its input in place"
+    )
+
+
+@pytest.mark.parametrize(
+    "region, allowed",
+    [
+        (Region(1, 3), True),
+        (Region(2, 4), False),
+        (Region(3, 5), False),
+        (Region(2, 2), False),
+        (Region(0, 3, (Region(0, 2), Region(2, 3))), True),
+        (Region(1, 3, (Region(1, 1),)), False),
+    ],
+    ids=["free", "fixed", "start", "empty", "nested", "nested empty"],
+)
+def test_a_region_is_allowed_where_nothing_in_it_is_fixed(region: Region, allowed: bool) -> None:
+    limits = Limits(fixed={3: "for some reason"}, starts={3: "for another"})
+    assert limits.allows(region) is allowed
+
+
+def test_a_nested_region_may_not_begin_where_none_may() -> None:
+    limits = Limits(fixed={}, starts={2: "changed in place"})
+    assert limits.allows(Region(1, 4))
+    assert not limits.allows(Region(1, 4, (Region(2, 3),)))
