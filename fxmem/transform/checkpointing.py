@@ -32,19 +32,19 @@ def build_module(model: nn.Module, graph: fx.Graph, segments: Sequence[Segment])
     copies: dict[fx.Node, fx.Node] = {}
     copied.output(copied.graph_copy(graph, copies))
     owners = _find_owners(graph)
-    paths = _lay_paths(segments, [*dict.fromkeys(owners.values())])
+    paths = _lay_paths(segments, [*dict.fromkeys(owners.values())], _find_prefix(graph))
     for node, copy in copies.items():
         copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
     return PlannedModule(model, copied)
 
 
 def _lay_paths(
-    segments: Sequence[Segment], names: Sequence[str]
+    segments: Sequence[Segment], names: Sequence[str], prefix: str
 ) -> dict[str, tuple[SegmentCode, ...]]:
     """By name of a node, the segments it lies in, outermost first."""
     positions = {name: at for at, name in enumerate(names)}
     paths: dict[str, tuple[SegmentCode, ...]] = {}
-    for segment, code in _iterate_codes(segments, "segment"):
+    for segment, code in _iterate_codes(segments, prefix):
         for name in (segment.first, segment.last):
             if name not in positions:
                 raise UsageError(
@@ -54,6 +54,14 @@ def _lay_paths(
         for at in range(positions[segment.first], positions[segment.last] + 1):
             paths[names[at]] = (*paths.get(names[at], ()), code)
     return paths
+
+
+def _find_prefix(graph: fx.Graph) -> str:
+    """What names of segments begin with, and no value's does."""
+    prefix = "segment"
+    while any(node.name.startswith(f"{prefix}_") for node in graph.nodes):
+        prefix = f"planned_{prefix}"
+    return prefix
 
 
 def _iterate_codes(
