@@ -1,8 +1,9 @@
 """The search for plans: many candidates, each scored on the true peak of the simulated step.
 
-The chain's solver proposes schedules for several ways to cut the step into stages and many budgets;
-simple patterns are proposed beside them. Whatever was found is then improved by small changes
-and by putting the beginning of one together with the end of another.
+The chain's solver proposes schedules for several ways to cut the step into stages and many budgets,
+the program over segments what to save value by value; simple patterns are proposed beside them.
+Whatever was found is then improved by small changes and by putting the beginning of one together
+with the end of another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fxmem.planning.limits import Limits
 from fxmem.planning.mutation import mutate_regions
 from fxmem.planning.regions import Region
 from fxmem.planning.scoring import Scorer
+from fxmem.planning.segment_program import propose_saved
 from fxmem.planning.stages import StagedStep, cut_step, find_blocks, find_boundaries
 
 _STAGES = (48, 32, 20, 12, 8)
@@ -145,6 +147,8 @@ def _propose_regions(
             for proposed in _propose_patterns(staged):
                 yield tuple(region for region in proposed if limits.allows(region))
             yield from _solve_chain(staged)
+            for proposed in propose_saved(facts, limits, costs, staged):
+                yield tuple(region for region in proposed if limits.allows(region))
 
 
 def _propose_patterns(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
