@@ -1,0 +1,93 @@
+"""Plans applied: to the model, to another of its class, from a file, to the wrong one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.planning.plan import Plan
+
+INPUT = "64x32"
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.sigmoid(torch.exp(-layer(x)))
+        return x.mean(1)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu")
+    leanest = fxmem.pareto(analysis, time_limit_s=5)[-1]
+    assert leanest.segments
+    return leanest
+
+
+def train(model: nn.Module, batch: int = 64) -> list[Tensor]:
+    x = torch.randn(batch, 32, generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    y = model(x)
+    y.sum().backward()
+    return [y, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+
+
+def check_applied(model: nn.Module, planned: nn.Module, batch: int = 64) -> None:
+    expected = train(copy.deepcopy(model), batch)
+    assert all(torch.equal(a, b) for a, b in zip(expected, train(planned, batch), strict=True))
+
+
+def test_a_plan_from_a_file_is_the_plan(plan: Plan) -> None:
+    model = Net()
+    read = Plan.from_json(plan.to_json())
+    planned = fxmem.apply(model, read, (INPUT,))
+    assert planned.code == fxmem.apply(Net(), plan).code
+    assert [*planned.state_dict()] == [*Net().state_dict()]
+    check_applied(model, planned)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100])
+def test_other_batches_are_no_other_plan(plan: Plan, batch: int) -> None:
+    model = Net()
+    check_applied(model, fxmem.apply(model, plan), batch)
+
+
+def test_the_step_takes_what_the_plan_says(plan: Plan) -> None:
+    planned = fxmem.apply(Net(), plan)
+    assert fxmem.analyze(planned, (INPUT,), device="cpu").peak_bytes == plan.peak_bytes
+    assert plan.peak_bytes < plan.baseline_peak_bytes
+
+
+def test_a_plan_from_a_file_needs_inputs(plan: Plan) -> None:
+    with pytest.raises(fxmem.UsageError) as caught:
+        fxmem.apply(Net(), Plan.from_json(plan.to_json()))
+    assert str(caught.value) == (
+        "a plan from a file needs inputs to trace the model with (fxmem.apply(model, plan, args))"
+    )
+
+
+@pytest.mark.parametrize(
+    "model, spec", [(Net(16), "64x16"), (nn.Linear(32, 32), INPUT), (Net(), "65x32")]
+)
+def test_a_plan_for_another_model_or_input_is_refused(
+    plan: Plan, model: nn.Module, spec: str
+) -> None:
+    with pytest.raises(fxmem.UsageError) as caught:
+        fxmem.apply(model, Plan.from_json(plan.to_json()), (spec,))
+    assert str(caught.value) == (
+        "the plan was made for another model or other inputs (make it anew with fxmem.plan)"
+    )
+
+
+def test_there_is_nothing_to_take_off_a_model_without_a_plan() -> None:
+    with pytest.raises(fxmem.UsageError, match=r"^no plan was applied to this Linear \(it is as"):
+        fxmem.unapply(nn.Linear(1, 1))
