@@ -25,6 +25,8 @@ from fxmem.timeline import build_timeline
 from fxmem.units import format_bytes, parse_bytes
 
 TIME_LIMIT_S = 10.0
+_SEARCH_SHARE = 0.65
+"""Of the time there is; the rest is for replaying the allocator and for the bound."""
 _SLACK = 1.02
 """How far above a budget the search's sum may be and the allocator's blocks fit all the same."""
 _TIE = 1e-3
@@ -115,7 +117,7 @@ def pareto(
         analysis: Of a training step.
         by_flops: Whether cost is counted in FLOPs; else in time.
         points: How many there are at most, spread over the peaks from most to least.
-        time_limit_s: When the search stops.
+        time_limit_s: About how long it may take.
 
     Returns:
         Plans; what each of their segments saves is told by :func:`plan` only.
@@ -148,7 +150,7 @@ def plan(
         budget: What the step may take, in bytes or as ``"8GiB"``: the cheapest plan within it.
         max_overhead: How much time a plan may add, as a share of the step's: the leanest such.
         max_overhead_flops: Likewise in FLOPs.
-        time_limit_s: When the search stops.
+        time_limit_s: About how long it may take.
 
     Raises:
         InfeasibleError: No plan that was found keeps the budget.
@@ -211,7 +213,7 @@ def _search(
         step.facts,
         find_limits(step.facts),
         step.list_costs(by_flops),
-        time_limit_s,
+        _SEARCH_SHARE * time_limit_s,
         goal_bytes,
         goal_cost,
         step.list_costs(not by_flops),
