@@ -77,13 +77,27 @@ def _describe(
 
 
 def find_module(facts: StepFacts, region: Region) -> str:
-    """The fqn of the innermost module whose only call is a region's nodes; empty for none."""
+    """The fqn of the innermost module, or container of some, that runs a region's nodes once.
+
+    Returns:
+        Empty where there is none.
+    """
     nodes = facts.graph.nodes
+    if _repeats([(n.fqn, n.target) for n in nodes[region.start : region.stop]]):
+        return ""
     for fqn in _iterate_parents(nodes[region.start].fqn):
         inside = [n.index for n in nodes if n.fqn == fqn or n.fqn.startswith(f"{fqn}.")]
         if inside == [*range(region.start, region.stop)]:
             return fqn
     return ""
+
+
+def _repeats(calls: Sequence[tuple[str, str]]) -> bool:
+    """Whether calls are the same ones again and again: those of a module called several times."""
+    size = len(calls)
+    return any(
+        size % length == 0 and calls[length:] == calls[:-length] for length in range(1, size)
+    )
 
 
 def _iterate_parents(fqn: str) -> Iterator[str]:

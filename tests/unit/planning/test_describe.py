@@ -1,0 +1,117 @@
+"""Regions as plans tell of them: the modules they are, the graph they belong to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.planning.describe import describe_segments, find_module, fingerprint_graph
+from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.regions import Region
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(self.norm(x)))
+
+
+class Net(nn.Module):
+    """Two blocks; the last layer is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.last = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.last(x))
+
+
+NAMES = [
+    *(
+        "x",
+        "blocks.0.norm",
+        "blocks.0.inner.0",
+        "blocks.0.inner.1",
+        "blocks.0.tanh",
+        "blocks.0.add",
+    ),
+    *("blocks.1.norm", "blocks.1.inner.0", "blocks.1.inner.1", "blocks.1.tanh", "blocks.1.add"),
+    *("last.0", "last.1", "last.0_1", "last.1_1"),
+]
+
+
+@pytest.fixture(scope="module")
+def facts() -> StepFacts:
+    graph = fxmem.analyze(Net(), ("4x8",), device="cpu").graph
+    assert [node.name for node in graph.nodes[:-1]] == NAMES
+    return gather_facts(graph, counts_host=True)
+
+
+@pytest.mark.parametrize(
+    "start, stop, fqn",
+    [
+        (1, 6, "blocks.0"),
+        (6, 11, "blocks.1"),
+        (1, 2, "blocks.0.norm"),
+        (2, 4, "blocks.0.inner"),
+        (2, 3, "blocks.0.inner.0"),
+        (1, 5, ""),  # all but the sum
+        (1, 11, "blocks"),  # all that a container holds
+        (0, 6, ""),  # the input besides
+        (4, 5, ""),  # a function
+        (11, 13, ""),  # one of two calls
+        (11, 12, ""),
+        (11, 15, ""),  # both calls
+    ],
+)
+def test_a_region_is_a_module_where_it_is_all_that_the_module_runs(
+    facts: StepFacts, start: int, stop: int, fqn: str
+) -> None:
+    assert find_module(facts, Region(start, stop)) == fqn
+
+
+def test_segments_tell_of_what_needs_care(facts: StepFacts) -> None:
+    costs = [1.0] * len(facts.graph.operations)
+    regions = (Region(1, 6, (Region(1, 3), Region(3, 5))), Region(11, 13))
+    first, second = describe_segments(facts, regions, costs)
+    assert (first.first, first.last, first.nodes) == ("blocks.0.norm", "blocks.0.add", 5)
+    assert first.fqn == "blocks.0"
+    assert first.random
+    assert first.norms == ("blocks.0.norm",)
+    assert [child.norms for child in first.children] == [("blocks.0.norm",), ()]
+    assert [child.random for child in first.children] == [False, True]
+    assert [child.saving_bytes for child in first.children] == [0, 0]
+    assert first.source is not None
+    assert first.source.function == "forward"
+    assert (second.random, second.norms, second.children) == (False, (), ())
+    # Linear is 8 x 8 on 4 rows, a multiply-add is 2: it runs again in the outer region and, if
+    # what is after it needs it, in the inner one.
+    assert first.recompute_flops % (2 * 4 * 8 * 8) == 0
+    assert second.recompute_flops == 2 * 4 * 8 * 8
+
+
+def fingerprint(model: nn.Module, spec: str, **options: str) -> str:
+    options = {"device": "cpu", **options}
+    return fingerprint_graph(fxmem.analyze(model, (spec,), **options).graph)  # type: ignore[arg-type]
+
+
+def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:
+    known = fingerprint(Net(), "4x8")
+    assert known == fingerprint(Net(), "4x8")
+    assert known == fingerprint(Net(), "4x8", device="cuda")
+    assert known == fingerprint(Net(), "4x8", optimizer="adam")
+    assert known != fingerprint(Net(), "5x8")
+    assert known != fingerprint(Net(), "4x8", dtype="bf16")
+    longer = Net()
+    longer.blocks.append(Block())
+    assert known != fingerprint(longer, "4x8")
