@@ -18,6 +18,8 @@ from fxmem.graph import Category, Phase
 from fxmem.specs import TensorSpec
 
 if TYPE_CHECKING:
+    from fxmem.advice.advising import advise
+    from fxmem.advice.record import Advice
     from fxmem.analysis import Analysis
     from fxmem.api import analyze
     from fxmem.planning.plan import Plan
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Advice",
     "Analysis",
     "Category",
     "DataDependentError",
@@ -39,6 +42,7 @@ __all__ = [
     "TraceError",
     "UsageError",
     "__version__",
+    "advise",
     "analyze",
     "apply",
     "pareto",
@@ -47,8 +51,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Advice": "fxmem.advice.record",
     "Analysis": "fxmem.analysis",
     "Plan": "fxmem.planning.plan",
+    "advise": "fxmem.advice.advising",
     "analyze": "fxmem.api",
     "apply": "fxmem.transform.applying",
     "pareto": "fxmem.planning.planner",

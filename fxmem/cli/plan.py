@@ -12,6 +12,7 @@ from fxmem.cli.step import (
     TARGET_HELP,
     StepChoice,
     add_step_options,
+    advise_step,
     analyze_step,
     parse_budget,
     parse_step,
@@ -43,6 +44,7 @@ examples:
   fxmem plan 'gpt.py:GPT(layers=24)' --input 4x512:int64 --budget 4GiB -o plan.json
   fxmem plan gpt.py:GPT --input 64x512:int64 --optimizer adamw --gpu rtx4090 --fit
   fxmem plan unet.py:UNet --input 4x3x256x256 --max-overhead 10%
+  fxmem plan unet.py:UNet --input 4x3x256x256 --advice
 
 exit codes: 0 fine, 1 no plan keeps the limit, 2 bad usage or a model that cannot be planned
 """
@@ -105,6 +107,12 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "--diff",
         action="store_true",
         help="what of the plan can be written in your own code, as a diff to read and apply",
+    )
+    kinds.add_argument(
+        "--advice",
+        action="store_true",
+        help="what else lowers the peak (autocast, micro-batches, the optimizer, the host's "
+        "memory ...), after the plan; without a limit, in place of the table",
     )
     output.add_argument(
         "-o", "--output", metavar="FILE", help="write the plan to FILE, as JSON, besides"
@@ -179,8 +187,7 @@ def _parse_share(text: str, option: str) -> float:
 
 
 def _check_result(arguments: argparse.Namespace, limit: dict[str, Any]) -> None:
-    chosen = limit or arguments.fit or arguments.mode != "train"
-    if chosen or (arguments.output is None and not arguments.diff):
+    if _chooses_plan(arguments, limit) or (arguments.output is None and not arguments.diff):
         return
     raise UsageError(
         f"{'--diff' if arguments.diff else '-o'} writes a plan, and none is chosen",
@@ -188,11 +195,18 @@ def _check_result(arguments: argparse.Namespace, limit: dict[str, Any]) -> None:
     )
 
 
+def _chooses_plan(arguments: argparse.Namespace, limit: dict[str, Any]) -> bool:
+    """Whether the result is one plan, and no table of all."""
+    return bool(limit or arguments.fit or arguments.mode != "train")
+
+
 def _make_result(
     arguments: argparse.Namespace, step: StepChoice, limit: dict[str, Any]
 ) -> tuple[Plan | None, str]:
     """The plan that was asked for, if one was, and what to print."""
     analysis = analyze_step(step)
+    if arguments.advice and not _chooses_plan(arguments, limit):
+        return None, _render_advice(analysis, step)
     if analysis.frontend == "record" and arguments.mode == "train":
         write_line(
             "fxmem: warning: fxmem.apply does not take plans of this model, which was traced by "
@@ -210,7 +224,22 @@ def _make_result(
         if not arguments.fit:
             return None, _render_front(plans, analysis, arguments)
         chosen = choose_fitting(analysis, plans)
-    return chosen, _render_plan(chosen, analysis, arguments)
+    text = _render_plan(chosen, analysis, arguments)
+    if arguments.advice:
+        text += f"\n{_render_advice(analysis, step, alone=False)}"
+    return chosen, text
+
+
+def _render_advice(analysis: Analysis, step: StepChoice, *, alone: bool = True) -> str:
+    from fxmem.report.advice_text import render_advice
+    from fxmem.report.document import describe_subject
+
+    return render_advice(
+        advise_step(step, analysis),
+        analysis.peak_bytes,
+        describe_subject(analysis) if alone else None,
+        width=choose_width(None),
+    )
 
 
 def _render_front(

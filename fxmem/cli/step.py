@@ -18,6 +18,7 @@ from fxmem.specs import parse_dtype, parse_input
 from fxmem.units import parse_bytes
 
 if TYPE_CHECKING:
+    from fxmem.advice.record import Advice
     from fxmem.analysis import Analysis
 
 TARGET_HELP = """\
@@ -214,26 +215,42 @@ def analyze_step(step: StepChoice) -> Analysis:
     Raises:
         FxmemError: The model cannot be loaded or traced.
     """
+    with _run_user_code(step.target):
+        from fxmem.api import analyze
+
+        return analyze(step.target, step.args, step.kwargs, **step.options)
+
+
+def advise_step(step: StepChoice, analysis: Analysis) -> tuple[Advice, ...]:
+    """What else lowers a step's peak; what the user's code prints goes to stderr.
+
+    Args:
+        step: The step.
+        analysis: Of it.
+    """
+    with _run_user_code(step.target):
+        from fxmem.advice.advising import find_advice
+
+        return find_advice(analysis, step.target, step.args, step.kwargs, step.options)
+
+
+@contextlib.contextmanager
+def _run_user_code(target: str) -> Iterator[None]:
+    """What the user's code prints is no part of the result, and the arguments are not for it."""
     # fxmem has no use for NumPy, of whose absence torch warns when it is imported.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     # Of a value that is then refused, for a better reason.
     warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
-    # The user's code runs here. What it prints is no part of the result, and the arguments are not
-    # for it.
-    with (
-        contextlib.redirect_stdout(sys.stderr),
-        _hide_arguments(step.target),
-        _show_warnings(),
-    ):
+    with contextlib.redirect_stdout(sys.stderr), _hide_arguments(target), _show_warnings():
         try:
-            from fxmem.api import analyze
+            import fxmem.api  # noqa: F401
         except (ImportError, OSError) as error:
             raise LoadError(
                 f"fxmem cannot start: {summarize_error(error)}",
                 hint=f"is torch 2.13 or later installed for {sys.executable}?",
             ) from error
         with defer_torch_compile():
-            return analyze(step.target, step.args, step.kwargs, **step.options)
+            yield
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ def resolve_optimizer(
 
 
 def _find_named(text: str) -> Callable[..., Any]:
-    name, settings = _parse_settings(text)
+    name, settings = parse_settings(text)
     if name not in OPTIMIZERS:
         close = difflib.get_close_matches(name.lower(), OPTIMIZERS, n=3)
         raise UsageError(
@@ -99,8 +99,15 @@ def _find_named(text: str) -> Callable[..., Any]:
     return functools.partial(OPTIMIZERS[name], **settings)
 
 
-def _parse_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """``adam(fused=True)`` as a name and its settings."""
+def parse_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """The name of an optimizer and its settings.
+
+    Raises:
+        UsageError: The settings are no names with literals.
+
+    >>> parse_settings("adam(fused=True)")
+    ('adam', {'fused': True})
+    """
     name, parenthesis, rest = text.partition("(")
     if not parenthesis:
         return name, {}

@@ -122,8 +122,7 @@ def make_fake_inputs(
     copied: dict[int, tuple[Tensor, Tensor]] = {}
 
     def convert(leaf: object) -> object:
-        if isinstance(leaf, str) and _STARTS_LIKE_SPEC.match(leaf):
-            leaf = parse_spec(leaf)
+        leaf = read_leaf(leaf)
         if isinstance(leaf, TensorSpec):
             return copier.create(leaf, cast_to)
         if isinstance(leaf, Tensor):
@@ -164,9 +163,22 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, Tensor)
 _STARTS_LIKE_SPEC = re.compile(r"\s*([0-9]|scalar\b)")
 
 
-def _describe_leaf(leaf: object) -> str:
+def read_leaf(leaf: object) -> object:
+    """An input that is a text like a spec as the spec; anything else as it is.
+
+    Raises:
+        UsageError: The text starts like a spec and is none.
+
+    >>> read_leaf("2x3"), read_leaf("mean")
+    (TensorSpec(shape=(2, 3), dtype='float32', requires_grad=False, memory_format=''), 'mean')
+    """
     if isinstance(leaf, str) and _STARTS_LIKE_SPEC.match(leaf):
-        leaf = parse_spec(leaf)
+        return parse_spec(leaf)
+    return leaf
+
+
+def _describe_leaf(leaf: object) -> str:
+    leaf = read_leaf(leaf)
     if isinstance(leaf, Tensor):
         dtype = str(leaf.dtype).removeprefix("torch.")
         return str(TensorSpec(tuple(leaf.shape), dtype, memory_format=_name_format(leaf)))

@@ -14,6 +14,7 @@ from hand_made import make_analysis
 from hand_made_plans import make_plan
 
 import fxmem
+from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.cli import COMMANDS, _build_parser
@@ -116,7 +117,13 @@ def test_every_argument_of_analyze_is_documented_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("section", "kind"),
-    [("`Analysis`", Analysis), ("`Peak`", Peak), ("`Plan`", Plan), ("`Segment`", Segment)],
+    [
+        ("`Analysis`", Analysis),
+        ("`Peak`", Peak),
+        ("`Plan`", Plan),
+        ("`Segment`", Segment),
+        ("`Advice`", Advice),
+    ],
 )
 def test_every_attribute_is_documented(section: str, kind: type) -> None:
     fields = {field.name for field in dataclasses.fields(kind)}
@@ -124,7 +131,7 @@ def test_every_attribute_is_documented(section: str, kind: type) -> None:
     assert set(list_names(section, API_DOC)) == public
 
 
-@pytest.mark.parametrize("name", ["plan", "pareto", "apply"])
+@pytest.mark.parametrize("name", ["plan", "pareto", "apply", "advise"])
 def test_every_argument_for_plans_is_documented(name: str) -> None:
     (arguments,) = re.findall(rf"^\| `fxmem\.{name}\((.*?)\)` \|", API_DOC, re.MULTILINE)
     shown = inspect.signature(eval(f"lambda {arguments}: None")).parameters.values()

@@ -12,12 +12,14 @@ import pytest
 from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
+from fxmem.advice.record import Advice
 from fxmem.cli import main
 from fxmem.cli.diff import _read_files
 from fxmem.errors import InfeasibleError
 from fxmem.planning import outcome, planner
 from fxmem.planning.plan import Plan
 from fxmem.specs import TensorSpec
+from fxmem.units import format_bytes
 
 COMMAND = ["plan", "nets/net.py:Net"]
 ONE = [*COMMAND, "--budget", "24MiB"]
@@ -59,6 +61,50 @@ def test_a_limit_gives_one_plan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_limit_the_result_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
     assert capsys.readouterr().out.startswith("Peak 30.00 MiB; 3 plans, down to 28.00 MiB\n")
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replaces what finds advice; the arguments that it got."""
+    calls: list[Any] = []
+
+    def find_advice(*args: Any) -> tuple[Advice, ...]:
+        calls.append(args)
+        return (Advice("Autocast", 'autocast="bf16"', 20 << 20, 10 << 20, "Numerics change."),)
+
+    module = types.ModuleType("fxmem.advice.advising")
+    module.find_advice = find_advice  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fxmem.advice.advising", module)
+    return calls
+
+
+def test_advice_stands_in_place_of_the_table(
+    advised: list[Any], calls: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, "--optimizer", "adam", "--advice"]) == 0
+    peak = format_bytes(make_analysis().peak_bytes)
+    title, _, _, what, *_ = capsys.readouterr().out.splitlines()
+    assert title == f"Peak {peak}"
+    assert what == f"What else lowers the peak of {peak}, each by itself and without a plan:"
+    assert "pareto" not in calls
+    ((_, target, inputs, named, options),) = advised
+    assert (target, inputs, named, options["optimizer"]) == ("nets/net.py:Net", (), {}, "adam")
+
+
+def test_advice_follows_a_plan(advised: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ONE) == 0
+    plan = capsys.readouterr().out
+    assert main([*ONE, "--advice"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{plan}\nWhat else lowers the peak of ")
+    assert len(advised) == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--diff"])
+def test_advice_is_text(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*ONE, "--advice", option])
+    assert f"argument {option}: not allowed with argument --advice" in capsys.readouterr().err
 
 
 def test_points_is_how_many_trade_offs_there_are(calls: dict[str, Any]) -> None:

@@ -1,0 +1,81 @@
+"""Batch normalisations folded into the convolutions before them, for inference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxmem.tracing.building import silence_fake_kernels
+from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
+from fxmem.tracing.fakes import make_fake_mode, make_fake_model
+from fxmem.tracing.loading import load_target, prepare_targets
+
+_FOLDED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: nn.BatchNorm1d,
+    nn.Conv2d: nn.BatchNorm2d,
+    nn.Conv3d: nn.BatchNorm3d,
+}
+"""Convolutions, by their own class alone, with the batch normalisation that follows them."""
+
+
+def fold_norms(model: nn.Module | str, fx_graph: Any) -> tuple[nn.Module, int] | None:
+    """A copy of a model, on fake tensors, in which convolutions do what followed them.
+
+    Args:
+        model: A module, or a TARGET.
+        fx_graph: The ``torch.fx.Graph`` of its inference.
+
+    Returns:
+        The copy, and how many batch normalisations are gone; None where there are none to fold.
+
+    Raises:
+        FxmemError: The TARGET cannot be loaded, or the model not be copied.
+    """
+    pairs = [*_find_pairs(fx_graph)]
+    if not pairs:
+        return None
+    fake_mode = make_fake_mode()
+    with (
+        torch.inference_mode(False),
+        prepare_targets(model),
+        silence_fake_kernels(),
+        keep_default_on_cpu(),
+    ):
+        with replace_devices(set()):
+            source = load_target(model, fake_mode) if isinstance(model, str) else model
+        fake = make_fake_model(source, fake_mode, train=False)
+        with fake_mode:
+            count = sum(_fold(fake, conv, norm) for conv, norm in pairs)
+    return (fake, count) if count else None
+
+
+def _find_pairs(fx_graph: Any) -> Iterator[tuple[str, str]]:
+    """Each call of one module right after another, of which nothing else is made."""
+    calls = Counter(node.target for node in fx_graph.nodes if node.op == "call_module")
+    for node in fx_graph.nodes:
+        if node.op != "call_module" or len(node.all_input_nodes) != 1:
+            continue
+        before = node.all_input_nodes[0]
+        if before.op != "call_module" or len(before.users) != 1:
+            continue
+        if calls[node.target] == calls[before.target] == 1:
+            yield before.target, node.target
+
+
+def _fold(model: nn.Module, conv_name: str, norm_name: str) -> bool:
+    """Folds a pair as far as memory goes: weights keep their shape, and there is a bias.
+
+    Source: ``torch/nn/utils/fusion.py``, ``fuse_conv_bn_weights``.
+    """
+    conv, norm = model.get_submodule(conv_name), model.get_submodule(norm_name)
+    if type(norm) is not _FOLDED.get(type(conv)) or norm.running_mean is None:
+        return False
+    if conv.bias is None:
+        conv.bias = nn.Parameter(conv.weight.new_empty(conv.weight.shape[0]))
+    parent, _, own = norm_name.rpartition(".")
+    setattr(model.get_submodule(parent), own, nn.Identity())
+    return True

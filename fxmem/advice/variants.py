@@ -1,0 +1,159 @@
+"""The same step with one thing changed, to be analysed again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fxmem.analysis import Analysis
+from fxmem.planning.facts import is_batch_norm
+from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
+from fxmem.specs import TensorSpec
+from fxmem.tracing.arguments import gather_inputs
+from fxmem.tracing.fakes import read_leaf
+from fxmem.tracing.targets import is_target
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A step with one thing changed.
+
+    Attributes:
+        change: What to do, in a line.
+        option: What to write.
+        cost: What it costs.
+        options: The options of :func:`fxmem.analyze` that differ.
+        inputs: Other inputs, positional and named; None for the same.
+    """
+
+    change: str
+    option: str
+    cost: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+
+def list_variants(
+    analysis: Analysis, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> Iterator[Variant]:
+    """What can be tried, without what the user does already.
+
+    Args:
+        analysis: Of the step as it is.
+        args: Positional inputs.
+        kwargs: Named inputs.
+        options: Of :func:`fxmem.analyze`, those that were given.
+    """
+    if options.get("autocast") is None:
+        yield _autocast(analysis)
+    if options.get("hold_outputs"):
+        yield Variant(
+            change="Let go of output and loss at the end of each iteration",
+            option="del output, loss",
+            cost="None.",
+            options={"hold_outputs": False},
+        )
+    if analysis.setup.mode != "train":
+        return
+    if not options.get("set_to_none", True):
+        yield Variant(
+            change="Free gradients instead of filling them with zeros",
+            option="optimizer.zero_grad(set_to_none=True)",
+            cost="None, as long as no code reads .grad after zero_grad; parameters that got no "
+            "gradient are passed over by the optimizer.",
+            options={"set_to_none": True},
+        )
+    yield from _list_optimizers(options.get("optimizer"))
+    if options.get("accumulate", 1) == 1:
+        halved = halve_inputs(args, kwargs)
+        if halved is not None:
+            yield _accumulate(analysis, halved)
+
+
+def _autocast(analysis: Analysis) -> Variant:
+    what = "forward and loss" if analysis.setup.mode == "train" else "the model"
+    return Variant(
+        change=f'Run {what} under torch.autocast("{analysis.setup.device}", torch.bfloat16)',
+        option='autocast="bf16"',
+        cost="Numerics change: products and convolutions are rounded to bfloat16's 8 bits.",
+        options={"autocast": "bf16"},
+    )
+
+
+def _list_optimizers(optimizer: Any) -> Iterator[Variant]:
+    """The optimizer without lists of all parameters, and with a kernel of its own."""
+    if not isinstance(optimizer, str) or is_target(optimizer):
+        return
+    name, settings = parse_settings(optimizer)
+    make = OPTIMIZERS[name]
+    accepted = inspect.signature(make).parameters
+    kept = {key: value for key, value in settings.items() if key not in ("foreach", "fused")}
+    own_name = getattr(make, "func", make).__name__
+    for key, value, cost in (
+        ("foreach", False, "Slower: the optimizer runs its kernels for one parameter at a time."),
+        ("fused", True, "None in time; the last digits of an update may differ."),
+    ):
+        is_used = settings.get(key) is value or settings.get("fused") is True
+        if key in accepted and not is_used:
+            text = ", ".join(f"{k}={v!r}" for k, v in {**kept, key: value}.items())
+            yield Variant(
+                change="Update one parameter at a time"
+                if key == "foreach"
+                else "Update parameters in one kernel, without temporaries",
+                option=f"{own_name}(..., {key}={value})",
+                cost=cost,
+                options={"optimizer": f"{name}({text})"},
+            )
+
+
+def _accumulate(analysis: Analysis, halved: tuple[tuple[Any, ...], dict[str, Any]]) -> Variant:
+    cost = "Slower: kernels run on half as much at a time. Divide the loss by 2 where it is a mean."
+    if any(is_batch_norm(operation) for operation in analysis.graph.operations):
+        cost += " Another computation: batch normalisation takes its statistics of half the batch."
+    return Variant(
+        change="Split the batch into 2 micro-batches, each moved to the device by itself, and add "
+        "up their gradients",
+        option="accumulate=2 with half the batch",
+        cost=cost,
+        options={"accumulate": 2},
+        inputs=halved,
+    )
+
+
+def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Inputs of half the batch; None where they have no batch that is even.
+
+    The batch is the first size of every tensor among them.
+
+    >>> halve_inputs(("8x3", 0.5), {"y": "8:int64"})[0]
+    (TensorSpec(shape=(4, 3), dtype='float32', requires_grad=False, memory_format=''), 0.5)
+    >>> halve_inputs(("8x3", "4x3"), None) is None
+    True
+    """
+    found, structure = tree_flatten(gather_inputs(args, kwargs))
+    leaves = [read_leaf(leaf) for leaf in found]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorSpec)]
+    sizes = {leaf.shape[0] if len(leaf.shape) else 0 for leaf in tensors}
+    if len(sizes) != 1 or min(sizes) == 0 or min(sizes) % 2:
+        return None
+    half = min(sizes) // 2
+    halved: dict[int, Any] = {id(leaf): _halve(leaf, half) for leaf in tensors}
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
+        [halved.get(id(leaf), leaf) for leaf in leaves], structure
+    )
+    return inputs
+
+
+def _halve(leaf: Tensor | TensorSpec, half: int) -> Tensor | TensorSpec:
+    if isinstance(leaf, TensorSpec):
+        return TensorSpec(
+            (half, *leaf.shape[1:]), leaf.dtype, leaf.requires_grad, leaf.memory_format
+        )
+    with torch.inference_mode(False), torch.no_grad():
+        return leaf.detach()[:half].clone().requires_grad_(leaf.requires_grad)

@@ -1,0 +1,231 @@
+"""Advice held against steps that do what it says, written out and analysed on their own."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxmem
+from fxmem.advice.advising import advise
+from fxmem.advice.record import Advice
+
+MIB = 2**20
+
+
+def make_net() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+
+
+def find(advice: tuple[Advice, ...], option: str) -> Advice:
+    return next(a for a in advice if a.option.startswith(option))
+
+
+def list_options(model: nn.Module | str, args: Any, **options: Any) -> list[str]:
+    return [a.option for a in advise(model, args, **options)]
+
+
+def check_against(model: nn.Module, args: Any, option: str, before: Any, after: Any) -> None:
+    """The advice for one step is the difference to another, where both are analysed."""
+    advice = find(advise(model, args, **before), option)
+    baseline = fxmem.analyze(model, args, **before).peak_bytes
+    assert advice.peak_bytes == fxmem.analyze(model, args, **after).peak_bytes
+    assert advice.saving_bytes == baseline - advice.peak_bytes > 0
+    assert option not in [a.option for a in advise(model, args, **after)]
+
+
+def test_autocast() -> None:
+    net = nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU())
+    check_against(net, "2048x64", 'autocast="bf16"', {}, {"autocast": "bf16"})
+
+
+def test_gradients_that_are_freed() -> None:
+    net = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 8))
+    before = {"set_to_none": False}
+    option = "optimizer.zero_grad(set_to_none=True)"
+    check_against(net, "4096x512", option, before, {"set_to_none": True})
+
+
+def test_outputs_that_are_let_go_of() -> None:
+    before = {"hold_outputs": True, "mode": "infer"}
+    check_against(make_net(), "4096x512", "del output, loss", before, {"mode": "infer"})
+
+
+@pytest.mark.parametrize(
+    ("before", "option", "after"),
+    [
+        ("adam", "Adam(..., foreach=False)", "adam(foreach=False)"),
+        ("adam(foreach=True)", "Adam(..., fused=True)", "adam(fused=True)"),
+        ("adamw(lr=0.1)", "AdamW(..., fused=True)", "adamw(lr=0.1, fused=True)"),
+        ("nadam(foreach=True)", "NAdam(..., foreach=False)", "nadam(foreach=False)"),
+    ],
+)
+def test_the_optimizers_implementation(before: str, option: str, after: str) -> None:
+    net = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+    check_against(net, "8x512", option, {"optimizer": before}, {"optimizer": after})
+
+
+def test_what_an_optimizer_does_not_take_is_not_proposed() -> None:
+    options = list_options(make_net(), "8x512", optimizer="nadam")
+    assert [option for option in options if "fused" in option] == []
+    assert list_options(make_net(), "8x512", optimizer=torch.optim.Adam) == []
+
+
+def test_two_micro_batches() -> None:
+    net = make_net()
+    advice = find(advise(net, ("1024x512",)), "accumulate=2")
+    assert advice.peak_bytes == fxmem.analyze(net, ("512x512",), accumulate=2).peak_bytes
+    assert "statistics" not in advice.cost
+    norms = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32))
+    advice = find(advise(norms, (torch.zeros(8, 3, 64, 64),)), "accumulate=2")
+    assert advice.peak_bytes == fxmem.analyze(norms, ("4x3x64x64",), accumulate=2).peak_bytes
+    assert "batch normalisation takes its statistics of half the batch" in advice.cost
+
+
+@pytest.mark.parametrize("inputs", [("1023x512",), ("1024x512", "512x512"), ("1024x512", "scalar")])
+def test_no_micro_batches_without_an_even_batch(inputs: tuple[str, ...]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(512, 512)
+
+        def forward(self, x: torch.Tensor, y: Any = None) -> torch.Tensor:
+            return self.linear(x).tanh().exp()
+
+    assert not [o for o in list_options(Net(), inputs) if o.startswith("accumulate")]
+
+
+def test_no_micro_batches_where_the_loss_is_for_the_whole_batch() -> None:
+    labels = torch.zeros(1024, dtype=torch.int64)
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, labels.to(output.device))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        options = list_options(make_net(), ("1024x512",), loss=loss)
+    assert "accumulate=2 with half the batch" not in options
+    assert 'autocast="bf16"' in options
+
+
+def compute_loss(output: torch.Tensor) -> torch.Tensor:
+    labels = torch.zeros(len(output), dtype=torch.int64, device=output.device)
+    return F.cross_entropy(output, labels, reduction="sum")
+
+
+def compute_chunked_loss(output: torch.Tensor) -> torch.Tensor:
+    parts = [checkpoint(compute_loss, part, use_reentrant=False) for part in output.chunk(4)]
+    return torch.stack(parts).sum()
+
+
+@pytest.mark.parametrize("autocast", [None, "bf16"])
+def test_a_loss_in_parts(autocast: str | None) -> None:
+    net, args = nn.Linear(256, 32000), ("1024x256",)
+    advice = find(advise(net, args, loss=compute_loss, autocast=autocast), "torch.utils.checkpoint")
+    chunked = fxmem.analyze(net, args, loss=compute_chunked_loss, autocast=autocast)
+    # An estimate: what backward makes of the loss is in parts too, of which it knows nothing.
+    assert chunked.peak_bytes <= advice.peak_bytes < 1.06 * chunked.peak_bytes
+
+
+class Net(nn.Module):
+    """Its offloaded tensors are kept as nothing but shapes: what a copy in another memory is."""
+
+    def __init__(self, away: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(64, 64), nn.Linear(64, 4096)
+        self.back, self.last = nn.Linear(4096, 64), nn.Linear(64, 8192)
+        self.away = away
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+        with hooks if self.away else contextlib.nullcontext():
+            x = self.back(torch.sigmoid(self.wide(self.narrow(x))))
+        return self.last(x).exp().exp()
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        return (tensor.shape, tensor.dtype) if tensor.shape == self.away else tensor
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        return torch.empty(packed[0], dtype=packed[1], device="cuda")
+
+
+def test_an_activation_in_the_hosts_memory() -> None:
+    args = ("4096x64",)
+    advice = find(advise(Net(), args), "with torch.autograd.graph.saved_tensors_hooks")
+    assert "4096x4096:float32 that sigmoid and back save (test_advising.py:" in advice.change
+    assert advice.cost.startswith("128.00 MiB to the host in forward, and back in backward")
+    without = fxmem.analyze(Net((4096, 4096)), args)
+    assert advice.peak_bytes == without.peak_bytes
+
+
+def test_nothing_goes_to_the_host_from_the_host() -> None:
+    assert not [o for o in list_options(Net(), "4096x64", device="cpu") if o.startswith("with")]
+
+
+def make_convs(**options: Any) -> nn.Module:
+    conv = nn.Conv2d(3, 64, 3, padding=1, **options)
+    return nn.Sequential(conv, nn.BatchNorm2d(64), nn.Conv2d(64, 8, 1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_folded_batch_normalisations(bias: bool) -> None:
+    net, args = make_convs(bias=bias), ("8x3x64x64",)
+    advice = find(advise(net, args, mode="infer"), "torch.nn.utils.fusion.fuse_conv_bn_eval")
+    assert advice.change == "Fold 1 batch normalisation into the convolution before"
+    net.eval()
+    conv, norm, last = net.children()
+    assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
+    folded = nn.Sequential(torch.nn.utils.fusion.fuse_conv_bn_eval(conv, norm), last)
+    assert advice.peak_bytes == fxmem.analyze(folded, args, mode="infer").peak_bytes
+    assert net[1] is norm and net[0].bias is conv.bias
+
+
+def test_folding_in_a_model_that_a_target_names(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64))\n"
+    )
+    advice = advise(f"{tmp_path / 'net.py'}:make", ("8x3x64x64",), mode="infer")
+    # The result of the convolution, 8 * 64 * 64 * 64 floats, need not live beside the norm's.
+    assert find(advice, "torch.nn.utils.fusion").saving_bytes >= 8 * MIB
+
+
+def test_what_is_used_otherwise_is_not_folded() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.conv(x)
+            return self.norm(x) + x
+
+    for net in (Twice(), nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64, affine=False))):
+        if isinstance(net, nn.Sequential):
+            net[1] = nn.BatchNorm2d(64, track_running_stats=False)
+        options = list_options(net, ("8x3x64x64",), mode="infer")
+        assert not [option for option in options if "fuse" in option]
+
+
+def test_most_comes_first_and_little_is_left_out() -> None:
+    advice = advise(make_net(), ("1024x512",), optimizer="adam", set_to_none=False)
+    savings = [a.saving_bytes for a in advice]
+    assert savings == sorted(savings, reverse=True)
+    assert len(advice) > 2
+    peak = fxmem.analyze(make_net(), ("1024x512",), optimizer="adam", set_to_none=False).peak_bytes
+    assert min(savings) >= min(MIB, 0.005 * peak)
+
+
+def test_bad_usage_is_told_as_by_analyze() -> None:
+    with pytest.raises(fxmem.UsageError, match="unknown device 'tpu'"):
+        fxmem.advise(make_net(), ("8x512",), device="tpu")
