@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fxmem.allocation import allocate_graph
+from fxmem.allocation import measure_allocation
 from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
@@ -65,11 +65,11 @@ class PlanningStep:
 
     def list_costs(self, by_flops: bool) -> tuple[float, ...]:
         """What the search minimises: shares of the step's time, or of its FLOPs."""
-        step_s = self.step_s or 1.0
-        if not by_flops or not self.step_flops:
+        step_s, step_flops = self.step_s or 1.0, self.step_flops
+        if not by_flops or not step_flops:
             return tuple(cost / step_s for cost in self.costs_s)
         return tuple(
-            operation.flops / self.step_flops + _TIE * cost / step_s
+            operation.flops / step_flops + _TIE * cost / step_s
             for operation, cost in zip(self.facts.graph.operations, self.costs_s, strict=True)
         )
 
@@ -171,8 +171,8 @@ def plan(
             "a plan needs one limit",
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
-    inplace, dels = find_changes(analysis)
     found = _plan_segments(analysis, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
+    inplace, dels = find_changes(analysis)
     return replace(found, inplace=inplace, dels=dels)
 
 
@@ -233,8 +233,7 @@ def _measure_peak(step: PlanningStep, candidate: Candidate) -> tuple[int, int]:
     if step.settings is None:
         return candidate.peak_bytes, candidate.peak_bytes
     graph = build_graph(simulate_regions(step.requested, candidate.regions))
-    allocation = allocate_graph(graph, step.settings)
-    return max(build_timeline(allocation.graph).profile()), max(allocation.reserved_bytes)
+    return measure_allocation(graph, step.settings)
 
 
 def _explain_leanest(step: PlanningStep, leanest: Candidate, budget_bytes: int) -> str:

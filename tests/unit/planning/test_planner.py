@@ -1,0 +1,140 @@
+"""What plans are asked for, what cannot be had, and what is told then."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.planning.planner import pareto
+from fxmem.planning.planner import plan as plan_step
+from fxmem.units import format_bytes
+
+INPUT = "4096x64"
+TENSOR_BYTES = 4 * 4096 * 64
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+@pytest.fixture(scope="module")
+def analysis() -> fxmem.Analysis:
+    return fxmem.analyze(Net(), (INPUT,), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def front(analysis: fxmem.Analysis) -> tuple[fxmem.Plan, ...]:
+    return pareto(analysis, points=100, time_limit_s=5)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"budget": 1, "max_overhead": 0.1}, {"max_overhead": 0.1, "max_overhead_flops": 0.1}],
+    ids=["none", "two", "two overheads"],
+)
+def test_a_plan_needs_one_limit(analysis: fxmem.Analysis, limits: dict[str, float]) -> None:
+    with pytest.raises(fxmem.UsageError) as caught:
+        plan_step(analysis, **limits)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "a plan needs one limit (budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1)"
+    )
+
+
+def test_inference_has_no_trade_offs() -> None:
+    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu", mode="infer")
+    with pytest.raises(fxmem.UsageError) as caught:
+        pareto(analysis)
+    assert str(caught.value) == (
+        "inference saves nothing that could be computed again (mode='train')"
+    )
+    with pytest.raises(fxmem.InfeasibleError) as told:
+        plan_step(analysis, budget=1)
+    assert re.fullmatch(
+        r"no plan within 1 B was found; with all changes the step takes \d\.\d\d MiB",
+        str(told.value),
+    )
+
+
+def test_accumulated_steps_have_no_plan() -> None:
+    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu", accumulate=2)
+    with pytest.raises(fxmem.UsageError) as caught:
+        plan_step(analysis, budget="1GiB")
+    assert str(caught.value) == (
+        "plans are made for one micro-batch (analyze it without accumulate)"
+    )
+
+
+def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
+) -> None:
+    with pytest.raises(fxmem.InfeasibleError) as caught:
+        plan_step(analysis, budget="1 MiB", time_limit_s=5)
+    text = str(caught.value)
+    leanest = format_bytes(front[-1].peak_bytes)
+    assert text.startswith(f"no plan within 1.00 MiB was found; the leanest takes {leanest}, in ")
+    where, _, held = text.partition(": ")
+    assert re.search(r", in backward at layers\.\d\.?\w* \(test_planner\.py:\d+\)$", where) or (
+        re.search(r", in backward at \w+ \(test_planner\.py:\d+\)$", where)
+    ), where
+    parts = dict(part.rsplit(" ", 2)[::2] for part in held.split(", "))
+    assert {"activation", "input", "parameter", "gradient"} <= parts.keys()
+    # Parameters are 6 x (64 x 64 + 64) numbers.
+    assert f"parameter {format_bytes(6 * 4 * (64 * 64 + 64))}" in held
+    assert f"input {format_bytes(TENSOR_BYTES)}" in held
+
+
+def test_a_budget_is_kept_at_the_least_cost(
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
+) -> None:
+    assert len(front) > 3
+    for budget_bytes in (front[0].peak_bytes, front[2].peak_bytes, front[-1].peak_bytes):
+        plan = plan_step(analysis, budget=budget_bytes, time_limit_s=5)
+        assert plan.peak_bytes <= budget_bytes
+        allowed = [p.overhead for p in front if p.peak_bytes <= budget_bytes]
+        assert plan.overhead <= min(allowed) * 1.05
+        assert plan.lower_bound_overhead is not None
+        assert plan.lower_bound_overhead <= plan.overhead + 1e-9
+
+
+def test_a_budget_may_be_text(analysis: fxmem.Analysis) -> None:
+    plan = plan_step(analysis, budget="1GiB", time_limit_s=5)
+    assert plan.segments == ()
+    assert plan.overhead == 0
+    assert plan.peak_bytes == plan.baseline_peak_bytes == analysis.peak_bytes
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+def test_an_overhead_is_kept_in_the_least_memory(
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...], share: float
+) -> None:
+    plan = plan_step(analysis, max_overhead=share, time_limit_s=5)
+    assert plan.overhead <= share
+    assert plan.peak_bytes <= min(p.peak_bytes for p in front if p.overhead <= share)
+    in_flops = plan_step(analysis, max_overhead_flops=share, time_limit_s=5)
+    assert in_flops.overhead_flops <= share
+
+
+def test_a_front_costs_more_for_less_memory(front: tuple[fxmem.Plan, ...]) -> None:
+    assert front[0].segments == ()
+    for cheap, lean in pairwise(front):
+        assert cheap.peak_bytes > lean.peak_bytes
+        assert cheap.overhead < lean.overhead
+
+
+def test_a_front_has_as_many_points_as_asked_for(
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
+) -> None:
+    few = pareto(analysis, points=3, time_limit_s=5)
+    assert len(few) == 3
+    assert (few[0], few[-1]) == (front[0], front[-1])
