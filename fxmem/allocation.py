@@ -71,6 +71,21 @@ def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocatio
     )
 
 
+def measure_allocation(graph: MemoryGraph, settings: AllocatorSettings) -> tuple[int, int]:
+    """The most that is allocated in a step, and the most that is reserved.
+
+    The same numbers as from :func:`allocate_graph`, without a graph.
+
+    Args:
+        graph: The step, with what led to it.
+        settings: Those of the allocator.
+    """
+    events, first = _list_events(graph)
+    profile = replay(events, settings)
+    start = max(first - 1, 0)  # what there was when the step began
+    return max(profile.allocated_bytes[start:]), max(profile.reserved_bytes[first:])
+
+
 def find_exhaustion(
     graph: MemoryGraph, settings: AllocatorSettings, capacity_bytes: int, context_bytes: int
 ) -> Exhaustion | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.allocation import allocate_graph
+from fxmem.allocation import measure_allocation
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
 from fxmem.planning.deletion import apply_deletions, find_deletions
@@ -50,5 +50,4 @@ def _measure(analysis: Analysis, graph: MemoryGraph) -> tuple[int, int]:
     if analysis.settings is None:
         peak = max(build_timeline(graph).profile())
         return peak, peak
-    allocation = allocate_graph(graph, analysis.settings)
-    return max(build_timeline(allocation.graph).profile()), max(allocation.reserved_bytes)
+    return measure_allocation(graph, analysis.settings)

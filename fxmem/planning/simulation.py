@@ -90,8 +90,11 @@ def simulate_regions(facts: StepFacts, regions: Sequence[Region]) -> Simulation:
 def build_graph(simulation: Simulation) -> MemoryGraph:
     """The memory graph of a rewritten step."""
     graph = simulation.facts.graph
+    # Forward is as it was up to the first that runs again, and so is what it holds throughout.
     operations = tuple(
-        replace(
+        graph.operations[index]
+        if place == index and not again
+        else replace(
             graph.operations[index],
             index=place,
             recomputed=again or graph.operations[index].recomputed,
@@ -100,9 +103,12 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
         for place, (index, again) in enumerate(simulation.order)
     )
     storages: list[Storage] = []
-    for life in simulation.lives:
-        storage = simulation.facts.storages[life.storage]
-        storages.append(replace(storage, index=len(storages), born=life.born, died=life.died))
+    known = simulation.facts.storages
+    for index, life in enumerate(simulation.lives):
+        storage = known[life.storage]
+        if (storage.index, storage.born, storage.died) != (index, life.born, life.died):
+            storage = replace(storage, index=index, born=life.born, died=life.died)
+        storages.append(storage)
     rewritten = replace(graph, operations=operations, storages=tuple(storages), saves=())
     return replace(rewritten, warmup=_warm_up(rewritten))
 

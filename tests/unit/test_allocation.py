@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fxmem.allocation import allocate_graph, find_exhaustion
+from fxmem.allocation import allocate_graph, find_exhaustion, measure_allocation
 from fxmem.allocator import AllocatorSettings
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
+from fxmem.timeline import build_timeline
 
 MIB = 1 << 20
 SETTINGS = AllocatorSettings()
@@ -91,3 +92,17 @@ def test_memory_may_run_out_before_the_step() -> None:
 def test_sizes_of_a_graph_without_slack_stay() -> None:
     graph = make_graph(make_storage(0, 4096, 1, 2))
     assert allocate_graph(graph, SETTINGS).graph == replace(graph)
+
+
+def test_the_most_of_both_without_a_graph() -> None:
+    """By hand: 12 MiB in a segment of its own; then 3 MiB of another of 20; the workspace's 1 KiB
+    in a small one of 2."""
+    graph = make_graph(
+        make_storage(0, 12 * MIB, RESIDENT), make_storage(1, 3 * MIB, 1, 2), workspace_bytes=1000
+    )
+    assert measure_allocation(graph, SETTINGS) == (15 * MIB + 1024, 34 * MIB)
+    allocation = allocate_graph(graph, SETTINGS)
+    assert measure_allocation(graph, SETTINGS) == (
+        max(build_timeline(allocation.graph).profile()),
+        max(allocation.reserved_bytes),
+    )
