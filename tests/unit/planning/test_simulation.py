@@ -1,0 +1,67 @@
+"""Steps with regions, against the planned module's own step: what single rules are for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxmem
+from fxmem.planning.describe import describe_segments
+from fxmem.planning.facts import gather_facts
+from fxmem.planning.regions import Region
+from fxmem.planning.simulation import simulate_regions
+from fxmem.timeline import build_timeline
+from fxmem.transform.checkpointing import build_module
+
+
+class Model(nn.Module):
+    def __init__(self, run: Callable[[Model, Tensor], object]) -> None:
+        super().__init__()
+        self.run = run
+        self.norm = nn.BatchNorm1d(64)
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> object:
+        return self.run(self, x)
+
+
+def return_early(model: Model, x: Tensor) -> list[Tensor]:
+    """What a region returns to the caller, it holds to the end of its run."""
+    early = x * 2
+    y = torch.relu(early)
+    return [model.norm(x).exp().sin(), early, y]
+
+
+def nest_dropout(model: Model, x: Tensor) -> Tensor:
+    """A run makes the checkpoints within it again, with states of the generator of their own."""
+    y = torch.tanh(model.layer(x))
+    y = torch.tanh(F.dropout(torch.exp(y)))
+    y = F.dropout(torch.exp(y))
+    return torch.sigmoid(torch.sin(y)).sum()
+
+
+@pytest.mark.parametrize(
+    "run, regions",
+    [
+        (return_early, (Region(1, 5),)),
+        (nest_dropout, (Region(1, 9, (Region(2, 6), Region(6, 8))),)),
+        (nest_dropout, (Region(1, 9, (Region(2, 8, (Region(3, 5), Region(5, 7))),)),)),
+    ],
+    ids=["returned", "nested", "nested twice"],
+)
+def test_the_planned_step_takes_what_was_computed(
+    run: Callable[[Model, Tensor], object], regions: tuple[Region, ...]
+) -> None:
+    model = Model(run)
+    analysis = fxmem.analyze(model, ("8x64",), device="cpu")
+    facts = gather_facts(analysis.graph, counts_host=True)
+    segments = describe_segments(facts, regions, [0.0] * len(analysis.graph.operations))
+    planned = build_module(model, analysis.fx_graph, segments)
+    recorded = fxmem.analyze(planned, ("8x64",), device="cpu")
+    simulation = simulate_regions(facts, regions)
+    live = build_timeline(recorded.graph).profile()
+    assert simulation.peak_bytes == max(live)
