@@ -43,8 +43,8 @@ def advise(
         TraceError: The step cannot be run on fake tensors.
 
     >>> advice = advise(nn.Linear(400, 400), ("8x400",), optimizer="adam")
-    >>> advice[0].option, advice[0].saving_bytes >= 400 * 400 * 4
-    ('Adam(..., fused=True)', True)
+    >>> [a.option for a in advice]
+    ['Adam(..., fused=True)']
     """
     analysis = analyze(model, args, kwargs, **options)
     return find_advice(analysis, model, args, kwargs, options)

@@ -63,6 +63,8 @@ def _can_offload(
     """Whether it is an activation of forward that autograd alone holds in backward."""
     if storage.category is not Category.ACTIVATION or storage.born < 0 or storage.died is None:
         return False
+    if not storage.saved_by:  # nothing to name
+        return False
     born = graph.operations[storage.born]
     if born.phase is not Phase.FORWARD or _is_cast(graph, born):
         return False
@@ -99,7 +101,7 @@ def _describe_offload(
     analysis: Analysis, storage: Storage, saves: list[Save], peak_bytes: int
 ) -> Advice:
     nodes = [analysis.nodes[index].name for index in storage.saved_by]
-    source = analysis.nodes[storage.saved_by[0]].source if nodes else None
+    source = analysis.nodes[storage.saved_by[0]].source
     shape = "x".join(map(str, storage.shape)) or "scalar"
     traffic = format_bytes(len(saves) * (storage.nbytes - storage.slack_bytes))
     return Advice(

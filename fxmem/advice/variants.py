@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fxmem.analysis import Analysis
 from fxmem.planning.facts import is_batch_norm
 from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
-from fxmem.specs import TensorSpec
+from fxmem.specs import TensorSpec, parse_spec
 from fxmem.tracing.arguments import gather_inputs
-from fxmem.tracing.fakes import read_leaf
+from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.tracing.targets import is_target
 
 
@@ -142,6 +142,8 @@ def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any
     sizes = {leaf.shape[0] if len(leaf.shape) else 0 for leaf in tensors}
     if len(sizes) != 1 or min(sizes) == 0 or min(sizes) % 2:
         return None
+    if any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tensors):
+        return None
     half = min(sizes) // 2
     halved: dict[int, Any] = {id(leaf): _halve(leaf, half) for leaf in tensors}
     inputs: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
@@ -151,9 +153,10 @@ def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def _halve(leaf: Tensor | TensorSpec, half: int) -> Tensor | TensorSpec:
-    if isinstance(leaf, TensorSpec):
-        return TensorSpec(
-            (half, *leaf.shape[1:]), leaf.dtype, leaf.requires_grad, leaf.memory_format
-        )
-    with torch.inference_mode(False), torch.no_grad():
-        return leaf.detach()[:half].clone().requires_grad_(leaf.requires_grad)
+    if type(leaf) is Tensor and leaf.device.type == "cpu":
+        with torch.inference_mode(False), torch.no_grad():  # what is known of values stays known
+            return leaf.detach()[:half].clone().requires_grad_(leaf.requires_grad)
+    requires_grad = leaf.requires_grad
+    if isinstance(leaf, Tensor):
+        leaf = parse_spec(*describe_inputs([leaf], {}))
+    return replace(leaf, shape=(half, *leaf.shape[1:]), requires_grad=requires_grad)

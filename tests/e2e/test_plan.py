@@ -133,6 +133,16 @@ def test_in_inference_the_diff_gives_the_peak_that_the_plan_says(run: Run) -> No
     subprocess.run([sys.executable, "-c", COMPARE], check=True)
 
 
+def test_advice_has_the_peak_of_the_step_that_does_it(run: Run) -> None:
+    done = run("plan", *COMMAND[1:4], "--advice")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, _, *advice = done.stdout.split("\n\n")
+    assert head.startswith("Peak 72.51 MiB\nnets.py:Net; ")
+    (autocast,) = (text for text in advice if 'Write: autocast="bf16"' in text)
+    after = run("analyze", *COMMAND[1:4], "--autocast", "bf16").stdout
+    assert f", {after.split(' in ')[0].removeprefix('Peak ')} left: Run forward" in autocast
+
+
 def test_no_plan_is_exit_1_and_one_line(run: Run) -> None:
     done = run(*COMMAND, "--budget", "20MiB", "-o", "plan.json")
     assert (done.returncode, done.stdout) == (1, "")

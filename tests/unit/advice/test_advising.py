@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import fxmem
 from fxmem.advice.advising import advise
 from fxmem.advice.record import Advice
+from fxmem.advice.variants import halve_inputs
 
 MIB = 2**20
 
@@ -100,6 +101,19 @@ def test_no_micro_batches_without_an_even_batch(inputs: tuple[str, ...]) -> None
             return self.linear(x).tanh().exp()
 
     assert not [o for o in list_options(Net(), inputs) if o.startswith("accumulate")]
+
+
+def test_half_a_tensor_is_like_the_whole() -> None:
+    whole = torch.zeros(8, 3, 6, 6, requires_grad=True)
+    last = torch.zeros(8, 3, 6, 6, device="meta").to(memory_format=torch.channels_last)
+    inputs = halve_inputs((whole, last, whole), {"scale": 2, "ids": ["8:int64"]})
+    assert inputs is not None
+    (half, spec, same), named = inputs
+    assert (half.shape, half.requires_grad, half.grad_fn) == ((4, 3, 6, 6), True, None)
+    assert half is same
+    assert spec == fxmem.TensorSpec((4, 3, 6, 6), memory_format="channels_last")
+    assert named == {"scale": 2, "ids": [fxmem.TensorSpec((4,), "int64")]}
+    assert halve_inputs(torch.zeros(8, 3).to_sparse(), None) is None
 
 
 def test_no_micro_batches_where_the_loss_is_for_the_whole_batch() -> None:
