@@ -230,9 +230,9 @@ class GraphBuilder:
     def _convert_device(self, origin: Origin) -> fx.Node:
         """The device of the first input: the graph runs wherever its inputs are."""
         if _DEVICE not in self._made:
-            self._made[_DEVICE] = self.graph.call_function(
-                getattr, (self._convert_origin(origin), "device")
-            )
+            tensor = self._convert_origin(origin)
+            with self.graph.inserting_after(tensor):  # and not between nodes that it is no part of
+                self._made[_DEVICE] = self.graph.call_function(getattr, (tensor, "device"))
         return self._made[_DEVICE]
 
     def _convert_size(self, size: SizeInt) -> Any:

@@ -69,6 +69,7 @@ class _Writer:
     def __init__(self, root: str) -> None:
         self.globals: dict[str, Any] = {}
         self._root = root
+        self._names: set[str] = set()
 
     def write_function(
         self, name: str, nodes: Sequence[fx.Node], depth: int, ends: tuple[Any, Any] | None
@@ -92,6 +93,8 @@ class _Writer:
                 for node in members:
                     scope.copy(node)
                 continue
+            assert segment.name not in self._names, f"{segment.name} is not of one piece"
+            self._names.add(segment.name)
             inputs, outputs = _find_ends(members)
             inner.append(self.write_function(segment.name, members, depth + 1, (inputs, outputs)))
             scope.call_segment(segment, self._root, inputs, outputs)

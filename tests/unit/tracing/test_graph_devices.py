@@ -26,4 +26,6 @@ def test_a_graph_traced_for_a_gpu_runs_on_the_cpu() -> None:
     x = torch.randn(3, 4)
     assert torch.equal(module(x), model(x))
     assert "cuda" not in module.code
+    # Beside the input that it is of, so that no run of nodes is cut in two by it.
+    assert [node.name for node in module.graph.nodes][:2] == ["x", "getattr_1"]
     assert "device = 'cpu'" in module.code, "what the code says itself stays"
