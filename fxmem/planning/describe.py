@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from fxmem.graph import MemoryGraph
+from fxmem.graph import MemoryGraph, Phase
 from fxmem.planning.facts import StepFacts, is_batch_norm
 from fxmem.planning.plan import Segment
 from fxmem.planning.regions import Region
@@ -14,12 +14,15 @@ from fxmem.planning.simulation import iterate_runs, plan_runs
 
 
 def fingerprint_graph(graph: MemoryGraph) -> str:
-    """What changes where the nodes of a graph, their shapes or dtypes do.
+    """What changes where the nodes of a model or their shapes do.
+
+    The loss is no part of it, nor are dtypes, which autocast decides.
 
     Args:
         graph: A step's memory graph.
     """
-    described = [(n.name, n.target, n.shape, n.dtype, n.inputs) for n in graph.nodes]
+    nodes = (node for node in graph.nodes if node.phase is Phase.FORWARD)
+    described = [(node.name, node.target, node.shape, node.inputs) for node in nodes]
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 

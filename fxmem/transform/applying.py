@@ -47,13 +47,15 @@ def apply(
         A module with the same parameters, buffers and names in its ``state_dict``.
 
     Raises:
-        UsageError: The plan is not this model's, or is from a file and no inputs were given.
+        UsageError: The plan is not this model's, or is from a file and no inputs were given; or
+            the model's graph cannot be run.
     """
     graph = plan.fx_graph
     if graph is None:
         if args is None and kwargs is None:
             raise UsageError(
-                "a plan from a file needs inputs to trace the model with",
+                "a plan without the graph that it was made on, as from a file, needs inputs to"
+                " trace the model with",
                 hint="fxmem.apply(model, plan, args)",
             )
         analysis = analyze(model, () if args is None else args, kwargs, device="cpu")
@@ -61,6 +63,11 @@ def apply(
             raise UsageError(
                 "the plan was made for another model or other inputs",
                 hint="make it anew with fxmem.plan",
+            )
+        if analysis.frontend != "fx":
+            raise UsageError(
+                f"no plan can be applied to this model: {analysis.setup.frontend_reason}",
+                hint="write checkpoints into its code: fxmem plan --diff",
             )
         graph = analysis.fx_graph
     return build_module(model, graph, plan.segments)

@@ -111,7 +111,7 @@ def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:
     assert known == fingerprint(Net(), "4x8", device="cuda")
     assert known == fingerprint(Net(), "4x8", optimizer="adam")
     assert known != fingerprint(Net(), "5x8")
-    assert known != fingerprint(Net(), "4x8", dtype="bf16")
+    assert known == fingerprint(Net(), "4x8", dtype="bf16")  # autocast would change it too
     longer = Net()
     longer.blocks.append(Block())
     assert known != fingerprint(longer, "4x8")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
+from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Plan
 
 INPUT = "64x32"
@@ -71,7 +72,38 @@ def test_a_plan_from_a_file_needs_inputs(plan: Plan) -> None:
     with pytest.raises(fxmem.UsageError) as caught:
         fxmem.apply(Net(), Plan.from_json(plan.to_json()))
     assert str(caught.value) == (
-        "a plan from a file needs inputs to trace the model with (fxmem.apply(model, plan, args))"
+        "a plan without the graph that it was made on, as from a file, needs inputs to trace the"
+        " model with (fxmem.apply(model, plan, args))"
+    )
+
+
+def test_a_plan_from_a_file_fits_whatever_the_loss_and_autocast(plan: Plan) -> None:
+    analysis = fxmem.analyze(Net(), (INPUT,), autocast="bf16", loss="mse", device="cuda")
+    made = fxmem.plan(analysis, max_overhead=0.3, time_limit_s=1)
+    assert made.segments
+    read = Plan.from_json(made.to_json())
+    assert fxmem.apply(Net(), read, (INPUT,)).code == fxmem.apply(Net(), made).code
+
+
+def test_a_model_whose_graph_cannot_be_run_takes_no_plan() -> None:
+    class Bag:
+        """What no graph holds."""
+
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    class Bags(Net):
+        def forward(self, x: Tensor) -> dict[str, object]:  # type: ignore[override]
+            return {"loss": super().forward(x).sum(), "bag": Bag(x)}
+
+    analysis = fxmem.analyze(Bags(), (INPUT,), device="cpu")
+    assert analysis.frontend == "record"
+    plan = Plan(fingerprint_graph(analysis.graph), 1, 1)
+    with pytest.raises(fxmem.UsageError) as caught:
+        fxmem.apply(Bags(), plan, (INPUT,))
+    assert str(caught.value) == (
+        "no plan can be applied to this model: no graph holds the Bag in the output"
+        " (write checkpoints into its code: fxmem plan --diff)"
     )
 
 
