@@ -105,6 +105,10 @@ def gather_facts(
         if operation.index in owner:
             for index in (*operation.reads, *operation.writes):
                 readers.setdefault(index, {})[owner[operation.index]] = operation.index
+    for taker in graph.nodes[:nodes]:
+        if first[taker.index] == end[taker.index]:  # it hands on what it takes, as nn.Identity does
+            for index in (i for source in taker.inputs for i in graph.nodes[source].results):
+                readers.setdefault(index, {})[taker.index] = end[taker.index] - 1
     saves: dict[int, list[Save]] = {}
     saves_by_node: list[list[Save]] = [[] for _ in graph.nodes]
     for save in graph.saves:

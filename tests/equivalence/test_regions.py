@@ -11,9 +11,11 @@ from planned_models import PLANNED
 from torch import Tensor, nn
 
 from fxmem import analyze
+from fxmem.graph import MemoryGraph, Phase
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.facts import gather_facts
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.regions import Region
+from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.recording.losses import resolve_loss
 from fxmem.timeline import build_timeline
 from fxmem.tracing.fxgraph import iterate_tensors
@@ -77,3 +79,26 @@ def train(model: nn.Module, name: str) -> list[Tensor]:
         optimizer.step()
         left += [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
     return [*left, *iterate_tensors(model.state_dict()), torch.rand(1)]
+
+
+def test_what_a_module_that_does_nothing_takes_is_an_input_of_its_region() -> None:
+    """The sum is saved in the first region alone, and the second holds it for its shortcut."""
+    model, spec = make_model("shortcuts"), PLANNED["shortcuts"][1]
+    analysis = analyze(model, (spec,), device="cpu")
+    facts = gather_facts(analysis.graph, counts_host=True)
+    at = {node.name: node.index for node in analysis.nodes}
+    regions = (
+        Region(at["add"], at["norms.1"]),
+        Region(at["norms.1"], at["shortcuts.1"] + 1),
+    )
+    costs = [0.0] * len(analysis.graph.operations)
+    segments = describe_segments(facts, regions, costs)
+    recorded = analyze(build_module(model, analysis.fx_graph, segments), (spec,), device="cpu")
+    promised = build_graph(simulate_regions(facts, regions))
+    assert measure_turn(promised) == measure_turn(recorded.graph)
+
+
+def measure_turn(graph: MemoryGraph) -> int:
+    """What is alive when backward begins."""
+    turn = next(o.index for o in graph.operations if o.phase is Phase.BACKWARD)
+    return build_timeline(graph).profile()[turn]

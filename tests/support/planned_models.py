@@ -113,11 +113,31 @@ class Tied(nn.Module):
         return F.linear(self.mix(self.mix(x)), self.embedding.weight)
 
 
+class Shortcuts(nn.Module):
+    """Blocks whose shortcut is a module that does nothing, as in many residual nets."""
+
+    def __init__(self, width: int = 8, blocks: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(blocks))
+        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks))
+        self.shortcuts = nn.ModuleList(nn.Identity() for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for norm, conv, shortcut in zip(self.norms, self.convs, self.shortcuts, strict=True):
+            y = torch.relu(norm(conv(x)))
+            kept = shortcut(x)
+            x = y + kept
+        return x
+
+
 PLANNED = {
     "residual": (Residual, "4x3x16x16"),
     "attention": (Attention, "4x12x16"),
     "dense": (Dense, "4x3x16x16"),
     "unet": (UNet, "2x3x32x32"),
     "tied": (Tied, "4x7:int64"),
+    "shortcuts": (Shortcuts, "4x3x16x16"),
 }
 """By name, a model and its input."""
