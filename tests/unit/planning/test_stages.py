@@ -16,8 +16,8 @@ from fxmem.planning.stages import (
     find_blocks,
     find_boundaries,
     measure_frontiers,
-    sweep_regions,
 )
+from fxmem.planning.sweeps import sweep_regions
 
 KIB = 1024
 
