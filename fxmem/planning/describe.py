@@ -41,16 +41,23 @@ def describe_segments(
         costs_s: Seconds of each operation, by its index.
         with_savings: Whether to work out what each is worth, by leaving it out.
     """
-    scorer = Scorer(facts, costs_s)
-    peak, _ = scorer.score(regions)
+    savings = _measure_savings(facts, regions) if with_savings else [0] * len(regions)
     segments = []
-    for index, region in enumerate(regions):
-        others = [*regions[:index], *regions[index + 1 :]]
-        saving = scorer.score(others)[0] - peak if with_savings else 0
+    for region, saving in zip(regions, savings, strict=True):
         runs = iterate_runs([*plan_runs(facts, [region])])
         again = [index for run in runs for index in range(run.first, run.stop)]
         segments.append(_describe(facts, region, saving, again, costs_s))
     return tuple(segments)
+
+
+def _measure_savings(facts: StepFacts, regions: Sequence[Region]) -> list[int]:
+    """By how much the peak would rise without each."""
+    scorer = Scorer(facts, [0.0] * len(facts.graph.operations))
+    peak, _ = scorer.score(regions)
+    return [
+        scorer.score([*regions[:index], *regions[index + 1 :]])[0] - peak
+        for index in range(len(regions))
+    ]
 
 
 def _describe(

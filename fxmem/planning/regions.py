@@ -16,18 +16,13 @@ class Region:
         children: Regions within it, apart and in order: what they hold is computed once more
             when backward needs it.
 
-    >>> Region(0, 4, (Region(1, 3),)).depth
-    2
+    >>> 3 in Region(0, 4, (Region(1, 3),)), 4 in Region(0, 4)
+    (True, False)
     """
 
     start: int
     stop: int
     children: tuple[Region, ...] = ()
-
-    @property
-    def depth(self) -> int:
-        """How many regions lie within each other."""
-        return 1 + max((child.depth for child in self.children), default=0)
 
     def __contains__(self, node: int | None) -> bool:
         """Whether a node lies in the region, by its index."""

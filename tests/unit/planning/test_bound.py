@@ -36,9 +36,7 @@ def test_what_exceeds_the_peak_is_computed_again_by_its_cheapest_share() -> None
     analysis = analyze(model, ("1000x1000",), device="cpu")
     facts = gather_facts(analysis.graph)
     costs = [float(o.name == "aten.tanh.default") for o in analysis.graph.operations]
-    peak = max(Scorer(facts, costs).score(())[0], 0)
+    peak, _ = Scorer(facts, costs).score(())
     assert bound_cost(facts, find_limits(facts), costs, peak) == 0
-    assert bound_cost(facts, find_limits(facts), costs, peak - 4_000_000) <= 1.0
-    assert bound_cost(facts, find_limits(facts), costs, peak - 2_000_000) == pytest.approx(
-        0.5, abs=0.5
-    )
+    for missing_bytes in (2_000_000, 4_000_000):  # a storage is there or gone, and not by half
+        assert bound_cost(facts, find_limits(facts), costs, peak - missing_bytes) == 1

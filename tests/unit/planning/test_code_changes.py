@@ -54,4 +54,7 @@ def test_training_lists_changes_beside_the_segments() -> None:
     analysis = fxmem.analyze(Trains(), ("1024x1024",), device="cpu")
     plan = fxmem.plan(analysis, max_overhead=0.5, time_limit_s=1)
     assert plan.peak_bytes <= analysis.peak_bytes
+    # Autograd keeps neither sum nor product, so relu and the product can take their places.
+    assert {(c.node, c.call) for c in plan.inplace} == {("relu", "relu_"), ("mul", "mul_")}
+    assert [point.value for point in plan.dels] == ["add"]  # big, unused after relu
     assert all(change.saving_bytes > 0 for change in (*plan.inplace, *plan.dels))
