@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.planning.facts import StepFacts, is_batch_norm
-from fxmem.planning.plan import Segment
+from fxmem.planning.limits import Limits
+from fxmem.planning.plan import Limit, LimitKind, Segment
 from fxmem.planning.regions import Region
 from fxmem.planning.scoring import Scorer
 from fxmem.planning.simulation import iterate_runs, plan_runs
@@ -83,6 +84,27 @@ def _describe(
         random=any(o.effect is not None for o in operations),
         norms=tuple(dict.fromkeys(norms)),
         children=tuple(_describe(facts, c, 0, (), costs_s) for c in region.children),
+    )
+
+
+def describe_limits(facts: StepFacts, limits: Limits) -> tuple[Limit, ...]:
+    """What no plan may do, by name.
+
+    Args:
+        facts: The step.
+        limits: Of the step.
+
+    Returns:
+        Each node once, in order.
+    """
+    reasons = {
+        **{node: (LimitKind.BEGIN, reason) for node, reason in limits.starts.items()},
+        **{node: (LimitKind.RECOMPUTE, reason) for node, reason in limits.fixed.items()},
+    }
+    nodes = facts.graph.nodes
+    return tuple(
+        Limit(nodes[index].name, *reasons[index], nodes[index].fqn, nodes[index].source)
+        for index in sorted(reasons)
     )
 
 

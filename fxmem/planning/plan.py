@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from fxmem.errors import UsageError
@@ -83,6 +84,34 @@ class DelPoint:
     saving_bytes: int = 0
 
 
+class LimitKind(str, Enum):
+    """What plans may not do with a node."""
+
+    RECOMPUTE = "RECOMPUTE"
+    """Compute it again; so no segment begins with it either."""
+    BEGIN = "BEGIN"
+    """Begin a segment with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A node with which plans may not do all that they do with others.
+
+    Attributes:
+        node: Its name.
+        kind: What they may not.
+        reason: Why, as what follows the node's name.
+        fqn: The module that it is or lies in; empty for the model itself.
+        source: The user's line.
+    """
+
+    node: str
+    kind: LimitKind
+    reason: str
+    fqn: str = ""
+    source: SourceLocation | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a step takes less memory.
@@ -99,6 +128,7 @@ class Plan:
         dels: What it could let go of; likewise.
         lower_bound_overhead: No plan that computes again adds less for that peak; None where
             that was not worked out, as in :func:`fxmem.pareto`.
+        limits: The nodes that no plan computes again, or begins a segment with, and why.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
     """
 
@@ -112,6 +142,7 @@ class Plan:
     inplace: tuple[InplaceChange, ...] = ()
     dels: tuple[DelPoint, ...] = ()
     lower_bound_overhead: float | None = None
+    limits: tuple[Limit, ...] = ()
     fx_graph: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -155,15 +186,20 @@ class Plan:
                     "segments": tuple(map(_read_segment, fields["segments"])),
                     "inplace": tuple(InplaceChange(**_read(f)) for f in fields["inplace"]),
                     "dels": tuple(DelPoint(**_read(f)) for f in fields["dels"]),
+                    "limits": tuple(map(_read_limit, fields.get("limits", ()))),
                 }
             )
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise UsageError(f"the plan is damaged: {error}", hint="make it anew") from None
 
 
 def _read_segment(fields: Mapping[str, Any]) -> Segment:
     children = tuple(map(_read_segment, fields["children"]))
     return Segment(**{**_read(fields), "children": children, "norms": tuple(fields["norms"])})
+
+
+def _read_limit(fields: Mapping[str, Any]) -> Limit:
+    return Limit(**{**_read(fields), "kind": LimitKind(fields["kind"])})
 
 
 def _read(fields: Mapping[str, Any]) -> dict[str, Any]:

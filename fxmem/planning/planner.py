@@ -15,9 +15,9 @@ from fxmem.liveness import build_profile
 from fxmem.planning.bound import bound_cost
 from fxmem.planning.code_changes import find_changes, plan_changes
 from fxmem.planning.costs import find_roofline, price_operations
-from fxmem.planning.describe import describe_segments, fingerprint_graph
+from fxmem.planning.describe import describe_limits, describe_segments, fingerprint_graph
 from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import find_limits
+from fxmem.planning.limits import Limits, find_limits
 from fxmem.planning.plan import Plan
 from fxmem.planning.search import Candidate, find_front
 from fxmem.planning.simulation import build_graph, simulate_regions
@@ -126,9 +126,10 @@ def pareto(
         UsageError: The step is none of training, or adds up several micro-batches.
     """
     step = prepare_step(analysis)
-    front = _search(step, by_flops, time_limit_s)
+    limits = find_limits(step.facts)
+    front = _search(step, limits, by_flops, time_limit_s)
     chosen = _spread_points(front, points)
-    return tuple(_build_plan(step, candidate, in_full=False) for candidate in chosen)
+    return tuple(_build_plan(step, limits, candidate, in_full=False) for candidate in chosen)
 
 
 def plan(
@@ -184,14 +185,15 @@ def _plan_segments(
     time_limit_s: float,
 ) -> Plan:
     step = prepare_step(analysis)
+    limits = find_limits(step.facts)
     most = max_overhead if max_overhead_flops is None else max_overhead_flops
-    front = _search(step, max_overhead_flops is not None, time_limit_s, budget_bytes, most)
+    front = _search(step, limits, max_overhead_flops is not None, time_limit_s, budget_bytes, most)
     if budget_bytes is not None:
         # The search adds up blocks as the plain step has them; another order may give others.
         nearly = [c for c in front if c.peak_bytes <= budget_bytes * _SLACK]
         for candidate in nearly:
             if _measure_peak(step, candidate)[0] <= budget_bytes:
-                return _build_plan(step, candidate)
+                return _build_plan(step, limits, candidate)
         raise InfeasibleError(_explain_leanest(step, front[-1], budget_bytes))
     plans = (_measure_overhead(step, candidate) for candidate in front)
     if max_overhead is not None:
@@ -199,11 +201,12 @@ def _plan_segments(
     else:
         most = max_overhead_flops or 0.0
         allowed = [c for c, (_, flops) in zip(front, plans, strict=True) if flops <= most]
-    return _build_plan(step, allowed[-1])
+    return _build_plan(step, limits, allowed[-1])
 
 
 def _search(
     step: PlanningStep,
+    limits: Limits,
     by_flops: bool,
     time_limit_s: float,
     goal_bytes: int | None = None,
@@ -211,7 +214,7 @@ def _search(
 ) -> Sequence[Candidate]:
     return find_front(
         step.facts,
-        find_limits(step.facts),
+        limits,
         step.list_costs(by_flops),
         _SEARCH_SHARE * time_limit_s,
         goal_bytes,
@@ -264,13 +267,14 @@ def _spread_points(front: Sequence[Candidate], points: int) -> Sequence[Candidat
     return [*dict.fromkeys(nearest)]
 
 
-def _bound_overhead(step: PlanningStep, candidate: Candidate) -> float:
-    limits = find_limits(step.facts)
+def _bound_overhead(step: PlanningStep, limits: Limits, candidate: Candidate) -> float:
     bound_s = bound_cost(step.facts, limits, step.costs_s, candidate.peak_bytes)
     return bound_s / (step.step_s or 1.0)
 
 
-def _build_plan(step: PlanningStep, candidate: Candidate, *, in_full: bool = True) -> Plan:
+def _build_plan(
+    step: PlanningStep, limits: Limits, candidate: Candidate, *, in_full: bool = True
+) -> Plan:
     """A candidate as a plan; in full with what each segment saves, and the bound."""
     overhead, overhead_flops = _measure_overhead(step, candidate)
     peak_bytes, reserved_bytes = _measure_peak(step, candidate)
@@ -286,6 +290,7 @@ def _build_plan(step: PlanningStep, candidate: Candidate, *, in_full: bool = Tru
         segments=describe_segments(
             step.facts, candidate.regions, step.costs_s, with_savings=in_full
         ),
-        lower_bound_overhead=_bound_overhead(step, candidate) if in_full else None,
+        lower_bound_overhead=_bound_overhead(step, limits, candidate) if in_full else None,
+        limits=describe_limits(step.facts, limits),
         fx_graph=step.fx_graph,
     )

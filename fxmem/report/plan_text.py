@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxmem.graph import Phase
 from fxmem.liveness import Peak
-from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
+from fxmem.planning.plan import DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
 from fxmem.report.cells import escape_controls, measure_width, shorten_middle, shorten_name
 from fxmem.report.document import Subject
 from fxmem.report.tables import Column, write_table
@@ -21,6 +21,8 @@ _SOURCE = Column(shorten=shorten_middle, least=12, yields=True)
 _NAME = Column(shorten=shorten_name, least=20)
 _ALLOWED = 0.1
 """The share of time that the example below the table of trade-offs allows."""
+_REASONS = 5
+"""How many reasons not to compute nodes again are told; the rest are counted."""
 
 
 def render_plan(
@@ -43,6 +45,7 @@ def render_plan(
         _write_segments(plan, width),
         _write_inplace(plan.inplace, width),
         _write_dels(plan.dels, width),
+        _write_limits(plan.limits, width),
         "\n".join(_wrap(note, width) for note in _write_notes(plan)),
     ]
     return _join(blocks)
@@ -77,6 +80,7 @@ def render_front(plans: Sequence[Plan], subject: Subject, *, width: int | None =
             [_list_front_cells(plan) for plan in plans],
             width,
         ),
+        _write_limits(plans[0].limits, width),
         _wrap(_write_advice(plans), width),
     ]
     return _join(blocks)
@@ -216,6 +220,31 @@ def _write_dels(dels: Iterable[DelPoint], width: int | None) -> str:
         "source": _SOURCE,
     }
     return _write_rows(columns, rows, width)
+
+
+def _write_limits(limits: Sequence[Limit], width: int | None) -> str:
+    """What is never computed again, by reason, and how many nodes no segment begins with."""
+    fixed = [limit for limit in limits if limit.kind is LimitKind.RECOMPUTE]
+    lines = []
+    if fixed:
+        count = "1 node is" if len(fixed) == 1 else f"{len(fixed)} nodes are"
+        lines.append(f"{count} never computed again:")
+    by_reason: dict[str, list[Limit]] = {}
+    for limit in fixed:
+        by_reason.setdefault(limit.reason, []).append(limit)
+    for reason, group in [*by_reason.items()][:_REASONS]:
+        place = ", ".join(filter(None, [group[0].node, write_source(group[0].source)]))
+        more = f", and {len(group) - 1} more" if len(group) > 1 else ""
+        lines.append(_wrap(escape_controls(f"- {place}{more}: {reason}"), width))
+    rest = sum(len(group) for group in [*by_reason.values()][_REASONS:])
+    if rest:
+        lines.append(f"- {rest} more for other reasons")
+    starts = len(limits) - len(fixed)
+    if starts:
+        count = "1 node" if starts == 1 else f"{starts} nodes"
+        text = f"No segment begins at {count}: what it would take is changed in place later."
+        lines.append(_wrap(text, width))
+    return "\n".join(lines)
 
 
 def _write_notes(plan: Plan) -> Iterator[str]:

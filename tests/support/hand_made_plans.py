@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxmem.graph import SourceLocation
-from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
+from fxmem.planning.plan import DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
 
 MIB = 1024**2
 
@@ -13,7 +13,8 @@ def at(line: int) -> SourceLocation:
 
 
 def make_plan(**fields: object) -> Plan:
-    """Two segments, one with another within; one change in place, one del point."""
+    """Two segments, one with another within; one change in place, one del point, limits."""
+    generator = "draws from a generator of its own, whose state is not restored"
     defaults: dict[str, object] = {
         "fingerprint": "0123456789abcdef",
         "baseline_peak_bytes": 30 * MIB,
@@ -41,6 +42,12 @@ def make_plan(**fields: object) -> Plan:
         "inplace": (InplaceChange("block.relu", "relu_", at(12), 4 * MIB),),
         "dels": (DelPoint("fc1", "hidden", "block.relu", at(12), 0),),
         "lower_bound_overhead": 0.2,
+        "limits": (
+            Limit("drop.rand", LimitKind.RECOMPUTE, generator, "drop", at(14)),
+            Limit("choose", LimitKind.RECOMPUTE, "its sizes or values depend on the data"),
+            Limit("drop.rand_1", LimitKind.RECOMPUTE, generator, "drop", at(14)),
+            Limit("sigmoid", LimitKind.BEGIN, "mul_ changes its input in place"),
+        ),
     }
     return Plan(**{**defaults, **fields})
 

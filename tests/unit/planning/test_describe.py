@@ -7,8 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.describe import describe_segments, find_module, fingerprint_graph
+from fxmem.planning.describe import (
+    describe_limits,
+    describe_segments,
+    find_module,
+    fingerprint_graph,
+)
 from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.limits import Limits
+from fxmem.planning.plan import Limit, LimitKind
 from fxmem.planning.regions import Region
 
 
@@ -115,3 +122,12 @@ def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:
     longer = Net()
     longer.blocks.append(Block())
     assert known != fingerprint(longer, "4x8")
+
+
+def test_limits_are_told_by_name_each_node_once(facts: StepFacts) -> None:
+    limits = Limits(fixed={9: "draws"}, starts={4: "changed", 9: "changed too"})
+    tanh, later = facts.graph.nodes[4], facts.graph.nodes[9]
+    assert describe_limits(facts, limits) == (
+        Limit("blocks.0.tanh", LimitKind.BEGIN, "changed", "blocks.0", tanh.source),
+        Limit("blocks.1.tanh", LimitKind.RECOMPUTE, "draws", "blocks.1", later.source),
+    )

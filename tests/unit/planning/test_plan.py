@@ -8,7 +8,7 @@ import pytest
 
 from fxmem import UsageError
 from fxmem.graph import SourceLocation
-from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
+from fxmem.planning.plan import DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
 
 SOURCE = SourceLocation("/home/me/nets/net.py", 12, "forward")
 
@@ -25,6 +25,10 @@ def make_plan() -> Plan:
         inplace=(InplaceChange("relu", "relu_", SOURCE, 50, "conv"),),
         dels=(DelPoint("x", "x", "add", None, 10),),
         lower_bound_overhead=0.2,
+        limits=(
+            Limit("rand", LimitKind.RECOMPUTE, "draws", "noise", SOURCE),
+            Limit("exp", LimitKind.BEGIN, "changed"),
+        ),
         fx_graph=object(),
     )
 
@@ -36,6 +40,12 @@ def test_what_is_written_is_read_again() -> None:
         assert read == plan
         assert read.fx_graph is None
         assert hash(read.segments) == hash(plan.segments), "tuples and no lists"
+
+
+def test_a_plan_written_before_limits_were_has_none() -> None:
+    fields = json.loads(make_plan().to_json())
+    assert [limit["kind"] for limit in fields.pop("limits")] == ["RECOMPUTE", "BEGIN"]
+    assert Plan.from_json(json.dumps(fields)).limits == ()
 
 
 def test_the_gap_is_what_is_above_the_bound() -> None:
@@ -83,6 +93,7 @@ def test_a_missing_part_is_told() -> None:
         {"inplace": [{}]},
         {"dels": "ab"},
         {"unknown": 1},
+        {"limits": [{"node": "a", "kind": "NEITHER", "reason": "", "source": None}]},
     ],
 )
 def test_a_damaged_plan_is_told(change: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fxmem.graph import Phase
 from fxmem.liveness import Peak
-from fxmem.planning.plan import Plan, Segment
+from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
 from fxmem.report.cells import measure_width
 from fxmem.report.document import describe_subject
 from fxmem.report.plan_text import _write_limit, render_front, render_plan
@@ -45,10 +45,13 @@ def test_the_table_of_trade_offs(check_golden: Callable[[str, str], None]) -> No
 
 
 def test_what_a_plan_lacks_is_left_out() -> None:
-    plan = make_plan(inplace=(), dels=(), lower_bound_overhead=None, reserved_bytes=0)
+    nothing = {"inplace": (), "dels": (), "limits": ()}
+    plan = make_plan(**nothing, lower_bound_overhead=None, reserved_bytes=0)
     text = render_plan(plan, SUBJECT)
     assert [
-        w for w in ("in place", "let go", "then lies", "reserves", "No plan") if w in text
+        w
+        for w in ("in place", "let go", "then lies", "reserves", "No plan", "never", "begins")
+        if w in text
     ] == []
 
 
@@ -76,6 +79,26 @@ def test_a_plan_that_changes_nothing_says_so() -> None:
 def test_the_place_of_the_new_peak(phase: Phase, node: int | None, line: str) -> None:
     plan = make_plan(reserved_bytes=21 * MIB)
     assert line in render_plan(plan, SUBJECT, peak=move_peak(phase, node)).splitlines()
+
+
+def test_of_many_reasons_the_first_are_told_and_the_rest_counted() -> None:
+    limits = [Limit(f"n{i}", LimitKind.RECOMPUTE, f"reason {i}") for i in range(7)]
+    limits += [Limit("n7", LimitKind.RECOMPUTE, "reason 6"), Limit("b", LimitKind.BEGIN, "why")] * 2
+    told = [
+        "9 nodes are never computed again:",
+        *(f"- n{i}: reason {i}" for i in range(5)),
+        "- 4 more for other reasons",
+        "No segment begins at 2 nodes: what it would take is changed in place later.",
+    ]
+    plan = make_plan(limits=tuple(limits))
+    for text in (render_plan(plan, SUBJECT), render_front([plan], SUBJECT)):
+        assert "\n\n{}\n\n".format("\n".join(told)) in text
+
+
+def test_one_node_that_is_never_computed_again() -> None:
+    plan = make_plan(limits=(Limit("a\x1b", LimitKind.RECOMPUTE, "is new"),))
+    lines = ["1 node is never computed again:", r"- a\x1b: is new"]
+    assert "\n".join(lines) in render_plan(plan, SUBJECT)
 
 
 def test_names_are_made_printable() -> None:
