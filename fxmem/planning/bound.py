@@ -8,12 +8,13 @@ for every plan that computes again, in whatever order: only one moment of it is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fxmem.graph import Phase
 from fxmem.planning.facts import Made, StepFacts
 from fxmem.planning.limits import Limits
-from fxmem.planning.segmented import Segment, SegmentedStep, Value, solve_segmented
+from fxmem.planning.segmented import Segment, SegmentedStep, Value, bound_segmented
 from fxmem.planning.simulation import simulate_regions
 
 _HERE, _LATER = 0, 1
@@ -37,7 +38,8 @@ def bound_cost(
         time_limit_s: When the program is given up; the bound is then lower than it could be.
 
     Returns:
-        A cost in the unit of ``costs``; 0 where the plain step has no higher peak.
+        A cost in the unit of ``costs``; 0 where the plain step has no higher peak, and infinity
+        where no plan has that peak.
     """
     plain = simulate_regions(facts, ())
     backward = [o.index for o in facts.graph.operations if o.phase is Phase.BACKWARD]
@@ -55,8 +57,7 @@ def bound_cost(
     free = -sum(value.nbytes for value in values)  # the moment's own transients are in live_bytes
     step = SegmentedStep((Segment(0, free), Segment(0, free)), values)
     budget = peak_bytes - (plain.live_bytes[at] - held_bytes)
-    found = solve_segmented(step, budget, time_limit_s=time_limit_s) if budget > 0 else None
-    return 0.0 if found is None else found.lower_bound_cost
+    return bound_segmented(step, budget, time_limit_s) if budget > 0 else math.inf
 
 
 def _list_values(

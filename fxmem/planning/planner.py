@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -194,7 +195,10 @@ def _plan_segments(
         for candidate in nearly:
             if _measure_peak(step, candidate)[0] <= budget_bytes:
                 return _build_plan(step, limits, candidate)
-        raise InfeasibleError(_explain_leanest(step, front[-1], budget_bytes))
+        bound_s = bound_cost(step.facts, limits, step.costs_s, int(budget_bytes * _SLACK))
+        found = "exists" if math.isinf(bound_s) else "was found"
+        leanest = _explain_leanest(step, front[-1])
+        raise InfeasibleError(f"no plan within {format_bytes(budget_bytes)} {found}; {leanest}")
     plans = (_measure_overhead(step, candidate) for candidate in front)
     if max_overhead is not None:
         allowed = [c for c, (time, _) in zip(front, plans, strict=True) if time <= max_overhead]
@@ -239,7 +243,7 @@ def _measure_peak(step: PlanningStep, candidate: Candidate) -> tuple[int, int]:
     return measure_allocation(graph, step.settings)
 
 
-def _explain_leanest(step: PlanningStep, leanest: Candidate, budget_bytes: int) -> str:
+def _explain_leanest(step: PlanningStep, leanest: Candidate) -> str:
     graph = build_graph(simulate_regions(step.facts, leanest.regions))
     profile = build_profile(graph, build_timeline(graph))
     held = sorted(profile.breakdown.items(), key=lambda item: -item[1])
@@ -252,8 +256,8 @@ def _explain_leanest(step: PlanningStep, leanest: Candidate, budget_bytes: int) 
     at = f" at {node.name}" if node else ""
     where = f" ({profile.peak.source})" if profile.peak.source else ""
     return (
-        f"no plan within {format_bytes(budget_bytes)} was found; the leanest takes"
-        f" {format_bytes(leanest.peak_bytes)}, in {profile.peak.phase.value}{at}{where}: {parts}"
+        f"the leanest takes {format_bytes(leanest.peak_bytes)},"
+        f" in {profile.peak.phase.value}{at}{where}: {parts}"
     )
 
 
@@ -269,7 +273,8 @@ def _spread_points(front: Sequence[Candidate], points: int) -> Sequence[Candidat
 
 def _bound_overhead(step: PlanningStep, limits: Limits, candidate: Candidate) -> float:
     bound_s = bound_cost(step.facts, limits, step.costs_s, candidate.peak_bytes)
-    return bound_s / (step.step_s or 1.0)
+    # The plan is one of those that it bounds, but for rounding.
+    return min(bound_s / (step.step_s or 1.0), _measure_overhead(step, candidate)[0])
 
 
 def _build_plan(

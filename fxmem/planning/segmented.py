@@ -20,6 +20,7 @@ Given ``s``, the least ``r`` is a closure and whole by itself, so only ``s`` is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -176,6 +177,24 @@ def solve_segmented(
             cost = sum((step.values[index].cost for index in recomputed), 0.0)
             return SegmentedSolution(saved, recomputed, peak, cost, min(bound, cost))
     return None
+
+
+def bound_segmented(
+    step: SegmentedStep, budget: int, time_limit_s: float = DEFAULT_TIME_LIMIT_S
+) -> float:
+    """What any choice under a budget in bytes costs at the least; infinity where none fits.
+
+    It is lower than it could be where time is up.
+
+    >>> step = SegmentedStep((Segment(0, 0),), (Value(0, 8, 2.0, (), (0,)),))
+    >>> bound_segmented(step, 8), bound_segmented(step, 7)
+    (0.0, inf)
+    """
+    highs = _run_solver(_build_program(step, budget), time_limit_s, DEFAULT_GAP)
+    if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        return math.inf
+    # Minus infinity where time was up before there was any.
+    return max(0.0, highs.getInfo().mip_dual_bound * _find_cost_unit(step))
 
 
 def _run_solver(program: highspy.HighsLp, time_limit_s: float, gap: float) -> highspy.Highs:

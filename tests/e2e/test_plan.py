@@ -146,7 +146,7 @@ def test_advice_has_the_peak_of_the_step_that_does_it(run: Run) -> None:
 def test_no_plan_is_exit_1_and_one_line(run: Run) -> None:
     done = run(*COMMAND, "--budget", "20MiB", "-o", "plan.json")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("fxmem: error: no plan within 20.00 MiB was found; the leanest ")
+    assert done.stderr.startswith("fxmem: error: no plan within 20.00 MiB exists; the leanest ")
     assert done.stderr.count("\n") == 1
     assert not Path("plan.json").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from drawn_regions import draw_plan
 from planned_models import PLANNED
@@ -40,3 +42,19 @@ def test_what_exceeds_the_peak_is_computed_again_by_its_cheapest_share() -> None
     assert bound_cost(facts, find_limits(facts), costs, peak) == 0
     for missing_bytes in (2_000_000, 4_000_000):  # a storage is there or gone, and not by half
         assert bound_cost(facts, find_limits(facts), costs, peak - missing_bytes) == 1
+
+
+def test_what_one_operator_of_backward_holds_fits_in_no_plan() -> None:
+    """x -> linear -> tanh -> tanh: the peak is at the backward of the first tanh.
+
+    It takes its result and a gradient and makes another, 12 MB; the input, the weight and the
+    output are held by the caller. There is nothing that could be gone, and computed again later.
+    """
+    model = nn.Sequential(nn.Linear(1000, 1000), nn.Tanh(), nn.Tanh())
+    analysis = analyze(model, ("1000x1000",), device="cpu")
+    facts = gather_facts(analysis.graph)
+    limits, costs = find_limits(facts), [1.0] * len(analysis.graph.operations)
+    assert analysis.peak_bytes == 6 * 4_000_000 + 4_000 + 8  # bias, loss, its gradient
+    assert bound_cost(facts, limits, costs, analysis.peak_bytes) == 0
+    for peak_bytes in (analysis.peak_bytes - 1, 1_000_000, 0):
+        assert math.isinf(bound_cost(facts, limits, costs, peak_bytes))

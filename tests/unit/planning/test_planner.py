@@ -82,7 +82,7 @@ def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
         plan_step(analysis, budget="1 MiB", time_limit_s=5)
     text = str(caught.value)
     leanest = format_bytes(front[-1].peak_bytes)
-    assert text.startswith(f"no plan within 1.00 MiB was found; the leanest takes {leanest}, in ")
+    assert text.startswith(f"no plan within 1.00 MiB exists; the leanest takes {leanest}, in ")
     where, _, held = text.partition(": ")
     assert re.search(r", in backward at layers\.\d\.?\w* \(test_planner\.py:\d+\)$", where) or (
         re.search(r", in backward at \w+ \(test_planner\.py:\d+\)$", where)
@@ -92,6 +92,13 @@ def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
     # Parameters are 6 x (64 x 64 + 64) numbers.
     assert f"parameter {format_bytes(6 * 4 * (64 * 64 + 64))}" in held
     assert f"input {format_bytes(TENSOR_BYTES)}" in held
+
+
+def test_a_budget_that_may_yet_be_kept_is_told_as_not_found(
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
+) -> None:
+    with pytest.raises(fxmem.InfeasibleError, match=r"^no plan within \S+ MiB was found; the lea"):
+        plan_step(analysis, budget=front[-1].peak_bytes - 1, time_limit_s=5)
 
 
 def test_a_budget_is_kept_at_the_least_cost(
