@@ -236,6 +236,27 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of one module of the model in forward, without the module's hooks.
+
+    Attributes:
+        fqn: Qualified name of the module.
+        start: Index of the first node that it made.
+        stop: Index after that of the last; the same where it made none.
+        inputs: Indices of the storages that its arguments lie on.
+        results: Indices of those that what it returned lies on.
+        obstacle: Why it may not run twice; empty where nothing speaks against it.
+    """
+
+    fqn: str
+    start: int
+    stop: int
+    inputs: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryGraph:
     """Everything that is known of one steady step.
 
@@ -249,6 +270,10 @@ class MemoryGraph:
             storage, or a negative number for one that is gone, or None for a kernel's workspace;
             and its bytes, negative where it is freed.
         saves: Every time that an autograd function keeps a storage, in order.
+        calls: The calls of modules, those that ended first before others.
+        let_go: By storage, the operation in which the user's code let go of the last tensor on
+            it that a node returned, whatever autograd keeps; None where it did not, or no node
+            returned one. Empty where that is not known.
     """
 
     nodes: tuple[Node, ...]
@@ -257,3 +282,5 @@ class MemoryGraph:
     saved: tuple[SavedTensor, ...]
     warmup: tuple[tuple[int | None, int], ...] = ()
     saves: tuple[Save, ...] = ()
+    calls: tuple[ModuleCall, ...] = ()
+    let_go: tuple[int | None, ...] = ()

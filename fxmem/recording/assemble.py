@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from fxmem.graph import Category, MemoryGraph, Node, Phase, Save, SavedTensor, Storage
+from fxmem.graph import (
+    Category,
+    MemoryGraph,
+    ModuleCall,
+    Node,
+    Phase,
+    Save,
+    SavedTensor,
+    Storage,
+)
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.records import NodeRecord
+from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.tracer import TracedNode
 
 _LISTED = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
 """Saved for backward, but there anyway: listed and not counted."""
+_HIDDEN = "it is also called where its calls are not seen: in a checkpoint, a leaf or the loss"
 
 
-def assemble_graph(recorder: Recorder, traced: Sequence[TracedNode]) -> MemoryGraph:
+def assemble_graph(
+    recorder: Recorder, traced: Sequence[TracedNode], log: CallLog | None = None
+) -> MemoryGraph:
     """The memory graph of a recorded step.
 
     Args:
         recorder: After the step.
         traced: The nodes of the model and of the loss.
+        log: The calls of its modules.
     """
     _categorise(recorder)
     storages = tuple(
@@ -45,7 +60,21 @@ def assemble_graph(recorder: Recorder, traced: Sequence[TracedNode]) -> MemoryGr
         saved=saved,
         warmup=tuple(recorder.ledger.warmup),
         saves=tuple(_list_saves(recorder)),
+        calls=() if log is None else tuple(_list_calls(log)),
+        let_go=tuple(_list_let_go(recorder)),
     )
+
+
+def _list_calls(log: CallLog) -> Iterator[ModuleCall]:
+    """With the reason why those of a module whose calls are not all seen cannot run twice."""
+    for call in log.calls:
+        yield replace(call, obstacle=_HIDDEN) if call.fqn in log.hidden else call
+
+
+def _list_let_go(recorder: Recorder) -> Iterator[int | None]:
+    held = recorder.held
+    for index in range(len(recorder.ledger.storages)):
+        yield None if index in held else recorder.let_go.get(index)
 
 
 def _categorise(recorder: Recorder) -> None:

@@ -81,6 +81,14 @@ class Ledger:
             return True
         return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
 
+    def find(self, tensor: torch.Tensor) -> int:
+        """The index of a tensor's storage, if it is watched; else NO_STORAGE."""
+        try:
+            key = tensor.untyped_storage()._cdata
+        except NotImplementedError:
+            return NO_STORAGE
+        return self._live.get(key, NO_STORAGE)
+
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
         """The index of a tensor's storage, which is watched from now on.
 

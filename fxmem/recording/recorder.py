@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sequences: By the number of an autograd function, the first and last operation of its
             backward.
         node_records: By index of the traced node.
+        let_go: By storage, the operation in which the user's code let go of a tensor on it last.
         strangers: Real tensors that the step met.
         draws: Lines that look at a single random number, in their order.
     """
@@ -76,6 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.saves: list[SaveRecord] = []
         self.sequences: dict[int, tuple[int, int]] = {}
         self.node_records: dict[int, NodeRecord] = {}
+        self.let_go: dict[int, int] = {}
         self.strangers = Strangers()
         self.draws: dict[SourceLocation | None, None] = {}
         self._estimate_workspace_bytes = target.estimate_workspace_bytes
@@ -87,6 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._flops: dict[Key, int] = {}
         self._keeps: tuple[tuple[str, int], ...] = ()
         self._packing = False
+        self._visible: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
         self._phase = Phase.FORWARD
         self._node: int | None = None
         self._node_operators = self._node_storages = self._node_sequence = 0
@@ -144,6 +148,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._sequence_starts.append(self._node_sequence)
             self._sequence_ends.append((sequence, index))
         results = {self.track(tensor) for tensor in iterate_memory(result)}
+        if self.ledger.recording:
+            self._watch_results(result)
         self.node_records[index] = NodeRecord(
             output_bytes=sum(
                 self.ledger.storages[i].nbytes for i in results if i >= self._node_storages
@@ -152,6 +158,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             results=tuple(sorted(results - {NO_STORAGE})),
         )
         return len(self.operations) - self._node_operators
+
+    def find_storages(self, value: Any) -> tuple[int, ...]:
+        """See :class:`fxmem.tracing.tracer.NodeListener`."""
+        indices = (
+            self.ledger.find(t) for t in map(self.strangers.find_fake, iterate_memory(value))
+        )
+        return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
+
+    @property
+    def held(self) -> set[int]:
+        """The storages of tensors that nodes returned and that the user's code still holds."""
+        return {index for index, _ in self._visible.values()}
+
+    def _watch_results(self, result: Any) -> None:
+        for tensor in iterate_tensors(result):
+            if isinstance(tensor, torch.nn.Parameter) or is_sparse(tensor):
+                continue
+            index, key = self.track(tensor), id(tensor)
+            if index != NO_STORAGE:
+                see_end = functools.partial(self._see_let_go, key)
+                self._visible[key] = index, weakref.ref(tensor, see_end)
+
+    def _see_let_go(self, key: int, _reference: weakref.ref[torch.Tensor]) -> None:
+        index, _ = self._visible.pop(key)
+        if self.ledger.recording:
+            self.let_go[index] = self.ledger.operation
 
     @contextmanager
     def watch_saved(self) -> Iterator[None]:
@@ -172,9 +204,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if index != NO_STORAGE:
                 self._note_saved(index, part, tensor.grad_fn)
         node = tensor.grad_fn
-        if node is None or node._sequence_nr() != _get_sequence_nr() - 1:
+        is_own = node is not None and node._sequence_nr() == _get_sequence_nr() - 1
+        if not is_own and id(tensor) not in self._visible:
             return tensor
-        # The saving operator's own output would hold its graph, and that graph it.
+        # The saving operator's own output would hold its graph, and that graph it; and when the
+        # user's code lets go of a tensor can be seen only where autograd holds another on its
+        # storage. Source: ``SavedVariable::unpack`` gives what is unpacked its function back.
         self._packing = True
         try:
             return _detach(tensor)

@@ -160,7 +160,7 @@ class _StepRunner:
                 lambda: tracer.run_model(step.args, step.kwargs),
                 lambda output: tracer.run_loss(self._run_loss, output),
             )
-        graph = assemble_graph(recorder, tracer.nodes)
+        graph = assemble_graph(recorder, tracer.nodes, tracer.calls)
         return Recording(
             graph,
             tracer.graph,

@@ -22,6 +22,7 @@ from torch import fx, nn
 from fxmem.graph import Phase, SourceLocation
 from fxmem.tracing.calls import bind_arguments, patch_calls
 from fxmem.tracing.fxgraph import CONSTANT, NODE, GraphBuilder, describe_function, iterate_tensors
+from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
 
@@ -45,6 +46,9 @@ class NodeListener(Protocol):
 
     def exit_node(self, index: int, result: Any) -> int:
         """It has returned; answers how many operators it ran."""
+
+    def find_storages(self, value: Any) -> tuple[int, ...]:
+        """The indices of the storages that the tensors in a value lie on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
     Attributes:
         nodes: What was traced so far.
+        calls: The calls of modules so far.
         reason: The first thing that the FX graph cannot express; empty while there is none.
     """
 
@@ -93,6 +98,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.model = model
         self.nodes: list[TracedNode] = []
+        self.calls = CallLog(listener, lambda: len(self.nodes))
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
         self._builder = GraphBuilder(model)
@@ -267,21 +273,57 @@ class Tracer(torch.overrides.TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         """Takes the place of ``nn.Module.__call__``: a leaf is a node, others are entered."""
-        if self._opaque_depth:
-            return call(module, *args, **kwargs)
         fqn = self._fqns.get(id(module))
+        if self._opaque_depth:
+            self._hide(fqn)
+            return call(module, *args, **kwargs)
         if fqn is None:  # a criterion, or a module made on the fly: no part of the graph's root
             fqn = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
-        if module is not self.model and id(module) in self._fqns and is_leaf(module):
-            return self._run_node(
-                "call_module",
-                fqn,
-                type(module).__name__,
-                fqn,
-                lambda *args, **kwargs: call(module, *args, **kwargs),
-                args,
-                kwargs,
-            )
+            return self._enter_module(call, module, fqn, args, kwargs)
+        if self._phase is not Phase.FORWARD:
+            self._hide(fqn)
+        if module is not self.model and is_leaf(module):
+            enter, leaf = self._run_leaf, True
+        else:
+            enter, leaf = self._enter_module, False
+
+        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return enter(call, module, fqn, args, kwargs)
+
+        if self._phase is not Phase.FORWARD or module is self.model:
+            return run(module, *args, **kwargs)
+        return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
+
+    def _hide(self, fqn: str | None) -> None:
+        if fqn is not None:
+            self.calls.hidden.add(fqn)
+
+    def _run_leaf(
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        fqn: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        return self._run_node(
+            "call_module",
+            fqn,
+            type(module).__name__,
+            fqn,
+            lambda *args, **kwargs: call(module, *args, **kwargs),
+            args,
+            kwargs,
+        )
+
+    def _enter_module(
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        fqn: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         self._scopes.append(fqn)
         try:
             return call(module, *args, **kwargs)
