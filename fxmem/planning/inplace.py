@@ -6,6 +6,9 @@ input saves a copy of it where it runs in place (``original_self`` in
 ``tools/autograd/gen_variable_type.py``), so nothing is gained and it is left out. Leaky ReLU's
 backward takes the result instead. That of the ELUs does too, and then rounds otherwise
 (``elu_backward`` with ``is_result``), so in training they are left out.
+
+A plan is applied to other batches too, and to modules whose ``training`` or ``p`` changes. What may
+then lie on the same memory as another value is not overwritten either, though here it does not.
 """
 
 from __future__ import annotations
@@ -15,49 +18,16 @@ from dataclasses import dataclass, replace
 
 from fxmem.graph import RESIDENT, MemoryGraph, Node, Operation, Phase
 from fxmem.planning.facts import StepFacts
+from fxmem.planning.inplace_forms import (
+    copies_where_it_must,
+    find_form,
+    is_commutative,
+    may_return_input,
+)
 from fxmem.planning.merging import merge_storages
 from fxmem.planning.peaks import PeakMeter, meter_graph
 from fxmem.planning.plan import InplaceChange
 
-_METHODS = frozenset(
-    """
-    abs acos add addcdiv addcmul asin atan ceil clamp clamp_max clamp_min copysign cos cosh div
-    erf erfc exp exp2 expm1 fix floor frac hypot lerp lgamma log log10 log1p log2 logit
-    masked_fill mul nan_to_num neg pow reciprocal relu remainder round rsqrt sigmoid sign sin
-    sinc sinh sqrt sub tan tanh tril triu trunc xlogy
-    """.split()
-)
-"""Operators of ``torch.Tensor`` whose in-place variant has the same backward."""
-
-_SYNONYMS = {
-    "absolute": "abs",
-    "clip": "clamp",
-    "divide": "div",
-    "multiply": "mul",
-    "negative": "neg",
-    "square": "pow",
-    "subtract": "sub",
-    "true_divide": "div",
-}
-"""Methods with an in-place variant of their own, and the operator they run."""
-
-_REFLECTED = {"radd": "add", "rmul": "mul"}
-"""What ``1 + x`` calls, where its name is not that of ``x + 1``."""
-
-_FUNCTIONS = frozenset(
-    "celu elu hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu threshold".split()
-)
-"""Those of ``torch.nn.functional`` that take ``inplace=True``."""
-
-_DROPOUTS = frozenset(
-    "alpha_dropout dropout dropout1d dropout2d dropout3d feature_alpha_dropout".split()
-)
-"""Likewise; the mask is made first, then one product makes the result."""
-
-_MODULES = {name.replace("_", ""): name for name in _FUNCTIONS | _DROPOUTS}
-"""By the name of the module's class in small letters."""
-
-_COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
 _KEEPS_RESULT = "aten.leaky_relu.default"
 """The operator whose in-place variant saves its result where the other saves its input."""
 
@@ -156,11 +126,14 @@ class _Uses:
         self.operations: list[list[Operation]] = [[] for _ in graph.nodes]
         self.last: dict[int, Operation] = {}
         self.last_in_forward: dict[int, Operation] = {}
+        self.readers: dict[int, list[Operation]] = {}
         for operation in graph.operations:
             touched = dict.fromkeys((*operation.reads, *operation.writes), operation)
             self.last |= touched
             if operation.phase in (Phase.FORWARD, Phase.LOSS):
                 self.last_in_forward |= touched
+                for index in operation.reads:
+                    self.readers.setdefault(index, []).append(operation)
                 if operation.node is not None:
                     self.operations[operation.node].append(operation)
         self.savers: dict[int, set[int | None]] = {}
@@ -175,18 +148,20 @@ def _find_overwrites(graph: MemoryGraph, uses: _Uses, node: Node) -> Iterator[_O
     (result,) = node.results
     operations = uses.operations[node.index]
     operation = next((o for o in operations if o.index == graph.storages[result].born), None)
-    call = _name_call(node, operation) if operation is not None else ""
-    if operation is None or not call:
+    if operation is None:
+        return
+    form = find_form(node.op, node.target, operation.name)
+    if form is None:
         return
     for target in operation.overwritable:
         is_first = operation.reads[0] == target
-        if not is_first and operation.name not in _COMMUTATIVE:
+        if not is_first and not is_commutative(operation.name):
             continue
         source = _find_source(graph, node, target)
         if not is_first and source is not None and operation.reads[0] in source.results:
             continue  # its name would not tell which of its results
         if source is not None and _is_free(graph, uses, node, operation, target):
-            yield _Overwrite(node, call, operation, result, target, source)
+            yield _Overwrite(node, str(form), operation, result, target, source)
 
 
 def _find_source(graph: MemoryGraph, node: Node, storage: int) -> Node | None:
@@ -203,29 +178,29 @@ def _is_free(
     storage = graph.storages[target]
     if storage.born == RESIDENT or storage.died is None:
         return False
+    if _may_be_shared(graph, uses, operation, target):
+        return False
     if operation.name == _KEEPS_RESULT and uses.savers.get(target) == {node.index}:
         last = uses.last[target]
         return uses.last_in_forward[target] is operation and last.node == node.index
     return target not in uses.savers and uses.last[target] is operation
 
 
-def _name_call(node: Node, operation: Operation) -> str:
-    """What to call instead of a node; empty where there is no such thing."""
-    is_module = node.op == "call_module"
-    name = _MODULES.get(node.target.lower(), node.target.lower()) if is_module else node.target
-    if name in _DROPOUTS and operation.name == "aten.mul.Tensor":
-        return f"{node.target}(inplace=True)" if is_module else f"F.{name}(inplace=True)"
-    if not operation.name.startswith("aten."):
-        return ""
-    if is_module:
-        if name in _FUNCTIONS:
-            return f"{node.target}(inplace=True)"
-        return f"torch.{name}_" if name in ("sigmoid", "tanh") else ""
-    name = _REFLECTED.get(name, name)
-    base = _SYNONYMS.get(name, name)
-    if base in _METHODS and operation.name.removeprefix("aten.").startswith(base):  # or clamp_min
-        return f"{name}_"
-    return f"F.{name}(inplace=True)" if name in _FUNCTIONS else ""
+def _may_be_shared(graph: MemoryGraph, uses: _Uses, operation: Operation, target: int) -> bool:
+    """Whether, for other sizes or settings, something else may lie on a storage as well."""
+    maker = graph.operations[graph.storages[target].born]
+    for other in (maker, *uses.readers.get(target, ())):
+        if other.node == operation.node:
+            continue
+        if other.node is None:
+            return True
+        node = graph.nodes[other.node]
+        if may_return_input(node.op, node.target):
+            return True
+        is_returned = any(graph.storages[index].born == other.index for index in node.results)
+        if is_returned and copies_where_it_must(node.target, other.name):
+            return True
+    return False
 
 
 def _measure_fall(graph: MemoryGraph, meter: PeakMeter, overwrite: _Overwrite) -> int:

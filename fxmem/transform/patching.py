@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from fxmem.graph import Node, SourceLocation
+from fxmem.planning.inplace_forms import COMMUTATIVE, FormKind, read_form
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
 from fxmem.transform.call_sites import CallSite, CallSites
 from fxmem.transform.editing import SourceFile
 
 _FUNCTIONS = {"torch": torch, "F": torch.nn.functional}
 """What holds functions, by the names that code has for it."""
-_EITHER = ("add_", "mul_")
-"""Which of two values these overwrite, the code does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,24 +164,25 @@ def _write_inplace(
 def _change_call(file: SourceFile, change: InplaceChange) -> str:
     """Changes the call of a line; returns why it cannot, or an empty text."""
     assert change.source is not None
-    name, has_flag, _ = change.call.removeprefix("F.").partition("(inplace=True)")
-    plain = name if has_flag else name.removesuffix("_")
+    form = read_form(change.call)
+    name = form.name
     calls = [
         node
         for node in ast.walk(file.tree)
         if isinstance(node, ast.Call)
         and node.lineno <= change.source.line <= (node.end_lineno or 0)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr == plain
+        and node.func.attr == name.removesuffix("_")
     ]
-    if len(calls) != 1 or change.call in _EITHER:
+    # Which of two values a sum would overwrite, the code does not tell.
+    if len(calls) != 1 or name in COMMUTATIVE or form.kind is FormKind.MODULE_METHOD:
         return "its line has no single call to change"
     (call,) = calls
     func = call.func
     assert isinstance(func, ast.Attribute)
     holder = _FUNCTIONS.get(func.value.id) if isinstance(func.value, ast.Name) else None
-    if has_flag:
-        is_written = change.call.startswith("F.") and holder is torch.nn.functional
+    if form.kind is not FormKind.METHOD:
+        is_written = form.kind is FormKind.FUNCTION and holder is torch.nn.functional
         is_new = all(keyword.arg != "inplace" for keyword in call.keywords)
         if is_written and is_new and file.add_argument(call, "inplace=True"):
             return ""

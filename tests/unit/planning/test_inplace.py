@@ -175,7 +175,42 @@ class Unread(torch.autograd.Function):
 
 def test_what_is_saved_is_not_overwritten_though_nothing_reads_it() -> None:
     assert "neg" not in find(Called(lambda x: Unread.apply(x) + x.neg()), 4, 8)
-    assert "neg" in find(Called(lambda x: Unread.apply(x) + x.neg()), 4, 8, mode="infer")
+
+
+class Through(torch.autograd.Function):
+    """Returns its input, or not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2 if len(x) > 1 else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.t().contiguous(),  # of one row, it is its input
+        lambda x: x.t().reshape(-1),
+        lambda x: x.to(torch.double),
+        lambda x: F.dropout(x, 0.5, training=True),
+        nn.Dropout(),
+        lambda x: torch.einsum("ij->i", x),
+        lambda x: Through.apply(x),
+    ],
+)
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_what_other_sizes_or_settings_return_themselves_is_not_overwritten(
+    mode: str, function: Any
+) -> None:
+    # Neither what such an operation makes, nor what it took while its result is needed.
+    assert "relu" not in find(Called(lambda x: (x.sum(), function(x).relu())), 4, 8, mode=mode)
+    changes = find(Called(lambda x: function(x).sum() * x.relu()), 4, 8, mode=mode)
+    assert "relu" not in changes
+    # A copy that always is one can be.
+    assert "relu" in find(Called(lambda x: (x.sum(), x.clone().relu())), 4, 8, mode=mode)
 
 
 def test_what_is_returned_is_not_overwritten() -> None:
