@@ -115,11 +115,17 @@ def find_module(facts: StepFacts, region: Region) -> str:
         Empty where there is none.
     """
     nodes = facts.graph.nodes
-    if _repeats([(n.fqn, n.target) for n in nodes[region.start : region.stop]]):
+    inside = nodes[region.start : region.stop]
+    parents = [
+        fqn
+        for fqn in _iterate_parents(inside[0].fqn)
+        if all(node.fqn == fqn or node.fqn.startswith(f"{fqn}.") for node in inside)
+    ]
+    if not parents or _repeats([(n.fqn, n.target) for n in inside]):
         return ""
-    for fqn in _iterate_parents(nodes[region.start].fqn):
-        inside = [n.index for n in nodes if n.fqn == fqn or n.fqn.startswith(f"{fqn}.")]
-        if inside == [*range(region.start, region.stop)]:
+    others = [*nodes[: region.start], *nodes[region.stop :]]
+    for fqn in parents:
+        if not any(node.fqn == fqn or node.fqn.startswith(f"{fqn}.") for node in others):
             return fqn
     return ""
 

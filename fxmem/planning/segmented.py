@@ -280,7 +280,8 @@ def _build_program(step: SegmentedStep, limit_bytes: float) -> highspy.HighsLp:
         rows.add([*before, *unused], 0.0, backward[k])
     can = [float(value.can_recompute) for value in values]
     lower = [*(float(v.must_save) for v in values), *[0.0] * (count + len(segments))]
-    costs = [value.cost / _find_cost_unit(step) for value in values]
+    unit_cost = _find_cost_unit(step)
+    costs = [value.cost / unit_cost for value in values]
     return _make_lp(
         rows,
         costs=[*[0.0] * count, *costs, *[0.0] * len(segments)],

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fxmem.planning.chain import Chain, Kept, Schedule, Stage, StageOption
 from fxmem.planning.facts import StepFacts
 from fxmem.planning.holdings import measure_edges, measure_options
@@ -105,15 +107,18 @@ def find_boundaries(facts: StepFacts, limits: Limits, most: int = MAX_STAGES) ->
         Ascending; the first is the first node that is no placeholder.
     """
     first = sum(node.op == "placeholder" for node in facts.graph.nodes)
-    crossing = measure_frontiers(facts)
-    allowed = [n for n in range(first + 1, facts.nodes) if n not in limits.starts]
-    window = 1
+    crossing = np.full(facts.nodes, np.inf)
+    crossing[first + 1 :] = measure_frontiers(facts)[first + 1 : facts.nodes]
+    crossing[[node for node in limits.starts if node < facts.nodes]] = np.inf
+    allowed = np.isfinite(crossing)
+    least, window = crossing, 1
     while True:
+        # The least within a window more on both sides.
+        padded = np.pad(least, 1, constant_values=np.inf)
+        least = np.minimum(least, np.minimum(padded[:-2], padded[2:]))
         chosen = [first]
-        for node in allowed:
-            near = range(max(first + 1, node - window), min(facts.nodes, node + window + 1))
-            least = min(crossing[n] for n in near if n not in limits.starts)
-            if crossing[node] == least and node - chosen[-1] >= window:
+        for node in np.flatnonzero(allowed & (crossing == least)).tolist():
+            if node - chosen[-1] >= window:
                 chosen.append(node)
         if len(chosen) <= most:
             return chosen
