@@ -34,3 +34,15 @@ def iterate_regions(regions: Iterable[Region]) -> Iterator[Region]:
     for region in regions:
         yield region
         yield from iterate_regions(region.children)
+
+
+def shift_regions(regions: Iterable[Region], by: int) -> tuple[Region, ...]:
+    """The same regions some nodes further on.
+
+    >>> shift_regions([Region(0, 4, (Region(1, 3),))], 10)
+    (Region(start=10, stop=14, children=(Region(start=11, stop=13, children=()),)),)
+    """
+    return tuple(
+        Region(region.start + by, region.stop + by, shift_regions(region.children, by))
+        for region in regions
+    )

@@ -18,7 +18,7 @@ from fxmem.planning.holdings import measure_edges, measure_options
 from fxmem.planning.limits import Limits
 from fxmem.planning.regions import Region
 from fxmem.planning.simulation import simulate_regions
-from fxmem.planning.sweeps import sweep_regions
+from fxmem.planning.sweeps import sweep_stages
 
 MAX_STAGES = 48
 _NEVER = 1e9
@@ -165,7 +165,7 @@ def cut_step(
         starts: The first node of each stage, ascending.
     """
     bounds = [*zip(starts, [*starts[1:], facts.nodes], strict=True)]
-    sweeps = [sweep_regions(facts, limits, costs, start, stop) for start, stop in bounds]
+    sweeps = sweep_stages(facts, limits, costs, bounds)
     levels = max(map(len, sweeps))
     found: list[dict[tuple[Region, ...], StageOption]] = [{} for _ in bounds]
     plain = simulate_regions(facts, ())

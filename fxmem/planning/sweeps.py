@@ -1,45 +1,134 @@
 """Ways to run a stage: what to compute again inside it, from nothing to everything.
 
 A sweep over the price of a byte weighs, for each run of nodes, what it would free against what its
-inputs take: the convex hull of the trade-off, as by minimum cuts.
+inputs take: the convex hull of the trade-off, as by minimum cuts. It sees nothing of a stage but
+its shape, in which positions count from the stage's own beginning: stages of the same shape, such
+as the blocks of a transformer, are swept once, and the result is placed at each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from fxmem.planning.facts import StepFacts
+from fxmem.planning.facts import Made, StepFacts
 from fxmem.planning.limits import Limits
-from fxmem.planning.regions import Region
+from fxmem.planning.regions import Region, shift_regions
 
 MAX_STAGE_NODES = 80
 """Runs of nodes within a stage are compared in pairs; longer stages are swept coarsely."""
 _PRICES = 10
+Option = tuple[Region, ...]
 
 
-def sweep_regions(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], start: int, stop: int
-) -> tuple[tuple[Region, ...], ...]:
-    """Regions among some nodes, for prices of a byte from nothing to everything.
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """A stage as the sweep sees it. Nodes and operations count from its first.
+
+    Attributes:
+        costs: Of each operation of forward.
+        first_operation: By node.
+        last_saved: By node, up to which operation it has to run so that all that it saves is made.
+        fixed: The nodes that may not be computed again.
+        starts: The nodes that no region may begin with.
+        values: What it makes, but for what the model returns.
+    """
+
+    costs: tuple[float, ...]
+    first_operation: tuple[int, ...]
+    last_saved: tuple[int, ...]
+    fixed: frozenset[int]
+    starts: frozenset[int]
+    values: tuple[ShapedValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedValue:
+    """A storage that a stage makes.
+
+    Attributes:
+        node: That makes it.
+        nbytes: Its size.
+        readers: The nodes of the stage that read it.
+        savers: The first and the last node that saves it; the stage's size stands for all after
+            it. None where nothing does.
+    """
+
+    node: int
+    nbytes: int
+    readers: tuple[int, ...]
+    savers: tuple[int, int] | None
+
+
+def sweep_stages(
+    facts: StepFacts, limits: Limits, costs: Sequence[float], bounds: Iterable[tuple[int, int]]
+) -> list[tuple[Option, ...]]:
+    """For each stage the ways to run it, for prices of a byte from nothing to everything.
 
     Args:
         facts: The step.
         limits: What may not be computed again.
         costs: Of each operation.
-        start: The first of the nodes.
-        stop: The node after the last.
+        bounds: The first node of each stage, and the node after its last.
 
     Returns:
-        Each once; the first has no regions.
+        For each stage, its ways, each once; the first has no regions.
     """
-    runs = _list_runs(facts, limits, costs, start, stop)
-    found: dict[tuple[Region, ...], None] = {(): None}
+    known: dict[StageShape, tuple[Option, ...]] = {}
+    found = []
+    for start, stop in bounds:
+        shape = describe_shape(facts, limits, costs, start, stop)
+        if shape not in known:
+            known[shape] = sweep_shape(shape)
+        found.append(tuple(shift_regions(option, start) for option in known[shape]))
+    return found
+
+
+def describe_shape(
+    facts: StepFacts, limits: Limits, costs: Sequence[float], start: int, stop: int
+) -> StageShape:
+    """What the sweep sees of the nodes from one to another, which is left out."""
+    first, end = facts.first_operation[start], facts.end_operation[stop - 1]
+    nodes = range(start, stop)
+    positions = (
+        (save.position - first for save in facts.saves_by_node[node] if save.unpacked is not None)
+        for node in nodes
+    )
+    return StageShape(
+        costs=tuple(costs[first:end]),
+        first_operation=tuple(facts.first_operation[node] - first for node in nodes),
+        last_saved=tuple(max([0, *found]) for found in positions),
+        fixed=frozenset(node - start for node in nodes if node in limits.fixed),
+        starts=frozenset(node - start for node in nodes if node in limits.starts),
+        values=tuple(
+            _shape_value(made, start, stop)
+            for made in facts.list_made(first, end)
+            if not made.is_output
+        ),
+    )
+
+
+def _shape_value(made: Made, start: int, stop: int) -> ShapedValue:
+    savers = [stop if s.node is None else min(s.node, stop) for s in made.saves]
+    return ShapedValue(
+        node=made.node - start,
+        nbytes=made.nbytes,
+        readers=tuple(node - start for node in made.readers if node < stop),
+        savers=(min(savers) - start, max(savers) - start) if savers else None,
+    )
+
+
+def sweep_shape(shape: StageShape) -> tuple[Option, ...]:
+    """The ways to run a stage, as regions that count from its first node."""
+    runs = _list_runs(shape)
+    found: dict[Option, None] = {(): None}
     rates = [cost / nbytes for _, _, nbytes, cost in runs if nbytes > 0 and cost]
     if rates:
         for price in np.geomspace(min(rates) / 4, max(rates) * 4, _PRICES):
-            found.setdefault(_choose_regions(runs, start, stop, float(price)), None)
+            regions = _choose_regions(runs, len(shape.first_operation), float(price))
+            found.setdefault(regions, None)
     return tuple(found)
 
 
@@ -47,66 +136,59 @@ _Run = tuple[int, int, int, float]
 """A region's first node, the node after its last, the bytes it frees, what it costs."""
 
 
-def _choose_regions(
-    runs: Sequence[_Run], start: int, stop: int, price: float
-) -> tuple[Region, ...]:
+def _choose_regions(runs: Sequence[_Run], size: int, price: float) -> Option:
     """The regions that are worth most, where a byte is worth ``price``."""
     ending: dict[int, list[_Run]] = {}
     for run in runs:
         ending.setdefault(run[1], []).append(run)
     best = [0.0]
     back: list[_Run | None] = [None]
-    for node in range(start + 1, stop + 1):
+    for node in range(1, size + 1):
         least, via = best[-1], None
         for run in ending.get(node, ()):
-            cost = best[run[0] - start] + run[3] - price * run[2]
+            cost = best[run[0]] + run[3] - price * run[2]
             if cost < least:
                 least, via = cost, run
         best.append(least)
         back.append(via)
     regions = []
-    node = stop
-    while node > start:
-        last = back[node - start]
+    node = size
+    while node > 0:
+        last = back[node]
         if last is not None:
             regions.append(Region(last[0], last[1]))
         node = node - 1 if last is None else last[0]
     return tuple(reversed(regions))
 
 
-def _list_runs(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], start: int, stop: int
-) -> list[_Run]:
+def _list_runs(shape: StageShape) -> list[_Run]:
     """The runs of nodes in a stage that may be a region, and would free something.
 
     A region frees what only its own nodes save, and holds its inputs for that.
     """
-    first = facts.first_operation
-    until = np.concatenate(([0.0], np.cumsum(costs)))
-    made = [m for m in facts.made if start <= m.node < stop and not m.is_output]
-    step = max(1, (stop - start) // MAX_STAGE_NODES)
+    size, first = len(shape.first_operation), shape.first_operation
+    until = np.concatenate(([0.0], np.cumsum(shape.costs)))
+    step = max(1, size // MAX_STAGE_NODES)
     saved_last: dict[int, list[tuple[int, int]]] = {}  # by the last node that saves it
-    for storage in made:
-        savers = [facts.nodes if s.node is None else s.node for s in storage.saves]
-        if savers:
-            saved_last.setdefault(max(savers), []).append((min(savers), storage.nbytes))
+    for value in shape.values:
+        if value.savers:
+            saved_last.setdefault(value.savers[1], []).append((value.savers[0], value.nbytes))
     runs: list[_Run] = []
-    for head in range(start, stop, step):
-        if head in limits.starts or head in limits.fixed:
+    for head in range(0, size, step):
+        if head in shape.starts or head in shape.fixed:
             continue
-        inputs = {m.index: m for m in made if m.node < head}
+        inputs = [value for value in shape.values if value.node < head]
         freed, last = 0, first[head]
-        for node in range(head, stop):
-            if node in limits.fixed:
+        for node in range(head, size):
+            if node in shape.fixed:
                 break
-            for storage in [m for m in inputs.values() if node in m.readers]:
-                del inputs[storage.index]
-                if not any(s.node is not None and s.node < head for s in storage.saves):
-                    freed -= storage.nbytes
-            freed += sum(size for saver, size in saved_last.get(node, ()) if saver >= head)
-            positions = [s.position for s in facts.saves_by_node[node] if s.unpacked is not None]
-            last = max([last, *positions])
-            if freed > 0 and ((node + 1 - start) % step == 0 or node + 1 == stop):
+            for value in [value for value in inputs if node in value.readers]:
+                inputs.remove(value)
+                if value.savers is None or value.savers[0] >= head:
+                    freed -= value.nbytes
+            freed += sum(nbytes for saver, nbytes in saved_last.get(node, ()) if saver >= head)
+            last = max(last, shape.last_saved[node])
+            if freed > 0 and ((node + 1) % step == 0 or node + 1 == size):
                 cost = float(until[max(last, first[head])] - until[first[head]])
                 runs.append((head, node + 1, freed, cost))
     return runs

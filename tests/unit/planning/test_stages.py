@@ -17,7 +17,7 @@ from fxmem.planning.stages import (
     find_boundaries,
     measure_frontiers,
 )
-from fxmem.planning.sweeps import sweep_regions
+from fxmem.planning.sweeps import sweep_stages
 
 KIB = 1024
 
@@ -90,7 +90,9 @@ def test_the_first_way_to_run_a_stage_keeps_all_and_the_others_may_run(name: str
         assert stage.options[0] == ()
         assert chain.options[0].cost == 0
         assert len(stage.options) == len(chain.options)
-        assert set(stage.options) <= {*sweep_regions(step, limits, costs, stage.start, stage.stop)}
+        assert set(stage.options) <= {
+            *sweep_stages(step, limits, costs, [(stage.start, stage.stop)])[0]
+        }
         for region in iterate_regions(r for option in stage.options for r in option):
             assert stage.start <= region.start < region.stop <= stage.stop
             assert limits.allows(region)
