@@ -22,7 +22,8 @@ class Made:
         born: Index of the operation that made it.
         node: Index of the node that operation belongs to.
         readers: Indices of the nodes that read it, without its own; ascending.
-        local_end: The operation after which its own node lets go of it.
+        local_end: The operation after which its own node lets go of it; where forward's frames
+            are the user's, that after which they do.
         saves: Each time that autograd keeps it.
         held_to: Index of the operation to which something else than autograd and forward's own
             frames holds it; None where nothing does.
@@ -59,6 +60,8 @@ class StepFacts:
             where it lies in other memory than the step.
         makers: ``made`` by the index of the storage.
         births: When each of ``made`` is born; ascending.
+        keeps_frames: Whether forward stays the user's own code, whose variables hold values as
+            they did in the step; else a rewritten graph's, each of which goes after its last use.
     """
 
     graph: MemoryGraph
@@ -71,6 +74,7 @@ class StepFacts:
     random_state: Storage | None
     makers: Mapping[int, Made]
     births: tuple[int, ...]
+    keeps_frames: bool = False
 
     @property
     def storages(self) -> tuple[Storage, ...]:
@@ -88,7 +92,11 @@ class StepFacts:
 
 
 def gather_facts(
-    graph: MemoryGraph, *, counts_host: bool = False, autocast: bool = False
+    graph: MemoryGraph,
+    *,
+    counts_host: bool = False,
+    autocast: bool = False,
+    keeps_frames: bool = False,
 ) -> StepFacts:
     """Looks up what plans ask of a step.
 
@@ -96,6 +104,7 @@ def gather_facts(
         graph: A step as it was recorded, without accumulation of gradients.
         counts_host: Whether what lies in the host's memory counts.
         autocast: Whether forward and loss are autocast.
+        keeps_frames: Whether plans leave forward the user's own code.
     """
     first, end = _find_ranges(graph)
     nodes = sum(node.phase is Phase.FORWARD for node in graph.nodes)
@@ -109,6 +118,10 @@ def gather_facts(
         if first[taker.index] == end[taker.index]:  # it hands on what it takes, as nn.Identity does
             for index in (i for source in taker.inputs for i in graph.nodes[source].results):
                 readers.setdefault(index, {})[taker.index] = end[taker.index] - 1
+    if keeps_frames:
+        for call in graph.calls:  # whose checkpoint would hold all arguments, used or not
+            for index in call.inputs if call.stop > call.start else ():
+                readers.setdefault(index, {}).setdefault(call.start, end[call.start] - 1)
     saves: dict[int, list[Save]] = {}
     saves_by_node: list[list[Save]] = [[] for _ in graph.nodes]
     for save in graph.saves:
@@ -128,6 +141,8 @@ def gather_facts(
             own_end = max(storage.born, by_node.get(node, 0))
             if storage.died is not None and storage.died <= end[node] - 1:
                 own_end = storage.died  # C++ holds temporaries to the end of their expression
+        if keeps_frames:
+            own_end = max(own_end, _find_frames_end(graph, storage, [*by_node.values()]))
         is_cached = autocast and _is_cast(graph, storage)
         held_to = _find_other_holder(graph, storage.died, kept)
         made.append(
@@ -169,6 +184,7 @@ def gather_facts(
         random_state=state if counts_host else None,
         makers={storage.index: storage for storage in made},
         births=tuple(storage.born for storage in made),
+        keeps_frames=keeps_frames,
     )
 
 
@@ -218,6 +234,12 @@ def _find_ranges(graph: MemoryGraph) -> tuple[tuple[int, ...], tuple[int, ...]]:
         first.append(at)
     first.reverse()
     return tuple(first), (*first[1:], stop)
+
+
+def _find_frames_end(graph: MemoryGraph, storage: Storage, reads: list[int]) -> int:
+    """The operation after which the user's variables do not hold a storage."""
+    let_go = graph.let_go[storage.index] if graph.let_go else None
+    return max([storage.born, *reads]) if let_go is None else let_go
 
 
 def _find_other_holder(graph: MemoryGraph, died: int | None, saves: tuple[Save, ...]) -> int | None:

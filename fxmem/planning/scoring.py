@@ -80,7 +80,7 @@ class Scorer:
         readers = [(at, node) for at, m in enumerate(made) for node in m.readers]
         self._readers = np.array(readers, dtype=np.int64).reshape(-1, 2)
         self._reader_ends = np.array(
-            [facts.end_operation[node] - 1 for _, node in readers], dtype=np.int64
+            [self._find_read_end(node) for _, node in readers], dtype=np.int64
         )
         savers = [
             (
@@ -123,7 +123,7 @@ class Scorer:
         for part in parts:
             inside = slice(part.region.start, part.region.stop)
             start[inside] = part.region.start
-            end[inside] = self._facts.end_operation[part.region.stop - 1] - 1
+            end[inside] = self._find_read_end(part.region.stop - 1)
             done[inside] = part.done
         ends: Ints = self._least_end.copy()
         at, node = self._readers.T
@@ -143,6 +143,10 @@ class Scorer:
         if made.is_output:
             return self._size
         return max(made.local_end, -1 if made.held_to is None else made.held_to)
+
+    def _find_read_end(self, node: int) -> int:
+        """How long a node's arguments are held for it: frames of the user's hold them anyway."""
+        return -1 if self._facts.keeps_frames else self._facts.end_operation[node] - 1
 
     def _find_release(self, position: int, released: int | None) -> int:
         if released is not None:

@@ -1,10 +1,11 @@
 """The step of a model whose plan was applied, computed from the step that was recorded.
 
 Forward keeps a tensor as long as the rewritten graph does, whose every value goes after its last
-use; autograd keeps what nodes outside of all regions save. Before backward takes out the first
-thing that a region would have saved, the region runs again, up to the last thing that it saves,
-and what it saves lives until its function's backward is over. What runs in which order is that
-of ``torch/utils/checkpoint.py``: ``_checkpoint_without_reentrant_generator`` with early stop.
+use, or as long as the user's code did where that is what runs; autograd keeps what nodes outside
+of all regions save. Before backward takes out the first thing that a region would have saved, the
+region runs again, up to the last thing that it saves, and what it saves lives until its function's
+backward is over. What runs in which order is that of ``torch/utils/checkpoint.py``:
+``_checkpoint_without_reentrant_generator`` with early stop.
 """
 
 from __future__ import annotations
@@ -320,6 +321,8 @@ class RegionLives:
         """
         if run is not None and storage.is_output:
             return run.stop  # it is returned
+        if self._facts.keeps_frames:
+            return storage.local_end
         end, path = storage.local_end, self._paths[storage.node][depth:]
         for node in storage.readers:
             if run is not None and node >= run.region.stop:

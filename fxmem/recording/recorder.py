@@ -180,6 +180,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 see_end = functools.partial(self._see_let_go, key)
                 self._visible[key] = index, weakref.ref(tensor, see_end)
 
+    def _is_visible(self, tensor: torch.Tensor) -> bool:
+        """Whether a node returned a tensor, or what it is a view of and so keeps."""
+        if id(tensor) in self._visible:
+            return True
+        return tensor._is_view() and id(tensor._base) in self._visible
+
     def _see_let_go(self, key: int, _reference: weakref.ref[torch.Tensor]) -> None:
         index, _ = self._visible.pop(key)
         if self.ledger.recording:
@@ -205,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note_saved(index, part, tensor.grad_fn)
         node = tensor.grad_fn
         is_own = node is not None and node._sequence_nr() == _get_sequence_nr() - 1
-        if not is_own and id(tensor) not in self._visible:
+        if not (is_own or self._is_visible(tensor)):
             return tensor
         # The saving operator's own output would hold its graph, and that graph it; and when the
         # user's code lets go of a tensor can be seen only where autograd holds another on its

@@ -1,0 +1,147 @@
+"""The calls of modules as regions, for plans that leave the model's code as it is.
+
+A module is computed again in all of its calls or in none: what decides at run time is its
+``forward``, which does not know which of the calls it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fxmem.graph import RESIDENT, ModuleCall
+from fxmem.planning.facts import StepFacts
+from fxmem.planning.limits import Limits
+from fxmem.planning.regions import Region
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleChoice:
+    """A module that may be computed again.
+
+    Attributes:
+        fqn: Its name in the model.
+        spans: The nodes of each of its calls, first and after the last, in order.
+    """
+
+    fqn: str
+    spans: tuple[Span, ...]
+
+
+def list_modules(
+    facts: StepFacts, limits: Limits
+) -> tuple[tuple[ModuleChoice, ...], Mapping[str, str]]:
+    """The modules that may be computed again, and why the others may not.
+
+    Of modules that run the same nodes, it is the outermost.
+
+    Args:
+        facts: The step.
+        limits: What may not be computed again.
+
+    Returns:
+        Modules by where their first call begins, outer before inner; reasons by name.
+    """
+    calls: dict[str, list[ModuleCall]] = {}
+    for call in facts.graph.calls:
+        calls.setdefault(call.fqn, []).append(call)
+    leaving = _list_leaving(facts)
+    choices: dict[tuple[Span, ...], ModuleChoice] = {}
+    reasons: dict[str, str] = {}
+    for fqn in sorted(calls, key=lambda name: name.count(".")):
+        ran = [call for call in calls[fqn] if call.stop > call.start]
+        reason = next(filter(None, (_find_obstacle(facts, limits, c, leaving) for c in ran)), "")
+        if reason:
+            reasons[fqn] = reason
+        elif ran:
+            spans = tuple(sorted((call.start, call.stop) for call in ran))
+            choices.setdefault(spans, ModuleChoice(fqn, spans))
+    # Two may share some of their calls and not all.
+    taken: set[Span] = set()
+    apart = []
+    for choice in choices.values():
+        if taken.isdisjoint(choice.spans):
+            apart.append(choice)
+            taken.update(choice.spans)
+    apart.sort(key=lambda c: (c.spans[0][0], -c.spans[0][1]))
+    return tuple(apart), reasons
+
+
+def nest_spans(spans: Iterable[Span]) -> tuple[Region, ...]:
+    """Regions of spans that lie apart or within each other.
+
+    >>> nest_spans([(1, 3), (0, 4), (6, 8)])
+    (Region(start=0, stop=4, children=(Region(start=1, stop=3, children=()),)), \
+Region(start=6, stop=8, children=()))
+    """
+    ordered = sorted(set(spans), key=lambda span: (span[0], -span[1]))
+
+    def nest(at: int, stop: int) -> tuple[tuple[Region, ...], int]:
+        regions: list[Region] = []
+        while at < len(ordered) and ordered[at][0] < stop:
+            start, end = ordered[at]
+            children, at = nest(at + 1, end)
+            regions.append(Region(start, end, children))
+        return tuple(regions), at
+
+    return nest(0, max((stop for _, stop in ordered), default=0))[0]
+
+
+def name_spans(choices: Iterable[ModuleChoice]) -> dict[Span, str]:
+    """The module whose call each span is.
+
+    Args:
+        choices: From :func:`list_modules`.
+    """
+    return {span: choice.fqn for choice in choices for span in choice.spans}
+
+
+def _list_leaving(facts: StepFacts) -> dict[int, int]:
+    """By what forward made, the last operation of forward in which the user's code has it."""
+    leaving = {}
+    end = facts.end_operation[facts.nodes - 1] if facts.nodes else 0
+    for made in facts.made:
+        let_go = facts.graph.let_go[made.index] if facts.graph.let_go else made.born
+        last = let_go
+        if last is None:  # to the end of the step, or never in the user's hands
+            last = end if made.is_output else made.born
+        leaving[made.index] = last
+    return leaving
+
+
+def _find_obstacle(
+    facts: StepFacts, limits: Limits, call: ModuleCall, leaving: Mapping[int, int]
+) -> str:
+    """Why a call may not be computed again; empty where it may."""
+    nodes = facts.graph.nodes
+    if call.obstacle:
+        return call.obstacle
+    for node in range(call.start, call.stop):
+        if node in limits.fixed:
+            return f"{nodes[node].name} {limits.fixed[node]}"
+    if call.start in limits.starts:
+        return limits.starts[call.start]
+    taken = _list_taken(facts, call) - {*call.inputs}
+    if taken:
+        name = facts.storages[min(taken)].name
+        return f"it uses {name}, which is computed before it and is none of its arguments"
+    last = facts.end_operation[call.stop - 1] - 1
+    made = facts.list_made(facts.first_operation[call.start], last + 1)
+    for storage in made:
+        if storage.index not in call.results and leaving[storage.index] > last:
+            name = facts.storages[storage.index].name
+            return f"what it makes is held elsewhere than in its result: {name}"
+    return ""
+
+
+def _list_taken(facts: StepFacts, call: ModuleCall) -> set[int]:
+    """What a call reads of what forward made before it."""
+    first = facts.first_operation[call.start]
+    return {
+        index
+        for operation in facts.list_operations(call.start, call.stop)
+        for index in operation.reads
+        if RESIDENT < facts.storages[index].born < first
+    }
