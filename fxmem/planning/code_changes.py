@@ -1,28 +1,59 @@
-"""What the user's own code could do: operations in place, and variables let go of."""
+"""What runs in place and what is let go of: beside a plan's segments, or alone for inference."""
 
 from __future__ import annotations
 
-from fxmem.allocation import measure_allocation
+from collections.abc import Sequence
+from dataclasses import replace
+
 from fxmem.analysis import Analysis
-from fxmem.graph import MemoryGraph
+from fxmem.planning.applied import measure_graph, measure_plan, place_segments
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.facts import gather_facts
-from fxmem.planning.inplace import apply_inplace, find_inplace
-from fxmem.planning.plan import DelPoint, InplaceChange, Plan
-from fxmem.timeline import build_timeline
+from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
+from fxmem.planning.plan import InplaceChange, Plan
 
 
-def find_changes(analysis: Analysis) -> tuple[tuple[InplaceChange, ...], tuple[DelPoint, ...]]:
-    """The changes that lower the peak of the step as the code is, each by itself.
+def add_changes(analysis: Analysis, plan: Plan) -> Plan:
+    """A training plan with what can run in place beside its segments, and what is let go of.
+
+    No segment may begin between what makes a value and what overwrites it: it would take the
+    value, or compute it again, as it is afterwards. Such changes are left out. Where a plan is
+    for the user to write down, as for models that no graph expresses, all changes of the code as
+    it is are listed, and are no part of the peak.
 
     Args:
         analysis: Of the step.
+        plan: With the segments.
     """
     facts = gather_facts(analysis.graph)
-    inplace = (change for change in find_inplace(facts) if change.saving_bytes > 0)
-    dels = (point for point in find_deletions(facts) if point.saving_bytes > 0)
-    return tuple(inplace), tuple(dels)
+    dels = tuple(point for point in find_deletions(facts) if point.saving_bytes > 0)
+    found = find_inplace(facts)
+    alone = tuple(change for change in found if change.saving_bytes > 0)
+    if plan.fx_graph is None:
+        return replace(plan, inplace=alone, dels=dels)
+    regions = place_segments(facts, plan.segments)
+    options = (
+        choose_inplace(analysis.graph, alone, regions),
+        choose_inplace(analysis.graph, found, regions),
+    )
+    peaks = [_measure_with(analysis, plan, inplace) for inplace in options]
+    # What saves nothing in the code as it is may do so at the plan's own peak.
+    best = 0 if peaks[0] <= peaks[1] else 1
+    peak_bytes, reserved_bytes = peaks[best]
+    return replace(
+        plan,
+        peak_bytes=min(peak_bytes, plan.peak_bytes),
+        reserved_bytes=min(reserved_bytes, plan.reserved_bytes),
+        inplace=options[best],
+        dels=dels,
+    )
+
+
+def _measure_with(
+    analysis: Analysis, plan: Plan, inplace: Sequence[InplaceChange]
+) -> tuple[int, int]:
+    return measure_plan(analysis, replace(plan, inplace=tuple(inplace)))
 
 
 def plan_changes(analysis: Analysis) -> Plan:
@@ -32,22 +63,18 @@ def plan_changes(analysis: Analysis) -> Plan:
         analysis: Of the step.
     """
     facts = gather_facts(analysis.graph)
-    inplace, dels = find_inplace(facts), find_deletions(facts)
-    changed = apply_deletions(analysis.graph, dels)
-    changed = apply_inplace(changed, inplace)
-    peak_bytes, reserved_bytes = _measure(analysis, changed)
-    return Plan(
+    found = Plan(
         fingerprint=fingerprint_graph(analysis.graph),
         baseline_peak_bytes=analysis.peak_bytes,
-        peak_bytes=peak_bytes,
-        reserved_bytes=reserved_bytes,
-        inplace=inplace,
-        dels=dels,
+        peak_bytes=analysis.peak_bytes,
+        inplace=find_inplace(facts),
+        dels=find_deletions(facts),
+        mode=analysis.setup.mode,
+        fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,
     )
-
-
-def _measure(analysis: Analysis, graph: MemoryGraph) -> tuple[int, int]:
-    if analysis.settings is None:
-        peak = max(build_timeline(graph).profile())
-        return peak, peak
-    return measure_allocation(graph, analysis.settings)
+    if found.fx_graph is not None:
+        peak_bytes, reserved_bytes = measure_plan(analysis, found)
+    else:
+        changed = apply_inplace(apply_deletions(analysis.graph, found.dels), found.inplace)
+        peak_bytes, reserved_bytes = measure_graph(analysis, changed)
+    return replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)

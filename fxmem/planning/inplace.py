@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from fxmem.graph import RESIDENT, MemoryGraph, Node, Operation, Phase
 from fxmem.planning.facts import StepFacts
@@ -27,6 +28,7 @@ from fxmem.planning.inplace_forms import (
 from fxmem.planning.merging import merge_storages
 from fxmem.planning.peaks import PeakMeter, meter_graph
 from fxmem.planning.plan import InplaceChange
+from fxmem.planning.regions import Region, iterate_regions
 
 _KEEPS_RESULT = "aten.leaky_relu.default"
 """The operator whose in-place variant saves its result where the other saves its input."""
@@ -96,27 +98,50 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
         graph: The step that they were found in.
         changes: Of those, any number.
     """
-    uses = _Uses(graph)
-    chosen = {change.node: change.overwrites for change in changes}
     merged: dict[int, int] = {}
     in_place: dict[int, Operation] = {}
     later: set[tuple[int, int]] = set()  # (storage, node): saved once it is overwritten
-    for node in graph.nodes:
-        if node.name not in chosen:
-            continue
-        for overwrite in _find_overwrites(graph, uses, node):
-            if overwrite.source.name == chosen[node.name]:
-                target = merged.get(overwrite.target, overwrite.target)
-                merged[overwrite.result] = target
-                in_place[overwrite.operation.index] = _run_in_place(overwrite)
-                later.add((overwrite.target, node.index))
-                break
+    for overwrite in _find_chosen(graph, changes):
+        target = merged.get(overwrite.target, overwrite.target)
+        merged[overwrite.result] = target
+        in_place[overwrite.operation.index] = _run_in_place(overwrite)
+        later.add((overwrite.target, overwrite.node.index))
     operations = tuple(in_place.get(o.index, o) for o in graph.operations)
     saves = tuple(
         replace(s, position=s.position + 1) if (s.storage, s.node) in later else s
         for s in graph.saves
     )
     return merge_storages(replace(graph, operations=operations, saves=saves), merged)
+
+
+def choose_inplace(
+    graph: MemoryGraph, changes: Iterable[InplaceChange], regions: Iterable[Region]
+) -> tuple[InplaceChange, ...]:
+    """Those changes that leave to every region what it takes, for when it runs again.
+
+    Args:
+        graph: The step that they were found in.
+        changes: Of those, any number.
+        regions: What is computed again.
+    """
+    changes = [*changes]
+    starts = [region.start for region in iterate_regions(regions)]
+    kept = set()
+    for overwrite in _find_chosen(graph, changes):
+        maker = graph.operations[graph.storages[overwrite.target].born].node
+        if not any((maker or 0) < start <= overwrite.node.index for start in starts):
+            kept.add(overwrite.node.name)
+    return tuple(change for change in changes if change.node in kept)
+
+
+def _find_chosen(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Iterator[_Overwrite]:
+    """What changes overwrite, in order."""
+    uses = _Uses(graph)
+    chosen = {change.node: change.overwrites for change in changes}
+    for node in graph.nodes:
+        if node.name in chosen:
+            found = _find_overwrites(graph, uses, node)
+            yield from islice((o for o in found if o.source.name == chosen[node.name]), 1)
 
 
 class _Uses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fxmem.graph import Category, MemoryGraph, Storage
@@ -60,11 +60,24 @@ def merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGraph
             if first[renamed[s.storage]] is s
         )[::-1],
         saves=tuple(replace(s, storage=renamed[s.storage]) for s in graph.saves),
+        calls=tuple(
+            replace(call, inputs=rename(call.inputs), results=rename(call.results))
+            for call in graph.calls
+        ),
+        let_go=tuple(_find_last(graph.let_go, group) for group in parts.values())
+        if graph.let_go
+        else (),
         warmup=tuple(
             (old if old is None or old < 0 else renamed[old], nbytes)
             for old, nbytes in graph.warmup
         ),
     )
+
+
+def _find_last(let_go: Sequence[int | None], parts: list[Storage]) -> int | None:
+    """When the user's code lets go of the last tensor on one of some storages; None for never."""
+    ends = [end for storage in parts if (end := let_go[storage.index]) is not None]
+    return max(ends) if len(ends) == len(parts) else None
 
 
 def _merge(index: int, parts: list[Storage]) -> Storage:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from fxmem.allocation import allocate_graph, find_exhaustion
 from fxmem.analysis import Analysis
 from fxmem.devices import CONTEXT_BYTES
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.graph import MemoryGraph, Phase
 from fxmem.liveness import Peak, build_profile
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.plan import Plan, Segment
-from fxmem.planning.planner import prepare_step
-from fxmem.planning.regions import Region
-from fxmem.planning.simulation import build_graph, simulate_regions
+from fxmem.planning.applied import apply_plan
+from fxmem.planning.plan import Plan
 from fxmem.timeline import build_timeline
 
 
@@ -23,14 +19,14 @@ def find_planned_peak(analysis: Analysis, plan: Plan) -> Peak | None:
 
     Args:
         analysis: That the plan was made from.
-        plan: What is computed again.
+        plan: It.
 
     Returns:
-        The peak; None where the segments alone do not make it what the plan says.
+        The peak; None where the rewritten step does not make it what the plan says.
     """
-    if not plan.segments:
-        return analysis.peak if plan.peak_bytes == analysis.peak_bytes else None
-    graph = _apply_segments(prepare_step(analysis).requested, plan)
+    if plan.peak_bytes == analysis.peak_bytes and not plan.segments:
+        return analysis.peak
+    graph = apply_plan(analysis, plan)
     if analysis.settings is not None:
         graph = allocate_graph(graph, analysis.settings).graph
     peak = build_profile(graph, build_timeline(graph)).peak
@@ -53,12 +49,11 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
     """
     if analysis.gpu is None or analysis.settings is None:
         raise UsageError("no GPU is named that the step could fit", hint="gpu='rtx4090'")
-    facts = prepare_step(analysis).requested
     exhaustion = analysis.exhaustion
     for plan in plans:
-        if plan.segments:
+        if plan.segments or plan.inplace:
             exhaustion = find_exhaustion(
-                _apply_segments(facts, plan),
+                apply_plan(analysis, plan),
                 analysis.settings,
                 analysis.gpu.capacity_bytes,
                 max(CONTEXT_BYTES),
@@ -67,23 +62,3 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
             return plan
     cause = "" if exhaustion is None else f"; with the leanest, {exhaustion.cause}"
     raise InfeasibleError(f"no plan was found whose step fits {analysis.gpu.name}{cause}")
-
-
-def _apply_segments(facts: StepFacts, plan: Plan) -> MemoryGraph:
-    """A step with a plan, and one such step before it."""
-    nodes = facts.graph.nodes
-    positions = {node.name: node.index for node in nodes if node.phase is Phase.FORWARD}
-    return build_graph(simulate_regions(facts, _place_segments(plan.segments, positions)))
-
-
-def _place_segments(
-    segments: Iterable[Segment], positions: Mapping[str, int]
-) -> tuple[Region, ...]:
-    return tuple(
-        Region(
-            positions[segment.first],
-            positions[segment.last] + 1,
-            _place_segments(segment.children, positions),
-        )
-        for segment in segments
-    )

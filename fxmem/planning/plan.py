@@ -53,7 +53,7 @@ class InplaceChange:
         node: Its name.
         call: What to call instead, e.g. ``relu_``.
         source: The user's line.
-        saving_bytes: How much lower the step's peak is with this change alone.
+        saving_bytes: How much lower the step's peak is with this change alone in your code.
         overwrites: Name of the node whose result it overwrites: for ``add_`` and ``mul_``, the
             one of the two that the method is called on.
     """
@@ -74,7 +74,7 @@ class DelPoint:
         variable: The variable to delete; empty where none can be named.
         after: Name of the node after which nothing uses it.
         source: The user's line of that node, after which ``del`` takes effect.
-        saving_bytes: How much lower the step's peak is with this change alone.
+        saving_bytes: How much lower the step's peak is with this change alone in your code.
     """
 
     value: str
@@ -124,11 +124,14 @@ class Plan:
         overhead: Seconds it adds, over those of the step, by the roofline of the target.
         overhead_flops: FLOPs it adds, over those of the step.
         segments: What is computed again.
-        inplace: What the code could compute in place; part of ``peak_bytes`` in inference only.
-        dels: What it could let go of; likewise.
+        inplace: What is computed in place. :func:`fxmem.apply` does it; part of ``peak_bytes``.
+        dels: What the user's code holds longer than it uses it, where that raises the step's peak.
+            The code that :func:`fxmem.apply` runs lets go of these and all others after their
+            last use; part of ``peak_bytes``.
         lower_bound_overhead: No plan that computes again adds less for that peak; None where
             that was not worked out, as in :func:`fxmem.pareto`.
         limits: The nodes that no plan computes again, or begins a segment with, and why.
+        mode: Of the step, ``"train"`` or ``"infer"``: the calls of a model that it is for.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
     """
 
@@ -143,6 +146,7 @@ class Plan:
     dels: tuple[DelPoint, ...] = ()
     lower_bound_overhead: float | None = None
     limits: tuple[Limit, ...] = ()
+    mode: str = "train"
     fx_graph: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fxmem.allocation import measure_allocation
@@ -14,7 +14,7 @@ from fxmem.errors import InfeasibleError, UsageError
 from fxmem.graph import Phase
 from fxmem.liveness import build_profile
 from fxmem.planning.bound import bound_cost
-from fxmem.planning.code_changes import find_changes, plan_changes
+from fxmem.planning.code_changes import add_changes, plan_changes
 from fxmem.planning.costs import find_roofline, price_operations
 from fxmem.planning.describe import describe_limits, describe_segments, fingerprint_graph
 from fxmem.planning.facts import StepFacts, gather_facts
@@ -143,9 +143,9 @@ def plan(
 ) -> Plan:
     """The plan that a limit asks for.
 
-    In training it says what to compute again; what the code could do in place or let go of stands
-    beside it, each with what it saves by itself, and is no part of the plan's peak. In inference
-    nothing is computed again: the plan is all of these changes together, and no limit is needed.
+    In training it says what to compute again, and what can run in place beside that. In inference
+    nothing is computed again: the plan is what runs in place and what is let go of, and no limit
+    is needed.
 
     Args:
         analysis: Of the step.
@@ -174,8 +174,7 @@ def plan(
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
     found = _plan_segments(analysis, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
-    inplace, dels = find_changes(analysis)
-    return replace(found, inplace=inplace, dels=dels)
+    return add_changes(analysis, found)
 
 
 def _plan_segments(

@@ -254,12 +254,18 @@ def _write_notes(plan: Plan) -> Iterator[str]:
             "Off the peak is by how much the peak would rise without that row alone: rows do not "
             "add up."
         )
-    is_counted = not plan.segments and plan.peak_bytes < plan.baseline_peak_bytes
-    if (plan.inplace or plan.dels) and not is_counted:
-        yield (
-            "What could be computed in place or let go of is for your own code, and no part of "
-            "the new peak."
-        )
+    if plan.inplace or plan.dels:
+        # What no graph runs, only the user can write down.
+        if plan.fx_graph is not None or plan.mode != "train":
+            yield (
+                "Of what is computed in place or let go of, it is what your own code would save "
+                "by that row alone."
+            )
+        else:
+            yield (
+                "What could be computed in place or let go of is for your own code, and no part of "
+                "the new peak."
+            )
     if plan.lower_bound_overhead and plan.gap is not None:
         bound, gap = _write_share(plan.lower_bound_overhead), _write_share(plan.gap)
         yield f"No plan with this peak adds less than {bound} of time: this one, {gap} above that."

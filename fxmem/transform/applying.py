@@ -36,6 +36,9 @@ def apply(
 ) -> PlannedModule:
     """The model with a plan: it computes the same, bit for bit, in less memory.
 
+    A plan of a training step is for calls in training, one of inference for calls in ``eval()``
+    without gradients; in others the model's own ``forward`` runs.
+
     Args:
         model: The model that was analysed, or another of its class.
         plan: From :func:`fxmem.plan`.
@@ -58,7 +61,9 @@ def apply(
                 " trace the model with",
                 hint="fxmem.apply(model, plan, args)",
             )
-        analysis = analyze(model, () if args is None else args, kwargs, device="cpu")
+        analysis = analyze(
+            model, () if args is None else args, kwargs, mode=plan.mode, device="cpu"
+        )
         if fingerprint_graph(analysis.graph) != plan.fingerprint:
             raise UsageError(
                 "the plan was made for another model or other inputs",
@@ -70,4 +75,4 @@ def apply(
                 hint="write checkpoints into its code: fxmem plan --diff",
             )
         graph = analysis.fx_graph
-    return build_module(model, graph, plan.segments)
+    return build_module(model, graph, plan.segments, plan.inplace, mode=plan.mode)

@@ -1,32 +1,44 @@
-"""Segments laid over a traced graph, and the module that runs it."""
+"""Segments and overwriting laid over a traced graph, and the module that runs it."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import fx, nn
 
 from fxmem.errors import UsageError
-from fxmem.planning.plan import Segment
+from fxmem.planning.inplace_forms import COMMUTATIVE, read_form
+from fxmem.planning.plan import InplaceChange, Segment
 from fxmem.tracing.fxgraph import NODE
-from fxmem.transform.codegen import SEGMENTS, SegmentCode
+from fxmem.transform.codegen import OVERWRITE, SEGMENTS, OverwriteCode, SegmentCode
 from fxmem.transform.module import PlannedModule
 
 _PARTS = (operator.getitem, getattr, "size")
 """What takes a result apart."""
+_MISSING = "the plan's node {!r} is not in the model"
+_MISSING_HINT = "make the plan for this model and these inputs"
 
 
-def build_module(model: nn.Module, graph: fx.Graph, segments: Sequence[Segment]) -> PlannedModule:
+def build_module(
+    model: nn.Module,
+    graph: fx.Graph,
+    segments: Sequence[Segment],
+    inplace: Sequence[InplaceChange] = (),
+    *,
+    mode: str = "train",
+) -> PlannedModule:
     """The module that runs a traced graph with some segments under checkpoints.
 
     Args:
         model: Whose submodules, parameters and buffers the graph calls.
         graph: As it was traced.
         segments: What is computed again.
+        inplace: What is computed in place.
+        mode: The calls that run the graph: those of training, or those of inference.
 
     Raises:
-        UsageError: A segment names a node that the graph lacks.
+        UsageError: A segment or a change names a node that the graph lacks.
     """
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -35,7 +47,42 @@ def build_module(model: nn.Module, graph: fx.Graph, segments: Sequence[Segment])
     paths = _lay_paths(segments, [*dict.fromkeys(owners.values())], _find_prefix(graph))
     for node, copy in copies.items():
         copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
-    return PlannedModule(model, copied)
+    for node, code in _find_overwriting(graph, owners, inplace):
+        copies[node].meta[OVERWRITE] = code
+    return PlannedModule(model, copied, mode)
+
+
+def _find_overwriting(
+    graph: fx.Graph, owners: Mapping[fx.Node, str], changes: Iterable[InplaceChange]
+) -> Iterator[tuple[fx.Node, OverwriteCode]]:
+    """The nodes that run in place, and how."""
+    by_name = {node.meta[NODE]: node for node in graph.nodes if NODE in node.meta}
+    for change in changes:
+        node = by_name.get(change.node)
+        if node is None or change.overwrites not in by_name:
+            missing = change.node if node is None else change.overwrites
+            raise UsageError(_MISSING.format(missing), hint=_MISSING_HINT)
+        form = read_form(change.call)
+        taken = [n for n in node.all_input_nodes if owners.get(n) == change.overwrites]
+        if len(taken) != 1:
+            continue
+        places = [*node.args, *node.kwargs.values()]
+        is_second = len(places) > 1 and places[1] is taken[0]
+        if is_second and form.name not in COMMUTATIVE:
+            continue
+        yield node, OverwriteCode(form, is_second, _find_watchers(node, taken[0]))
+
+
+def _find_watchers(node: fx.Node, value: fx.Node) -> tuple[str, ...]:
+    """The modules that take a value or made it, but for the one that overwrites it."""
+    seen: dict[fx.Node, None] = {}
+    while True:
+        seen.update(dict.fromkeys((value, *value.users)))
+        if value.op in ("call_module", "placeholder", "get_attr") or not value.all_input_nodes:
+            break
+        value = value.all_input_nodes[0]
+    names = (str(n.target) for n in seen if n.op == "call_module" and n is not node)
+    return tuple(dict.fromkeys(names))
 
 
 def _lay_paths(
@@ -47,10 +94,7 @@ def _lay_paths(
     for segment, code in _iterate_codes(segments, prefix):
         for name in (segment.first, segment.last):
             if name not in positions:
-                raise UsageError(
-                    f"the plan's node {name!r} is not in the model",
-                    hint="make the plan for this model and these inputs",
-                )
+                raise UsageError(_MISSING.format(name), hint=_MISSING_HINT)
         for at in range(positions[segment.first], positions[segment.last] + 1):
             paths[names[at]] = (*paths.get(names[at], ()), code)
     return paths

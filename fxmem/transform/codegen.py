@@ -20,10 +20,18 @@ from torch import fx
 from torch.fx.graph import CodeGen, PythonCode, _format_target, _Namespace
 from torch.fx.node import _get_qualified_name
 
+from fxmem.planning.inplace_forms import FormKind, InplaceForm
+from fxmem.transform.overwriting import (
+    overwrite_by_function,
+    overwrite_by_method,
+    overwrite_by_module,
+)
 from fxmem.transform.runtime import checkpoint
 
 SEGMENTS = "fxmem_segments"
 """Key of a node's ``meta``: the segments it lies in, outermost first."""
+OVERWRITE = "fxmem_overwrite"
+"""Key of a node's ``meta``: how it runs in place, where it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,21 @@ class SegmentCode:
     name: str
     random: bool = False
     norms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OverwriteCode:
+    """A node that runs in place, as the code knows it.
+
+    Attributes:
+        form: What is called.
+        is_second: Whether the second of the node's two values is overwritten.
+        watched: Names of the modules that take the value or made it.
+    """
+
+    form: InplaceForm
+    is_second: bool = False
+    watched: tuple[str, ...] = ()
 
 
 class _Text(str):
@@ -91,7 +114,7 @@ class _Writer:
             members = [*group]
             if segment is None:
                 for node in members:
-                    scope.copy(node)
+                    scope.copy(node, self._root)
                 continue
             assert segment.name not in self._names, f"{segment.name} is not of one piece"
             self._names.add(segment.name)
@@ -127,11 +150,41 @@ class _Scope:
         self.graph = fx.Graph()
         self._values: dict[fx.Node, fx.Node] = {}
 
-    def copy(self, node: fx.Node) -> None:
+    def copy(self, node: fx.Node, root: str) -> None:
+        overwrite: OverwriteCode | None = node.meta.get(OVERWRITE)
+        if overwrite is not None:
+            self._values[node] = self._overwrite(node, overwrite, root)
+            return
         copied = self.graph.node_copy(node, self._find)
         if callable(node.target) and not _is_found_by_name(node.target):
             copied.target = _hide_origin(node.target)
         self._values[node] = copied
+
+    def _overwrite(self, node: fx.Node, overwrite: OverwriteCode, root: str) -> fx.Node:
+        args: list[Any] = [*fx.map_arg(node.args, self._find)]
+        options: dict[str, Any] = dict(fx.map_arg(node.kwargs, self._find))
+        kind, name = overwrite.form.kind, overwrite.form.name
+        if kind is FormKind.METHOD:
+            function: Any = overwrite_by_method
+            # Functions of torch take by name what methods take by place.
+            args += [options.pop(key) for key in ("input", "self", "other") if key in options]
+            if "inplace" in options or node.target is torch.nn.functional.relu:  # has the flag
+                args, options = args[:1], {}
+            args = [name, *(args[1::-1] if overwrite.is_second else args)]
+        elif kind is FormKind.FUNCTION:
+            function = overwrite_by_function
+            args = [name, *args]
+        else:
+            function = overwrite_by_module
+            args = [_Text(_format_target(root, str(node.target))), *args, *options.values()]
+            options = {}
+        if overwrite.watched:
+            options["watched"] = tuple(
+                _Text(_format_target(root, name)) for name in overwrite.watched
+            )
+        return self.graph.create_node(
+            "call_function", function, tuple(args), options, name=node.name
+        )
 
     def add_placeholder(self, node: fx.Node) -> None:
         self._values[node] = self.graph.placeholder(node.name)

@@ -31,22 +31,26 @@ _SHARED = (
 
 
 class PlannedModule(fx.GraphModule):
-    """A model whose training step runs by a plan.
+    """A model whose training step, or whose inference, runs by a plan.
 
-    Parameters, buffers and submodules are the model's own. Without gradients, and in ``eval()``,
-    the model's own ``forward`` runs; so it does, with a warning, for arguments that the graph was
-    not traced for. What is not found here is looked up in the model.
+    Parameters, buffers and submodules are the model's own. In calls that the plan is not for (in
+    ``eval()`` or without gradients, or else in all but these) the model's own ``forward`` runs; so
+    it does, with a warning, for arguments that the graph was not traced for. What is not found
+    here is looked up in the model.
 
     Attributes:
         original: The model.
+        plan_mode: ``"train"`` or ``"infer"``: the calls that the plan is for.
     """
 
     original: nn.Module
+    plan_mode: str
 
-    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, model: nn.Module, graph: fx.Graph, mode: str = "train") -> None:
         super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
         # Not as a submodule: its parameters would be there twice.
         self.__dict__["original"] = model
+        self.__dict__["plan_mode"] = mode
         for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
         self.training = model.training
@@ -79,16 +83,18 @@ class PlannedModule(fx.GraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the graph does not know the module that it belongs to.
-        return PlannedModule, (self.original, copy.deepcopy(self.graph))
+        return PlannedModule, (self.original, copy.deepcopy(self.graph), self.plan_mode)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
-        copied = PlannedModule(copy.deepcopy(self.original, memo), copy.deepcopy(self.graph))
+        original, graph = copy.deepcopy(self.original, memo), copy.deepcopy(self.graph)
+        copied = PlannedModule(original, graph, self.plan_mode)
         memo[id(self)] = copied
         return copied
 
     def choose_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """What the graph takes of a call's arguments; None where the model's own forward runs."""
-        if not (self.training and torch.is_grad_enabled()):
+        is_train = self.plan_mode == "train"
+        if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
         given = dict(bind_arguments(self.original, args, kwargs))
         expected = [node for node in self.graph.nodes if node.op == "placeholder"]

@@ -55,11 +55,13 @@ def test_what_a_plan_lacks_is_left_out() -> None:
     ] == []
 
 
-def test_changes_of_code_are_counted_where_nothing_else_lowers_the_peak() -> None:
-    note = "no part of the new peak"
-    assert note in render_plan(make_plan(), SUBJECT)
-    assert note in render_plan(make_plan(segments=(), peak_bytes=30 * MIB), SUBJECT)
-    assert note not in render_plan(make_plan(segments=()), SUBJECT)
+def test_changes_are_counted_where_the_plan_s_graph_runs_them() -> None:
+    note, counted = "no part of the new peak", "it is what your own code would save by that row"
+    written = render_plan(make_plan(), SUBJECT)
+    assert note in written and counted not in written
+    for plan in (make_plan(fx_graph="a graph"), make_plan(segments=(), mode="infer")):
+        written = render_plan(plan, SUBJECT)
+        assert counted in written and note not in written
 
 
 def test_a_plan_that_changes_nothing_says_so() -> None:

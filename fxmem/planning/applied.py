@@ -1,0 +1,86 @@
+"""The step that a plan makes of an analysed one: what :func:`fxmem.apply` returns runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fxmem.allocation import measure_allocation
+from fxmem.analysis import Analysis
+from fxmem.graph import MemoryGraph, Phase
+from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.inplace import apply_inplace
+from fxmem.planning.plan import InplaceChange, Plan, Segment
+from fxmem.planning.regions import Region
+from fxmem.planning.simulation import build_graph, simulate_regions
+from fxmem.timeline import build_timeline
+
+
+def apply_plan(analysis: Analysis, plan: Plan) -> MemoryGraph:
+    """The step of the rewritten graph: segments, what is in place, and no value kept after use.
+
+    Args:
+        analysis: That the plan was made from.
+        plan: It, or one with some of its segments and changes.
+    """
+    facts = gather_changed(analysis, plan.inplace)
+    return build_graph(simulate_regions(facts, place_segments(facts, plan.segments)))
+
+
+def measure_plan(analysis: Analysis, plan: Plan) -> tuple[int, int]:
+    """The bytes that a step with a plan has allocated at most, and those that are reserved then.
+
+    Args:
+        analysis: That the plan was made from.
+        plan: It, or one with some of its segments and changes.
+    """
+    return measure_graph(analysis, apply_plan(analysis, plan))
+
+
+def measure_graph(analysis: Analysis, graph: MemoryGraph) -> tuple[int, int]:
+    """Likewise of a step that something made of an analysed one.
+
+    Args:
+        analysis: Of the step as it was.
+        graph: What it was changed to.
+    """
+    if analysis.settings is None:
+        peak = max(build_timeline(graph).profile())
+        return peak, peak
+    return measure_allocation(graph, analysis.settings)
+
+
+def gather_changed(analysis: Analysis, changes: Iterable[InplaceChange]) -> StepFacts:
+    """What plans ask of a step with operations in place.
+
+    Args:
+        analysis: Of the step.
+        changes: The operations.
+    """
+    return gather_facts(
+        apply_inplace(analysis.graph, changes),
+        counts_host=analysis.setup.device == "cpu",
+        autocast=analysis.setup.autocast is not None,
+    )
+
+
+def place_segments(facts: StepFacts, segments: Iterable[Segment]) -> tuple[Region, ...]:
+    """The regions that a plan's segments are.
+
+    Args:
+        facts: The step that the plan was made for.
+        segments: Those of the plan.
+    """
+    nodes = facts.graph.nodes
+    positions = {node.name: node.index for node in nodes if node.phase is Phase.FORWARD}
+    return _place(segments, positions)
+
+
+def _place(segments: Iterable[Segment], positions: Mapping[str, int]) -> tuple[Region, ...]:
+    return tuple(
+        Region(
+            positions[segment.first],
+            positions[segment.last] + 1,
+            _place(segment.children, positions),
+        )
+        for segment in segments
+    )
