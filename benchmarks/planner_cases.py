@@ -17,12 +17,13 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cases import Case, hugging_face, ids, image, vision
-from benchmarks.planner_measure import Forward, watch_allocations
+from benchmarks.planner_measure import Forward
 from examples.planner_nets import DeepResNet, PlainGPT
 from examples.unet import UNet
 from fxmem.planning.chain import Chain, Kept, Schedule, Stage, StageOption, keep_stages
 from fxmem.planning.chain import measure_schedule as measure_chain
 from fxmem.planning.chain_solver import find_least_memory, solve_chain
+from fxmem.transform.measuring import watch_allocations
 
 Prepare = Callable[[nn.Module], Forward]
 """Takes a model, which it may change, and returns what to call instead of it."""

@@ -3,66 +3,21 @@
 from __future__ import annotations
 
 import copy
-import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cases import SEED
 from benchmarks.step import default_loss, tensors_of
+from fxmem.transform.measuring import watch_allocations
 
 Forward = Callable[..., Any]
-
-
-@dataclass
-class Allocations:
-    """The CPU allocator's events within marked spans, filled when the profiler ends."""
-
-    spans: dict[str, list[int]] = field(default_factory=dict)
-
-    def sum_bytes(self, span: str) -> int:
-        """By how much more is live after a span than before it."""
-        return sum(self.spans[span])
-
-    def find_peak(self, span: str) -> int:
-        """The most that is live within a span, above what was live before it."""
-        live = peak = 0
-        for nbytes in self.spans[span]:
-            live += nbytes
-            peak = max(peak, live)
-        return peak
-
-
-@contextmanager
-def watch_allocations() -> Iterator[Allocations]:
-    """Records the allocations within each ``record_function("span ...")``.
-
-    The profiler does not report the release of what was allocated before it began, so that what
-    is resident counts neither way. It takes an address for what it last saw there
-    (``ProfiledCPUMemoryReporter`` in c10/core/CPUAllocator.cpp), so that what is allocated here
-    should be released here too.
-    """
-    seen = Allocations()
-    gc.disable()  # what it would free within a span may be older
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-            yield seen
-    finally:
-        gc.enable()
-    events = prof.profiler.kineto_results.events()
-    memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    memory.sort(key=lambda event: event[0])  # stable: equal times keep the order of recording
-    for event in events:
-        if event.name().startswith("span "):
-            start, end = event.start_ns(), event.start_ns() + event.duration_ns()
-            seen.spans[event.name()] = [nbytes for at, nbytes in memory if start <= at <= end]
 
 
 @dataclass(frozen=True)

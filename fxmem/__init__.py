@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fxmem.planning.plan import Plan
     from fxmem.planning.planner import pareto, plan
     from fxmem.transform.applying import apply, unapply
+    from fxmem.transform.verification import Verification
+    from fxmem.transform.verify import verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "TensorSpec",
     "TraceError",
     "UsageError",
+    "Verification",
     "__version__",
     "advise",
     "analyze",
@@ -48,18 +51,21 @@ __all__ = [
     "pareto",
     "plan",
     "unapply",
+    "verify",
 ]
 
 _LAZY = {
     "Advice": "fxmem.advice.record",
     "Analysis": "fxmem.analysis",
     "Plan": "fxmem.planning.plan",
+    "Verification": "fxmem.transform.verification",
     "advise": "fxmem.advice.advising",
     "analyze": "fxmem.api",
     "apply": "fxmem.transform.applying",
     "pareto": "fxmem.planning.planner",
     "plan": "fxmem.planning.planner",
     "unapply": "fxmem.transform.applying",
+    "verify": "fxmem.transform.verify",
 }
 """Where public names come from: torch takes more than a second to import, and bad usage of the CLI
 is told without it."""

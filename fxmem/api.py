@@ -145,8 +145,8 @@ def analyze(
     ):
         with replace_devices(named_devices):
             source = load_target(model, fake_mode) if isinstance(model, str) else model
-            make_optimizer = resolve_optimizer(_load_choice(optimizer))
-            step_loss = resolve_loss(_load_choice(loss))
+            make_optimizer = resolve_optimizer(load_choice(optimizer))
+            step_loss = resolve_loss(load_choice(loss))
         check_model(source)
 
         def make_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -206,8 +206,8 @@ def analyze(
         device=device,
         autocast=autocast,
         gpu=step_gpu.name if step_gpu else None,
-        optimizer=_name_choice(optimizer),
-        loss=_name_choice(loss),
+        optimizer=name_choice(optimizer),
+        loss=name_choice(loss),
         frontend=frontend,
         frontend_reason=reason,
         notes=(
@@ -221,7 +221,7 @@ def analyze(
     return Analysis(setup, recording.graph, settings, step_gpu, recording.fx_graph)
 
 
-def _load_choice(choice: Any) -> Any:
+def load_choice(choice: Any) -> Any:
     """A loss or an optimizer that is given as a TARGET; anything else as it is."""
     return load_function(choice) if is_target(choice) else choice
 
@@ -355,7 +355,8 @@ def _find_autocast(device: str, autocast: str | None) -> torch.dtype | None:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def _name_choice(choice: Any) -> str | None:
+def name_choice(choice: Any) -> str | None:
+    """How a loss or an optimizer is called in a report."""
     if choice is None or isinstance(choice, str):
         return choice
     return str(getattr(choice, "__name__", type(choice).__name__))

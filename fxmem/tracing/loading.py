@@ -30,7 +30,7 @@ from fxmem.tracing.source import find_raising_source
 from fxmem.tracing.targets import Target, check_call, is_target, parse_target
 
 
-def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
+def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
     """The model that a TARGET names, its parameters without memory where that can be.
 
     The current folder is importable, as with ``python -m``, and a file's own folder while it
@@ -42,7 +42,7 @@ def load_target(target: str, fake_mode: FakeTensorMode) -> nn.Module:
         target: ``package.module:name`` or ``path/to/file.py:name``; the name, dotted or not, is
             an ``nn.Module`` class or instance, or a callable that returns one;
             ``'module:factory(depth=50)'`` passes Python literals.
-        fake_mode: The mode that the parameters will belong to.
+        fake_mode: The mode that the parameters will belong to; None builds it for real.
 
     Returns:
         The module: fake, partly fake, or real; ``make_fake_model`` takes it from there.
@@ -122,16 +122,18 @@ def prepare_targets(*targets: object) -> Iterator[None]:
                 torch.set_default_device(device)
 
 
-def _build(factory: Callable[..., Any], target: Target, fake_mode: FakeTensorMode) -> nn.Module:
+def _build(
+    factory: Callable[..., Any], target: Target, fake_mode: FakeTensorMode | None
+) -> nn.Module:
     check_call(factory, target)
     errors: list[Exception] = []
-    for context in (_build_on_fakes, _build_with_fake_parameters, _build_real):
+    for context in _list_ways(fake_mode):
         # The same error from two ways of building is the user's own: the real way, which
         # allocates everything, would only repeat it.
         if len(errors) == 2 and _are_same(*errors) and not raised_by_fakes(errors[1]):
             break
         try:
-            with context(fake_mode):
+            with context:
                 model = factory(*target.args, **target.kwargs)
         except SystemExit as error:
             raise _explain_failed_build(target, error) from error
@@ -140,6 +142,15 @@ def _build(factory: Callable[..., Any], target: Target, fake_mode: FakeTensorMod
         else:
             return _check_module(model, target)
     raise _explain_failed_build(target, errors[-1]) from errors[-1]
+
+
+def _list_ways(
+    fake_mode: FakeTensorMode | None,
+) -> Iterator[contextlib.AbstractContextManager[None]]:
+    if fake_mode is not None:
+        yield _build_on_fakes(fake_mode)
+        yield make_parameters_fake(fake_mode, on_registration=True)
+    yield contextlib.nullcontext()
 
 
 def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
@@ -182,17 +193,6 @@ def _are_same(first: Exception, second: Exception) -> bool:
 def _build_on_fakes(fake_mode: FakeTensorMode) -> Iterator[None]:
     with fake_mode, make_parameters_fake(fake_mode, on_registration=False):
         yield
-
-
-@contextlib.contextmanager
-def _build_with_fake_parameters(fake_mode: FakeTensorMode) -> Iterator[None]:
-    with make_parameters_fake(fake_mode, on_registration=True):
-        yield
-
-
-@contextlib.contextmanager
-def _build_real(fake_mode: FakeTensorMode) -> Iterator[None]:
-    yield
 
 
 @contextlib.contextmanager

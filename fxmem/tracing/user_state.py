@@ -38,7 +38,7 @@ def restore_user_state(roots: Iterable[object]) -> Iterator[None]:
         roots: Functions and classes whose code runs within.
     """
     roots = [*roots]
-    restores = [restore for holder in _iterate_holders(roots) for restore in _remember(holder)]
+    restores = [restore for holder in iterate_holders(roots) for restore in _remember(holder)]
     try:
         yield
     finally:
@@ -46,7 +46,7 @@ def restore_user_state(roots: Iterable[object]) -> Iterator[None]:
             restore()
 
 
-def _iterate_holders(roots: Iterable[object]) -> Iterator[object]:
+def iterate_holders(roots: Iterable[object]) -> Iterator[object]:
     """Everything that code reaches, each once; of classes the roots and the user's own."""
     seen: dict[int, object] = {}  # the objects too, so that no id is used again
     stack = [*roots]

@@ -23,6 +23,7 @@ from fxmem.liveness import Peak
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
+from fxmem.transform.verification import Difference, Kind, StepFigures, Verification
 
 ROOT = Path(__file__).parents[2]
 JSON_DOC = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
@@ -74,6 +75,24 @@ def test_every_field_of_a_plan_is_documented_in_order(section: str) -> None:
     assert list_documented(section, "###") == list(example)
 
 
+def make_verification() -> Verification:
+    figures = StepFigures(1, 1, 1.0)
+    return Verification(
+        **{field.name: () for field in dataclasses.fields(Verification)}
+        | {"differences": (Difference(1, Kind.LOSS, "loss"),), "compared": {}}
+        | {"baseline": figures, "planned": figures}
+    )
+
+
+@pytest.mark.parametrize("section", ["verification", "differences", "baseline"])
+def test_every_field_of_a_verification_is_documented_in_order(section: str) -> None:
+    fields = make_verification().to_dict()
+    example = fields if section == "verification" else fields[section]
+    assert list_documented(section, "###") == list(
+        example[0] if section == "differences" else example
+    )
+
+
 @pytest.mark.parametrize("word", [*Category, *Phase])
 def test_every_category_and_phase_is_documented(word: Category | Phase) -> None:
     assert f"`{word.value}`" in JSON_DOC
@@ -123,6 +142,8 @@ def test_every_argument_of_analyze_is_documented_in_order() -> None:
         ("`Plan`", Plan),
         ("`Segment`", Segment),
         ("`Advice`", Advice),
+        ("`Verification`", Verification),
+        ("`Difference`", Difference),
     ],
 )
 def test_every_attribute_is_documented(section: str, kind: type) -> None:
@@ -131,7 +152,7 @@ def test_every_attribute_is_documented(section: str, kind: type) -> None:
     assert set(list_names(section, API_DOC)) == public
 
 
-@pytest.mark.parametrize("name", ["plan", "pareto", "apply", "advise"])
+@pytest.mark.parametrize("name", ["plan", "pareto", "apply", "verify", "advise"])
 def test_every_argument_for_plans_is_documented(name: str) -> None:
     (arguments,) = re.findall(rf"^\| `fxmem\.{name}\((.*?)\)` \|", API_DOC, re.MULTILINE)
     shown = inspect.signature(eval(f"lambda {arguments}: None")).parameters.values()

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.profiler import record_function
 
 import benchmarks.planner as planner
 from benchmarks.cases import Case, image
 from benchmarks.planner_cases import CASES, CHAINED, PlannerCase, build_chain, list_rotor
-from benchmarks.planner_measure import Measurement, Numbers, watch_allocations
+from benchmarks.planner_measure import Measurement, Numbers
 from examples.planner_nets import DeepResNet
 from fxmem.planning.chain import StageOption
 
@@ -74,17 +73,6 @@ def test_an_answer_has_no_more_flops_or_no_more_memory() -> None:
     first, second = planner.find_answers(result)
     assert first == planner.Answer(worse, lean, cheap) and first.is_dominated
     assert second == planner.Answer(better, cheap, None) and not second.is_dominated
-
-
-def test_allocations_are_those_of_their_span() -> None:
-    with watch_allocations() as seen:
-        with record_function("span one"):
-            kept = torch.empty(1024)
-            torch.empty(2048)
-        with record_function("span two"):
-            del kept
-    assert (seen.sum_bytes("span one"), seen.find_peak("span one")) == (4096, 12288)
-    assert (seen.sum_bytes("span two"), seen.find_peak("span two")) == (-4096, 0)
 
 
 def test_the_chain_of_a_model_has_the_sizes_of_its_modules() -> None:

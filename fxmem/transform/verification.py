@@ -1,0 +1,123 @@
+"""What came of running two models side by side. Pure data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Kind(str, Enum):
+    """What of a step is compared, in this order."""
+
+    ERROR = "error"
+    OUTPUT = "output"
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    BUFFER = "buffer"
+    PARAMETER = "parameter"
+    OPTIMIZER_STATE = "optimizer state"
+    INPUT = "input"
+    RANDOM_STATE = "random state"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that two models do not have in common after a step.
+
+    Attributes:
+        step: Which step, from 1.
+        kind: What it is.
+        name: Its name: of a parameter or buffer, of an entry of the output, of a generator.
+        cause: In what it differs, where that is not a value: a shape, a dtype, an error.
+        index: The first element that differs; None where no elements were compared.
+        baseline: What the first model has there, as text.
+        planned: What the second model has there.
+        elements: How many elements differ.
+        max_difference: How far apart they are at most; None where that is no number.
+    """
+
+    step: int
+    kind: Kind
+    name: str
+    cause: str = ""
+    index: tuple[int, ...] | None = None
+    baseline: str = ""
+    planned: str = ""
+    elements: int = 0
+    max_difference: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What a step of one of the models takes, on the device where it ran.
+
+    Attributes:
+        peak_bytes: The most that was live in a step, with what is there before it; None where
+            the model's step fails.
+        predicted_peak_bytes: What :func:`fxmem.analyze` says for the same device; None where it
+            refuses the model.
+        step_s: Seconds of a step, the median; None where the model's step fails.
+    """
+
+    peak_bytes: int | None
+    predicted_peak_bytes: int | None
+    step_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Whether two models compute the same, bit for bit, and what each takes for it.
+
+    Attributes:
+        equal: Whether nothing differs.
+        model: The model's class, or the TARGET that it is from.
+        inputs: As the texts that ``--input`` takes.
+        mode: ``"train"`` or ``"infer"``.
+        device: Where both ran: ``"cpu"`` or ``"cuda"``.
+        optimizer: Its name, or None.
+        loss: Its name, or None.
+        autocast: What forward and loss were autocast to, or None.
+        seed: Of the random numbers.
+        steps: How many were compared; the last of them is the one that differs, if any does.
+        compared: How many things of each kind were compared in each step.
+        differences: Those of the first step that has any.
+        baseline: Figures of the model.
+        planned: Figures of the other model.
+        notes: What to know about how that was found.
+    """
+
+    equal: bool
+    model: str
+    inputs: tuple[str, ...]
+    mode: str
+    device: str
+    optimizer: str | None
+    loss: str | None
+    autocast: str | None
+    seed: int
+    steps: int
+    compared: dict[str, int]
+    differences: tuple[Difference, ...]
+    baseline: StepFigures
+    planned: StepFigures
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data: what :meth:`to_json` writes."""
+        return {"schema_version": SCHEMA_VERSION, **_make_plain(asdict(self))}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All of it as JSON; bytes are integers, times are seconds."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+
+def _make_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _make_plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_make_plain(entry) for entry in value]
+    return value.value if isinstance(value, Kind) else value

@@ -1,0 +1,253 @@
+"""Two models run side by side: the same numbers, bit for bit, and what each takes for them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
+
+from fxmem.api import MODES, analyze, load_choice, name_choice
+from fxmem.errors import FxmemError, UsageError
+from fxmem.planning.plan import Plan
+from fxmem.recording.losses import resolve_loss
+from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.specs import TensorSpec, parse_dtype
+from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
+from fxmem.tracing.fakes import describe_inputs, read_leaf
+from fxmem.tracing.loading import load_target, prepare_targets
+from fxmem.transform.applying import apply
+from fxmem.transform.running import Inputs, Runner, make_inputs
+from fxmem.transform.side_by_side import check_repetition, compare_models
+from fxmem.transform.state import keep_state, seed_random_numbers
+from fxmem.transform.verification import StepFigures, Verification
+
+_Loss = str | Callable[[Any], Tensor] | None
+_Optimizer = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+_AMONG = "the models differ in their"
+
+
+def verify(
+    model: nn.Module,
+    planned: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: str = "train",
+    steps: int = 3,
+    seed: int = 0,
+    optimizer: _Optimizer = None,
+    loss: _Loss = None,
+    autocast: str | torch.dtype | None = None,
+) -> Verification:
+    """Whether two models compute the same, bit for bit, and what a step of each takes.
+
+    Both take real steps from the same state, with the same inputs and random numbers, where the
+    model is. Compared after each: output, loss, every gradient, buffer and parameter,
+    the optimizer's state, what became of the inputs, and the states of all random number
+    generators. Then the peak of a step of each is measured. Afterwards both models, their
+    gradients, the random numbers and what the models' code keeps are as they were before.
+
+    Args:
+        model: The model.
+        planned: The model with a plan, from :func:`fxmem.apply`; or any other whose parameters
+            and buffers have the same names. Its own values, if it has any, are not looked at.
+        args: Positional inputs, as for :func:`fxmem.analyze`; those without values are random:
+            normal where they are floating, else 0 or 1.
+        kwargs: Keyword inputs, likewise.
+        mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
+        steps: How many steps to compare.
+        seed: Of the inputs and of the random numbers of the first step.
+        optimizer: As for :func:`fxmem.analyze`; without one, parameters stay as they are.
+        loss: As for :func:`fxmem.analyze`.
+        autocast: ``"bf16"`` to autocast forward and loss to it.
+
+    Raises:
+        UsageError: An argument that is not understood, or models that cannot be compared.
+        TraceError: The step of the first model fails.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> report = verify(layer, nn.Linear(4, 2), "8x4", optimizer="adam")
+    >>> report.equal, report.steps, report.compared["gradient"]
+    (True, 3, 2)
+    """
+    _check_options(mode, steps, seed)
+    cast_to = _find_autocast(autocast)
+    check_model(model)
+    check_model(planned)
+    _check_names(model, planned)
+    positional, named = gather_inputs(args, kwargs)
+    device = _find_device(model)
+    given = make_inputs(positional, named, device, seed)
+    check_inputs(model, *given)
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        prepare_targets(loss, optimizer),
+    ):
+        step_loss = resolve_loss(load_choice(loss))
+        make_optimizer = resolve_optimizer(load_choice(optimizer))
+        ours, theirs = (
+            Runner(m, given, step_loss, make_optimizer, device, cast_to, mode == "train")
+            for m in (model, planned)
+        )
+        with keep_state([*ours.roots, *theirs.roots]):
+            comparison = compare_models(ours, theirs, steps, seed)
+            peaks = [ours.measure(), theirs.measure() if comparison.runs else None]
+        with keep_state(ours.roots):
+            notes = check_repetition(ours, comparison, seed)
+    options = {"mode": mode, "optimizer": optimizer, "loss": loss, "autocast": autocast}
+    predicted = [_predict(m, given, device, options) for m in (model, planned)]
+    figures = [
+        StepFigures(peak, bytes_, statistics.median(times) if times else None)
+        for peak, (bytes_, _), times in zip(peaks, predicted, comparison.times_s, strict=True)
+    ]
+    return Verification(
+        equal=not comparison.differences,
+        model=type(model).__name__,
+        inputs=describe_inputs(*given),
+        mode=mode,
+        device=device.type,
+        optimizer=name_choice(optimizer),
+        loss=name_choice(loss),
+        autocast=None if cast_to is None else str(cast_to).removeprefix("torch."),
+        seed=seed,
+        steps=comparison.steps,
+        compared=dict(Counter(kind.value for kind, _ in comparison.record)),
+        differences=comparison.differences,
+        baseline=figures[0],
+        planned=figures[1],
+        notes=(*notes, *dict.fromkeys(note for _, note in predicted if note)),
+    )
+
+
+def verify_target(
+    target: str,
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    **options: Any,
+) -> Verification:
+    """As :func:`verify`, for a model that a TARGET names and a plan for it.
+
+    Args:
+        target: The TARGET; it is built for real, with the parameters that the seed gives.
+        plan: What is applied to it.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
+        dtype: What parameters and floating inputs are cast to.
+        options: The other arguments of :func:`verify`.
+
+    Raises:
+        LoadError: The TARGET cannot be loaded.
+        UsageError: The device is not there, or the plan is not for this model.
+    """
+    is_there = torch.cuda.is_available()
+    if device == "cuda" and not is_there:
+        raise UsageError("there is no GPU to verify on", hint="--device cpu")
+    with (
+        prepare_targets(target, options.get("loss"), options.get("optimizer")),
+        keep_state([]),
+    ):
+        seed_random_numbers(options.get("seed", 0))
+        model = load_target(target, None)
+        if dtype is not None:
+            model = model.to(_find_dtype(dtype))
+            args, kwargs = _cast_specs(args, dtype), dict(_cast_specs(kwargs, dtype))
+        planned = apply(model.train(), plan, args, kwargs)
+        chosen = device or ("cuda" if is_there else "cpu")
+        model.to(chosen)
+        return replace(verify(model, planned, args, kwargs, **options), model=target)
+
+
+def _check_options(mode: Any, steps: Any, seed: Any) -> None:
+    if mode not in MODES:
+        raise UsageError(f"unknown mode {mode!r}", hint=" or ".join(MODES))
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise UsageError(f"{steps!r} steps show nothing", hint="an integer, 1 or more")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise UsageError(f"a seed cannot be {seed!r}", hint="an integer, 0 or more")
+
+
+def _find_autocast(autocast: object) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    name = parse_dtype(str(autocast).removeprefix("torch."))
+    if name != "bfloat16":
+        raise UsageError(
+            f"models are not compared under autocast to {name}", hint="bf16, which needs no scaler"
+        )
+    return torch.bfloat16
+
+
+def _check_names(model: nn.Module, planned: nn.Module) -> None:
+    """Checks that two models have the same parameters and buffers by name, shape and dtype."""
+    for kind in ("parameters", "buffers"):
+        ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (model, planned))
+        odd = sorted(ours.keys() ^ theirs.keys())
+        if odd:
+            raise UsageError(
+                f"{_AMONG} {kind}: only one has {odd[0]!r}",
+                hint="names must be the same, as after fxmem.apply",
+            )
+        for name, tensor in ours.items():
+            if isinstance(tensor, FakeTensor) or tensor.is_meta or is_lazy(tensor):
+                raise UsageError(
+                    f"{name!r} has no values to compute with", hint="pass a model with real ones"
+                )
+            other = theirs[name]
+            if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+                raise UsageError(
+                    f"{_AMONG} {kind}: {name!r} has another shape or dtype",
+                    hint="give both the same",
+                )
+
+
+def _find_device(model: nn.Module) -> torch.device:
+    """Where the model is."""
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    device = torch.device("cpu") if tensor is None else tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"the model is on {device.type}", hint="move it to cuda or the CPU")
+    return device
+
+
+def _find_dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, parse_dtype(name))
+    if not dtype.is_floating_point:
+        raise UsageError(f"a model cannot be cast to {name}", hint="bf16, fp16, float32 or float64")
+    return dtype
+
+
+def _cast_specs(inputs: Any, dtype: str) -> Any:
+    """Inputs whose floating specs have another dtype."""
+
+    def cast(leaf: Any) -> Any:
+        spec = read_leaf(leaf)
+        if isinstance(spec, TensorSpec) and getattr(torch, spec.dtype).is_floating_point:
+            return replace(spec, dtype=dtype)
+        return leaf
+
+    return tree_map(cast, inputs)
+
+
+def _predict(
+    model: nn.Module, given: Inputs, device: torch.device, options: Mapping[str, Any]
+) -> tuple[int | None, str]:
+    """The peak that an analysis says, for the device where the model is; or why it says none."""
+    try:
+        return analyze(model, *given, device=device.type, **options).peak_bytes, ""
+    except FxmemError as error:
+        return None, f"No peak is predicted: {error.cause}."
