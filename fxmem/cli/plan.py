@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -18,7 +18,6 @@ from fxmem.cli.step import (
     parse_step,
 )
 from fxmem.errors import UsageError
-from fxmem.report.cells import escape_controls
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
@@ -84,6 +83,12 @@ def _add_limit_options(parser: argparse.ArgumentParser) -> None:
         help="the leanest plan that adds no more to the step's time, e.g. 0.1 or 10%%",
     )
     limits.add_argument("--max-overhead-flops", metavar="SHARE", help="likewise for its FLOPs")
+    group.add_argument(
+        "--style",
+        choices=["graph", "modules"],
+        help="what is computed again: graph for any consecutive operations, modules for whole "
+        "modules, whose code stays as it is (default: graph where the model can be traced)",
+    )
     group.add_argument(
         "--time-limit",
         type=float,
@@ -157,7 +162,8 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
         text = getattr(arguments, name)
         if text is not None:
             limit[name] = _parse_share(text, f"--{name.replace('_', '-')}")
-    if arguments.mode != "train" and (arguments.fit or limit.keys() - {"budget"}):
+    trains_only = arguments.fit or arguments.style or limit.keys() - {"budget"}
+    if arguments.mode != "train" and trains_only:
         raise UsageError(
             "inference computes nothing again", hint="--budget, or no limit, for changes of code"
         )
@@ -207,15 +213,11 @@ def _make_result(
     analysis = analyze_step(step)
     if arguments.advice and not _chooses_plan(arguments, limit):
         return None, _render_advice(analysis, step)
-    if analysis.frontend == "record" and arguments.mode == "train":
-        write_line(
-            "fxmem: warning: fxmem.apply does not take plans of this model, which was traced by "
-            f"record: {escape_controls(analysis.setup.frontend_reason)}"
-        )
     from fxmem.planning.outcome import choose_fitting
     from fxmem.planning.planner import pareto, plan
 
-    options = {} if arguments.time_limit is None else {"time_limit_s": arguments.time_limit}
+    given = {"time_limit_s": arguments.time_limit, "style": arguments.style}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if limit or arguments.mode != "train":
         chosen = plan(analysis, **limit, **options)
     else:

@@ -9,7 +9,7 @@ from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.inplace import apply_inplace
-from fxmem.planning.plan import InplaceChange, Plan, Segment
+from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Segment
 from fxmem.planning.regions import Region
 from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.timeline import build_timeline
@@ -22,7 +22,7 @@ def apply_plan(analysis: Analysis, plan: Plan) -> MemoryGraph:
         analysis: That the plan was made from.
         plan: It, or one with some of its segments and changes.
     """
-    facts = gather_changed(analysis, plan.inplace)
+    facts = gather_changed(analysis, plan.inplace, plan.style)
     return build_graph(simulate_regions(facts, place_segments(facts, plan.segments)))
 
 
@@ -49,17 +49,21 @@ def measure_graph(analysis: Analysis, graph: MemoryGraph) -> tuple[int, int]:
     return measure_allocation(graph, analysis.settings)
 
 
-def gather_changed(analysis: Analysis, changes: Iterable[InplaceChange]) -> StepFacts:
+def gather_changed(
+    analysis: Analysis, changes: Iterable[InplaceChange], style: str = GRAPH
+) -> StepFacts:
     """What plans ask of a step with operations in place.
 
     Args:
         analysis: Of the step.
         changes: The operations.
+        style: How plans are applied.
     """
     return gather_facts(
         apply_inplace(analysis.graph, changes),
         counts_host=analysis.setup.device == "cpu",
         autocast=analysis.setup.autocast is not None,
+        keeps_frames=style == MODULES,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.planning.facts import StepFacts, is_batch_norm
@@ -33,6 +33,7 @@ def describe_segments(
     costs_s: Sequence[float],
     *,
     with_savings: bool = True,
+    names: Mapping[tuple[int, int], str] | None = None,
 ) -> tuple[Segment, ...]:
     """Regions as segments of a plan.
 
@@ -41,13 +42,14 @@ def describe_segments(
         regions: What is computed again.
         costs_s: Seconds of each operation, by its index.
         with_savings: Whether to work out what each is worth, by leaving it out.
+        names: The modules that regions are calls of, by their nodes; None to find them.
     """
     savings = _measure_savings(facts, regions) if with_savings else [0] * len(regions)
     segments = []
     for region, saving in zip(regions, savings, strict=True):
         runs = iterate_runs([*plan_runs(facts, [region])])
         again = [index for run in runs for index in range(run.first, run.stop)]
-        segments.append(_describe(facts, region, saving, again, costs_s))
+        segments.append(_describe(facts, region, saving, again, costs_s, names))
     return tuple(segments)
 
 
@@ -67,6 +69,7 @@ def _describe(
     saving_bytes: int,
     recomputed: Sequence[int],
     costs_s: Sequence[float],
+    names: Mapping[tuple[int, int], str] | None,
 ) -> Segment:
     graph = facts.graph
     nodes = graph.nodes[region.start : region.stop]
@@ -76,14 +79,14 @@ def _describe(
         first=nodes[0].name,
         last=nodes[-1].name,
         nodes=len(nodes),
-        fqn=find_module(facts, region),
+        fqn=find_module(facts, region) if names is None else names[region.start, region.stop],
         source=nodes[0].source,
         saving_bytes=saving_bytes,
         recompute_s=sum(costs_s[index] for index in recomputed),
         recompute_flops=sum(graph.operations[index].flops for index in recomputed),
         random=any(o.effect is not None for o in operations),
         norms=tuple(dict.fromkeys(norms)),
-        children=tuple(_describe(facts, c, 0, (), costs_s) for c in region.children),
+        children=tuple(_describe(facts, c, 0, (), costs_s, names) for c in region.children),
     )
 
 
@@ -105,6 +108,21 @@ def describe_limits(facts: StepFacts, limits: Limits) -> tuple[Limit, ...]:
     return tuple(
         Limit(nodes[index].name, *reasons[index], nodes[index].fqn, nodes[index].source)
         for index in sorted(reasons)
+    )
+
+
+def describe_modules(facts: StepFacts, reasons: Mapping[str, str]) -> tuple[Limit, ...]:
+    """The modules that no plan computes again.
+
+    Args:
+        facts: The step.
+        reasons: Why, by name.
+    """
+    nodes = facts.graph.nodes
+    firsts = {call.fqn: call.start for call in reversed(facts.graph.calls)}
+    return tuple(
+        Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
+        for fqn, reason in reasons.items()
     )
 
 

@@ -11,7 +11,9 @@ from typing import Any
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+GRAPH, MODULES = STYLES = ("graph", "modules")
+"""How a plan is applied: the model's graph is rewritten, or modules of it run under checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class LimitKind(str, Enum):
     """Compute it again; so no segment begins with it either."""
     BEGIN = "BEGIN"
     """Begin a segment with it."""
+    MODULE = "MODULE"
+    """Compute the module of that name again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A node with which plans may not do all that they do with others.
+    """A node, or a module, with which plans may not do all that they do with others.
 
     Attributes:
         node: Its name.
@@ -130,8 +134,11 @@ class Plan:
             last use; part of ``peak_bytes``.
         lower_bound_overhead: No plan that computes again adds less for that peak; None where
             that was not worked out, as in :func:`fxmem.pareto`.
-        limits: The nodes that no plan computes again, or begins a segment with, and why.
+        limits: The nodes that no plan computes again, or begins a segment with, and why; of a
+            plan of modules, the modules.
         mode: Of the step, ``"train"`` or ``"infer"``: the calls of a model that it is for.
+        style: How it is applied: ``"graph"`` rewrites the model's graph; with ``"modules"`` each
+            segment is all of a module's call, and its ``fqn`` says whose.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
     """
 
@@ -147,6 +154,7 @@ class Plan:
     lower_bound_overhead: float | None = None
     limits: tuple[Limit, ...] = ()
     mode: str = "train"
+    style: str = GRAPH
     fx_graph: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -16,10 +16,17 @@ from fxmem.liveness import build_profile
 from fxmem.planning.bound import bound_cost
 from fxmem.planning.code_changes import add_changes, plan_changes
 from fxmem.planning.costs import find_roofline, price_operations
-from fxmem.planning.describe import describe_limits, describe_segments, fingerprint_graph
+from fxmem.planning.describe import (
+    describe_limits,
+    describe_modules,
+    describe_segments,
+    fingerprint_graph,
+)
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.limits import Limits, find_limits
-from fxmem.planning.plan import Plan
+from fxmem.planning.module_search import find_module_front
+from fxmem.planning.modules import list_modules, name_spans
+from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
 from fxmem.planning.search import Candidate, find_front
 from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.timeline import build_timeline
@@ -45,6 +52,7 @@ class PlanningStep:
         fx_graph: What a plan is applied to.
         requested: ``facts``, with sizes as they are asked for.
         settings: The allocator's; None where none caches.
+        style: How plans are applied.
     """
 
     facts: StepFacts
@@ -53,6 +61,7 @@ class PlanningStep:
     fx_graph: Any
     requested: StepFacts
     settings: AllocatorSettings | None
+    style: str = GRAPH
 
     @property
     def step_s(self) -> float:
@@ -75,12 +84,18 @@ class PlanningStep:
         )
 
 
-def prepare_step(analysis: Analysis) -> PlanningStep:
+def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
     """Prepares an analysed step.
 
+    Args:
+        analysis: Of the step.
+        style: As for :func:`plan`.
+
     Raises:
-        UsageError: The step is none of training, or adds up gradients of several micro-batches.
+        UsageError: The step is none of training, or adds up gradients of several micro-batches;
+            or there is no such style for it.
     """
+    style = _choose_style(analysis, style)
     if analysis.setup.mode != "train":
         raise UsageError(
             "inference saves nothing that could be computed again", hint="mode='train'"
@@ -91,7 +106,7 @@ def prepare_step(analysis: Analysis) -> PlanningStep:
         raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
     on_cpu, autocast = analysis.setup.device == "cpu", analysis.setup.autocast is not None
     facts, requested = (
-        gather_facts(graph, counts_host=on_cpu, autocast=autocast)
+        gather_facts(graph, counts_host=on_cpu, autocast=autocast, keeps_frames=style == MODULES)
         for graph in (analysis.allocated_graph, analysis.graph)
     )
     roofline = find_roofline(analysis.setup.device, analysis.gpu)
@@ -99,10 +114,24 @@ def prepare_step(analysis: Analysis) -> PlanningStep:
         facts=facts,
         baseline_peak_bytes=analysis.peak_bytes,
         costs_s=price_operations(analysis.graph, roofline),
-        fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,
+        fx_graph=analysis.fx_graph if style == GRAPH else None,
         requested=requested,
         settings=analysis.settings,
+        style=style,
     )
+
+
+def _choose_style(analysis: Analysis, style: str | None) -> str:
+    if style is None:
+        return GRAPH if analysis.frontend == "fx" else MODULES
+    if style not in STYLES:
+        raise UsageError(f"unknown style {style!r}", hint=" or ".join(STYLES))
+    if style == GRAPH and analysis.frontend != "fx":
+        raise UsageError(
+            f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
+            hint="style='modules'",
+        )
+    return style
 
 
 def pareto(
@@ -111,6 +140,7 @@ def pareto(
     by_flops: bool = False,
     points: int = 20,
     time_limit_s: float = TIME_LIMIT_S,
+    style: str | None = None,
 ) -> tuple[Plan, ...]:
     """The trade-offs of a step, cheapest first; the first computes nothing again.
 
@@ -119,14 +149,19 @@ def pareto(
         by_flops: Whether cost is counted in FLOPs; else in time.
         points: How many there are at most, spread over the peaks from most to least.
         time_limit_s: About how long it may take.
+        style: ``"graph"`` for any consecutive operations, by rewriting the model's graph;
+            ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
+            model's code as it is. None for the first where the ``fx`` frontend served, else the
+            other.
 
     Returns:
         Plans; what each of their segments saves is told by :func:`plan` only.
 
     Raises:
-        UsageError: The step is none of training, or adds up several micro-batches.
+        UsageError: The step is none of training, or adds up several micro-batches; or there is
+            no such style for it.
     """
-    step = prepare_step(analysis)
+    step = prepare_step(analysis, style)
     limits = find_limits(step.facts)
     front = _search(step, limits, by_flops, time_limit_s)
     chosen = _spread_points(front, points)
@@ -140,6 +175,7 @@ def plan(
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
     time_limit_s: float = TIME_LIMIT_S,
+    style: str | None = None,
 ) -> Plan:
     """The plan that a limit asks for.
 
@@ -153,10 +189,15 @@ def plan(
         max_overhead: How much time a plan may add, as a share of the step's: the leanest such.
         max_overhead_flops: Likewise in FLOPs.
         time_limit_s: About how long it may take.
+        style: ``"graph"`` for any consecutive operations, by rewriting the model's graph;
+            ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
+            model's code as it is. None for the first where the ``fx`` frontend served, else the
+            other.
 
     Raises:
         InfeasibleError: No plan that was found keeps the budget.
-        UsageError: Not exactly one limit is given, or the step adds up several micro-batches.
+        UsageError: Not exactly one limit is given, or the step adds up several micro-batches; or
+            there is no such style for it.
     """
     budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
     if analysis.setup.mode != "train":
@@ -173,18 +214,18 @@ def plan(
             "a plan needs one limit",
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
-    found = _plan_segments(analysis, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
-    return add_changes(analysis, found)
+    step = prepare_step(analysis, style)
+    found = _plan_segments(step, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
+    return found if step.style == MODULES else add_changes(analysis, found)
 
 
 def _plan_segments(
-    analysis: Analysis,
+    step: PlanningStep,
     budget_bytes: int | None,
     max_overhead: float | None,
     max_overhead_flops: float | None,
     time_limit_s: float,
 ) -> Plan:
-    step = prepare_step(analysis)
     limits = find_limits(step.facts)
     most = max_overhead if max_overhead_flops is None else max_overhead_flops
     front = _search(step, limits, max_overhead_flops is not None, time_limit_s, budget_bytes, most)
@@ -215,6 +256,15 @@ def _search(
     goal_bytes: int | None = None,
     goal_cost: float | None = None,
 ) -> Sequence[Candidate]:
+    if step.style == MODULES:
+        return find_module_front(
+            step.facts,
+            list_modules(step.facts, limits)[0],
+            step.list_costs(by_flops),
+            _SEARCH_SHARE * time_limit_s,
+            goal_bytes,
+            goal_cost,
+        )
     return find_front(
         step.facts,
         limits,
@@ -284,6 +334,11 @@ def _build_plan(
     peak_bytes, reserved_bytes = _measure_peak(step, candidate)
     if not candidate.regions:  # values go no later than in the code as it is
         peak_bytes = min(peak_bytes, step.baseline_peak_bytes)
+    if step.style == MODULES:
+        choices, reasons = list_modules(step.facts, limits)
+        names, told = name_spans(choices), describe_modules(step.facts, reasons)
+    else:
+        names, told = None, describe_limits(step.facts, limits)
     return Plan(
         fingerprint=fingerprint_graph(step.facts.graph),
         baseline_peak_bytes=step.baseline_peak_bytes,
@@ -292,9 +347,10 @@ def _build_plan(
         overhead=overhead,
         overhead_flops=overhead_flops,
         segments=describe_segments(
-            step.facts, candidate.regions, step.costs_s, with_savings=in_full
+            step.facts, candidate.regions, step.costs_s, with_savings=in_full, names=names
         ),
         lower_bound_overhead=_bound_overhead(step, limits, candidate) if in_full else None,
-        limits=describe_limits(step.facts, limits),
+        limits=told,
+        style=step.style,
         fx_graph=step.fx_graph,
     )

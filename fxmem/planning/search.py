@@ -93,11 +93,11 @@ def find_front(
     for _ in range(_DRAWS):
         if len(found) == tried or time.monotonic() - began > time_limit_s:
             break
-        parents = [c.regions for c in _find_near(front, goal_bytes, goal_cost)]
+        parents = [c.regions for c in find_near(front, goal_bytes, goal_cost)]
         regions = mutate_regions(rng, parents, positions, facts, limits)
         if regions not in found:
             found[regions] = candidate = Candidate(regions, *scorer.score(regions))
-            if _is_better(candidate, front):
+            if is_better(candidate, front):
                 front = prune_candidates((*front, candidate))
     return front
 
@@ -111,9 +111,16 @@ def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     return tuple(front)
 
 
-def _find_near(
+def find_near(
     front: Sequence[Candidate], goal_bytes: int | None, goal_cost: float | None
 ) -> Sequence[Candidate]:
+    """Those next to a goal; all where there is none.
+
+    Args:
+        front: Cheapest first.
+        goal_bytes: The peak that matters most.
+        goal_cost: Likewise the cost.
+    """
     if goal_bytes is not None:
         at = sum(candidate.peak_bytes > goal_bytes for candidate in front)
     elif goal_cost is not None:
@@ -123,7 +130,8 @@ def _find_near(
     return front[max(0, at - _NEAR) : at + _NEAR]
 
 
-def _is_better(candidate: Candidate, front: Sequence[Candidate]) -> bool:
+def is_better(candidate: Candidate, front: Sequence[Candidate]) -> bool:
+    """Whether nothing of a front takes and costs as little."""
     return not any(c.cost <= candidate.cost and c.peak_bytes <= candidate.peak_bytes for c in front)
 
 

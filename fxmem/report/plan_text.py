@@ -224,10 +224,11 @@ def _write_dels(dels: Iterable[DelPoint], width: int | None) -> str:
 
 def _write_limits(limits: Sequence[Limit], width: int | None) -> str:
     """What is never computed again, by reason, and how many nodes no segment begins with."""
-    fixed = [limit for limit in limits if limit.kind is LimitKind.RECOMPUTE]
+    fixed = [limit for limit in limits if limit.kind is not LimitKind.BEGIN]
     lines = []
     if fixed:
-        count = "1 node is" if len(fixed) == 1 else f"{len(fixed)} nodes are"
+        noun = "module" if fixed[0].kind is LimitKind.MODULE else "node"
+        count = f"1 {noun} is" if len(fixed) == 1 else f"{len(fixed)} {noun}s are"
         lines.append(f"{count} never computed again:")
     by_reason: dict[str, list[Limit]] = {}
     for limit in fixed:

@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.errors import UsageError
 from fxmem.planning.describe import fingerprint_graph
-from fxmem.planning.plan import Plan
+from fxmem.planning.plan import MODULES, Plan
 from fxmem.transform.checkpointing import build_module
 from fxmem.transform.module import PlannedModule
+from fxmem.transform.wrapping import find_original, wrap_modules
 
 
 def unapply(model: nn.Module) -> nn.Module:
@@ -24,6 +26,9 @@ def unapply(model: nn.Module) -> nn.Module:
     Raises:
         UsageError: No plan was applied to it.
     """
+    original = find_original(model)
+    if original is not None:
+        return original
     if not isinstance(model, PlannedModule):
         raise UsageError(
             f"no plan was applied to this {type(model).__name__}", hint="it is as it was"
@@ -33,7 +38,7 @@ def unapply(model: nn.Module) -> nn.Module:
 
 def apply(
     model: nn.Module, plan: Plan, args: Any = None, kwargs: Mapping[str, Any] | None = None
-) -> PlannedModule:
+) -> nn.Module:
     """The model with a plan: it computes the same, bit for bit, in less memory.
 
     A plan of a training step is for calls in training, one of inference for calls in ``eval()``
@@ -43,16 +48,24 @@ def apply(
         model: The model that was analysed, or another of its class.
         plan: From :func:`fxmem.plan`.
         args: Inputs as for :func:`fxmem.analyze`, where the plan comes from a file: the model is
-            traced with them again.
+            traced with them again. A plan of style ``"modules"`` needs none, and is held against
+            what is traced with them.
         kwargs: Keyword inputs, likewise.
 
     Returns:
-        A module with the same parameters, buffers and names in its ``state_dict``.
+        A module with the same parameters, buffers and names in its ``state_dict``; with style
+            ``"modules"``, of the model's own class too, and with copies of its modules, which share
+            what those hold.
 
     Raises:
         UsageError: The plan is not this model's, or is from a file and no inputs were given; or
-            the model's graph cannot be run.
+            the model's graph cannot be run, or an object holds a module of its own and would go on
+            calling it.
     """
+    if plan.style == MODULES:
+        if args is not None or kwargs is not None:
+            _trace(model, plan, args, kwargs)
+        return wrap_modules(model, plan.segments)
     graph = plan.fx_graph
     if graph is None:
         if args is None and kwargs is None:
@@ -61,14 +74,7 @@ def apply(
                 " trace the model with",
                 hint="fxmem.apply(model, plan, args)",
             )
-        analysis = analyze(
-            model, () if args is None else args, kwargs, mode=plan.mode, device="cpu"
-        )
-        if fingerprint_graph(analysis.graph) != plan.fingerprint:
-            raise UsageError(
-                "the plan was made for another model or other inputs",
-                hint="make it anew with fxmem.plan",
-            )
+        analysis = _trace(model, plan, args, kwargs)
         if analysis.frontend != "fx":
             raise UsageError(
                 f"no plan can be applied to this model: {analysis.setup.frontend_reason}",
@@ -76,3 +82,18 @@ def apply(
             )
         graph = analysis.fx_graph
     return build_module(model, graph, plan.segments, plan.inplace, mode=plan.mode)
+
+
+def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | None) -> Analysis:
+    """The model as the plan sees it.
+
+    Raises:
+        UsageError: It is not the plan's.
+    """
+    analysis = analyze(model, () if args is None else args, kwargs, mode=plan.mode, device="cpu")
+    if fingerprint_graph(analysis.graph) != plan.fingerprint:
+        raise UsageError(
+            "the plan was made for another model or other inputs",
+            hint="make it anew with fxmem.plan",
+        )
+    return analysis

@@ -142,16 +142,20 @@ def test_a_diff_says_what_is_not_in_it(
     )
 
 
-def test_a_model_whose_plan_cannot_be_applied_is_told(
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_style_is_passed_on(style: str, calls: dict[str, Any]) -> None:
+    assert main([*ONE, "--style", style]) == 0
+    assert main([*COMMAND, "--style", style]) == 0
+    assert calls["plan"]["style"] == calls["pareto"]["style"] == style
+
+
+def test_a_model_that_has_no_graph_is_planned_without_a_warning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    analysis = make_analysis(frontend="record", frontend_reason="a cache\x1b[2J")
+    analysis = make_analysis(frontend="record", frontend_reason="a cache")
     monkeypatch.setattr(sys.modules["fxmem.api"], "analyze", lambda *_, **__: analysis)
     assert main(ONE) == 0
-    assert capsys.readouterr().err == (
-        "fxmem: warning: fxmem.apply does not take plans of this model, which was traced by "
-        "record: a cache\\x1b[2J\n"
-    )
+    assert capsys.readouterr().err == ""
 
 
 def test_only_the_users_own_code_in_this_folder_may_change(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Copies of a model's modules as objects, which share all that the modules hold."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxmem.errors import UsageError
+from fxmem.tracing.reach import LEAVES, find_held
+
+_SHARED = frozenset(
+    name for name, value in vars(nn.Module()).items() if name != "_modules" and value is not None
+)
+"""What every module has, such as tables of parameters and of hooks: taken over as it is."""
+
+Replicas = Mapping[int, nn.Module]
+
+
+def copy_modules(model: nn.Module) -> Replicas:
+    """A copy of each module of a model, of its class and with its parameters, buffers and hooks.
+
+    What refers to a module of the model in a list, a dict, a bound method and the like refers to
+    the copy in the copy. Scripts are taken as they are.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The copies by the ``id`` of what they are copies of.
+
+    Raises:
+        UsageError: An object that cannot be copied refers to a module, and would go on calling
+            the original.
+    """
+    replicas = {id(module): _make_replica(module) for module in model.modules()}
+    rewirer = _Rewirer(model, replicas)
+    for fqn, module in model.named_modules():
+        replica = replicas[id(module)]
+        if replica is module:
+            continue
+        for name, value in vars(module).items():
+            if name == "_modules":
+                children = {k: None if v is None else replicas[id(v)] for k, v in value.items()}
+                vars(replica)[name] = type(value)(children)
+            elif name in _SHARED:
+                vars(replica)[name] = value
+            else:
+                vars(replica)[name] = rewirer.rewire(value, f"{fqn}.{name}".strip("."))
+    return replicas
+
+
+def _make_replica(module: nn.Module) -> nn.Module:
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    return object.__new__(type(module))  # no __init__, and the class as it is
+
+
+class _Rewirer:
+    """Puts copies of modules in the place of modules, in what refers to them."""
+
+    def __init__(self, root: nn.Module, replicas: Replicas) -> None:
+        self._root = root
+        self._replicas = replicas
+        self._leads_nowhere: dict[int, object] = {}
+
+    def rewire(self, value: Any, place: str) -> Any:
+        """A value that refers to copies; itself where it refers to no module of the model."""
+        if isinstance(value, nn.Module) and id(value) in self._replicas:
+            return self._replicas[id(value)]
+        reached = self._find_modules(value)
+        if not reached:
+            return value
+        rebuilt = self._rebuild(value, place)
+        if rebuilt is not None:
+            return rebuilt
+        # A reference to the whole model, as a trainer has, is not what forward calls.
+        held = next((module for module in reached if module is not self._root), None)
+        if held is None:
+            return value
+        name = next(name for name, module in self._root.named_modules() if module is held)
+        raise UsageError(
+            f"{place} ({type(value).__name__}) holds the module {name}, and would go on calling it"
+            " without the plan",
+            hint="make it a submodule, or hold it in a list or dict",
+        )
+
+    def _rebuild(self, value: Any, place: str) -> Any:
+        """A container or a bound function with copies in it; None for anything else."""
+
+        def rewire(inner: Any) -> Any:
+            return self.rewire(inner, place)
+
+        kind = type(value)
+        if kind in (list, tuple, set, frozenset, deque):
+            return kind(map(rewire, value))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return kind(*map(rewire, value))
+        if kind in (dict, OrderedDict):
+            return kind((key, rewire(held)) for key, held in value.items())
+        if kind is MethodType:
+            return MethodType(value.__func__, rewire(value.__self__))
+        if kind is functools.partial:
+            named = {key: rewire(held) for key, held in value.keywords.items()}
+            return functools.partial(rewire(value.func), *map(rewire, value.args), **named)
+        if kind is weakref.ref and id(value()) in self._replicas:
+            return weakref.ref(self._replicas[id(value())])
+        return None
+
+    def _find_modules(self, value: Any) -> list[nn.Module]:
+        """The modules of the model that a value leads to, and nothing behind those."""
+        seen: dict[int, object] = {}
+        found: list[nn.Module] = []
+        waiting = [value]
+        while waiting:
+            current = waiting.pop()
+            known = id(current) in seen or id(current) in self._leads_nowhere
+            if known or isinstance(current, LEAVES):
+                continue
+            seen[id(current)] = current
+            if id(current) in self._replicas:
+                found.append(current)
+                continue
+            waiting.extend(find_held(current))
+        if not found:
+            self._leads_nowhere.update(seen)
+        return found

@@ -1,0 +1,176 @@
+"""Plans of whole modules: a model whose own code runs, some of its modules under checkpoints.
+
+The model's modules are copied as objects, with the same parameters, buffers and hooks, of the same
+classes and under the same names; a copy that is to be computed again has a ``forward`` of its own,
+in front of its class's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxmem.errors import UsageError
+from fxmem.planning.plan import Segment
+from fxmem.tracing.changes import is_same, take_snapshot
+from fxmem.transform.replicas import copy_modules
+from fxmem.transform.runtime import checkpoint
+
+
+class OwnForward:
+    """What stands in front of a module's ``forward``, as an attribute of the module itself.
+
+    Attributes:
+        module: The module.
+        replaced: The ``forward`` that the module had as an attribute; None where that was its
+            class's.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.replaced: Callable[..., Any] | None = vars(module).get("forward")
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The module's own ``forward``, whose signature this has."""
+        if self.replaced is not None:
+            return self.replaced
+        bound: Callable[..., Any] = type(self.module).forward.__get__(self.module)
+        return bound
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__wrapped__)
+
+    @property
+    def __name__(self) -> str:
+        return str(getattr(self.__wrapped__, "__name__", "forward"))
+
+
+class PlannedForward(OwnForward):
+    """That of the whole model, which knows the model that the plan was applied to.
+
+    Attributes:
+        original: That model.
+    """
+
+    def __init__(self, module: nn.Module, original: nn.Module) -> None:
+        super().__init__(module)
+        self.original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model."""
+        return self.__wrapped__(*args, **kwargs)
+
+
+class CheckpointedForward(OwnForward):
+    """That of a module which backward computes again.
+
+    Attributes:
+        fqn: The module's name.
+        random: Whether it draws random numbers.
+        norms: The batch normalisations within it.
+    """
+
+    def __init__(
+        self, module: nn.Module, fqn: str, random: bool, norms: tuple[nn.Module, ...]
+    ) -> None:
+        super().__init__(module)
+        self.fqn = fqn
+        self.random = random
+        self.norms = norms
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module without saving what its backward needs.
+
+        Raises:
+            UsageError: It changed an object that it was given, which it would do once more.
+        """
+        forward = self.__wrapped__
+        if not (self.module.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return self._run(forward, args, kwargs)
+        before = take_snapshot((*args, *kwargs.values()))
+        result = self._run(forward, args, kwargs)
+        if not is_same(before, take_snapshot((*args, *kwargs.values()))):
+            raise UsageError(
+                f"{self.fqn} changes an object that it is given, such as a cache: computed again in"
+                " backward, it would change it twice",
+                hint="train without a cache (use_cache=False), or plan with these arguments",
+            )
+        return result
+
+    def _run(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        names, count = tuple(kwargs), len(args)
+
+        # The checkpoint takes some keywords for its own, and all tensors where it can watch them.
+        def run(*values: Any) -> Any:
+            return forward(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+        return checkpoint(run, *args, *kwargs.values(), random=self.random, norms=self.norms)
+
+
+def find_original(model: nn.Module) -> nn.Module | None:
+    """The model that a plan of modules was applied to; None where none was.
+
+    Args:
+        model: From :func:`wrap_modules`, or any other.
+    """
+    forward = vars(model).get("forward")
+    return forward.original if isinstance(forward, PlannedForward) else None
+
+
+def wrap_modules(model: nn.Module, segments: Iterable[Segment]) -> nn.Module:
+    """A model that computes some of its modules again, and shares everything with the original.
+
+    Args:
+        model: The original, which is left as it is.
+        segments: Calls of the modules.
+
+    Raises:
+        UsageError: A module is not in the model, is none whose ``forward`` can be replaced, or is
+            held by an object that would go on calling the original; or the model has a plan.
+    """
+    if find_original(model) is not None:
+        raise UsageError("a plan was applied to this model", hint="fxmem.unapply it first")
+    choices = _gather(segments)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for fqn in choices:
+        if not fqn or fqn not in modules:
+            raise UsageError(
+                f"the plan's module {fqn!r} is not in the model",
+                hint="make the plan for this model",
+            )
+        if isinstance(modules[fqn], torch.jit.ScriptModule):
+            raise UsageError(f"{fqn} is a script, which runs as it was compiled")
+    replicas = copy_modules(model)
+    for fqn, (random, norms) in choices.items():
+        module = replicas[id(modules[fqn])]
+        inside = tuple(replicas[id(modules[name])] for name in norms if name in modules)
+        vars(module)["forward"] = CheckpointedForward(module, fqn, random, inside)
+    root = replicas[id(model)]
+    vars(root)["forward"] = PlannedForward(root, model)
+    return root
+
+
+def _gather(segments: Iterable[Segment]) -> dict[str, tuple[bool, tuple[str, ...]]]:
+    """By module, whether any of its calls draws random numbers, and all their normalisations."""
+    found: dict[str, tuple[bool, tuple[str, ...]]] = {}
+    for segment in _iterate_segments(segments):
+        random, norms = found.get(segment.fqn, (False, ()))
+        together = tuple(dict.fromkeys((*norms, *segment.norms)))
+        found[segment.fqn] = random or segment.random, together
+    return found
+
+
+def _iterate_segments(segments: Iterable[Segment]) -> Iterator[Segment]:
+    for segment in segments:
+        yield segment
+        yield from _iterate_segments(segment.children)
