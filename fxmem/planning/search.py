@@ -1,9 +1,9 @@
 """The search for plans: many candidates, each scored on the true peak of the simulated step.
 
 The chain's solver proposes schedules for several ways to cut the step into stages and many budgets,
-the program over segments what to save value by value; simple patterns are proposed beside them.
-Whatever was found is then improved by small changes and by putting the beginning of one together
-with the end of another.
+the program over segments what to save value by value; patterns (:mod:`fxmem.planning.patterns`)
+are proposed before them. Whatever was found is then improved by small changes and by putting the
+beginning of one together with the end of another.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fxmem.planning.chain_solver import find_least_memory, solve_chain
 from fxmem.planning.facts import StepFacts
 from fxmem.planning.limits import Limits
 from fxmem.planning.mutation import mutate_regions
+from fxmem.planning.patterns import propose_patterns
 from fxmem.planning.regions import Region
 from fxmem.planning.scoring import Scorer
 from fxmem.planning.segment_program import propose_saved
@@ -30,8 +31,9 @@ _LEVELS = (1, 2, 3)
 _BUDGETS = 40
 _NEAR = 6
 """Candidates on each side of the goal that are varied, where there is a goal."""
-_GROUPS = (1, 2, 3, 4, 6)
-"""Stages under one checkpoint, everywhere the same; for two or more, each under its own too."""
+_MOST_STAGES = 200
+_MOST_SOLVED = 96
+"""The chain's solver takes time in the third power of this."""
 _TRIALS = 3000
 _DRAWS = 4 * _TRIALS
 """What is drawn is often known already where the step is small."""
@@ -139,7 +141,7 @@ def _list_cuts(facts: StepFacts, limits: Limits) -> list[tuple[int, ...]]:
     """Ways to cut the step into stages, each once."""
     cuts = [find_blocks(facts, limits, level) for level in _LEVELS]
     cuts += [find_boundaries(facts, limits, most) for most in _STAGES]
-    return [cut for cut in dict.fromkeys(map(tuple, cuts)) if len(cut) <= 2 * max(_STAGES)]
+    return [cut for cut in dict.fromkeys(map(tuple, cuts)) if len(cut) <= _MOST_STAGES]
 
 
 def _propose_regions(
@@ -148,31 +150,24 @@ def _propose_regions(
     measures: Iterable[Sequence[float]],
     cuts: Sequence[tuple[int, ...]],
 ) -> Iterator[tuple[Region, ...]]:
+    """What takes longer to find comes later, since time may be up before."""
     yield ()
     for costs in measures:
+        steps = []
         for starts in cuts:
             staged = cut_step(facts, limits, costs, starts)
-            for proposed in _propose_patterns(staged):
+            steps.append(staged)
+            for proposed in propose_patterns(staged):
                 yield tuple(region for region in proposed if limits.allows(region))
-            yield from _solve_chain(staged)
+        solved = [staged for staged in steps if len(staged.ranges) <= _MOST_SOLVED]
+        solved.sort(key=lambda staged: len(staged.ranges))
+        for staged in solved:
+            # Where memory is scarcer than any schedule can do with, the solver answers with one
+            # that runs again what it must not: it knows that by a price only.
+            yield from (found for found in _solve_chain(staged) if all(map(limits.allows, found)))
+        for staged in solved:
             for proposed in propose_saved(facts, limits, costs, staged):
                 yield tuple(region for region in proposed if limits.allows(region))
-
-
-def _propose_patterns(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
-    """The same way to run every stage, and groups of stages."""
-    ranges = staged.ranges
-    for level in range(max(len(stage.options) for stage in ranges)):
-        yield tuple(r for s in ranges for r in s.options[min(level, len(s.options) - 1)])
-    whole = [Region(stage.start, stage.stop) for stage in ranges]
-    for size in _GROUPS:
-        groups = [whole[at : at + size] for at in range(0, len(whole), size)]
-        yield tuple(Region(group[0].start, group[-1].stop) for group in groups)
-        if size > 1:
-            yield tuple(
-                Region(group[0].start, group[-1].stop, tuple(group) if len(group) > 1 else ())
-                for group in groups
-            )
 
 
 def _solve_chain(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
