@@ -1,0 +1,377 @@
+"""Models with plans of modules: what they share with the original, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import io
+import pickle
+import weakref
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import fxmem
+from fxmem.errors import UsageError
+from fxmem.planning.plan import Plan, Segment
+from fxmem.transform.wrapping import find_original
+
+Pair = namedtuple("Pair", "first second")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.linear = nn.Linear(width, width)
+        self.runs = 0
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        """One block."""
+        return x + scale * torch.tanh(self.linear(self.norm(x)))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = Block()
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.second(self.first(x, scale=scale))
+
+
+def make_plan(*fqns: str, random: bool = False, norms: tuple[str, ...] = ()) -> Plan:
+    segments = tuple(Segment("a", "b", 2, fqn=fqn, random=random, norms=norms) for fqn in fqns)
+    return Plan("0123", 200, 100, segments=segments, style="modules")
+
+
+def wrap(model: nn.Module, *fqns: str) -> Any:
+    norms = tuple(f"{fqn}.norm" for fqn in fqns)
+    return fxmem.apply(model, make_plan(*fqns, norms=norms))
+
+
+def count_saved(run: Callable[[], Any]) -> int:
+    """How many tensors autograd keeps."""
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return len(kept)
+
+
+def test_everything_but_the_objects_is_shared() -> None:
+    model = Model()
+    planned = wrap(model, "first")
+    assert type(planned) is Model and isinstance(planned.first, Block)
+    assert [name for name, _ in planned.named_modules()] == [n for n, _ in model.named_modules()]
+    assert [*planned.state_dict()] == [*model.state_dict()]
+    for one, other in zip(planned.parameters(), model.parameters(), strict=True):
+        assert one is other
+    for one, other in zip(planned.buffers(), model.buffers(), strict=True):
+        assert one is other
+    assert inspect.signature(planned.forward) == inspect.signature(model.forward)
+    assert inspect.signature(planned.first.forward) == inspect.signature(model.first.forward)
+    assert planned.first.forward.__name__ == "forward"
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Model()
+    states = {name: dict(vars(module)) for name, module in model.named_modules()}
+    planned = wrap(model, "first")
+    planned.eval()
+    planned.first.runs = 3
+    planned.third = nn.Linear(1, 1)
+    for name, module in model.named_modules():
+        assert vars(module) == states[name]
+    assert fxmem.unapply(planned) is model
+
+
+def test_a_wrapped_module_keeps_less_and_runs_again() -> None:
+    model = Model()
+    planned = wrap(model, "first")
+    x = torch.randn(3, 4)
+    assert count_saved(lambda: planned.first(x)) < count_saved(lambda: model.first(x))
+
+
+def test_what_is_wrapped_runs_again_and_nothing_else() -> None:
+    runs: list[str] = []
+
+    class Telling(Block):
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            runs.append(self.name)
+            return super().forward(x)
+
+    model = Model()
+    model.first, model.second = Telling(), Telling()
+    model.first.name, model.second.name = "first", "second"
+    out = wrap(model, "first")(torch.randn(3, 4))
+    assert runs == ["first", "second"]
+    out.sum().backward()
+    assert runs == ["first", "second", "first"]
+
+
+@pytest.mark.parametrize("prepare", ["eval", "no_grad"])
+def test_where_there_is_no_training_nothing_is_checkpointed(prepare: str) -> None:
+    model = Model()
+    planned = wrap(model, "first")
+    x = torch.randn(3, 4)
+    if prepare == "eval":
+        planned.eval()
+        model.eval()
+        assert count_saved(lambda: planned.first(x)) == count_saved(lambda: model.first(x)) > 0
+    else:
+        with torch.no_grad():
+            assert not planned(x).requires_grad
+    model.first.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(planned.first.eval()(x), model.first(x), rtol=0, atol=0)
+
+
+def test_statistics_are_updated_once_and_gradients_are_the_same() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    other = copy.deepcopy(model)
+    planned = wrap(other, "first", "second")
+    x = torch.randn(3, 4)
+    for trained in (model, planned):
+        trained(x, scale=0.5).sum().backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)  # type: ignore[arg-type]
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, dict(other.named_buffers())[name])
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: save_and_load(m)],
+)
+def test_copies_are_planned_and_have_tensors_of_their_own(
+    duplicate: Callable[[Any], Any],
+) -> None:
+    planned = wrap(Model(), "first")
+    copied = duplicate(planned)
+    assert type(copied) is Model
+    assert copied.first.linear.weight is not planned.first.linear.weight
+    assert copied.first.forward.module is copied.first
+    assert copied.first.forward.norms == (copied.first.norm,)
+    x = torch.randn(3, 4)
+    assert count_saved(lambda: copied.first(x)) == count_saved(lambda: planned.first(x))
+    original = fxmem.unapply(copied)
+    assert original.first.linear.weight is copied.first.linear.weight
+
+
+def save_and_load(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def test_a_move_moves_both() -> None:
+    model = Model()
+    planned = wrap(model, "first").to(torch.float64)
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert planned(torch.randn(3, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_hooks_stay_outside_of_the_checkpoint() -> None:
+    model = Model()
+    calls: list[str] = []
+    handle = model.first.register_forward_hook(lambda *_: calls.append("hook"))
+    planned = wrap(model, "first")
+    planned(torch.randn(3, 4)).sum().backward()
+    assert calls == ["hook"]
+    handle.remove()
+    planned(torch.randn(3, 4))
+    assert calls == ["hook"]
+
+
+def test_a_module_with_two_names_is_one_module() -> None:
+    model = Model()
+    model.second = model.first
+    planned = wrap(model, "first")
+    assert planned.first is planned.second
+    assert planned.first.forward.fqn == "first"
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = Model()
+    model.second.linear.weight = model.first.linear.weight
+    planned = wrap(model, "first")
+    assert planned.second.linear.weight is planned.first.linear.weight
+
+
+def test_parametrizations_are_computed_by_the_copies() -> None:
+    model = Model()
+    parametrizations.weight_norm(model.first.linear)
+    planned = wrap(model, "first")
+    x = torch.randn(3, 4)
+    planned(x).sum().backward()
+    assert type(planned.first.linear) is type(model.first.linear)
+    assert model.first.linear.parametrizations.weight.original0.grad is not None
+    expected = copy.deepcopy(model).train()
+    assert torch.equal(planned(x), expected(x))
+
+
+class Holding(nn.Module):
+    """Holds a registered module once more."""
+
+    def __init__(self, hold: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.block = Block()
+        self.held = hold(self.block)
+
+
+@pytest.mark.parametrize(
+    ("hold", "take"),
+    [
+        (lambda m: [m], lambda held: held[0]),
+        (lambda m: (m, 1), lambda held: held[0]),
+        (lambda m: {"a": [m]}, lambda held: held["a"][0]),
+        (lambda m: Pair(m, 2), lambda held: held.first),
+        (lambda m: m.forward, lambda held: held.__self__),
+        (lambda m: functools.partial(torch.add, m, alpha=2), lambda held: held.args[0]),
+        (lambda m: weakref.ref(m), lambda held: held()),
+    ],
+)
+def test_what_holds_a_module_again_holds_the_copy(
+    hold: Callable[[nn.Module], Any], take: Callable[[Any], Any]
+) -> None:
+    model = Holding(hold)
+    planned = wrap(model, "block")
+    assert take(planned.held) is planned.block
+    assert take(model.held) is model.block
+    assert type(planned.held) is type(model.held)
+
+
+def test_a_module_set_past_registration_is_the_copy() -> None:
+    model = Holding(lambda module: None)
+    model.__dict__["held"] = model.block
+    assert vars(wrap(model, "block"))["held"] is not model.block
+
+
+def test_an_object_that_would_call_the_original_is_refused() -> None:
+    class Router:
+        def __init__(self, module: nn.Module) -> None:
+            self.module = module
+
+    with pytest.raises(UsageError) as caught:
+        wrap(Holding(Router), "block")
+    assert str(caught.value) == (
+        "held (Router) holds the module block, and would go on calling it without the plan (make"
+        " it a submodule, or hold it in a list or dict)"
+    )
+
+
+def test_a_function_that_would_call_the_original_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"held \(function\) holds the module block"):
+        wrap(Holding(lambda module: lambda x: module(x)), "block")
+
+
+def test_what_knows_the_whole_model_is_shared() -> None:
+    class Trainer:
+        model: nn.Module
+
+    trainer = Trainer()
+    model = Holding(lambda module: trainer)
+    trainer.model = model
+    planned = wrap(model, "block")
+    assert planned.held is trainer
+
+
+def test_a_forward_of_the_module_itself_is_what_runs() -> None:
+    model = Model()
+    module = model.first
+
+    def forward(self: Block, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.linear(x) * 2
+
+    module.forward = forward.__get__(module)  # type: ignore[method-assign]
+    planned = wrap(model, "first")
+    x = torch.randn(3, 4)
+    assert torch.equal(planned.first(x), module.linear(x) * 2)
+    assert planned.first.forward.replaced.__self__ is planned.first
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, cache: list[Tensor] | None = None) -> Tensor:
+        y = self.linear(x)
+        if cache is not None:
+            cache.append(y)
+        return y
+
+
+def test_a_cache_that_a_wrapped_module_changes_is_refused() -> None:
+    model = nn.Sequential(Caching())
+    planned: Any = fxmem.apply(model, make_plan("0"))
+    x = torch.randn(2, 4)
+    planned[0](x).sum().backward()
+    with pytest.raises(UsageError) as caught:
+        planned[0](x, cache=[])
+    assert str(caught.value) == (
+        "0 changes an object that it is given, such as a cache: computed again in backward, it"
+        " would change it twice (train without a cache (use_cache=False), or plan with these"
+        " arguments)"
+    )
+    with torch.no_grad():
+        cache: list[Tensor] = []
+        planned[0](x, cache=cache)
+    assert len(cache) == 1
+
+
+@pytest.mark.parametrize("fqn", ["third", ""])
+def test_a_module_that_is_not_there_is_told(fqn: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        wrap(Model(), fqn)
+    assert str(caught.value) == (
+        f"the plan's module {fqn!r} is not in the model (make the plan for this model)"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_script_is_told() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
+    with pytest.raises(UsageError) as caught:
+        fxmem.apply(model, make_plan("0"))
+    assert str(caught.value) == "0 is a script, which runs as it was compiled"
+
+
+def test_a_plan_on_a_plan_is_told() -> None:
+    planned = wrap(Model(), "first")
+    with pytest.raises(UsageError) as caught:
+        wrap(planned, "second")
+    assert str(caught.value) == "a plan was applied to this model (fxmem.unapply it first)"
+
+
+def test_a_model_without_a_plan_has_no_original() -> None:
+    model = Model()
+    assert find_original(model) is None
+    with pytest.raises(UsageError, match="no plan was applied to this Model"):
+        fxmem.unapply(model)
+
+
+def test_a_plan_from_a_file_needs_no_inputs_and_checks_those_it_gets() -> None:
+    model = Model()
+    analysis = fxmem.analyze(model, ("3x4",), device="cpu")
+    plan = fxmem.pareto(analysis, style="modules", time_limit_s=1)[0]
+    read = Plan.from_json(plan.to_json())
+    assert read == plan and read.style == "modules"
+    assert type(fxmem.apply(model, read)) is Model
+    assert type(fxmem.apply(model, read, ("3x4",))) is Model
+    with pytest.raises(UsageError, match="the plan was made for another model or other inputs"):
+        fxmem.apply(model, read, ("5x4",))
