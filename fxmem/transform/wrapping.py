@@ -34,6 +34,12 @@ class OwnForward:
         self.module = module
         self.replaced: Callable[..., Any] | None = vars(module).get("forward")
 
+    def call_own(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module's own ``forward``, in words that compilers follow."""
+        if self.replaced is not None:
+            return self.replaced(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         """The module's own ``forward``, whose signature this has."""
@@ -64,7 +70,7 @@ class PlannedForward(OwnForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
-        return self.__wrapped__(*args, **kwargs)
+        return self.call_own(*args, **kwargs)
 
 
 class CheckpointedForward(OwnForward):
@@ -90,13 +96,12 @@ class CheckpointedForward(OwnForward):
         Raises:
             UsageError: It changed an object that it was given, which it would do once more.
         """
-        forward = self.__wrapped__
         if not (self.module.training and torch.is_grad_enabled()):
-            return forward(*args, **kwargs)
+            return self.call_own(*args, **kwargs)
         if torch.compiler.is_compiling():
-            return self._run(forward, args, kwargs)
+            return self._run(args, kwargs)
         before = take_snapshot((*args, *kwargs.values()))
-        result = self._run(forward, args, kwargs)
+        result = self._run(args, kwargs)
         if not is_same(before, take_snapshot((*args, *kwargs.values()))):
             raise UsageError(
                 f"{self.fqn} changes an object that it is given, such as a cache: computed again in"
@@ -105,14 +110,12 @@ class CheckpointedForward(OwnForward):
             )
         return result
 
-    def _run(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         names, count = tuple(kwargs), len(args)
 
         # The checkpoint takes some keywords for its own, and all tensors where it can watch them.
         def run(*values: Any) -> Any:
-            return forward(*values[:count], **dict(zip(names, values[count:], strict=True)))
+            return self.call_own(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
         return checkpoint(run, *args, *kwargs.values(), random=self.random, norms=self.norms)
 
