@@ -18,11 +18,14 @@ from fxmem.timeline import build_timeline
 def apply_plan(analysis: Analysis, plan: Plan) -> MemoryGraph:
     """The step of the rewritten graph: segments, what is in place, and no value kept after use.
 
+    With style ``"modules"`` the user's own code runs on, and only the segments are new.
+
     Args:
         analysis: That the plan was made from.
         plan: It, or one with some of its segments and changes.
     """
-    facts = gather_changed(analysis, plan.inplace, plan.style)
+    inplace = plan.inplace if plan.style == GRAPH else ()
+    facts = gather_changed(analysis, inplace, plan.style)
     return build_graph(simulate_regions(facts, place_segments(facts, plan.segments)))
 
 

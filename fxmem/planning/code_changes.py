@@ -11,16 +11,16 @@ from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
-from fxmem.planning.plan import InplaceChange, Plan
+from fxmem.planning.plan import GRAPH, InplaceChange, Plan
 
 
 def add_changes(analysis: Analysis, plan: Plan) -> Plan:
     """A training plan with what can run in place beside its segments, and what is let go of.
 
     No segment may begin between what makes a value and what overwrites it: it would take the
-    value, or compute it again, as it is afterwards. Such changes are left out. Where a plan is
-    for the user to write down, as for models that no graph expresses, all changes of the code as
-    it is are listed, and are no part of the peak.
+    value, or compute it again, as it is afterwards. Such changes are left out. Where no graph
+    takes the place of the user's own code (style ``"modules"``), all changes of that code are
+    listed, and are no part of the peak.
 
     Args:
         analysis: Of the step.
@@ -30,7 +30,7 @@ def add_changes(analysis: Analysis, plan: Plan) -> Plan:
     dels = tuple(point for point in find_deletions(facts) if point.saving_bytes > 0)
     found = find_inplace(facts)
     alone = tuple(change for change in found if change.saving_bytes > 0)
-    if plan.fx_graph is None:
+    if plan.style != GRAPH:
         return replace(plan, inplace=alone, dels=dels)
     regions = place_segments(facts, plan.segments)
     options = (
@@ -44,7 +44,7 @@ def add_changes(analysis: Analysis, plan: Plan) -> Plan:
     return replace(
         plan,
         peak_bytes=min(peak_bytes, plan.peak_bytes),
-        reserved_bytes=min(reserved_bytes, plan.reserved_bytes),
+        reserved_bytes=reserved_bytes,
         inplace=options[best],
         dels=dels,
     )

@@ -216,7 +216,7 @@ def plan(
         )
     step = prepare_step(analysis, style)
     found = _plan_segments(step, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
-    return found if step.style == MODULES else add_changes(analysis, found)
+    return add_changes(analysis, found)
 
 
 def _plan_segments(

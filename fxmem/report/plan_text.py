@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxmem.graph import Phase
 from fxmem.liveness import Peak
-from fxmem.planning.plan import DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
+from fxmem.planning.plan import GRAPH, DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
 from fxmem.report.cells import escape_controls, measure_width, shorten_middle, shorten_name
 from fxmem.report.document import Subject
 from fxmem.report.tables import Column, write_table
@@ -256,8 +256,8 @@ def _write_notes(plan: Plan) -> Iterator[str]:
             "add up."
         )
     if plan.inplace or plan.dels:
-        # What no graph runs, only the user can write down.
-        if plan.fx_graph is not None or plan.mode != "train":
+        # Where no graph takes the place of the user's own code, only the user can change that.
+        if plan.style == GRAPH:
             yield (
                 "Of what is computed in place or let go of, it is what your own code would save "
                 "by that row alone."

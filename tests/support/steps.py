@@ -20,6 +20,7 @@ def take_step(model: nn.Module, args: tuple[Any, ...], *, train: bool = True) ->
         is none; buffers, inputs and the next random number.
     """
     args = copy.deepcopy(args)
+    model.zero_grad(set_to_none=True)
     torch.manual_seed(SEED)
     with torch.set_grad_enabled(train):
         output = model.train(train)(*args)

@@ -1,12 +1,19 @@
-"""Plans of what the code could do: for inference all together, for training beside the segments."""
+"""What runs in place and what is let go of: alone in inference, beside segments in training."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxmem
+from fxmem.planning.applied import measure_plan
+from fxmem.planning.facts import gather_facts
+from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
+from fxmem.planning.limits import find_limits
+from fxmem.planning.regions import Region
 
 MIB = 1024**2
 
@@ -58,3 +65,80 @@ def test_training_lists_changes_beside_the_segments() -> None:
     assert {(c.node, c.call) for c in plan.inplace} == {("relu", "relu_"), ("mul", "mul_")}
     assert [point.value for point in plan.dels] == ["add"]  # big, unused after relu
     assert all(change.saving_bytes > 0 for change in (*plan.inplace, *plan.dels))
+
+
+class Chain(nn.Module):
+    """Attention scores, scaled and masked: backward keeps none of the three, until softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for inner in self.inner:
+            y = inner(x)
+            scores = y @ y.transpose(-2, -1)
+            x = ((scores / 4.0) + 1.0).softmax(-1) @ y
+        return x
+
+
+class Headed(Chain):
+    """The widest result is shifted, and backward needs neither of the two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 1024, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.head(super().forward(x)) + 1.0).mean(-1)
+
+
+def test_changes_beside_segments_are_part_of_the_peak() -> None:
+    analysis = fxmem.analyze(Headed(), ("4x128x16",), device="cpu")
+    plan = fxmem.plan(analysis, max_overhead=0.5, time_limit_s=1)
+    assert plan.segments
+    assert "add_3" in {change.node for change in plan.inplace}
+    without = replace(plan, inplace=())
+    assert plan.peak_bytes == measure_plan(analysis, plan)[0] < measure_plan(analysis, without)[0]
+    applied = fxmem.analyze(fxmem.apply(Headed(), plan), ("4x128x16",), device="cpu")
+    assert applied.peak_bytes == plan.peak_bytes
+
+
+def test_no_segment_begins_where_its_input_is_overwritten() -> None:
+    """By hand: ``div`` overwrites what ``matmul`` makes, and the node between them is none."""
+    analysis = fxmem.analyze(Chain(), ("4x128x16",), device="cpu")
+    graph, facts = analysis.graph, gather_facts(analysis.graph)
+    changes = find_inplace(facts)
+    assert [c.node for c in choose_inplace(graph, changes, ())] == [c.node for c in changes]
+    at = {node.name: node.index for node in graph.nodes}
+    matmul, div, add = at["matmul"], at["div"], at["add"]
+    for start, lost in ((matmul, set()), (div, {"div"}), (add, {"add"}), (add + 1, set())):
+        regions = [Region(at["inner.0"], add + 2, (Region(start, add + 2),))]
+        kept = choose_inplace(graph, changes, regions)
+        assert {c.node for c in changes} - {c.node for c in kept} == lost
+        limits = find_limits(gather_facts(apply_inplace(graph, kept)))
+        assert all(map(limits.allows, regions))
+        # The others would not only be refused: the segment would take what was overwritten.
+        assert all(
+            map(find_limits(gather_facts(apply_inplace(graph, changes))).allows, regions)
+        ) is (not lost)
+
+
+def test_with_style_modules_changes_are_for_the_user_s_code() -> None:
+    analysis = fxmem.analyze(Chain(), ("4x128x16",), device="cpu")
+    plan = fxmem.plan(analysis, max_overhead=0.5, time_limit_s=1, style="modules")
+    alone = [c for c in find_inplace(gather_facts(analysis.graph)) if c.saving_bytes]
+    assert [*plan.inplace] == alone
+    assert plan.peak_bytes == measure_plan(analysis, plan)[0]
+    assert plan.peak_bytes == measure_plan(analysis, replace(plan, inplace=()))[0]
+
+
+def test_of_an_inference_that_no_graph_expresses_all_changes_are_the_user_s() -> None:
+    class Kept(Keeps):
+        def forward(self, x: Tensor) -> object:  # type: ignore[override]
+            return {1: super().forward(x)}  # no graph has such a key
+
+    analysis = fxmem.analyze(Kept(), ("1024x1024",), mode="infer", device="cpu")
+    assert analysis.frontend == "record"
+    plan = fxmem.plan(analysis)
+    assert (plan.fx_graph, plan.mode, plan.peak_bytes) == (None, "infer", 4 * 4 * MIB)

@@ -57,9 +57,9 @@ def test_what_a_plan_lacks_is_left_out() -> None:
 
 def test_changes_are_counted_where_the_plan_s_graph_runs_them() -> None:
     note, counted = "no part of the new peak", "it is what your own code would save by that row"
-    written = render_plan(make_plan(), SUBJECT)
+    written = render_plan(make_plan(style="modules"), SUBJECT)
     assert note in written and counted not in written
-    for plan in (make_plan(fx_graph="a graph"), make_plan(segments=(), mode="infer")):
+    for plan in (make_plan(), make_plan(segments=(), mode="infer")):
         written = render_plan(plan, SUBJECT)
         assert counted in written and note not in written
 
