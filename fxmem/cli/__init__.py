@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, plan
+from fxmem.cli import analyze, plan, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.cells import escape_controls
 
-COMMANDS = {"analyze": analyze, "plan": plan}
+COMMANDS = {"analyze": analyze, "plan": plan, "verify": verify}
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -29,7 +29,7 @@ examples:
 
 exit codes:
   0  fine
-  1  a finding: a peak over --budget, or no plan within it
+  1  a finding: a peak over --budget, no plan within it, or one that changes what is computed
   2  bad usage, or a model that cannot be loaded or traced
 """
 _NOT_PLANNED = {

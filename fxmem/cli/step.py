@@ -63,42 +63,14 @@ def add_step_options(parser: argparse.ArgumentParser, *, analyzes: bool = True) 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     step = parser.add_argument_group("the step")
-    step.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        dest="inputs",
-        metavar="[NAME=]SHAPE[:DTYPE][:FORMAT]",
-        help="an input, e.g. 8x3x224x224:bf16, 8x3x224x224:channels_last or ids=1x128:int64; "
-        "repeat it for more: without a name in order, with one as a keyword argument; NAME=True, "
-        "False or None too",
-    )
+    add_input_option(step)
     step.add_argument(
         "--mode",
         choices=["train", "infer"],
         default="train",
         help="infer is eval() without gradients (default: %(default)s)",
     )
-    step.add_argument(
-        "--dtype", metavar="DTYPE", help="cast parameters and floating inputs, e.g. bf16"
-    )
-    step.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help="sgd, adam, adamw, ...; or file.py:function, which makes one of the parameters "
-        "(default: none)",
-    )
-    step.add_argument(
-        "--loss",
-        metavar="NAME",
-        help="cross_entropy, nll, mse, l1, smooth_l1 or bce; or file.py:function, from the output "
-        "to a scalar (default: the output's .loss, else the sum of the output)",
-    )
-    step.add_argument(
-        "--autocast",
-        metavar="DTYPE",
-        help="autocast forward and loss: bf16; fp16 with a gradient scaler (default: none)",
-    )
+    add_training_options(step)
     step.add_argument(
         "--frontend",
         choices=["fx", "record"],
@@ -109,6 +81,44 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="stands for a size that depends on values, such as that of nonzero()",
+    )
+
+
+def add_input_option(group: argparse._ArgumentGroup) -> None:
+    """Adds ``--input``."""
+    group.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        dest="inputs",
+        metavar="[NAME=]SHAPE[:DTYPE][:FORMAT]",
+        help="an input, e.g. 8x3x224x224:bf16, 8x3x224x224:channels_last or ids=1x128:int64; "
+        "repeat it for more: without a name in order, with one as a keyword argument; NAME=True, "
+        "False or None too",
+    )
+
+
+def add_training_options(group: argparse._ArgumentGroup) -> None:
+    """Adds what else decides what a step computes: dtypes, optimizer and loss."""
+    group.add_argument(
+        "--dtype", metavar="DTYPE", help="cast parameters and floating inputs, e.g. bf16"
+    )
+    group.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="sgd, adam, adamw, ...; or file.py:function, which makes one of the parameters "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--loss",
+        metavar="NAME",
+        help="cross_entropy, nll, mse, l1, smooth_l1 or bce; or file.py:function, from the output "
+        "to a scalar (default: the output's .loss, else the sum of the output)",
+    )
+    group.add_argument(
+        "--autocast",
+        metavar="DTYPE",
+        help="autocast forward and loss: bf16; fp16 with a gradient scaler (default: none)",
     )
 
 
@@ -156,11 +166,16 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
     Raises:
         UsageError: An input or a number that cannot be understood.
     """
-    args, kwargs = _parse_inputs(arguments.inputs)
+    args, kwargs = parse_inputs(arguments.inputs)
     return StepChoice(arguments.target, args, kwargs, _parse_options(arguments))
 
 
-def _parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword inputs that ``--input`` gives.
+
+    Raises:
+        UsageError: One cannot be understood, or two have the same name.
+    """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for text in texts:
@@ -215,7 +230,7 @@ def analyze_step(step: StepChoice) -> Analysis:
     Raises:
         FxmemError: The model cannot be loaded or traced.
     """
-    with _run_user_code(step.target):
+    with run_user_code(step.target):
         from fxmem.api import analyze
 
         return analyze(step.target, step.args, step.kwargs, **step.options)
@@ -228,14 +243,14 @@ def advise_step(step: StepChoice, analysis: Analysis) -> tuple[Advice, ...]:
         step: The step.
         analysis: Of it.
     """
-    with _run_user_code(step.target):
+    with run_user_code(step.target):
         from fxmem.advice.advising import find_advice
 
         return find_advice(analysis, step.target, step.args, step.kwargs, step.options)
 
 
 @contextlib.contextmanager
-def _run_user_code(target: str) -> Iterator[None]:
+def run_user_code(target: str) -> Iterator[None]:
     """What the user's code prints is no part of the result, and the arguments are not for it."""
     # fxmem has no use for NumPy, of whose absence torch warns when it is imported.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")

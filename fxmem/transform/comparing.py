@@ -17,6 +17,7 @@ Record = dict[tuple[Kind, str], Any]
 """What a step left, by kind and name; tensors are copies."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DIGITS = 9
 """Digits that tell any two numbers of 32 bits apart."""
 
@@ -96,8 +97,12 @@ def compare_values(ours: Any, theirs: Any) -> dict[str, Any] | None:
 
 
 def are_equal(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether two dense tensors of one shape and dtype have the same bits."""
-    return torch.equal(_view_bits(ours), _view_bits(theirs))
+    """Whether two tensors are of one kind and have the same bits.
+
+    >>> are_equal(torch.tensor([math.nan]), torch.tensor([math.nan]))
+    True
+    """
+    return _find_unlike(ours, theirs) is None and _find_part(ours, theirs) is None
 
 
 def _name_type(value: Any) -> str:
@@ -115,20 +120,31 @@ def _are_same(ours: Any, theirs: Any) -> bool:
 
 
 def _compare_tensors(ours: Tensor, theirs: Tensor) -> dict[str, Any] | None:
-    for name in ("layout", "dtype", "shape", "device"):
-        a, b = getattr(ours, name), getattr(theirs, name)
-        if a != b:
-            return {"cause": name, "baseline": _write(a), "planned": _write(b)}
-    pairs = [*zip(_take_apart(ours), _take_apart(theirs), strict=False)]
-    for (part, a), (_, b) in pairs:
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return {
-                "cause": f"shape{part}",
-                "baseline": _write(a.shape),
-                "planned": _write(b.shape),
-            }
-        if not are_equal(a, b):
-            return _describe_elements(part, a, b)
+    name = _find_unlike(ours, theirs)
+    if name is not None:
+        words = (_write(getattr(tensor, name)) for tensor in (ours, theirs))
+        return {"cause": name, **dict(zip(("baseline", "planned"), words, strict=True))}
+    found = _find_part(ours, theirs)
+    if found is None:
+        return None
+    part, a, b = found
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return {"cause": f"shape{part}", "baseline": _write(a.shape), "planned": _write(b.shape)}
+    return _describe_elements(part, a, b)
+
+
+def _find_unlike(ours: Tensor, theirs: Tensor) -> str | None:
+    """In what two tensors differ before any of their values is looked at."""
+    names = ("layout", "dtype", "shape", "device")
+    return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), None)
+
+
+def _find_part(ours: Tensor, theirs: Tensor) -> tuple[str, Tensor, Tensor] | None:
+    """The first of the dense tensors that two are made of where they differ."""
+    for (part, a), (_, b) in zip(_take_apart(ours), _take_apart(theirs), strict=False):
+        same = a.dtype == b.dtype and a.shape == b.shape
+        if not same or not torch.equal(_view_bits(a), _view_bits(b)):
+            return part, a, b
     return None
 
 
@@ -167,9 +183,10 @@ def _take_apart(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _view_bits(tensor: Tensor) -> Tensor:
-    """The bytes of a dense tensor, a row for each element."""
+    """The bits of a dense tensor as integers, a row for each element."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(-1, tensor.itemsize)
+    kind = _INTEGERS[min(tensor.itemsize, 8)]
+    return flat.view(kind).reshape(-1, max(tensor.itemsize // 8, 1))
 
 
 def _describe_elements(part: str, ours: Tensor, theirs: Tensor) -> dict[str, Any]:

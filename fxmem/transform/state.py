@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.tracing.reach import find_globals, find_held
 from fxmem.tracing.user_state import iterate_holders
-from fxmem.transform.comparing import compare_values
+from fxmem.transform.comparing import are_equal
 
 _Restore = Callable[[], None]
 
@@ -134,7 +134,7 @@ def _keep_tensor(tensor: Tensor) -> _Restore:
     saved = tensor.detach().clone()
 
     def restore() -> None:
-        if compare_values(saved, tensor.detach()) is None:
+        if are_equal(saved, tensor):
             return
         with torch.no_grad():
             if tensor.shape != saved.shape or tensor.dtype != saved.dtype:

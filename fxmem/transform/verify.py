@@ -24,6 +24,7 @@ from fxmem.specs import TensorSpec, parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
 from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.tracing.loading import load_target, prepare_targets
+from fxmem.tracing.targets import is_target
 from fxmem.transform.applying import apply
 from fxmem.transform.running import Inputs, Runner, make_inputs
 from fxmem.transform.side_by_side import check_repetition, compare_models
@@ -157,6 +158,7 @@ def verify_target(
     is_there = torch.cuda.is_available()
     if device == "cuda" and not is_there:
         raise UsageError("there is no GPU to verify on", hint="--device cpu")
+    _check_choices(options.get("optimizer"), options.get("loss"), options.get("autocast"))
     with (
         prepare_targets(target, options.get("loss"), options.get("optimizer")),
         keep_state([]),
@@ -169,7 +171,8 @@ def verify_target(
         planned = apply(model.train(), plan, args, kwargs)
         chosen = device or ("cuda" if is_there else "cpu")
         model.to(chosen)
-        return replace(verify(model, planned, args, kwargs, **options), model=target)
+        found = verify(model, planned, args, kwargs, mode=plan.mode, **options)
+        return replace(found, model=target)
 
 
 def _check_options(mode: Any, steps: Any, seed: Any) -> None:
@@ -179,6 +182,15 @@ def _check_options(mode: Any, steps: Any, seed: Any) -> None:
         raise UsageError(f"{steps!r} steps show nothing", hint="an integer, 1 or more")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UsageError(f"a seed cannot be {seed!r}", hint="an integer, 0 or more")
+
+
+def _check_choices(optimizer: object, loss: object, autocast: object) -> None:
+    """Checks names before anything is imported."""
+    _find_autocast(autocast)
+    if isinstance(optimizer, str) and not is_target(optimizer):
+        resolve_optimizer(optimizer)
+    if isinstance(loss, str) and not is_target(loss):
+        resolve_loss(loss)
 
 
 def _find_autocast(autocast: object) -> torch.dtype | None:

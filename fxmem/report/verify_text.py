@@ -1,0 +1,161 @@
+"""A verification as plain text."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
+from fxmem.report.document import Subject
+from fxmem.report.tables import Column, write_table
+from fxmem.report.text import write_subject
+from fxmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from fxmem.transform.verification import Difference, StepFigures, Verification
+
+_TEXT = Column()
+_NUMBER = Column(right=True)
+_NAME = Column(shorten=shorten_name, least=20)
+_VALUE = Column(shorten=shorten_middle, least=12, yields=True)
+_MOST = 10
+"""Differences that are told; the rest are counted."""
+_UNKNOWN = "-"
+_PLURALS = {"loss": "losses"}
+
+
+def render_verification(verification: Verification, *, width: int | None = None) -> str:
+    """What came of a verification, its first line the answer.
+
+    Args:
+        verification: What to tell of.
+        width: Columns that the lines of tables and notes may take; None for no limit.
+
+    Returns:
+        Lines, each ended by a newline.
+    """
+    blocks = [
+        f"{_write_headline(verification)}\n{_write_subject(verification)}",
+        _write_differences(verification.differences, width),
+        _wrap(_write_compared(verification), width),
+        _write_figures(verification, width),
+        "\n".join(_wrap(escape_controls(note), width) for note in verification.notes),
+    ]
+    lines = "\n\n".join(filter(None, blocks)).splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _write_headline(verification: Verification) -> str:
+    if not verification.equal:
+        return f"Different in {describe_difference(verification.differences[0])}"
+    steps = "1 step" if verification.steps == 1 else f"{verification.steps} steps"
+    before, after = verification.baseline.peak_bytes, verification.planned.peak_bytes
+    text = f"Equal bit for bit in {steps}"
+    if before is None or after is None:
+        return text
+    return f"{text}, measured peak {format_bytes(before)} -> {format_bytes(after)}"
+
+
+def describe_difference(difference: Difference) -> str:
+    """A difference in a line.
+
+    >>> from fxmem.transform.verification import Difference, Kind
+    >>> describe_difference(Difference(1, Kind.BUFFER, "mean", "value", (2,), "0.5", "1.5", 1, 1.0))
+    'step 1: buffer mean[2] is 0.5, with the plan 1.5'
+    """
+    values = f"is {difference.baseline}, with the plan {difference.planned}"
+    what = f"{difference.kind.value} {_name_element(difference)}"
+    if not difference.baseline and not difference.planned:
+        text = f"{what}: {difference.cause}"
+    elif difference.cause.startswith("value"):
+        text = f"{what} {values}"
+    else:
+        text = f"{what}: {difference.cause} {values}"
+    return escape_controls(f"step {difference.step}: {text}")
+
+
+def _name_element(difference: Difference) -> str:
+    index = ", ".join(map(str, difference.index or ()))
+    return f"{difference.name}[{index}]" if index else difference.name
+
+
+def _write_subject(verification: Verification) -> str:
+    subject = Subject(
+        model=verification.model,
+        inputs=verification.inputs,
+        mode=verification.mode,
+        device=verification.device,
+        gpu=None,
+        autocast=verification.autocast,
+        optimizer=verification.optimizer,
+        loss=verification.loss,
+    )
+    return f"{write_subject(subject)}; seed {verification.seed}"
+
+
+def _write_differences(differences: tuple[Difference, ...], width: int | None) -> str:
+    rows = [
+        {
+            "different": difference.kind.value,
+            "name": escape_controls(_name_element(difference)),
+            "in": escape_controls(difference.cause),
+            "model": escape_controls(difference.baseline),
+            "with the plan": escape_controls(difference.planned),
+            "elements": str(difference.elements or ""),
+            "apart at most": _write_distance(difference.max_difference),
+        }
+        for difference in differences[:_MOST]
+    ]
+    if not rows:
+        return ""
+    columns = {
+        "different": _TEXT,
+        "name": _NAME,
+        "in": _VALUE,
+        "model": _VALUE,
+        "with the plan": _VALUE,
+        "elements": _NUMBER,
+        "apart at most": _NUMBER,
+    }
+    table = write_table(columns, [list(columns)], rows, width)
+    rest = len(differences) - len(rows)
+    return f"{table}\n... and {rest} more" if rest > 0 else table
+
+
+def _write_distance(distance: float | None) -> str:
+    return "" if distance is None else f"{distance:.3g}"
+
+
+def _write_compared(verification: Verification) -> str:
+    counts = [
+        f"{count} {kind if count == 1 else _PLURALS.get(kind, f'{kind}s')}"
+        for kind, count in verification.compared.items()
+    ]
+    return f"Compared in each step: {', '.join(counts)}." if counts else ""
+
+
+def _write_figures(verification: Verification, width: int | None) -> str:
+    kinds = (("model", verification.baseline), ("with the plan", verification.planned))
+    first = f"on the {'GPU' if verification.device == 'cuda' else 'CPU'}"
+    rows = [
+        {first: "peak, measured", **{name: _write_bytes(f.peak_bytes) for name, f in kinds}},
+        {
+            first: "peak, predicted",
+            **{name: _write_bytes(f.predicted_peak_bytes) for name, f in kinds},
+        },
+        {first: "time of a step", **{name: _write_time(f) for name, f in kinds}},
+    ]
+    columns = {first: _TEXT, **{name: _NUMBER for name, _ in kinds}}
+    return write_table(columns, [list(columns)], rows, width)
+
+
+def _write_bytes(nbytes: int | None) -> str:
+    return _UNKNOWN if nbytes is None else format_bytes(nbytes)
+
+
+def _write_time(figures: StepFigures) -> str:
+    return _UNKNOWN if figures.step_s is None else f"{1000 * figures.step_s:.1f} ms"
+
+
+def _wrap(text: str, width: int | None) -> str:
+    return text if width is None else "\n".join(textwrap.wrap(text, width))

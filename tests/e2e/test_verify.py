@@ -1,0 +1,143 @@
+"""``fxmem verify`` in a process of its own: plans that are right, and the same plans broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NETS = """
+import torch
+from torch import nn
+
+print("on import")
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.expand = nn.Linear(width, 8 * width)
+        self.norm = nn.BatchNorm1d(8 * width)
+        self.drop = nn.Dropout(0.2)
+        self.contract = nn.Linear(8 * width, width)
+
+    def forward(self, x):
+        return self.contract(self.drop(torch.sigmoid(self.norm(self.expand(x)))))
+
+class Net(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(1, 4)
+        self.net = Net(4)
+
+    def forward(self, ids):
+        return self.net(self.words(ids))
+"""
+LOOKS_UP = "        return self.net(self.words(ids))"
+INPUT = ("nets.py:Net", "--input", "256x16")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nets.py and a plan for it."""
+    path = tmp_path_factory.mktemp("verify")
+    (path / "nets.py").write_text(NETS)
+    limit = ("--max-overhead", "50%", "--time-limit", "1", "--device", "cpu", "-o", "plan.json")
+    assert run_fxmem(path, "plan", *INPUT, *limit).returncode == 0
+    return path
+
+
+def run_fxmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("COLUMNS", None)
+    command = [sys.executable, "-m", "fxmem", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+
+
+def break_plan(folder: Path, **changes: Any) -> None:
+    """Writes the plan with other things said of all its segments."""
+
+    def change(segments: list[Any]) -> bool:
+        found = False
+        for segment in segments:
+            found |= any(segment[name] != value for name, value in changes.items())
+            segment.update(changes)
+            found |= change(segment["children"])
+        return found
+
+    plan = json.loads((folder / "plan.json").read_text())
+    assert change(plan["segments"])
+    (folder / "broken.json").write_text(json.dumps(plan))
+
+
+def test_a_plan_is_proved(folder: Path) -> None:
+    done = run_fxmem(folder, "verify", *INPUT, "--plan", "plan.json", "--optimizer", "adam")
+    assert (done.returncode, done.stderr) == (0, "on import\n")
+    head, compared, figures = done.stdout.split("\n\n")
+    assert head.startswith("Equal bit for bit in 3 steps, measured peak ")
+    assert "1 output, 1 loss, 24 gradients, 12 buffers, 24 parameters" in compared
+    _, _, measured, predicted, _ = figures.splitlines()
+    assert measured.split()[2:] == predicted.split()[2:]
+
+
+def test_a_segment_that_forgets_its_random_numbers_is_found_out(folder: Path) -> None:
+    break_plan(folder, random=False)
+    command = ("verify", *INPUT, "--plan", "broken.json", "--json", "--steps", "2")
+    done = run_fxmem(folder, *command)
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    assert (result["equal"], result["steps"]) == (False, 1)
+    assert {d["kind"] for d in result["differences"]} == {"gradient", "random state"}
+
+
+def test_a_segment_that_counts_a_batch_twice_is_found_out(folder: Path) -> None:
+    break_plan(folder, norms=[])
+    done = run_fxmem(folder, "verify", *INPUT, "--plan", "broken.json")
+    assert done.returncode == 1
+    assert done.stdout.startswith("Different in step 1: buffer blocks.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nets.py:Net", "--input", "128x16"), "the plan was made for another model or other"),
+        (("nets.py:Nett", "--input", "256x16"), "no 'Nett' in 'nets.py' (did you mean Net?)"),
+        ((*INPUT, "--optimizer", "adamm"), "unknown optimizer 'adamm'"),
+        ((*INPUT, "--loss", "mean"), "unknown loss 'mean'"),
+        ((*INPUT, "--autocast", "fp16"), "models are not compared under autocast to float16"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run_fxmem(folder, "verify", *arguments, "--plan", "plan.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    line = done.stderr.removeprefix("on import\n")
+    assert line.startswith(f"fxmem: error: {message}")
+    assert line.count("\n") == 1
+    if "--" in arguments[-2] and arguments[-2] != "--input":  # told before the file is imported
+        assert line == done.stderr
+
+
+def test_a_step_that_fails_for_real_says_where(folder: Path) -> None:
+    step = ("nets.py:Words", "--input", "64:int64")
+    limit = ("--max-overhead", "50%", "--time-limit", "1", "-o", "words.json")
+    assert run_fxmem(folder, "plan", *step, *limit).returncode == 0
+    done = run_fxmem(folder, "verify", *step, "--plan", "words.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    line = done.stderr.removeprefix("on import\n")
+    assert line.startswith("fxmem: error: the model's step fails: IndexError: index out of range ")
+    assert f"nets.py:{NETS.splitlines().index(LOOKS_UP) + 1}" in line

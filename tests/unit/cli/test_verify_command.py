@@ -1,0 +1,140 @@
+"""`fxmem verify` around verifications that are made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fxmem.cli import main
+from fxmem.planning.plan import Plan, Segment
+from fxmem.transform.verification import Difference, Kind, StepFigures, Verification
+
+PLAN = Plan("0123", 200, 100, segments=(Segment("a", "b", 2),))
+FIGURES = StepFigures(3 << 20, 2 << 20, 0.1)
+EQUAL = Verification(
+    equal=True,
+    model="net.py:Net",
+    inputs=("8x3:float32",),
+    mode="train",
+    device="cpu",
+    optimizer=None,
+    loss=None,
+    autocast=None,
+    seed=0,
+    steps=3,
+    compared={},
+    differences=(),
+    baseline=FIGURES,
+    planned=FIGURES,
+)
+DIFFERENT = replace(
+    EQUAL, equal=False, differences=(Difference(1, Kind.LOSS, "loss", "value", (), "1", "2"),)
+)
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """Replaces what verifies; what it got, and what it returns."""
+    calls: dict[str, Any] = {"result": EQUAL}
+
+    def verify_target(*args: Any, **kwargs: Any) -> Verification:
+        calls["args"], calls["kwargs"] = args, kwargs
+        result: Verification = calls["result"]
+        return result
+
+    module = types.ModuleType("fxmem.transform.verify")
+    module.verify_target = verify_target  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fxmem.transform.verify", module)
+    monkeypatch.chdir(tmp_path)
+    for name in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+        del os.environ[name]
+    Path("plan.json").write_text(PLAN.to_json())
+    return calls
+
+
+COMMAND = ["verify", "net.py:Net", "--input", "8x3", "--plan", "plan.json"]
+
+
+def test_the_answer_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(COMMAND) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Equal bit for bit in 3 steps, measured peak 3.00 MiB -> 3.00 MiB\n")
+    assert err == ""
+
+
+def test_a_difference_exits_1(calls: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    calls["result"] = DIFFERENT
+    assert main(COMMAND) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("Different in step 1: loss loss is 1, with the plan 2\n")
+    assert err == ""
+
+
+def test_json_to_a_file(calls: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    calls["result"] = DIFFERENT
+    assert main([*COMMAND, "--json", "-o", "report.json"]) == 1
+    assert capsys.readouterr() == ("", "")
+    assert json.loads(Path("report.json").read_text()) == DIFFERENT.to_dict()
+
+
+def test_options_are_passed_on(calls: dict[str, Any]) -> None:
+    options = ["--optimizer", "adam", "--loss", "mse", "--autocast", "bf16", "--dtype", "bf16"]
+    more = ["--steps", "5", "--seed", "9", "--device", "cpu", "--input", "mask=8:bool"]
+    assert main([*COMMAND, *options, *more]) == 0
+    target, plan, args, kwargs = calls["args"]
+    assert (target, plan) == ("net.py:Net", PLAN)
+    assert [*map(str, args)] == ["8x3:float32"]
+    assert {name: str(spec) for name, spec in kwargs.items()} == {"mask": "8:bool"}
+    assert calls["kwargs"] == {
+        "optimizer": "adam",
+        "loss": "mse",
+        "autocast": "bf16",
+        "dtype": "bfloat16",
+        "steps": 5,
+        "seed": 9,
+        "device": "cpu",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plan", "none.json"], "cannot read the plan 'none.json': No such file or directory"),
+        (["--plan", "text.json"], "this is no plan of fxmem (fxmem plan -o writes one)"),
+        (["--plan", "data.json"], "cannot read the plan 'data.json': it is no text (fxmem plan"),
+        (["--steps", "0"], "--steps is 0 (1 or more)"),
+        (["--seed", "-1"], "--seed is -1 (0 or more)"),
+        (["--dtype", "f99"], "unknown dtype 'f99'"),
+        (["--input", "8y3"], "bad shape '8y3'"),
+        (["-o", "missing/report.txt"], "cannot write 'missing/report.txt': no folder"),
+    ],
+)
+def test_bad_usage_is_one_line(
+    options: list[str],
+    message: str,
+    calls: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("text.json").write_text("no plan")
+    Path("data.json").write_bytes(b"\xff\xfe\x00")
+    assert main([*COMMAND, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fxmem: error: {message}")
+    assert err.count("\n") == 1
+    assert "args" not in calls  # nothing was run
+
+
+def test_a_plan_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["verify", "net.py:Net", "--input", "8x3"])
+    assert exit_info.value.code == 2
+    assert "the following arguments are required: --plan" in capsys.readouterr().err

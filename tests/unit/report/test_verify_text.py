@@ -1,0 +1,124 @@
+"""A verification as text, on results made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fxmem.report.verify_text import describe_difference, render_verification
+from fxmem.transform.verification import Difference, Kind, StepFigures, Verification
+
+EQUAL = Verification(
+    equal=True,
+    model="nets/net.py:Net",
+    inputs=("8x3:float32",),
+    mode="train",
+    device="cpu",
+    optimizer="adam",
+    loss=None,
+    autocast=None,
+    seed=7,
+    steps=3,
+    compared={"output": 1, "loss": 2, "gradient": 4, "optimizer state": 12},
+    differences=(),
+    baseline=StepFigures(30 << 20, 31 << 20, 0.25),
+    planned=StepFigures(20 << 20, None, 0.5),
+    notes=("No peak is predicted: the step failed.",),
+)
+VALUE = Difference(2, Kind.GRADIENT, "fc.weight", "value", (1, 0), "0.5", "-0", 3, 0.625)
+DIFFERENT = replace(
+    EQUAL,
+    equal=False,
+    steps=2,
+    differences=(VALUE, Difference(2, Kind.BUFFER, "count", "value", (), "1", "2", 1, 1.0)),
+    notes=(),
+)
+
+
+def test_equal() -> None:
+    assert render_verification(EQUAL) == (
+        "Equal bit for bit in 3 steps, measured peak 30.00 MiB -> 20.00 MiB\n"
+        "nets/net.py:Net; 8x3:float32; train; cpu; optimizer adam; loss default; seed 7\n"
+        "\n"
+        "Compared in each step: 1 output, 2 losses, 4 gradients, 12 optimizer states.\n"
+        "\n"
+        "on the CPU           model  with the plan\n"
+        "---------------  ---------  -------------\n"
+        "peak, measured   30.00 MiB      20.00 MiB\n"
+        "peak, predicted  31.00 MiB              -\n"
+        "time of a step    250.0 ms       500.0 ms\n"
+        "\n"
+        "No peak is predicted: the step failed.\n"
+    )
+
+
+def test_lines_fit_the_width() -> None:
+    text = render_verification(EQUAL, width=60)
+    _, *lines = text.split("\n\n", 1)[1].splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "Compared in each step: 1 output, 2 losses, 4 gradients, 12\noptimizer states.\n" in text
+
+
+def test_different() -> None:
+    head, table, *_ = render_verification(DIFFERENT).split("\n\n")
+    assert head.splitlines()[0] == (
+        "Different in step 2: gradient fc.weight[1, 0] is 0.5, with the plan -0"
+    )
+    assert table.splitlines() == [
+        "different  name             in     model  with the plan  elements  apart at most",
+        "---------  ---------------  -----  -----  -------------  --------  -------------",
+        "gradient   fc.weight[1, 0]  value  0.5    -0                    3          0.625",
+        "buffer     count            value  1      2                     1              1",
+    ]
+
+
+def test_many_differences_are_counted() -> None:
+    text = render_verification(replace(DIFFERENT, differences=(VALUE,) * 14))
+    assert "\n... and 4 more\n" in text
+    assert text.count("\ngradient ") == 10
+
+
+def test_a_planned_step_that_fails_has_no_figures() -> None:
+    failed = replace(
+        DIFFERENT,
+        differences=(Difference(1, Kind.ERROR, "step", "ValueError: no"),),
+        planned=StepFigures(None, None, None),
+        device="cuda",
+    )
+    text = render_verification(failed)
+    assert text.startswith("Different in step 1: error step: ValueError: no\n")
+    assert "\non the GPU " in text
+    assert "\ntime of a step    250.0 ms              -\n" in text
+
+
+def test_one_step_without_figures() -> None:
+    nothing = StepFigures(None, None, None)
+    text = render_verification(replace(EQUAL, steps=1, planned=nothing, compared={}))
+    assert text.startswith("Equal bit for bit in 1 step\n")
+    assert "Compared" not in text
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [
+        (
+            Difference(1, Kind.OUTPUT, "output['a']", "shape", None, "2x3", "2"),
+            "step 1: output output['a']: shape is 2x3, with the plan 2",
+        ),
+        (
+            Difference(3, Kind.BUFFER, "mean", "missing with the plan"),
+            "step 3: buffer mean: missing with the plan",
+        ),
+        (
+            Difference(1, Kind.GRADIENT, "w", "value of indices", (0, 1), "0", "1"),
+            "step 1: gradient w[0, 1] is 0, with the plan 1",
+        ),
+        (
+            Difference(1, Kind.OUTPUT, "output", "value", None, "'\x1b'", "''"),
+            r"step 1: output output is '\x1b', with the plan ''",
+        ),
+    ],
+)
+def test_a_difference_in_a_line(difference: Difference, text: str) -> None:
+    assert describe_difference(difference) == text
