@@ -125,23 +125,23 @@ def _find_obstacle(
         return limits.starts[call.start]
     taken = _list_taken(facts, call) - {*call.inputs}
     if taken:
-        name = facts.storages[min(taken)].name
+        name = facts.graph.storages[min(taken)].name
         return f"it uses {name}, which is computed before it and is none of its arguments"
     last = facts.end_operation[call.stop - 1] - 1
     made = facts.list_made(facts.first_operation[call.start], last + 1)
     for storage in made:
         if storage.index not in call.results and leaving[storage.index] > last:
-            name = facts.storages[storage.index].name
+            name = facts.graph.storages[storage.index].name
             return f"what it makes is held elsewhere than in its result: {name}"
     return ""
 
 
 def _list_taken(facts: StepFacts, call: ModuleCall) -> set[int]:
     """What a call reads of what forward made before it."""
-    first = facts.first_operation[call.start]
+    first, storages = facts.first_operation[call.start], facts.graph.storages
     return {
         index
         for operation in facts.list_operations(call.start, call.stop)
         for index in operation.reads
-        if RESIDENT < facts.storages[index].born < first
+        if RESIDENT < storages[index].born < first
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fxmem.allocation import measure_allocation
@@ -25,7 +25,7 @@ from fxmem.planning.describe import (
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.limits import Limits, find_limits
 from fxmem.planning.module_search import find_module_front
-from fxmem.planning.modules import list_modules, name_spans
+from fxmem.planning.modules import ModuleChoice, list_modules, name_spans
 from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
 from fxmem.planning.search import Candidate, find_front
 from fxmem.planning.simulation import build_graph, simulate_regions
@@ -53,6 +53,8 @@ class PlanningStep:
         requested: ``facts``, with sizes as they are asked for.
         settings: The allocator's; None where none caches.
         style: How plans are applied.
+        modules: Those that may be computed again, for that style.
+        obstacles: Why others may not, by name.
     """
 
     facts: StepFacts
@@ -62,6 +64,8 @@ class PlanningStep:
     requested: StepFacts
     settings: AllocatorSettings | None
     style: str = GRAPH
+    modules: tuple[ModuleChoice, ...] = ()
+    obstacles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def step_s(self) -> float:
@@ -110,6 +114,7 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         for graph in (analysis.allocated_graph, analysis.graph)
     )
     roofline = find_roofline(analysis.setup.device, analysis.gpu)
+    modules, obstacles = list_modules(facts, find_limits(facts)) if style == MODULES else ((), {})
     return PlanningStep(
         facts=facts,
         baseline_peak_bytes=analysis.peak_bytes,
@@ -118,6 +123,8 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         requested=requested,
         settings=analysis.settings,
         style=style,
+        modules=modules,
+        obstacles=obstacles,
     )
 
 
@@ -259,7 +266,7 @@ def _search(
     if step.style == MODULES:
         return find_module_front(
             step.facts,
-            list_modules(step.facts, limits)[0],
+            step.modules,
             step.list_costs(by_flops),
             _SEARCH_SHARE * time_limit_s,
             goal_bytes,
@@ -335,8 +342,7 @@ def _build_plan(
     if not candidate.regions:  # values go no later than in the code as it is
         peak_bytes = min(peak_bytes, step.baseline_peak_bytes)
     if step.style == MODULES:
-        choices, reasons = list_modules(step.facts, limits)
-        names, told = name_spans(choices), describe_modules(step.facts, reasons)
+        names, told = name_spans(step.modules), describe_modules(step.facts, step.obstacles)
     else:
         names, told = None, describe_limits(step.facts, limits)
     return Plan(
