@@ -33,6 +33,7 @@ from benchmarks.planner_cases import (
     list_rotor,
 )
 from benchmarks.planner_measure import Forward, Measurement, Numbers, Trainer
+from benchmarks.planner_page import ANSWERS, update_page
 
 MIB = 2**20
 THREADS = 1  # scratch memory of some kernels is per thread; times of one are the steadiest
@@ -346,7 +347,7 @@ def write_page(results: Sequence[Result]) -> str:
         "# Plans against checkpoints by hand",
         LEGEND.format(budgets=ROTOR_BUDGETS),
         tabulate_models(results),
-        "## By hand and by plan",
+        f"## {ANSWERS}",
         tabulate_answers(results),
     ]
     for result in results:
@@ -355,14 +356,14 @@ def write_page(results: Sequence[Result]) -> str:
 
 
 def main() -> None:
-    """Runs the comparison and prints it, or writes it to a file."""
+    """Runs the comparison and prints it, or puts it into a file beside what that has already."""
     parser = argparse.ArgumentParser(description=__doc__)
     names = [case.case.name for case in CASES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these alone")
     parser.add_argument("--compiled", action="store_true", help="PyTorch's own budget too")
     parser.add_argument("--points", type=int, default=20, help="plans applied of the two nets")
     parser.add_argument("--rounds", type=int, default=2, help="how often steps are timed; 0: not")
-    parser.add_argument("-o", "--output", type=Path, help="write Markdown there, not to stdout")
+    parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     import_torchvision()
@@ -372,7 +373,7 @@ def main() -> None:
             points = options.points if case.chained else 0
             results.append(run_case(case, points, rounds=options.rounds, compiled=options.compiled))
             if options.output:  # after each model, since the whole takes a while
-                options.output.write_text(write_page(results))
+                update_page(options.output, write_page(results), names)
     print(tabulate_models(results) if options.output else write_page(results))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import benchmarks.planner as planner
 from benchmarks.cases import Case, image
 from benchmarks.planner_cases import CASES, CHAINED, PlannerCase, build_chain, list_rotor
 from benchmarks.planner_measure import Measurement, Numbers
+from benchmarks.planner_page import merge_pages, update_page
 from examples.planner_nets import DeepResNet
 from fxmem.planning.chain import StageOption
 
@@ -73,6 +75,27 @@ def test_an_answer_has_no_more_flops_or_no_more_memory() -> None:
     first, second = planner.find_answers(result)
     assert first == planner.Answer(worse, lean, cheap) and first.is_dominated
     assert second == planner.Answer(better, cheap, None) and not second.is_dominated
+
+
+def make_result(name: str, peak_bytes: int) -> planner.Result:
+    by_hand = planner.Row("every block", replace(PLAIN, peak_bytes=peak_bytes))
+    plan = planner.Row("fxmem 1", replace(PLAIN, peak_bytes=peak_bytes // 2))
+    return planner.Result(name, 0, PLAIN, [by_hand], [plan])
+
+
+def test_a_page_keeps_what_was_not_measured_anew(tmp_path: Path) -> None:
+    names = ["first", "second", "a third"]
+    results = [
+        make_result(name, 2**20 * size) for name, size in zip(names, (5, 60, 700), strict=True)
+    ]
+    whole, path = planner.write_page(results), tmp_path / "page.md"
+    for result in (results[2], results[0], results[1]):
+        update_page(path, planner.write_page([result]), names)
+    assert path.read_text() == whole
+    again = make_result("second", 2**20 * 8)
+    merged = merge_pages(whole, planner.write_page([again]), names)
+    assert merged == planner.write_page([results[0], again, results[2]])
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_the_chain_of_a_model_has_the_sizes_of_its_modules() -> None:
