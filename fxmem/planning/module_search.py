@@ -1,8 +1,9 @@
 """The search for plans that compute whole modules again.
 
 There are few modules, so simple ways find much: the same modules of every block, every second
-block and so on, two such patterns together, and from nothing the next best module again and
-again. What they find is then improved by small changes, as in :mod:`fxmem.planning.search`.
+block and so on, two such patterns together, and from nothing the next best module, or where there
+are many the next best pattern, again and again. What they find is then improved by small changes,
+as in :mod:`fxmem.planning.search`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from fxmem.planning.search import Candidate, find_near, is_better, prune_candida
 
 _STEPS = (2, 3, 4)
 """Every second, third and fourth block."""
+_FIRSTS = 6
+"""In how many steps the first blocks become all."""
 _PAIRS = 300
+_MANY = 64
+"""Modules that are not tried one by one."""
 _TRIALS = 4000
 _DRAWS = 4 * _TRIALS
 _SHARE = 0.6
@@ -86,17 +91,20 @@ class _Search:
             self._try(chosen)
 
     def grow(self, time_s: float) -> None:
-        """From nothing, adds the module that saves most for its cost, again and again."""
+        """From nothing, adds what saves most for its cost, again and again."""
+        units = [frozenset({at}) for at in range(len(self._choices))]
+        if len(units) > _MANY:
+            units = [frozenset(group) for group in _group(self._choices).values()]
         current = self._found[frozenset()]
         while True:
             chosen = self._chosen[current]
             best, best_worth = None, 0.0
-            for at in range(len(self._choices)):
-                if at in chosen:
+            for unit in units:
+                if unit <= chosen:
                     continue
                 if time.monotonic() - self._began > time_s:
                     return
-                candidate = self._try(chosen | {at})
+                candidate = self._try(chosen | unit)
                 saving = current.peak_bytes - candidate.peak_bytes
                 worth = saving / max(candidate.cost - current.cost, 1e-9)
                 if saving > 0 and worth > best_worth:
@@ -109,12 +117,13 @@ class _Search:
         """Small changes to what is best, drawn at random."""
         if not self._choices:
             return
+        groups = [*_group(self._choices).values()]
         tried = len(self._found) + _TRIALS
         for _ in range(_DRAWS):
             if len(self._found) >= tried or time.monotonic() > self._deadline:
                 return
             parents = [self._chosen[c] for c in find_near(self.front, goal_bytes, goal_cost)]
-            self._try(_mutate(rng, parents, self._choices))
+            self._try(_mutate(rng, parents, groups, len(self._choices)))
 
     def _try(self, chosen: Chosen) -> Candidate:
         candidate = self._found.get(chosen)
@@ -144,11 +153,10 @@ def _propose_patterns(choices: Sequence[ModuleChoice]) -> Iterator[Chosen]:
             break
         yield frozenset((*one, *other))
     for group in several:
-        for stop in range(1, len(group)):
+        for step in range(1, _FIRSTS):
+            stop = len(group) * step // _FIRSTS
             yield frozenset(group[:stop])
             yield frozenset(group[stop:])
-    for at in range(len(choices)):
-        yield frozenset({at})
 
 
 def _group(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
@@ -165,23 +173,27 @@ def _group(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
 
 
 def _mutate(
-    rng: random.Random, parents: Sequence[Chosen], choices: Sequence[ModuleChoice]
+    rng: random.Random, parents: Sequence[Chosen], groups: Sequence[Sequence[int]], count: int
 ) -> Chosen:
     """A variation of one of some choices, or two of them put together."""
     at = rng.randrange(len(parents))
     chosen = set(parents[at])
-    if len(parents) > 1 and rng.random() < 0.25:
+    if len(parents) > 1 and rng.random() < 0.3:
         other = parents[max(0, min(len(parents) - 1, at + rng.choice((-2, -1, 1, 2))))]
-        cut = rng.randrange(len(choices) + 1)
+        cut = rng.randrange(count + 1)
         return frozenset({a for a in chosen if a < cut} | {a for a in other if a >= cut})
     while True:
         kind = rng.random()
         if chosen and kind < 0.3:
             chosen.remove(rng.choice(sorted(chosen)))
-        elif chosen and kind < 0.55:  # one for another
+        elif chosen and kind < 0.5:  # one for another
             chosen.remove(rng.choice(sorted(chosen)))
-            chosen.add(rng.randrange(len(choices)))
-        else:
-            chosen.add(rng.randrange(len(choices)))
+            chosen.add(rng.randrange(count))
+        elif kind < 0.75:
+            chosen.add(rng.randrange(count))
+        else:  # the same module of several blocks
+            group = rng.choice(groups)
+            start, stop = sorted((rng.randrange(len(group)), rng.randrange(len(group) + 1)))
+            chosen ^= {*group[start:stop]}
         if rng.random() > 0.4:
             return frozenset(chosen)
