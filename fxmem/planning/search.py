@@ -34,8 +34,8 @@ _NEAR = 6
 _MOST_STAGES = 200
 _MOST_SOLVED = 96
 """The chain's solver takes time in the third power of this."""
-_TRIALS = 3000
-_DRAWS = 4 * _TRIALS
+_TRIALS = 6000
+_DRAWS = 2 * _TRIALS
 """What is drawn is often known already where the step is small."""
 _SHARE = 0.5
 """Of the time there is, for what the solver proposes; the rest is for improving it."""
