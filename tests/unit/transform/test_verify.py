@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import fxmem
 from fxmem.errors import TraceError, UsageError
 from fxmem.transform.verification import Difference, Kind
+from fxmem.transform.verify import verify_target
 
 
 class Net(nn.Module):
@@ -419,6 +420,37 @@ def test_a_step_that_fails_by_itself_is_an_error() -> None:
     assert caught.value.hint == (
         "inputs without values are random, integers 0 or 1; fxmem.verify takes tensors too"
     )
+
+
+TARGET = "torch.nn:Linear(4, 2)"
+
+
+def test_a_target_is_run_in_the_mode_of_its_plan() -> None:
+    plan = fxmem.plan(fxmem.analyze(TARGET, "8x4", mode="infer", device="cpu"))
+    args = (fxmem.TensorSpec((8, 4)),)
+    before = torch.get_rng_state()
+    report = verify_target(TARGET, plan, args, {}, device="cpu", dtype="bfloat16", steps=1)
+    assert (report.equal, report.mode, report.model) == (True, "infer", TARGET)
+    assert (report.device, report.inputs) == ("cpu", ("8x4:bfloat16",))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda"}, "there is no GPU to verify on (--device cpu)"),
+        ({"dtype": "int64"}, "a model cannot be cast to int64 (bf16, fp16, float32 or float64)"),
+        ({"optimizer": "adamm"}, "unknown optimizer 'adamm' (did you mean adam"),
+    ],
+)
+def test_a_target_that_cannot_be_run_so(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    plan = fxmem.Plan("", 1, 1)
+    with pytest.raises(UsageError) as caught:
+        verify_target(TARGET, plan, (fxmem.TensorSpec((8, 4)),), {}, **options)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_plan_for_other_arguments_proves_nothing() -> None:
