@@ -8,7 +8,7 @@ in front of its class's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Segment
-from fxmem.tracing.changes import is_same, take_snapshot
+from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
 from fxmem.transform.replicas import copy_modules
 from fxmem.transform.runtime import checkpoint
 
@@ -94,30 +94,52 @@ class CheckpointedForward(OwnForward):
         """Runs the module without saving what its backward needs.
 
         Raises:
-            UsageError: It changed an object that it was given, which it would do once more.
+            UsageError: It changed an object that it was given, which it would do once more; in
+                backward, where others changed one meanwhile.
         """
         if not (self.module.training and torch.is_grad_enabled()):
             return self.call_own(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            return self._run(args, kwargs)
-        before = take_snapshot((*args, *kwargs.values()))
-        result = self._run(args, kwargs)
-        if not is_same(before, take_snapshot((*args, *kwargs.values()))):
-            raise UsageError(
-                f"{self.fqn} changes an object that it is given, such as a cache: computed again in"
-                " backward, it would change it twice",
-                hint="train without a cache (use_cache=False), or plan with these arguments",
-            )
-        return result
-
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         names, count = tuple(kwargs), len(args)
+        values = (*args, *kwargs.values())
 
         # The checkpoint takes some keywords for its own, and all tensors where it can watch them.
         def run(*values: Any) -> Any:
             return self.call_own(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
-        return checkpoint(run, *args, *kwargs.values(), random=self.random, norms=self.norms)
+        if torch.compiler.is_compiling():
+            return checkpoint(run, *values, random=self.random, norms=self.norms)
+        before = take_snapshot(values)
+        given = [values]
+
+        def run_twice(*copies: Any) -> Any:
+            """Takes what the call was given, and in backward what that was then."""
+            if given:
+                return run(*given.pop())
+            self._check(before, copies)
+            return run(*copies)
+
+        copies = map(_copy_containers, values)
+        result = checkpoint(run_twice, *copies, random=self.random, norms=self.norms)
+        self._check(before, values)
+        return result
+
+    def _check(self, before: Snapshot, values: Iterable[Any]) -> None:
+        if not is_same(before, take_snapshot(values)):
+            raise UsageError(
+                f"{self.fqn} is given an object, such as a cache, that it or others change:"
+                " computed again in backward, it would compute something else",
+                hint="train without a cache (use_cache=False), or plan with these arguments",
+            )
+
+
+def _copy_containers(value: Any) -> Any:
+    """Lists and the like as they are now: whoever made them may go on adding to them."""
+    kind = type(value)
+    if kind in (list, tuple, set):
+        return kind(map(_copy_containers, value))
+    if kind is dict:
+        return {key: _copy_containers(held) for key, held in value.items()}
+    return value
 
 
 def find_original(model: nn.Module) -> nn.Module | None:

@@ -324,14 +324,64 @@ def test_a_cache_that_a_wrapped_module_changes_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         planned[0](x, cache=[])
     assert str(caught.value) == (
-        "0 changes an object that it is given, such as a cache: computed again in backward, it"
-        " would change it twice (train without a cache (use_cache=False), or plan with these"
-        " arguments)"
+        "0 is given an object, such as a cache, that it or others change: computed again in"
+        " backward, it would compute something else (train without a cache (use_cache=False), or"
+        " plan with these arguments)"
     )
     with torch.no_grad():
         cache: list[Tensor] = []
         planned[0](x, cache=cache)
     assert len(cache) == 1
+
+
+class Joining(nn.Module):
+    """Takes what there is so far, as the layers of a DenseNet do."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 4)
+
+    def forward(self, so_far: Any) -> Tensor:
+        values = so_far if isinstance(so_far, list) else so_far.values
+        return torch.tanh(self.linear(torch.cat(values, 1)))
+
+
+class Growing(nn.Module):
+    def __init__(self, collect: Callable[[list[Tensor]], Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Joining(4 * (at + 1)) for at in range(3))
+        self.collect = collect
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x]
+        collected = self.collect(values)
+        for layer in self.layers:
+            values.append(layer(collected))
+        return values[-1]
+
+
+def test_a_list_that_grows_later_is_taken_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = Growing(lambda values: values)
+    other = copy.deepcopy(model)
+    planned = fxmem.apply(other, make_plan("layers.0", "layers.1"))
+    x = torch.randn(3, 4)
+    for trained in (model, planned):
+        trained(x).sum().backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)  # type: ignore[arg-type]
+
+
+def test_an_object_that_changes_later_is_told_in_backward() -> None:
+    planned = fxmem.apply(Growing(Collected), make_plan("layers.0"))
+    out = planned(torch.randn(3, 4))
+    with pytest.raises(UsageError, match=r"layers\.0 is given an object"):
+        out.sum().backward()
+
+
+class Collected:
+    def __init__(self, values: list[Tensor]) -> None:
+        self.values = values
 
 
 @pytest.mark.parametrize("fqn", ["third", ""])
