@@ -16,8 +16,10 @@ from steps import are_equal, take_step
 
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
+from fxmem.planning.applied import measure_plan
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.inplace import apply_inplace, find_inplace
+from fxmem.planning.plan import Plan
 from fxmem.timeline import build_timeline
 from fxmem.transform.checkpointing import build_module
 
@@ -58,6 +60,13 @@ def check_changes(program: Program, *, train: bool) -> None:
     for chosen in (*([change] for change in changes), changes):
         applied = build_module(case.model(), graph, (), chosen, mode=mode)
         assert are_equal(plain, take_step(applied, args, train=train)), chosen
+    # The user's function holds dead values to its end, and the planned module does not.
+    if all(save.unpacked is not None for save in analysis.graph.saves):
+        plan = Plan("", 0, 0, inplace=changes, mode=mode)
+        applied = build_module(case.model(), graph, (), changes, mode=mode)
+        recorded = analyze(applied, args, device="cpu", mode=mode).peak_bytes
+        promised, _ = measure_plan(analysis, plan)
+        assert recorded <= promised <= recorded * 1.0001 + 64
 
 
 @STRICT
