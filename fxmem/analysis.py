@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxmem.allocation import Allocation, Exhaustion, allocate_graph, find_exhaustion
 from fxmem.allocator import AllocatorSettings
@@ -16,6 +17,9 @@ from fxmem.graph import Category, MemoryGraph, Node, SavedTensor
 from fxmem.labels import label_storages
 from fxmem.liveness import MemoryProfile, Peak, build_profile
 from fxmem.timeline import Timeline, build_timeline
+
+if TYPE_CHECKING:
+    from fxmem.planning.plan import Plan
 
 SCHEMA_VERSION = 1
 
@@ -270,6 +274,47 @@ class Analysis:
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    def render(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        view: str = "graph",
+        depth: int | None = None,
+        expand: bool = False,
+        plan: Plan | None = None,
+    ) -> None:
+        """Draws a picture of the step.
+
+        Args:
+            path: The file, whose suffix says how: ``.svg``, ``.png``, ``.pdf`` or ``.dot``.
+            view: What of the step.
+            depth: How many levels of modules to open; None for as many as can be read, and
+                all of those around the peak.
+            expand: Show every operation and each of the blocks that repeat.
+            plan: A plan to lay over it.
+
+        Raises:
+            UsageError: The suffix is not known, or no Graphviz is installed that draws it.
+        """
+        from fxmem.report.rendering import choose_options, find_format, render
+
+        kind = find_format(path)
+        drawn = render(self, kind, choose_options(view, depth, expand, plan))
+        with open(path, "wb") as file:
+            file.write(drawn)
+
+    def to_dot(
+        self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None
+    ) -> str:
+        """The graph of the step in DOT, Graphviz's language; the arguments are :meth:`render`'s.
+
+        Raises:
+            UsageError: The plan is for another model or other inputs.
+        """
+        from fxmem.report.rendering import choose_options, render_dot
+
+        return render_dot(self, choose_options("graph", depth, expand, plan))
 
 
 def _list_fields(record: Any) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, plan, verify
+from fxmem.cli import analyze, plan, render, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.cells import escape_controls
 
-COMMANDS = {"analyze": analyze, "plan": plan, "verify": verify}
+COMMANDS = {"analyze": analyze, "plan": plan, "render": render, "verify": verify}
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -26,6 +26,7 @@ examples:
   fxmem analyze gpt.py:'GPT(layers=24)' --input 4x512:int64 --budget 8GiB
   fxmem analyze nets.vit:build --input 1x3x224x224 --mode infer --json
   fxmem plan gpt.py:GPT --input 4x512:int64 --optimizer adamw --budget 8GiB
+  fxmem render gpt.py:GPT --input 4x512:int64 -o peak.svg
 
 exit codes:
   0  fine

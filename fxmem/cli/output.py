@@ -34,11 +34,11 @@ def choose_width(path: str | None) -> int | None:
     return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
 
 
-def write_output(text: str, path: str | None) -> None:
+def write_output(result: str | bytes, path: str | None) -> None:
     """Writes a result to a file, or to stdout.
 
     Args:
-        text: The whole result.
+        result: All of it.
         path: The file, or None for stdout.
 
     Raises:
@@ -46,12 +46,14 @@ def write_output(text: str, path: str | None) -> None:
     """
     try:
         if path is None:
-            _write_stdout(text)
-        elif _is_special(path):
-            with open(path, "w", encoding="utf-8", errors="backslashreplace") as stream:
-                stream.write(text)
+            _write_stdout(result)
+            return
+        data = result if isinstance(result, bytes) else result.encode("utf-8", "backslashreplace")
+        if _is_special(path):
+            with open(path, "wb") as stream:
+                stream.write(data)
         else:
-            _replace_file(text, path)
+            _replace_file(data, path)
     except OSError as error:
         raise _explain(error, path) from error
 
@@ -96,12 +98,15 @@ def check_output(path: str | None) -> None:
         )
 
 
-def _write_stdout(text: str) -> None:
+def _write_stdout(result: str | bytes) -> None:
     stream = sys.stdout
     if hasattr(stream, "reconfigure"):  # an encoding without the characters of a name must not fail
         stream.reconfigure(errors="backslashreplace")
     try:
-        stream.write(text)
+        if isinstance(result, bytes):
+            stream.buffer.write(result)
+        else:
+            stream.write(result)
         stream.flush()
     except OSError as error:
         _discard(stream)
@@ -114,13 +119,13 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _replace_file(text: str, path: str) -> None:
+def _replace_file(data: bytes, path: str) -> None:
     path = os.path.realpath(path)  # through a link: the link itself stays
     folder, name = os.path.split(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(text)
+        with open(handle, "wb") as stream:
+            stream.write(data)
         os.chmod(temporary, _choose_mode(path))
         os.replace(temporary, path)
     except BaseException:

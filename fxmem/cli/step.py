@@ -46,19 +46,22 @@ class StepChoice:
     options: dict[str, Any]
 
 
-def add_step_options(parser: argparse.ArgumentParser, *, analyzes: bool = True) -> None:
+def add_step_options(
+    parser: argparse.ArgumentParser, *, analyzes: bool = True, checks_fit: bool | None = None
+) -> None:
     """Adds TARGET and the options that describe a step and its device.
 
     Args:
         parser: That of a command.
-        analyzes: Whether it is for the command that only analyses: a step may then be one of
-            several micro-batches, and have to fit the GPU.
+        analyzes: Whether it is for a command that only analyses: a step may then be one of
+            several micro-batches.
+        checks_fit: Whether the step has to fit the GPU; as ``analyzes`` unless told.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
     parser.set_defaults(accumulate=1)
     _add_model_options(parser)
     _add_loop_options(parser, analyzes)
-    _add_device_options(parser, analyzes)
+    _add_device_options(parser, analyzes if checks_fit is None else checks_fit)
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -144,14 +147,14 @@ def _add_loop_options(parser: argparse.ArgumentParser, analyzes: bool) -> None:
     )
 
 
-def _add_device_options(parser: argparse.ArgumentParser, analyzes: bool) -> None:
+def _add_device_options(parser: argparse.ArgumentParser, checks_fit: bool) -> None:
     device = parser.add_argument_group("the device, which need not be there")
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     device.add_argument(
         "--gpu",
         metavar="NAME",
         help="h100, rtx4090, ...: the GPU that is meant"
-        f"{'; exit 1 if the step does not fit it' if analyzes else ''}",
+        f"{'; exit 1 if the step does not fit it' if checks_fit else ''}",
     )
     device.add_argument(
         "--alloc-conf",

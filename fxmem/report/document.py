@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.analysis import Analysis
@@ -143,7 +143,11 @@ class LiveRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node of the traced model; the attributes are those of ``fxmem.graph.Node``."""
+    """One node of the traced model.
+
+    The attributes are those of ``fxmem.graph.Node``, and ``live_bytes``: what of it is alive at
+    the peak, be it its result, what its backward makes, or the workspace of its kernel there.
+    """
 
     name: str
     target: str
@@ -155,6 +159,12 @@ class NodeRow:
     forward_flops: int
     backward_flops: int
     source: SourceLocation | None
+    fqn: str = ""
+    op: str = "call_module"
+    phase: Phase = Phase.FORWARD
+    inputs: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    live_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,7 @@ class Document:
         live: What is alive at the peak, largest first; sums to the peak.
         nodes: In order of execution.
         notes: What the reader should know about the numbers, a sentence each.
+        storage_bytes: The size of each storage, by its index: what ``NodeRow.results`` are.
     """
 
     headline: Headline
@@ -186,6 +197,7 @@ class Document:
     live: tuple[LiveRow, ...]
     nodes: tuple[NodeRow, ...]
     notes: tuple[str, ...]
+    storage_bytes: tuple[int, ...] = ()
 
 
 def build_document(analysis: Analysis) -> Document:
@@ -214,6 +226,7 @@ def build_document(analysis: Analysis) -> Document:
         live=_list_live(analysis),
         nodes=_list_nodes(analysis),
         notes=tuple(_write_notes(analysis)),
+        storage_bytes=tuple(storage.nbytes for storage in analysis.allocated_graph.storages),
     )
 
 
@@ -323,6 +336,8 @@ def _describe_workspace(analysis: Analysis) -> LiveRow:
 
 
 def _list_nodes(analysis: Analysis) -> tuple[NodeRow, ...]:
+    inputs = _find_inputs(analysis)
+    live = _measure_live(analysis, inputs)
     return tuple(
         NodeRow(
             name=node.name,
@@ -335,9 +350,38 @@ def _list_nodes(analysis: Analysis) -> tuple[NodeRow, ...]:
             forward_flops=node.forward_flops,
             backward_flops=node.backward_flops,
             source=node.source,
+            fqn=node.fqn,
+            op=node.op,
+            phase=node.phase,
+            inputs=node.inputs,
+            results=node.results or tuple(i for i, at in inputs.items() if at == node.index),
+            live_bytes=live[node.index],
         )
         for node in analysis.nodes
     )
+
+
+def _measure_live(analysis: Analysis, inputs: Mapping[int, int]) -> Mapping[int, int]:
+    """Bytes alive at the peak, by the index of the node that they belong to."""
+    peak = analysis.peak
+    live = dict.fromkeys(range(len(analysis.nodes)), 0)
+    for storage in peak.live:
+        node = inputs.get(storage.index, storage.node)
+        if node is not None:
+            live[node] += storage.nbytes
+    if peak.node is not None:
+        live[peak.node.index] += peak.workspace_bytes
+    return live
+
+
+def _find_inputs(analysis: Analysis) -> Mapping[int, int]:
+    """The placeholder of each storage that the caller handed in, by its index."""
+    placeholders = {node.name: node.index for node in analysis.nodes if node.op == "placeholder"}
+    return {
+        storage.index: placeholders[storage.name]
+        for storage in analysis.graph.storages
+        if storage.category is Category.INPUT and storage.name in placeholders
+    }
 
 
 def _write_notes(analysis: Analysis) -> Iterable[str]:

@@ -74,7 +74,7 @@ def render_text(
         Lines, each ended by a newline.
     """
     blocks = [
-        f"{_write_headline(document.headline)}\n{write_subject(document.subject)}",
+        f"{write_headline(document.headline)}\n{write_subject(document.subject)}",
         _write_device(document, width),
         _write_totals(document),
         _write_breakdown(document),
@@ -89,7 +89,8 @@ def render_text(
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def _write_headline(headline: Headline) -> str:
+def write_headline(headline: Headline) -> str:
+    """How much, and where, in one line."""
     peak = f"Peak {format_bytes(headline.peak_bytes)}"
     if headline.phase is Phase.OPTIMIZER:
         text = f"{peak} in optimizer step{_write_update(headline)}"

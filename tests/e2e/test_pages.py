@@ -110,6 +110,8 @@ def run(command: str) -> tuple[int, str, str]:
     if arguments[0] == "verify":
         step = command.partition(" --plan ")[0].replace("verify", "plan", 1)
         assert run(f"{step} --max-overhead 10% -o plan.json")[0] == 0
+    if arguments[0] == "render":
+        prepare_picture(arguments)
     if "hugging_face" in command:
         pytest.importorskip("transformers")
         import_torchvision()  # transformers looks for it
@@ -117,6 +119,15 @@ def run(command: str) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
     return code, out.getvalue(), err.getvalue()
+
+
+def prepare_picture(arguments: list[str]) -> None:
+    """What the pages have written before they draw it."""
+    step = "examples/unet.py:UNet --input 4x3x256x256 --optimizer adamw"
+    if arguments[1].endswith(".json"):
+        assert run(f"fxmem analyze {step} --json -o {arguments[1]}")[0] == 0
+    if "--plan" in arguments:
+        assert run(f"fxmem plan {step} --max-overhead 10% -o plan.json")[0] == 0
 
 
 def check(block: Block, output: str, request: pytest.FixtureRequest, is_exact: bool) -> None:
@@ -144,6 +155,9 @@ def test_every_command_works(command: str) -> None:
     assert code == 0
     assert err == "" or "--diff" in command
     written = re.search(r"-o (\S+)", command)
+    if command.startswith("fxmem render"):
+        assert written and Path(written[1]).read_bytes().startswith((b"<?xml", b"\x89PNG"))
+        return
     result = Path(written[1]).read_text(encoding="utf-8") if written else out
     is_json = "--json" in command or (command.startswith("fxmem plan") and written)
     first = "Equal " if command.startswith("fxmem verify") else "Peak "

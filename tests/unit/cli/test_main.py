@@ -126,7 +126,7 @@ HELP = "try fxmem analyze --help"
             "there is no command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
         ),
         (["analyse", "x:y"], "there is no command 'analyse' (did you mean analyze?)"),
-        (["show"], "there is no command 'show' (one of analyze, plan, verify)"),
+        (["show"], "there is no command 'show' (one of analyze, plan, render, verify)"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(

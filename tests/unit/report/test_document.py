@@ -87,3 +87,23 @@ def test_breakdown_and_live_rows_sum_to_the_peak(graph: MemoryGraph) -> None:
     for rows in (document.breakdown, document.live):
         sizes = [row.nbytes for row in rows]
         assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_node_has_what_is_alive_of_it_at_the_peak() -> None:
+    rows = build_document(make_analysis()).nodes
+    # The input; of the ReLU its result, the gradient that its backward makes and the workspace;
+    # of fc2 its result and the gradient of its weight.
+    alive = {row.name: row.live_bytes for row in rows}
+    assert alive == {
+        "x": 2 * MIB,
+        "fc1": 0,
+        "block.relu": 12 * MIB,
+        "fc2": 5 * MIB,
+        "loss.sum": 4,
+    }
+
+
+def test_a_placeholder_hands_on_the_storage_of_its_input() -> None:
+    document = build_document(make_analysis())
+    assert document.nodes[0].results == (4,)
+    assert document.storage_bytes[4] == 2 * MIB

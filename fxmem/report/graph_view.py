@@ -1,0 +1,313 @@
+"""What a picture of the graph shows: clusters, boxes and edges, before it is known how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from fxmem.graph import SourceLocation
+from fxmem.report.blocks import Item, Kind, Leaf, fold_repeats, grow_tree, list_nodes, wrap_segments
+from fxmem.report.cutting import AIM_BOXES, AIM_PLAN_BOXES, Detail, cut_tree
+from fxmem.report.document import Document, Headline, NodeRow, Subject
+from fxmem.report.overlay import NO_OVERLAY, Overlay
+
+
+class Mark(str, Enum):
+    """What a reader looks for in a picture."""
+
+    PEAK = "peak"
+    LIVE = "live"
+    SAVED = "saved"
+    AGAIN = "again"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A node, or several that are shown as one.
+
+    Attributes:
+        key: Unique in the picture.
+        title: Its name within the cluster around it.
+        name: Its whole name, or the first and the last of several.
+        target: What is called; empty where the box holds several nodes.
+        nodes: Indices of the nodes that it stands for, those of all copies.
+        copies: How many identical ones were folded into it.
+        operations: How many nodes each of them has.
+        is_module: Whether it stands for a module whose inside is not shown.
+        shape: Of its result, the last one's where it holds several.
+        dtype: Of that.
+        output_bytes: New storages in the results, of each copy.
+        saved_bytes: What it saves for backward, of each copy.
+        live_bytes: What of it is alive at the peak, of each copy.
+        marks: What it is marked as.
+        notes: What a plan changes there.
+        source: The user's line; None where it holds several nodes.
+    """
+
+    key: str
+    title: str
+    name: str
+    target: str
+    nodes: tuple[int, ...]
+    copies: int
+    operations: int
+    is_module: bool
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    output_bytes: tuple[int, ...]
+    saved_bytes: tuple[int, ...]
+    live_bytes: tuple[int, ...]
+    marks: frozenset[Mark]
+    notes: tuple[str, ...]
+    source: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A module or a segment whose inside is shown.
+
+    Attributes:
+        key: Unique in the picture.
+        kind: MODULE or SEGMENT.
+        names: The whole name of each of the identical ones that were folded into it.
+        copies: How many of them lie in each copy of the cluster around it.
+        saved_bytes: What it saves for backward, all copies together.
+        live_bytes: What of it is alive at the peak, all copies together.
+        children: What is in it.
+    """
+
+    key: str
+    kind: Kind
+    names: tuple[str, ...]
+    copies: int
+    saved_bytes: int
+    live_bytes: int
+    children: tuple[Cluster | Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What one box takes from another.
+
+    Attributes:
+        tail: Key of the box that makes it.
+        head: Key of the box that takes it.
+        nbytes: The size of each storage that it lies on.
+        share: Their sum over that of the largest edge, from 0 to 1.
+        is_backward: It leads to the next of the copies that were folded into one.
+    """
+
+    tail: str
+    head: str
+    nbytes: tuple[int, ...]
+    share: float
+    is_backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GraphView:
+    """A picture of the graph of a step.
+
+    Attributes:
+        headline: The answer.
+        subject: What was analysed.
+        breakdown: Bytes by category at the peak, largest first.
+        planned_peak_bytes: The peak with the plan; None without one.
+        children: What is in it.
+        edges: Between its boxes.
+        notes: What is not shown, a sentence each.
+    """
+
+    headline: Headline
+    subject: Subject
+    breakdown: tuple[tuple[str, int], ...]
+    planned_peak_bytes: int | None
+    children: tuple[Cluster | Box, ...]
+    edges: tuple[Edge, ...]
+    notes: tuple[str, ...]
+
+
+def build_view(
+    document: Document, overlay: Overlay = NO_OVERLAY, detail: Detail | None = None
+) -> GraphView:
+    """What a picture of a report shows.
+
+    Args:
+        document: The report.
+        overlay: What a plan says of its nodes.
+        detail: How much of the graph to show; by default what a reader can take in.
+    """
+    nodes, detail = document.nodes, detail or Detail()
+    peak = frozenset(i for i, node in enumerate(nodes) if node.name == document.headline.node)
+    tree = wrap_segments(grow_tree(nodes), overlay.segments)
+    if not detail.expand:
+        tree = fold_repeats(
+            tree, nodes, lambda i: (i in overlay.again, overlay.notes.get(i)), apart=peak
+        )
+    aim = AIM_PLAN_BOXES if overlay.segments else AIM_BOXES
+    tree, notes = cut_tree(tree, nodes, detail, peak=peak, noted=overlay.notes.keys(), aim=aim)
+    drawing = _Drawing(nodes, overlay, peak)
+    return GraphView(
+        headline=document.headline,
+        subject=document.subject,
+        breakdown=tuple((row.category.value, row.nbytes) for row in document.breakdown),
+        planned_peak_bytes=overlay.peak_bytes or None,
+        children=tuple(drawing.draw(child, "", 1) for child in tree.children),
+        edges=tuple(_connect(nodes, document.storage_bytes, drawing.boxes)),
+        notes=notes,
+    )
+
+
+def list_boxes(children: Iterable[Cluster | Box]) -> Iterator[Box]:
+    """All boxes of a picture, in order."""
+    for child in children:
+        if isinstance(child, Box):
+            yield child
+        else:
+            yield from list_boxes(child.children)
+
+
+class _Drawing:
+    """Makes the boxes and clusters of a tree, and remembers where each node went."""
+
+    def __init__(self, nodes: Sequence[NodeRow], overlay: Overlay, peak: frozenset[int]) -> None:
+        self._nodes, self._overlay, self._peak = nodes, overlay, peak
+        self._clusters = 0
+        self.boxes: dict[int, int] = {}
+
+    def draw(self, item: Item, around: str, copies_around: int) -> Cluster | Box:
+        if isinstance(item, Leaf) or not item.is_open:
+            return self._draw_box(item, around, copies_around)
+        self._clusters += 1
+        key, indices = f"cluster_{self._clusters}", list_nodes(item)
+        within = item.names[0] if item.kind is Kind.MODULE else around
+        return Cluster(
+            key=key,
+            kind=item.kind,
+            names=item.names,
+            copies=len(item.names) // copies_around,
+            saved_bytes=sum(self._nodes[i].saved_bytes for i in indices),
+            live_bytes=sum(self._nodes[i].live_bytes for i in indices),
+            children=tuple(self.draw(c, within, len(item.names)) for c in item.children),
+        )
+
+    def _draw_box(self, item: Item, around: str, copies_around: int) -> Box:
+        copies = [*_split_copies(item)]
+        rows = [[self._nodes[i] for i in copy] for copy in copies]
+        number = 1 + max(self.boxes.values(), default=-1)
+        self.boxes |= {i: number for copy in copies for i in copy}
+        first = rows[0]
+        shaped = next((row for row in reversed(first) if row.shape is not None), first[-1])
+        name, title = self._name_box(item, around)
+        return Box(
+            key=f"box_{number}",
+            title=title,
+            name=name,
+            target=first[0].target if len(first) == 1 else "",
+            nodes=tuple(i for copy in copies for i in copy),
+            copies=len(copies) // copies_around,
+            operations=len(first),
+            is_module=not isinstance(item, Leaf) and item.kind is Kind.MODULE,
+            shape=shaped.shape,
+            dtype=shaped.dtype,
+            output_bytes=tuple(sum(row.output_bytes for row in copy) for copy in rows),
+            saved_bytes=tuple(sum(row.saved_bytes for row in copy) for copy in rows),
+            live_bytes=tuple(sum(row.live_bytes for row in copy) for copy in rows),
+            marks=frozenset(self._mark(i for copy in copies for i in copy)),
+            notes=tuple(self._note(copies[0])),
+            source=first[0].source if len(first) == 1 else None,
+        )
+
+    def _name_box(self, item: Item, around: str) -> tuple[str, str]:
+        """Its whole name, and the one within the cluster around it."""
+        if isinstance(item, Leaf):
+            name = self._nodes[item.nodes[0]].name
+            short = _shorten(name, around)
+            return name, name if short.isdecimal() else short
+        name = join_names(item.names)
+        if item.kind is not Kind.RUN:
+            return name, name
+        whole = [self._nodes[i].name for i in next(_split_copies(item))]
+        local = [_shorten(name, around) for name in whole]
+        return join_names(whole), join_names(local) if len(local) > 3 else ", ".join(local)
+
+    def _mark(self, indices: Iterable[int]) -> Iterator[Mark]:
+        for index in indices:
+            row = self._nodes[index]
+            if index in self._peak:
+                yield Mark.PEAK
+            if row.live_bytes:
+                yield Mark.LIVE
+            if row.saved_bytes:
+                yield Mark.SAVED
+            if index in self._overlay.again:
+                yield Mark.AGAIN
+            if index in self._overlay.notes:
+                yield Mark.CHANGED
+
+    def _note(self, indices: Sequence[int]) -> Iterator[str]:
+        again = sum(i in self._overlay.again for i in indices)
+        if again:
+            yield "computed again" if again == len(indices) else f"{again} of them computed again"
+        notes = [note for index in indices for note in self._overlay.notes.get(index, ())]
+        for note, count in Counter(notes).items():
+            yield note if count == 1 else f"{note} ({count} times)"
+
+
+def _shorten(name: str, around: str) -> str:
+    return name.removeprefix(f"{around}.") if around else name
+
+
+def join_names(names: Sequence[str]) -> str:
+    """One name for several: the first and the last.
+
+    >>> join_names(["h.0", "h.1", "h.2"])
+    'h.0 ... h.2'
+    """
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+
+
+def _split_copies(item: Item) -> Iterator[list[int]]:
+    """The nodes of each of the identical items that were folded into one."""
+    if isinstance(item, Leaf):
+        yield from ([node] for node in item.nodes)
+        return
+    leaves = [*_list_leaves(item)]
+    for copy in range(len(item.names)):
+        # A leaf lies in a copy more than once where something in it was folded as well.
+        sizes = [len(leaf.nodes) // len(item.names) for leaf in leaves]
+        yield sorted(
+            node
+            for leaf, size in zip(leaves, sizes, strict=True)
+            for node in leaf.nodes[copy * size : (copy + 1) * size]
+        )
+
+
+def _list_leaves(item: Item) -> Iterator[Leaf]:
+    if isinstance(item, Leaf):
+        yield item
+        return
+    for child in item.children:
+        yield from _list_leaves(child)
+
+
+def _connect(
+    nodes: Sequence[NodeRow], storage_bytes: Sequence[int], boxes: Mapping[int, int]
+) -> Iterator[Edge]:
+    """The edges between boxes: a storage goes along each of them once."""
+    storages: dict[tuple[int, int], dict[int, None]] = {}
+    for head, node in enumerate(nodes):
+        for tail in node.inputs:
+            if head in boxes and tail in boxes and boxes[tail] != boxes[head]:
+                along = storages.setdefault((boxes[tail], boxes[head]), {})
+                along.update(dict.fromkeys(nodes[tail].results))
+    sizes = {
+        ends: tuple(storage_bytes[index] for index in along) for ends, along in storages.items()
+    }
+    largest = max(map(sum, sizes.values()), default=0) or 1
+    for (tail, head), nbytes in sizes.items():
+        share = sum(nbytes) / largest
+        yield Edge(f"box_{tail}", f"box_{head}", nbytes, share, is_backward=tail > head)

@@ -1,0 +1,149 @@
+"""`fxmem render` around an analysis that is made by hand."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import make_analysis
+from hand_made_plans import make_plan
+
+from fxmem.cli import main
+from fxmem.planning.describe import fingerprint_graph
+from fxmem.planning.plan import Segment
+from fxmem.report import engines
+
+COMMAND = ["render", "nets/net.py:Net", "--input", "8x1024"]
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replaces fxmem.api.analyze; the options that it got."""
+    calls: list[dict[str, Any]] = []
+
+    def analyze(*args: Any, **options: Any) -> Any:
+        calls.append(options)
+        return make_analysis()
+
+    module = types.ModuleType("fxmem.api")
+    module.analyze = analyze
+    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    return calls
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "report.json"
+    path.write_text(make_analysis().to_json())
+    return path
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err.strip()
+
+
+def test_without_a_file_stdout_is_the_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(COMMAND) == 0
+    assert capsys.readouterr() == (make_analysis().to_dot(), "")
+
+
+def test_the_suffix_of_the_file_says_how(tmp_path: Path, calls: list[dict[str, Any]]) -> None:
+    assert main([*COMMAND, "--optimizer", "adam", "-o", str(tmp_path / "a.svg")]) == 0
+    assert b"</svg>" in (tmp_path / "a.svg").read_bytes()
+    assert main([*COMMAND, "-o", str(tmp_path / "a.PNG")]) == 0
+    assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
+    assert calls[0]["optimizer"] == "adam"
+
+
+def test_the_format_comes_before_the_suffix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, "-o", str(tmp_path / "a.txt"), "--format", "DOT"]) == 0
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == make_analysis().to_dot()
+    assert main([*COMMAND, "--format", "svg"]) == 0
+    assert "</svg>" in capsys.readouterr().out
+
+
+def test_depth_and_expand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--depth", "1", "--expand"]) == 0
+    assert capsys.readouterr().out == make_analysis().to_dot(depth=1, expand=True)
+
+
+def test_a_saved_report_is_drawn_without_the_model(
+    report: Path, calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", str(report)]) == 0
+    assert (capsys.readouterr().out, calls) == (make_analysis().to_dot(), [])
+
+
+def test_a_plan_is_laid_over_it(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis = make_analysis()
+    plan = make_plan(
+        fingerprint=fingerprint_graph(analysis.graph), segments=(Segment("fc1", "fc1", 1),)
+    )
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    assert main(["render", str(report), "--plan", str(path)]) == 0
+    assert capsys.readouterr().out == analysis.to_dot(plan=plan)
+
+
+def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
+    tmp_path: Path,
+    calls: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(engines.sysconfig, "get_path", lambda _: str(tmp_path))
+    assert fail(capsys, *COMMAND, "-o", str(tmp_path / "a.svg")) == (
+        "fxmem: error: no Graphviz that draws svg is installed (pip install 'fxmem[render]', or "
+        "write the graph itself: -o FILE.dot)"
+    )
+    assert (calls, [*tmp_path.iterdir()]) == ([], [])
+    assert main([*COMMAND, "-o", str(tmp_path / "a.dot")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["-o", "peak.bmp"], "what to draw in 'peak.bmp' is not known by its suffix (.dot, .svg, "),
+        (["--format", "bmp"], "there is no format 'bmp' (one of dot, svg, png, pdf"),
+        (["--view", "sunset"], "there is no view 'sunset' as dot (one of graph)"),
+        (["--format", "png"], "png is not for stdout (write to a file: -o peak.png)"),
+        (["--depth", "0"], "a depth of 0 shows nothing (1 or more)"),
+        (["--plan", "no.json"], "cannot read the plan 'no.json': No such file or directory"),
+    ],
+)
+def test_bad_usage_is_told_before_anything_is_analysed(
+    arguments: list[str],
+    error: str,
+    calls: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fail(capsys, *COMMAND, *arguments).startswith(f"fxmem: error: {error}")
+    assert calls == []
+
+
+def test_options_of_a_step_are_not_for_a_report(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, option in ((["--input", "3"], "input"), (["--size-hint", "4"], "size-hint")):
+        assert fail(capsys, "render", str(report), *arguments) == (
+            f"fxmem: error: {report} is a saved report: --{option} is for a model (leave it out)"
+        )
+
+
+def test_a_file_that_is_no_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(b"\xff\xfe")
+    assert fail(capsys, "render", str(path)) == f"fxmem: error: the report {str(path)!r} is no text"

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from pictures import make_chain, make_row
+
+from fxmem.graph import Phase
+from fxmem.report.blocks import (
+    Block,
+    Kind,
+    Leaf,
+    find_module,
+    fold_repeats,
+    grow_tree,
+    list_nodes,
+    wrap_segments,
+)
+from fxmem.report.document import NodeRow
+
+
+def module(name: str, *children: Leaf | Block) -> Block:
+    return Block(Kind.MODULE, (name,), children)
+
+
+def leaf(*nodes: int) -> Leaf:
+    return Leaf(nodes)
+
+
+def grow(*names: str) -> Block:
+    return grow_tree(make_chain(names).nodes)
+
+
+def fold(names: list[str], apart: set[int] = frozenset(), marks: set[int] = frozenset()) -> Block:
+    nodes = make_chain(names).nodes
+    return fold_repeats(grow_tree(nodes), nodes, lambda index: index in marks, apart)
+
+
+BLOCKS = [f"h.{block}.{name}" for block in range(4) for name in ("norm", "linear")]
+
+
+def test_nodes_lie_in_the_modules_that_their_names_say() -> None:
+    assert grow("x", "h.a", "h.b", "y") == module(
+        "", leaf(0), module("h", leaf(1), leaf(2)), leaf(3)
+    )
+
+
+def test_a_module_that_goes_on_after_something_else_is_a_block_for_each_part() -> None:
+    assert grow("down.a", "down.b", "pool", "down.c", "down.d") == module(
+        "",
+        module("down", leaf(0), leaf(1)),
+        leaf(2),
+        module("down", leaf(3), leaf(4)),
+    )
+
+
+def test_a_block_of_one_node_is_the_node() -> None:
+    assert grow("x", "a.b.c") == module("", leaf(0), leaf(1))
+
+
+def test_a_leaf_module_lies_in_the_one_around_it_and_the_loss_in_its_own() -> None:
+    row = make_row("a.b.relu", 0)
+    assert find_module(row) == "a.b"
+    assert find_module(dataclasses.replace(row, op="call_module", fqn="a.b")) == "a"
+    assert find_module(dataclasses.replace(row, phase=Phase.LOSS)) == "loss"
+
+
+def test_identical_blocks_are_folded_into_one() -> None:
+    (folded,) = fold(BLOCKS).children
+    assert folded == module(
+        "h",
+        Block(
+            Kind.MODULE,
+            ("h.0", "h.1", "h.2", "h.3"),
+            (leaf(0, 2, 4, 6), leaf(1, 3, 5, 7)),
+        ),
+    )
+
+
+def test_blocks_within_identical_blocks_are_folded_too() -> None:
+    names = [f"h.{i}.g.{j}.{name}" for i in range(2) for j in range(2) for name in "ab"]
+    (h,) = fold(names).children
+    assert isinstance(h, Block)
+    (outer,) = h.children
+    assert isinstance(outer, Block) and outer.names == ("h.0", "h.1")
+    (group,) = outer.children
+    assert isinstance(group, Block) and group.names == ("h.0.g", "h.1.g")
+    (inner,) = group.children
+    assert isinstance(inner, Block)
+    assert inner.names == ("h.0.g.0", "h.0.g.1", "h.1.g.0", "h.1.g.1")
+    assert inner.children == (leaf(0, 2, 4, 6), leaf(1, 3, 5, 7))
+
+
+@pytest.mark.parametrize(
+    ("apart", "marks", "copies"),
+    [
+        ({4}, set(), [("h.0", "h.1"), ("h.2",), ("h.3",)]),
+        (set(), {0}, [("h.0",), ("h.1", "h.2", "h.3")]),
+    ],
+)
+def test_blocks_that_are_kept_apart_or_marked_otherwise_are_not_folded(
+    apart: set[int], marks: set[int], copies: list[tuple[str, ...]]
+) -> None:
+    (h,) = fold(BLOCKS, apart, marks).children
+    assert isinstance(h, Block)
+    assert [child.names for child in h.children if isinstance(child, Block)] == copies
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": (8, 17)}, {"dtype": "bfloat16"}, {"target": "conv"}, {"inputs": (3,)}],
+    ids=str,
+)
+def test_another_shape_dtype_call_or_wiring_is_no_identical_block(
+    change: dict[str, object],
+) -> None:
+    nodes: list[NodeRow] = [*make_chain(BLOCKS).nodes]
+    nodes[5] = dataclasses.replace(nodes[5], **change)
+    (h,) = fold_repeats(grow_tree(nodes), nodes, lambda _: None).children
+    assert isinstance(h, Block)
+    copies = [child.names for child in h.children if isinstance(child, Block)]
+    assert copies == [("h.0", "h.1"), ("h.2",), ("h.3",)]
+
+
+def test_a_segment_is_a_block_in_each_module_that_it_reaches_into() -> None:
+    tree = wrap_segments(grow("a.p", "a.q", "x", "b.p", "b.q"), [("1", range(1, 4))])
+    segment = [Block(Kind.SEGMENT, ("1",), (leaf(node),)) for node in range(5)]
+    assert tree == module(
+        "", module("a", leaf(0), segment[1]), segment[2], module("b", segment[3], leaf(4))
+    )
+
+
+def test_a_segment_lies_within_the_one_around_it() -> None:
+    tree = wrap_segments(
+        grow("a", "b", "c"), [("1", range(3)), ("1.1", range(1, 3)), ("1.1.1", range(1, 3))]
+    )
+    (outer,) = tree.children
+    innermost = Block(Kind.SEGMENT, ("1.1.1",), (leaf(1), leaf(2)))
+    assert outer == Block(
+        Kind.SEGMENT, ("1",), (leaf(0), Block(Kind.SEGMENT, ("1.1",), (innermost,)))
+    )
+
+
+def test_a_checkpoint_around_each_of_identical_blocks_is_folded() -> None:
+    nodes = make_chain(BLOCKS).nodes
+    segments = [(str(i), range(2 * i, 2 * i + 2)) for i in range(4)]
+    (h,) = fold_repeats(wrap_segments(grow_tree(nodes), segments), nodes, lambda _: True).children
+    assert isinstance(h, Block)
+    (folded,) = h.children
+    assert isinstance(folded, Block)
+    assert (folded.kind, folded.names) == (Kind.SEGMENT, ("0", "1", "2", "3"))
+    assert list_nodes(folded) == (0, 2, 4, 6, 1, 3, 5, 7)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hand_made import make_analysis
+from hand_made_plans import make_plan
+from pictures import MIB, make_chain, make_document, make_row, outline
+
+from fxmem.planning.plan import DelPoint, InplaceChange, Segment
+from fxmem.report import cutting, graph_view
+from fxmem.report.cutting import Detail
+from fxmem.report.document import build_document
+from fxmem.report.graph_view import Box, Edge, GraphView, Mark, build_view, list_boxes
+from fxmem.report.overlay import lay_plan
+
+BLOCKS = [f"h.{block}.{name}" for block in range(4) for name in ("norm", "linear")]
+
+
+def find_box(view: GraphView, title: str) -> Box:
+    (box,) = (box for box in list_boxes(view.children) if box.title == title)
+    return box
+
+
+class TestMarks:
+    view = build_view(build_document(make_analysis()))
+
+    def test_the_peak_what_is_alive_there_and_what_is_saved_are_marked(self) -> None:
+        marks = {box.name: box.marks for box in list_boxes(self.view.children)}
+        assert marks == {
+            "x": {Mark.LIVE},
+            "fc1": frozenset(),
+            "block.relu": {Mark.PEAK, Mark.LIVE, Mark.SAVED},
+            "fc2": {Mark.LIVE},
+            "loss.sum": {Mark.LIVE},
+        }
+
+    def test_a_box_has_the_bytes_of_its_node(self) -> None:
+        box = find_box(self.view, "block.relu")
+        # What it saved, the gradient that its backward makes, and the workspace of that.
+        assert (box.output_bytes, box.saved_bytes, box.live_bytes) == (
+            (4 * MIB,),
+            (4 * MIB,),
+            (12 * MIB,),
+        )
+
+    def test_an_edge_has_the_bytes_of_the_storages_that_it_hands_on(self) -> None:
+        rows = [make_row("a", 0), make_row("b", 1, [0]), make_row("c", 2, [0, 1])]
+        rows[0] = dataclasses.replace(rows[0], results=(0, 2))
+        rows[1] = dataclasses.replace(rows[1], results=(0,))  # a view
+        assert build_view(make_document(rows)).edges == (
+            Edge("box_0", "box_1", (MIB, MIB), 1.0, is_backward=False),
+            Edge("box_0", "box_2", (MIB, MIB), 1.0, is_backward=False),
+            Edge("box_1", "box_2", (MIB,), 0.5, is_backward=False),
+        )
+
+
+class TestFolding:
+    def test_a_box_of_a_folded_block_has_the_bytes_of_each_copy(self) -> None:
+        view = build_view(make_chain(BLOCKS))
+        assert outline(view.children) == [
+            ("module", "h.0", "h.1", "h.2", "h.3", 4, ["norm", "linear"])
+        ]
+        box = find_box(view, "norm")
+        assert (box.nodes, box.copies, box.output_bytes) == ((0, 2, 4, 6), 1, (MIB,) * 4)
+
+    def test_what_goes_from_one_copy_to_the_next_is_an_edge_back(self) -> None:
+        assert build_view(make_chain(BLOCKS)).edges == (
+            Edge("box_0", "box_1", (MIB,) * 4, 1.0, is_backward=False),
+            Edge("box_1", "box_0", (MIB,) * 3, 0.75, is_backward=True),
+        )
+
+    def test_the_block_of_the_peak_is_drawn_on_its_own(self) -> None:
+        assert outline(build_view(make_chain(BLOCKS, peak="h.3.norm")).children) == [
+            (
+                "module",
+                "h",
+                1,
+                [
+                    ("module", "h.0", "h.1", "h.2", 3, ["norm", "linear"]),
+                    ("module", "h.3", 1, ["norm", "linear"]),
+                ],
+            )
+        ]
+
+    def test_expanded_every_node_is_a_box(self) -> None:
+        view = build_view(make_chain(BLOCKS), detail=Detail(expand=True))
+        assert [box.name for box in list_boxes(view.children)] == BLOCKS
+
+    def test_an_item_folded_twice_is_counted_within_what_is_around_it(self) -> None:
+        names = [
+            f"h.{i}.{name}" for i in range(3) for name in ("a", "g.0.p", "g.0.q", "g.1.p", "g.1.q")
+        ]
+        (outer,) = build_view(make_chain(names)).children
+        inner = outer.children[1]
+        assert (outer.copies, inner.copies, len(inner.names)) == (3, 2, 6)
+        cut = build_view(make_chain(names), detail=Detail(depth=2))
+        box = find_box(cut, "h.0.g.0 ... h.2.g.1")
+        assert (box.copies, box.operations, box.output_bytes) == (2, 2, (2 * MIB,) * 6)
+
+
+class TestCutting:
+    names = ("x", "a.p", "a.q.r", "a.q.s", "b.p", "b.q")
+
+    def test_a_module_that_is_not_opened_is_a_box(self) -> None:
+        view = build_view(make_chain(self.names), detail=Detail(depth=1))
+        assert outline(view.children) == ["x", "a", "b"]
+        box = find_box(view, "a")
+        assert (box.operations, box.output_bytes, box.is_module) == (3, (3 * MIB,), True)
+        assert [(e.tail, e.head, e.nbytes) for e in view.edges] == [
+            ("box_0", "box_1", (MIB,)),
+            ("box_1", "box_2", (MIB,)),
+        ]
+
+    def test_the_depth_opens_that_many_levels(self) -> None:
+        view = build_view(make_chain(self.names), detail=Detail(depth=2))
+        assert outline(view.children) == [
+            "x",
+            ("module", "a", 1, ["p", "a.q"]),
+            ("module", "b", 1, ["p", "q"]),
+        ]
+
+    def test_by_default_as_many_as_can_be_read_and_all_around_the_peak(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(graph_view, "AIM_BOXES", 5)
+        view = build_view(make_chain(self.names, peak="a.q.s"))
+        assert outline(view.children) == [
+            "x",
+            ("module", "a", 1, ["p", ("module", "a.q", 1, ["r", "s"])]),
+            "b",
+        ]
+
+    def test_a_module_is_marked_by_what_is_in_it(self) -> None:
+        view = build_view(make_chain(self.names, peak="a.q.s"), detail=Detail(depth=1))
+        assert find_box(view, "a").marks == {Mark.PEAK}
+
+    def test_views_that_follow_from_each_other_are_one_box(self) -> None:
+        rows = [
+            make_row("linear", 0),
+            *(
+                make_row(n, 0, [i], output_bytes=0, results=(0,))
+                for i, n in enumerate(["view", "transpose", "reshape"])
+            ),
+        ]
+        rows.append(make_row("relu", 1, [3]))
+        view = build_view(make_document(rows))
+        assert outline(view.children) == ["linear", "view, transpose, reshape", "relu"]
+        assert outline(build_view(make_document(rows), detail=Detail(expand=True)).children) == [
+            row.name for row in rows
+        ]
+
+    def test_what_works_on_sizes_alone_is_left_out(self) -> None:
+        size = make_row("size", 0, [0], shape=None, dtype=None, output_bytes=0, results=())
+        view = build_view(make_document([make_row("x", 0), size, make_row("y", 1, [0, 1])]))
+        assert (outline(view.children), view.notes) == (
+            ["x", "y"],
+            ("1 operation on sizes is left out.",),
+        )
+
+    def test_a_graph_of_ten_thousand_nodes_is_joined_to_a_limit_and_says_so(self) -> None:
+        view = build_view(make_chain([f"n{i}" for i in range(10_000)], peak="n77"))
+        boxes = [*list_boxes(view.children)]
+        assert len(boxes) <= cutting.MOST_BOXES + 2
+        assert sum(sum(box.output_bytes) for box in boxes) == 10_000 * MIB
+        assert find_box(view, "n77").marks == {Mark.PEAK}
+        assert view.notes == ("10000 boxes are more than 1000: long runs of them are joined.",)
+
+    def test_what_was_asked_for_and_is_too_much_is_cut_and_says_so(self) -> None:
+        names = [f"m{i}.n{j}" for i in range(10) for j in range(200 + i)]
+        view = build_view(make_chain(names), detail=Detail(expand=True))
+        assert outline(view.children) == [f"m{i}" for i in range(10)]
+        assert view.notes == ("Cut to a depth of 1: more than 1000 boxes otherwise.",)
+
+
+class TestPlan:
+    plan = make_plan(
+        segments=(
+            Segment("h.0.linear", "h.1.norm", 2, children=(Segment("h.1.norm", "h.1.norm", 1),)),
+        ),
+        inplace=(InplaceChange("h.2.norm", "relu_"),),
+        dels=(DelPoint("h.0.norm", "x", "h.3.linear"), DelPoint("h.0.linear", "", "h.3.linear")),
+    )
+
+    def view(self, detail: Detail | None = None) -> GraphView:
+        document = make_chain(BLOCKS)
+        return build_view(document, lay_plan(self.plan, document.nodes), detail)
+
+    def test_segments_are_boxes_around_what_is_computed_again(self) -> None:
+        assert outline(self.view().children)[0][3][:2] == [
+            ("module", "h.0", 1, ["norm", ("segment", "1", 1, ["linear"])]),
+            (
+                *("module", "h.1", 1),
+                [("segment", "1", 1, [("segment", "1.1", 1, ["norm"])]), "linear"],
+            ),
+        ]
+
+    def test_what_a_plan_changes_is_marked_and_told(self) -> None:
+        boxes = {box.name: (box.marks, box.notes) for box in list_boxes(self.view().children)}
+        assert boxes["h.0.linear"] == ({Mark.AGAIN}, ("computed again",))
+        assert boxes["h.2.norm"] == ({Mark.CHANGED}, ("in place: relu_",))
+        assert boxes["h.3.linear"] == ({Mark.CHANGED}, ("then del x", "then del h.0.linear"))
+        assert boxes["h.0.norm"] == (frozenset(), ())
+
+    def test_a_module_that_is_not_opened_says_how_much_of_it_runs_again(self) -> None:
+        (box,) = list_boxes(self.view(Detail(depth=1)).children)
+        assert box.notes[0] == "2 of them computed again"
+
+    def test_the_peak_with_the_plan_is_told(self) -> None:
+        assert self.view().planned_peak_bytes == 21 * MIB

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hand_made import make_analysis, memory_graphs
+from hypothesis import given
+
+from fxmem.errors import UsageError
+from fxmem.graph import MemoryGraph
+from fxmem.report.saved import read_analysis
+
+
+@given(memory_graphs())
+def test_a_saved_report_draws_as_the_analysis_itself(graph: MemoryGraph) -> None:
+    analysis = make_analysis(graph)
+    saved = read_analysis(analysis.to_json())
+    assert saved.to_dot() == analysis.to_dot()
+    assert (saved.setup, saved.graph) == (analysis.setup, graph)
+
+
+def test_fields_of_a_later_fxmem_are_passed_over() -> None:
+    report = make_analysis().to_dict()
+    report["nodes"][0]["colour"] = report["colour"] = "blue"
+    assert read_analysis(json.dumps(report)).graph == make_analysis().graph
+
+
+@pytest.mark.parametrize("text", ["", "no", "[]", "{}", "3", '"text"'])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_analysis(text)
+    assert str(caught.value) == (
+        "this is no report of fxmem (fxmem analyze --json -o FILE writes one)"
+    )
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        read_analysis(json.dumps({**make_analysis().to_dict(), "schema_version": 9}))
+    assert str(caught.value) == (
+        "a report of version 9; this fxmem reads 1 (make it anew with fxmem analyze --json)"
+    )
+
+
+def test_a_damaged_report_is_refused() -> None:
+    report = make_analysis().to_dict()
+    del report["operations"]
+    with pytest.raises(UsageError) as caught:
+        read_analysis(json.dumps(report))
+    assert str(caught.value) == "the report is damaged: 'operations' (make it anew)"
