@@ -108,7 +108,7 @@ class CheckpointedForward(OwnForward):
 
         if torch.compiler.is_compiling():
             return checkpoint(run, *values, random=self.random, norms=self.norms)
-        before = take_snapshot(values)
+        before = _take_snapshot(values)
         given = [values]
 
         def run_twice(*copies: Any) -> Any:
@@ -124,12 +124,17 @@ class CheckpointedForward(OwnForward):
         return result
 
     def _check(self, before: Snapshot, values: Iterable[Any]) -> None:
-        if not is_same(before, take_snapshot(values)):
+        if not is_same(before, _take_snapshot(values)):
             raise UsageError(
                 f"{self.fqn} is given an object, such as a cache, that it or others change:"
                 " computed again in backward, it would compute something else",
                 hint="train without a cache (use_cache=False), or plan with these arguments",
             )
+
+
+def _take_snapshot(values: Iterable[Any]) -> Snapshot:
+    """Of all but tensors, for which the checkpoint hands out others on the same memory."""
+    return take_snapshot(value for value in values if not isinstance(value, torch.Tensor))
 
 
 def _copy_containers(value: Any) -> Any:
