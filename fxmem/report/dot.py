@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxmem.report.blocks import Kind
-from fxmem.report.cells import escape_controls, shorten_name
+from fxmem.report.cells import escape_controls, measure_width, shorten_name
 from fxmem.report.graph_view import Box, Cluster, Edge, GraphView, Mark, join_names, list_boxes
 from fxmem.report.text import write_headline, write_source, write_subject
 from fxmem.units import format_bytes
 
 _WIDEST = 44
 """Columns of a name in a box."""
+_COLUMN_INCHES = 0.09
+"""Of a box with letters that are not ASCII, whose widths graphviz-pure does not know."""
 _THICKEST = 7.0
 """Points of the largest edge; those of an edge without bytes are 1."""
 _MANY_EDGES = 400
@@ -140,8 +142,12 @@ def _describe_box(box: Box, view: GraphView) -> dict[str, str]:
         look |= _MODULE
     place = write_source(box.source) if box.source else ""
     tooltip = [", ".join(filter(None, [box.name, place]))]
+    lines = _label_box(box, view)
+    if not all(line.isascii() for line in lines):
+        widest = max(measure_width(escape_controls(line)) for line in lines)
+        look["width"] = f"{widest * _COLUMN_INCHES:.2f}"
     attributes = {name: _escape(value) for name, value in look.items()}
-    label = _quote(_label_box(box, view), end=r"\n" if Mark.PEAK in box.marks else r"\l")
+    label = _quote(lines, end=r"\n" if Mark.PEAK in box.marks else r"\l")
     return {"label": label, "tooltip": _quote(tooltip, end=""), **attributes}
 
 

@@ -51,3 +51,21 @@ def test_every_engine_draws_the_same_boxes_and_lines(engine: str) -> None:
     for line in ("PEAK: 30.00 MiB in backward", "block.relu", "output 4.00 MiB, saves 4.00 MiB"):
         assert line in texts
     assert "Peak 30.00 MiB in backward of block.relu, net.py:12" in texts
+
+
+def test_the_search_for_places_ends_early_in_a_large_picture() -> None:
+    names = [f"n{index}" for index in range(402)]
+    assert "nslimit" in write_dot(build_view(make_chain(names)))
+    assert "nslimit" not in write_dot(build_view(make_chain(names[:401])))
+
+
+def test_a_box_is_as_wide_as_letters_whose_width_an_engine_does_not_know() -> None:
+    dot = write_dot(build_view(make_chain(["卷" * 20])))
+    assert 'width="3.60"' in dot
+    assert "width=" not in write_dot(build_view(make_chain(["conv"]))).replace("penwidth=", "")
+
+
+def test_a_peak_that_no_operation_has_is_in_the_title_alone() -> None:
+    dot = write_dot(build_view(make_chain(["a", "b"])))
+    assert "Peak 64.00 MiB in backward" in dot
+    assert "PEAK" not in dot
