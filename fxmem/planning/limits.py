@@ -74,13 +74,16 @@ def find_limits(facts: StepFacts) -> Limits:
 def _find_reason(
     graph: MemoryGraph, operation: Operation, neighbours: tuple[Operation, ...]
 ) -> str:
+    counts = any(map(is_batch_norm, neighbours))
     if operation.effect in _REASONS:
-        return _REASONS[operation.effect]
+        # Without momentum it asks how many batches there were, for its statistics only.
+        reads = [graph.storages[index].category for index in operation.reads]
+        if not (counts and reads and all(category is Category.BUFFER for category in reads)):
+            return _REASONS[operation.effect]
     for index in operation.writes:
         storage = graph.storages[index]
         if storage.born != RESIDENT:
             continue
-        counts = any(map(is_batch_norm, neighbours))
         if not (storage.category is Category.BUFFER and counts):
             return f"changes {storage.name} in place"
     return ""

@@ -7,6 +7,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import fx, nn
 from fxmem.errors import FxmemWarning
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import CONSTANT
+from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SegmentCodeGen
+from fxmem.transform.hooks import find_hooked
 
 _SHARED = (
     "_parameters",
@@ -26,6 +29,13 @@ _SHARED = (
     "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_pre_hooks",
+    "_backward_hooks",
 )
 """What the planned module has in common with the model, and not a copy of."""
 
@@ -45,6 +55,9 @@ class PlannedModule(fx.GraphModule):
 
     original: nn.Module
     plan_mode: str
+    _called: frozenset[str]
+    _expected: tuple[_Argument, ...]
+    _names: tuple[str, ...] | None
 
     def __init__(self, model: nn.Module, graph: fx.Graph, mode: str = "train") -> None:
         super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
@@ -65,6 +78,17 @@ class PlannedModule(fx.GraphModule):
         if model is not None:
             own._run_plan = own.forward
             own.forward = _make_forward(model)
+            # What each call asks of the graph, as what a compiler can follow.
+            nodes = [*self.graph.nodes]
+            self.__dict__["_called"] = frozenset(
+                str(node.target) for node in nodes if node.op == "call_module"
+            )
+            self.__dict__["_expected"] = tuple(
+                _Argument(str(n.target), CONSTANT in n.meta, n.meta.get(CONSTANT))
+                for n in nodes
+                if n.op == "placeholder"
+            )
+            self.__dict__["_names"] = _list_names(model)
         return code
 
     def train(self, mode: bool = True) -> PlannedModule:
@@ -96,9 +120,17 @@ class PlannedModule(fx.GraphModule):
         is_train = self.plan_mode == "train"
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
-        given = dict(bind_arguments(self.original, args, kwargs))
-        expected = [node for node in self.graph.nodes if node.op == "placeholder"]
-        mismatch = _find_mismatch(expected, given)
+        hooked = find_hooked(self, self._called)
+        if hooked:
+            warnings.warn(
+                f"the plan's graph does not call {hooked}, which has hooks: this step runs without"
+                " it (a plan of style 'modules' calls it)",
+                FxmemWarning,
+                stacklevel=5,
+            )
+            return None
+        given = self._name_arguments(args, kwargs)
+        mismatch = _find_mismatch(self._expected, given)
         if mismatch:
             warnings.warn(
                 f"the plan was made for other arguments ({mismatch}): this step runs without it",
@@ -106,16 +138,48 @@ class PlannedModule(fx.GraphModule):
                 stacklevel=5,
             )
             return None
-        return [given.get(str(node.target), node.meta.get(CONSTANT)) for node in expected]
+        return [given.get(argument.name, argument.constant) for argument in self._expected]
+
+    def _name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._names
+        if (
+            names is None
+            or len(args) > len(names)
+            or any(name in kwargs for name in names[: len(args)])
+        ):
+            return dict(bind_arguments(self.original, args, kwargs))
+        return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _find_mismatch(expected: Sequence[fx.Node], given: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """What the graph takes; a constant was traced as what it is."""
+
+    name: str
+    is_constant: bool
+    constant: Any = None
+
+
+def _list_names(model: nn.Module) -> tuple[str, ...] | None:
+    """The names of the arguments that ``forward`` takes by position; None where it takes any."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    kinds = {parameter.kind for parameter in parameters}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return None
+    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind not in keyword)
+
+
+def _find_mismatch(expected: Sequence[_Argument], given: Mapping[str, Any]) -> str:
     """What of a call's arguments the graph was not traced for; empty where it fits."""
-    names = {str(node.target) for node in expected}
-    for node in expected:
-        name = str(node.target)
-        if CONSTANT in node.meta:
-            if name in given and not _is_same(given[name], node.meta[CONSTANT]):
+    names = [argument.name for argument in expected]
+    for argument in expected:
+        name = argument.name
+        if argument.is_constant:
+            if name in given and not _is_same(given[name], argument.constant):
                 return f"{name}={given[name]!r}"
         elif name not in given:
             return f"no {name}"
@@ -129,7 +193,10 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
         values = self.choose_run(args, kwargs)
         if values is None:
             return self.original.forward(*args, **kwargs)
-        return self._run_plan(*values)
+        if torch.compiler.is_compiling():
+            return self._run_plan(*values)
+        with ModelCall(self).enter():
+            return self._run_plan(*values)
 
     with contextlib.suppress(TypeError, ValueError):  # no signature
         signature = inspect.signature(model.forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,12 +11,19 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from fxmem.errors import FxmemWarning
+from fxmem.transform.calls import ModelCall, find_call
 
+
+# A compiler takes the segments one by one: in its own checkpoints batch normalisations count
+# twice where the graph breaks, and under the backend "eager" random numbers are drawn anew.
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator,no-untyped-call]
 def checkpoint(
     segment: Callable[..., Any],
     *inputs: Any,
     random: bool = False,
     norms: Sequence[nn.Module] = (),
+    states: Sequence[tuple[nn.Module, str]] = (),
 ) -> Any:
     """Runs a segment without saving what its backward needs, which computes it again.
 
@@ -24,19 +32,58 @@ def checkpoint(
         inputs: What it takes; held until its backward is over.
         random: Whether it draws random numbers, which must come out the same again.
         norms: Its batch normalisations, whose statistics the second run must not update.
+        states: What else it changes, as modules and names of their tensors: the second run
+            begins with what the first began with, and leaves no trace.
 
     Returns:
         What the segment returns.
     """
     if not torch.is_grad_enabled():
         return segment(*inputs)
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        warnings.warn(
+            "nothing can be computed again here (torch.func's transforms do not allow it): this"
+            " step runs without the plan",
+            FxmemWarning,
+            stacklevel=3,
+        )
+        return segment(*inputs)
+    again = _SecondRun(norms, states, find_call())
     return torch_checkpoint(
         segment,
         *inputs,
         use_reentrant=False,
         preserve_rng_state=random,
-        context_fn=lambda: (contextlib.nullcontext(), _spare_statistics(norms)),
+        context_fn=lambda: (contextlib.nullcontext(), again),
     )
+
+
+class _SecondRun:
+    """Around a segment that runs again, once in each backward of the same graph."""
+
+    def __init__(
+        self,
+        norms: Sequence[nn.Module],
+        states: Sequence[tuple[nn.Module, str]],
+        call: ModelCall | None,
+    ) -> None:
+        self._norms = norms
+        self._states = [
+            (module, name, getattr(module, name).detach().clone()) for module, name in states
+        ]
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            if self._call is not None:
+                stack.enter_context(self._call.repeat())
+            stack.enter_context(_spare_statistics(self._norms))
+            stack.enter_context(_rewind_states(self._states))
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
 
 
 @contextlib.contextmanager
@@ -51,3 +98,20 @@ def _spare_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module, buffers in zip(norms, originals, strict=True):
             module._buffers.update(buffers)
+
+
+@contextlib.contextmanager
+def _rewind_states(states: Sequence[tuple[nn.Module, str, torch.Tensor]]) -> Iterator[None]:
+    """Lets modules find copies of earlier values where their tensors are."""
+    tables = [
+        module._buffers if name in module._buffers else module.__dict__
+        for module, name, _ in states
+    ]
+    originals = [table[name] for table, (_, name, _) in zip(tables, states, strict=True)]
+    try:
+        for table, (_, name, value) in zip(tables, states, strict=True):
+            table[name] = value.clone()
+        yield
+    finally:
+        for table, (_, name, _), original in zip(tables, states, originals, strict=True):
+            table[name] = original

@@ -1,0 +1,69 @@
+"""What a segment that runs again in backward needs of the call that it ran in first.
+
+Between the two, ``torch.func.functional_call`` has taken its tensors out of the model, and hooks
+have been called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from torch import nn
+
+from fxmem.transform.hooks import ForwardHooks
+
+
+class ModelCall:
+    """One call of a model: its hooks, and the tensors that it finds in its modules.
+
+    Args:
+        model: That is called.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._hooks = ForwardHooks(model)
+        tables: list[dict[str, Any]] = [
+            table
+            for module in model.modules()
+            for table in (module._parameters, module._buffers)
+            if table
+        ]
+        self._tensors = [(table, table.copy()) for table in tables]
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """While the model runs, what it calls finds this call; see :func:`find_call`."""
+        token = _current.set(self)
+        try:
+            with self._hooks.watch():
+                yield
+        finally:
+            _current.reset(token)
+
+    @contextlib.contextmanager
+    def repeat(self) -> Iterator[None]:
+        """Has modules find the tensors that they had, and call no hook that only looks."""
+        changed = [
+            (table, then, table.copy())
+            for table, then in self._tensors
+            if any(table.get(name) is not tensor for name, tensor in then.items())
+        ]
+        for table, then, _ in changed:
+            table.update(then)
+        try:
+            with self._hooks.skip_onlookers():
+                yield
+        finally:
+            for table, _, now in changed:
+                table.update(now)
+
+
+_current: ContextVar[ModelCall | None] = ContextVar("current", default=None)
+
+
+def find_call() -> ModelCall | None:
+    """The call of a planned model that runs; None outside of one."""
+    return _current.get()

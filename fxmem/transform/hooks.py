@@ -1,0 +1,118 @@
+"""Forward hooks of modules whose code runs a second time in backward.
+
+A hook that only looks, as one that logs or counts, is called once for each call that the user's
+code makes. One that changes what the module takes or gives is part of what is computed, and is
+called again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+_Table = MutableMapping[int, Callable[..., Any]]
+
+
+class ForwardHooks:
+    """The forward hooks of a model, during one step.
+
+    Attributes:
+        changing: Those found to change something, by table and key.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.changing: set[tuple[int, int]] = set()
+        self._tables: list[_Table] = [
+            table
+            for module in model.modules()
+            for table in (module._forward_pre_hooks, module._forward_hooks)
+            if table
+        ]
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Finds out which hooks change something."""
+        with self._replace(self._watch_hook):
+            yield
+
+    @contextlib.contextmanager
+    def skip_onlookers(self) -> Iterator[None]:
+        """Leaves out those that were found to change nothing."""
+        with self._replace(self._skip_onlooker):
+            yield
+
+    @contextlib.contextmanager
+    def _replace(
+        self, choose: Callable[[tuple[int, int], Callable[..., Any]], Callable[..., Any]]
+    ) -> Iterator[None]:
+        # In the tables themselves: handles of hooks refer to those.
+        originals = [dict(table) for table in self._tables]
+        for table in self._tables:
+            for key, hook in table.items():
+                table[key] = choose((id(table), key), hook)
+        try:
+            yield
+        finally:
+            for table, hooks in zip(self._tables, originals, strict=True):
+                for key in table.keys() & hooks.keys():  # some may be gone, some new
+                    table[key] = hooks[key]
+
+    def _watch_hook(self, place: tuple[int, int], hook: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(module: nn.Module, *arguments: Any) -> Any:
+            before = _take_versions(module, arguments)
+            result = hook(module, *arguments)
+            if result is not None or _take_versions(module, arguments) != before:
+                self.changing.add(place)
+            return result
+
+        return watched
+
+    def _skip_onlooker(
+        self, place: tuple[int, int], hook: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        return hook if place in self.changing else _do_nothing
+
+
+def find_hooked(model: nn.Module, called: Collection[str]) -> str:
+    """A module with hooks that a graph of the model's operations does not call; empty for none.
+
+    Such a module's operations are in the graph, and its ``__call__`` is not. The model itself is
+    left out: whoever runs the graph calls that.
+
+    Args:
+        model: The model.
+        called: The names of the modules that the graph calls.
+    """
+    for name, module in model.named_modules(remove_duplicate=False):
+        hooks = (
+            module._forward_pre_hooks,
+            module._forward_hooks,
+            module._backward_pre_hooks,
+            module._backward_hooks,
+        )
+        if not name or not any(hooks):
+            continue
+        parts = name.split(".")
+        if not any(".".join(parts[:end]) in called for end in range(1, len(parts) + 1)):
+            return str(name)
+    return ""
+
+
+def _do_nothing(*_: Any) -> None:
+    return None
+
+
+def _take_versions(module: nn.Module, arguments: Any) -> tuple[Any, ...]:
+    """What tells whether tensors, or what the module refers to, were changed."""
+    tensors = [
+        leaf
+        for leaf in pytree.tree_leaves((arguments, dict(module._buffers)))
+        if isinstance(leaf, torch.Tensor)
+    ]
+    versions = tuple((id(t), None if t.is_inference() else t._version) for t in tensors)
+    return (*versions, *((name, id(value)) for name, value in vars(module).items()))

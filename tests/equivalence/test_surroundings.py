@@ -1,0 +1,241 @@
+"""Planned models within what training wraps around a model: the same bits as without a plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from planned_models import Attention, Dense, Residual
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fxmem
+
+Run = Callable[[Tensor], Any]
+MODELS = {
+    "residual": (Residual, torch.randn(4, 3, 16, 16)),
+    "attention": (Attention, torch.randn(4, 8, 16)),
+    "dense": (Dense, torch.randn(4, 3, 16, 16)),
+}
+
+
+def find_plans(model: nn.Module, x: Tensor) -> tuple[fxmem.Plan, ...]:
+    """The one with the least memory, and one in the middle of the front."""
+    front = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), time_limit_s=2)
+    assert front[-1].segments
+    return front[-1], front[len(front) // 2]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, Tensor]:
+    torch.manual_seed(0)
+    make, x = MODELS[request.param]
+    model = make().train()
+    return model, fxmem.apply(model, find_plans(model, x)[0]), x
+
+
+def sum_output(output: Any) -> Tensor:
+    values = output.values() if isinstance(output, dict) else [output]
+    return sum((value.float().square().sum() for value in values), torch.zeros(()))
+
+
+def gather_state(model: nn.Module) -> dict[str, Tensor]:
+    """All that a step leaves behind."""
+    gradients = {f"{n}.grad": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **gradients}
+    copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+    return {**copies, "random state": torch.get_rng_state()}
+
+
+def compare(
+    pair: tuple[nn.Module, nn.Module, Tensor], train: Callable[[nn.Module, Tensor], Any]
+) -> None:
+    """Trains both from the same state, and compares all that is left."""
+    model, planned, x = pair
+    start = copy.deepcopy(model.state_dict())
+    left: list[dict[str, Tensor]] = []
+    for run in (model, planned):
+        model.load_state_dict(start)
+        model.zero_grad()
+        torch.manual_seed(1)
+        train(run, x)
+        left.append(gather_state(model))
+    model.load_state_dict(start)
+    expected, found = left
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_gradients_accumulate_over_batches_of_other_sizes(
+    pair: tuple[nn.Module, nn.Module, Tensor],
+) -> None:
+    def train(run: nn.Module, x: Tensor) -> None:
+        for size in (4, 4, 3, 2):
+            sum_output(run(x[:size])).backward()
+
+    compare(pair, train)
+
+
+def test_a_scaler_with_autocast(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    def train(run: nn.Module, x: Tensor) -> None:
+        optimizer = torch.optim.Adam(run.parameters())
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = sum_output(run(x))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    compare(pair, train)
+
+
+def test_parameters_given_by_a_functional_call(
+    pair: tuple[nn.Module, nn.Module, Tensor],
+) -> None:
+    model, _, _ = pair
+    others = {name: torch.rand_like(p, requires_grad=True) for name, p in model.named_parameters()}
+
+    def train(run: nn.Module, x: Tensor) -> None:
+        for other in others.values():
+            other.grad = None
+        buffers = {name: b.clone() for name, b in run.named_buffers()}
+        loss = sum_output(torch.func.functional_call(run, {**others, **buffers}, (x,)))
+        loss.backward()
+        found.append([other.grad for other in others.values()] + [*buffers.values()])
+
+    found: list[list[Tensor | None]] = []
+    compare(pair, train)
+    for expected, given in zip(*found, strict=True):
+        assert (expected is None) == (given is None)
+        assert expected is None or given is None or torch.equal(expected, given)
+
+
+def test_two_backwards_of_one_graph(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    def train(run: nn.Module, x: Tensor) -> None:
+        loss = sum_output(run(x))
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    compare(pair, train)
+
+
+def test_gradients_of_gradients(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    def train(run: nn.Module, x: Tensor) -> None:
+        parameters = [p for p in run.parameters() if p.requires_grad]
+        loss = sum_output(run(x))
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        sum(g.square().sum() for g in gradients).backward()  # type: ignore[union-attr]
+
+    compare(pair, train)
+
+
+def double_gradient(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad *= 2
+
+
+def test_hooks_on_parameters_and_results(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    def train(run: nn.Module, x: Tensor) -> None:
+        handles = []
+        for parameter in run.parameters():
+            handles.append(parameter.register_hook(lambda g: g * 1.5))
+            handles.append(parameter.register_post_accumulate_grad_hook(double_gradient))
+        output = run(x)
+        tensor = output if isinstance(output, Tensor) else output["hidden"]
+        tensor.register_hook(lambda g: g + 1)
+        sum_output(output).backward()
+        for handle in handles:
+            handle.remove()
+
+    compare(pair, train)
+
+
+@pytest.mark.filterwarnings("ignore:.*", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model(pair: tuple[nn.Module, nn.Module, Tensor], backend: str) -> None:
+    torch.compiler.reset()
+
+    def train(run: nn.Module, x: Tensor) -> None:
+        sum_output(torch.compile(run, backend=backend)(x)).backward()
+
+    compare(pair, train)
+
+
+def test_transforms_of_functions_run_without_the_plan(
+    pair: tuple[nn.Module, nn.Module, Tensor],
+) -> None:
+    model, planned, x = pair
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def differentiate(run: nn.Module) -> Mapping[str, Tensor]:
+        torch.manual_seed(1)
+        return torch.func.grad(
+            lambda given: sum_output(torch.func.functional_call(run, given, (x,)))
+        )(parameters)
+
+    start = copy.deepcopy(model.state_dict())
+    if not isinstance(model, Attention):
+        pytest.skip("a transform refuses to count batches")
+    expected = differentiate(model)
+    model.load_state_dict(start)
+    with pytest.warns(fxmem.FxmemWarning, match=r"torch.func's transforms do not allow it"):
+        found = differentiate(planned)
+    model.load_state_dict(start)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def train_distributed(rank: int, store: str, name: str, results: Any) -> None:
+    """One of two processes; what each ends with goes to a queue."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    make, x = MODELS[name]
+    states = []
+    for is_planned in (False, True):
+        for static_graph in (False, True):
+            torch.manual_seed(0)
+            model: nn.Module = make().train()
+            if is_planned:
+                model = fxmem.apply(model, find_plans(model, x)[0])
+            wrapped = DistributedDataParallel(model, static_graph=static_graph)
+            optimizer = torch.optim.Adam(wrapped.parameters())
+            torch.manual_seed(10 + rank)
+            for _ in range(3):
+                optimizer.zero_grad()
+                sum_output(wrapped(torch.randn_like(x))).backward()
+                optimizer.step()
+            states.append(gather_state(model))
+    dist.destroy_process_group()
+    plain, static, planned, planned_static = states
+    differ = [
+        name
+        for expected, found in ((plain, planned), (static, planned_static))
+        for name in expected
+        if not torch.equal(expected[name], found[name])
+    ]
+    results.put((rank, differ))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_distributed_data_parallel(name: str, tmp_path: Path) -> None:
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    processes = [
+        context.Process(
+            target=train_distributed, args=(rank, str(tmp_path / "store"), name, results)
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = sorted(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(timeout=60)
+    assert found == [(0, []), (1, [])]
