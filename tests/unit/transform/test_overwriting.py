@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -263,3 +264,15 @@ def test_a_change_of_a_node_that_is_not_there_is_refused() -> None:
         f"the plan's node {change.node!r} is not in the model"
         " (make the plan for this model and these inputs)"
     )
+
+
+def test_copies_and_files_bring_it_along() -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8", mode="infer")
+    file = io.BytesIO()
+    torch.save(applied, file)
+    file.seek(0)
+    for other in (copy.deepcopy(applied), torch.load(file, weights_only=False)):
+        assert other.code == applied.code
+        assert other.plan_mode == "infer"
+        check(model, other, torch.randn(3, 8), train=False)
