@@ -10,6 +10,8 @@ import torch
 
 from fxmem.graph import Effect
 
+_MASKS = (torch.bool, torch.uint8)
+_index = torch.ops.aten.index.Tensor
 _DATA_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
@@ -28,16 +30,24 @@ def find_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return written
 
 
-def find_effect(func: Any, kwargs: Mapping[str, Any]) -> Effect | None:
+def find_effect(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Effect | None:
     """What keeps an operator from being run again as it was.
 
-    Source: the tags in ``aten/src/ATen/native/tags.yaml``.
+    Source: the tags in ``aten/src/ATen/native/tags.yaml``; of ``index``, the size depends on data
+    where it is given masks only.
 
-    >>> find_effect(torch.ops.aten.bernoulli.default, {})
+    >>> find_effect(torch.ops.aten.bernoulli.default, (), {})
     <Effect.RANDOM: 'random'>
+    >>> x, mask = torch.ones(2), torch.tensor([True, False])
+    >>> find_effect(torch.ops.aten.index.Tensor, (x, [mask]), {})
+    <Effect.DATA: 'data'>
+    >>> find_effect(torch.ops.aten.index.Tensor, (x, [torch.tensor([1, 0])]), {}) is None
+    True
     """
     if kwargs.get("generator") is not None:
         return Effect.GENERATOR
+    if func is _index and not any(index is not None and index.dtype in _MASKS for index in args[1]):
+        return None
     return _read_tags(func)
 
 

@@ -370,7 +370,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 recomputed=autograd is not None and torch.is_grad_enabled(),
                 library_bytes=self._estimate_library_bytes(func, *call),
                 writes=tuple(dict.fromkeys(i for i in writes if i != NO_STORAGE)),
-                effect=find_effect(func, call[1]),
+                effect=find_effect(func, *call[:2]),
                 keeps=tuple(name for name, nbytes in self._keeps if nbytes),
                 overwritable=self._list_overwritable(*call),
             )
