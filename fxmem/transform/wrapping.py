@@ -17,6 +17,7 @@ from torch import nn
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Segment
 from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
+from fxmem.transform.calls import ModelCall
 from fxmem.transform.replicas import copy_modules
 from fxmem.transform.runtime import checkpoint
 
@@ -69,8 +70,12 @@ class PlannedForward(OwnForward):
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model."""
-        return self.call_own(*args, **kwargs)
+        """Runs the model; what runs again in backward knows the call that it ran in first."""
+        is_plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        if is_plain or not self.module.training:
+            return self.call_own(*args, **kwargs)
+        with ModelCall(self.module).enter():
+            return self.call_own(*args, **kwargs)
 
 
 class CheckpointedForward(OwnForward):

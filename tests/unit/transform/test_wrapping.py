@@ -197,6 +197,27 @@ def test_hooks_stay_outside_of_the_checkpoint() -> None:
     assert calls == ["hook"]
 
 
+def test_hooks_within_a_wrapped_module_are_called_once_for_each_call() -> None:
+    model = Model()
+    calls: list[str] = []
+    model.first.linear.register_forward_hook(lambda *_: calls.append("hook"))
+    wrap(model, "first")(torch.randn(3, 4)).sum().backward()
+    assert calls == ["hook"]
+
+
+def test_a_functional_call_is_computed_again_with_its_own_tensors() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    planned = wrap(copy.deepcopy(model), "first")
+    x, gradients = torch.randn(3, 4), []
+    for called in (model, planned):
+        tensors = {name: (2 * p).detach() for name, p in model.named_parameters()}
+        weight = tensors["first.linear.weight"].requires_grad_()
+        torch.func.functional_call(called, tensors, (x,)).sum().backward()
+        gradients.append(weight.grad)
+    assert torch.equal(*gradients)
+
+
 def test_a_module_with_two_names_is_one_module() -> None:
     model = Model()
     model.second = model.first
