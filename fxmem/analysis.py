@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -283,6 +283,7 @@ class Analysis:
         depth: int | None = None,
         expand: bool = False,
         plan: Plan | None = None,
+        front: Iterable[Plan] = (),
     ) -> None:
         """Draws a picture of the step.
 
@@ -293,6 +294,7 @@ class Analysis:
                 all of those around the peak.
             expand: Show every operation and each of the blocks that repeat.
             plan: A plan to lay over it.
+            front: The trade-offs of the step, from :func:`fxmem.pareto`.
 
         Raises:
             UsageError: The suffix is not known, or no Graphviz is installed that draws it.
@@ -300,7 +302,7 @@ class Analysis:
         from fxmem.report.rendering import choose_options, find_format, render
 
         kind = find_format(path)
-        drawn = render(self, kind, choose_options(view, depth, expand, plan))
+        drawn = render(self, kind, choose_options(view, depth, expand, plan, front))
         with open(path, "wb") as file:
             file.write(drawn)
 

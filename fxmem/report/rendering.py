@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,15 +29,22 @@ class RenderOptions:
         view: What of the analysis: one of the format's views.
         detail: How much of the graph.
         plan: What to lay over it, or None.
+        front: The step's trade-offs, as :func:`fxmem.pareto` has them; empty where they were not
+            worked out.
     """
 
     view: str = DEFAULT_VIEW
     detail: Detail = field(default_factory=Detail)
     plan: Plan | None = None
+    front: tuple[Plan, ...] = ()
 
 
 def choose_options(
-    view: str, depth: int | None, expand: bool, plan: Plan | None = None
+    view: str,
+    depth: int | None,
+    expand: bool,
+    plan: Plan | None = None,
+    front: Iterable[Plan] = (),
 ) -> RenderOptions:
     """How to draw, as it was asked for.
 
@@ -46,7 +53,7 @@ def choose_options(
     """
     if depth is not None and depth < 1:
         raise UsageError(f"a depth of {depth} shows nothing", hint="1 or more")
-    return RenderOptions(view, Detail(depth, expand), plan)
+    return RenderOptions(view, Detail(depth, expand), plan, tuple(front))
 
 
 Renderer = Callable[[Analysis, RenderOptions], bytes]
