@@ -121,6 +121,9 @@ def _find_obstacle(
     for node in range(call.start, call.stop):
         if node in limits.fixed:
             return f"{nodes[node].name} {limits.fixed[node]}"
+        changed = _list_changed(facts, node)
+        if changed:  # checkpoints of modules know what to do for statistics only
+            return f"{nodes[node].name} changes {changed[0]} in place"
     if call.start in limits.starts:
         return limits.starts[call.start]
     taken = _list_taken(facts, call) - {*call.inputs}
@@ -134,6 +137,15 @@ def _find_obstacle(
             name = facts.graph.storages[storage.index].name
             return f"what it makes is held elsewhere than in its result: {name}"
     return ""
+
+
+def _list_changed(facts: StepFacts, node: int) -> list[str]:
+    """What a node changes that was there before the step, but for statistics."""
+    storages, statistics = facts.graph.storages, facts.statistics[node]
+    writes = (i for o in facts.list_operations(node, node + 1) for i in o.writes)
+    return [
+        storages[i].name for i in writes if storages[i].born == RESIDENT and i not in statistics
+    ]
 
 
 def _list_taken(facts: StepFacts, call: ModuleCall) -> set[int]:

@@ -99,6 +99,20 @@ def test_nodes_that_may_not_be_computed_again_are_in_no_choice() -> None:
     assert "draws from a generator of its own" in reason
 
 
+def test_a_module_that_changes_a_buffer_is_no_choice() -> None:
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.mul_(0.9)  # type: ignore[operator]
+            return x - self.mean
+
+    model = nn.Sequential(Averaging(), nn.Linear(8, 8))
+    assert find_reason(model, "0") == "0.mul_ changes 0.mean in place"
+
+
 def test_no_choice_begins_where_its_input_is_changed() -> None:
     class Adding(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
