@@ -279,7 +279,7 @@ class Analysis:
         self,
         path: str | os.PathLike[str],
         *,
-        view: str = "graph",
+        view: str | None = None,
         depth: int | None = None,
         expand: bool = False,
         plan: Plan | None = None,
@@ -289,7 +289,7 @@ class Analysis:
 
         Args:
             path: The file, whose suffix says how: ``.svg``, ``.png``, ``.pdf`` or ``.dot``.
-            view: What of the step.
+            view: What of the step; None for what the format is for.
             depth: How many levels of modules to open; None for as many as can be read, and
                 all of those around the peak.
             expand: Show every operation and each of the blocks that repeat.

@@ -65,7 +65,7 @@ def _add_picture_options(parser: argparse.ArgumentParser) -> None:
         "--format", metavar="NAME", help="svg, png, pdf or dot (default: by FILE, else dot)"
     )
     picture.add_argument(
-        "--view", default="graph", metavar="NAME", help="what to draw (default: %(default)s)"
+        "--view", metavar="NAME", help="what to draw (default: what the format is for)"
     )
     picture.add_argument(
         "--depth",

@@ -18,7 +18,8 @@ from fxmem.report.engines import draw_dot, find_engine
 from fxmem.report.graph_view import build_view
 from fxmem.report.overlay import NO_OVERLAY, lay_plan
 
-DEFAULT_VIEW = "graph"
+GRAPH = "graph"
+"""The view that Graphviz draws, where a format needs it at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +27,21 @@ class RenderOptions:
     """How to draw.
 
     Attributes:
-        view: What of the analysis: one of the format's views.
+        view: What of the analysis: one of the format's views; None for its first.
         detail: How much of the graph.
         plan: What to lay over it, or None.
         front: The step's trade-offs, as :func:`fxmem.pareto` has them; empty where they were not
             worked out.
     """
 
-    view: str = DEFAULT_VIEW
+    view: str | None = None
     detail: Detail = field(default_factory=Detail)
     plan: Plan | None = None
     front: tuple[Plan, ...] = ()
 
 
 def choose_options(
-    view: str,
+    view: str | None,
     depth: int | None,
     expand: bool,
     plan: Plan | None = None,
@@ -67,7 +68,7 @@ class Format:
         suffixes: Of its files, in lower case, the usual one first.
         views: What draws it, by the view; the first is the default.
         is_text: Whether a terminal can show it.
-        needs_engine: Whether Graphviz draws it.
+        needs_engine: Whether Graphviz draws its graph.
     """
 
     suffixes: tuple[str, ...]
@@ -130,12 +131,12 @@ def find_format(path: str | os.PathLike[str]) -> str:
     raise UsageError(f"what to draw in {name!r} is not known by its suffix", hint=suffixes)
 
 
-def check_format(kind: str, view: str = DEFAULT_VIEW) -> None:
+def check_format(kind: str, view: str | None = None) -> None:
     """Checks that something can be drawn, before the work that leads to it.
 
     Args:
         kind: Name of the format.
-        view: What of an analysis to draw.
+        view: What of an analysis to draw; None for what the format is for.
 
     Raises:
         UsageError: There is no such format, it has no such view, or no Graphviz that draws it.
@@ -143,9 +144,10 @@ def check_format(kind: str, view: str = DEFAULT_VIEW) -> None:
     if kind not in FORMATS:
         raise UsageError(f"there is no format {kind!r}", hint=f"one of {', '.join(FORMATS)}")
     views = FORMATS[kind].views
+    view = view or next(iter(views))
     if view not in views:
         raise UsageError(f"there is no view {view!r} as {kind}", hint=f"one of {', '.join(views)}")
-    if FORMATS[kind].needs_engine:
+    if FORMATS[kind].needs_engine and view == GRAPH:
         find_engine(kind)
 
 
@@ -161,4 +163,5 @@ def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
         UsageError: It cannot be drawn so, or the plan is for another model.
     """
     check_format(kind, options.view)
-    return FORMATS[kind].views[options.view](analysis, options)
+    views = FORMATS[kind].views
+    return views[options.view or next(iter(views))](analysis, options)
