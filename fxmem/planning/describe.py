@@ -75,6 +75,11 @@ def _describe(
     nodes = graph.nodes[region.start : region.stop]
     operations = facts.list_operations(region.start, region.stop)
     norms = (graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o))
+    states = (
+        graph.storages[index].name
+        for node in range(region.start, region.stop)
+        for index in facts.states[node]
+    )
     return Segment(
         first=nodes[0].name,
         last=nodes[-1].name,
@@ -86,6 +91,7 @@ def _describe(
         recompute_flops=sum(graph.operations[index].flops for index in recomputed),
         random=any(o.effect is not None for o in operations),
         norms=tuple(dict.fromkeys(norms)),
+        states=tuple(dict.fromkeys(states)),
         children=tuple(_describe(facts, c, 0, (), costs_s, names) for c in region.children),
     )
 

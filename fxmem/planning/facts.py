@@ -56,6 +56,8 @@ class StepFacts:
         saves_by_node: By node, what autograd keeps of it.
         nodes: How many nodes of forward there are; loss comes after.
         statistics: By node, the indices of the buffers that its batch normalisation updates.
+        states: By node, those of what else of its modules it changes, as spectral normalisation
+            does: computed again, it must begin with what they were.
         random_state: The state of the random number generator as a checkpoint keeps it; None
             where it lies in other memory than the step.
         makers: ``made`` by the index of the storage.
@@ -71,6 +73,7 @@ class StepFacts:
     saves_by_node: tuple[tuple[Save, ...], ...]
     nodes: int
     statistics: tuple[tuple[int, ...], ...]
+    states: tuple[tuple[int, ...], ...]
     random_state: Storage | None
     makers: Mapping[int, Made]
     births: tuple[int, ...]
@@ -181,6 +184,9 @@ def gather_facts(
             _find_statistics(graph, graph.operations[first[node] : end[node]])
             for node in range(nodes)
         ),
+        states=tuple(
+            _find_states(graph, graph.operations[first[node] : end[node]]) for node in range(nodes)
+        ),
         random_state=state if counts_host else None,
         makers={storage.index: storage for storage in made},
         births=tuple(storage.born for storage in made),
@@ -199,6 +205,22 @@ def _find_statistics(graph: MemoryGraph, operations: tuple[Operation, ...]) -> t
     read = (index for o in operations for index in (*o.reads, *o.writes))
     return tuple(
         index for index in dict.fromkeys(read) if graph.storages[index].category is Category.BUFFER
+    )
+
+
+def _find_states(graph: MemoryGraph, operations: tuple[Operation, ...]) -> tuple[int, ...]:
+    if any(is_batch_norm(operation) for operation in operations):
+        return ()
+    written = dict.fromkeys(index for operation in operations for index in operation.writes)
+    return tuple(index for index in written if _is_state(graph.storages[index]))
+
+
+def _is_state(storage: Storage) -> bool:
+    """Whether a storage is one that a module holds under a name, and no parameter."""
+    return (
+        storage.born == RESIDENT
+        and storage.category is Category.BUFFER
+        and all(part.isidentifier() or part.isdigit() for part in storage.name.split("."))
     )
 
 

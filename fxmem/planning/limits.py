@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
@@ -62,9 +62,10 @@ def find_limits(facts: StepFacts) -> Limits:
         changed.update((index, max(node, changed.get(index, node))) for index in statistics)
     for node in range(facts.nodes):
         operations = facts.list_operations(node, node + 1)
-        reasons = (_find_reason(graph, o, operations) for o in operations)
+        own = {*facts.states[node]}
+        reasons = (_find_reason(graph, o, operations, own) for o in operations)
         reason = next(filter(None, reasons), "") or _find_later_change(
-            graph, node, operations, changed
+            graph, node, operations, {i: by for i, by in changed.items() if i not in own}
         )
         if reason:
             fixed[node] = reason
@@ -72,7 +73,10 @@ def find_limits(facts: StepFacts) -> Limits:
 
 
 def _find_reason(
-    graph: MemoryGraph, operation: Operation, neighbours: tuple[Operation, ...]
+    graph: MemoryGraph,
+    operation: Operation,
+    neighbours: tuple[Operation, ...],
+    states: Collection[int],
 ) -> str:
     counts = any(map(is_batch_norm, neighbours))
     if operation.effect in _REASONS:
@@ -82,7 +86,7 @@ def _find_reason(
             return _REASONS[operation.effect]
     for index in operation.writes:
         storage = graph.storages[index]
-        if storage.born != RESIDENT:
+        if storage.born != RESIDENT or index in states:
             continue
         if not (storage.category is Category.BUFFER and counts):
             return f"changes {storage.name} in place"

@@ -31,6 +31,8 @@ class Segment:
         recompute_flops: FLOPs of that.
         random: Whether it draws random numbers, whose generator's state is then kept.
         norms: Its batch normalisations by their modules: what runs again must not update them.
+        states: What else it changes, by name, as spectral normalisation's vectors: what runs
+            again must begin with what they were.
         children: Segments within, run once more when backward needs what they hold.
     """
 
@@ -44,6 +46,7 @@ class Segment:
     recompute_flops: int = 0
     random: bool = False
     norms: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
     children: tuple[Segment, ...] = ()
 
 
@@ -207,7 +210,8 @@ class Plan:
 
 def _read_segment(fields: Mapping[str, Any]) -> Segment:
     children = tuple(map(_read_segment, fields["children"]))
-    return Segment(**{**_read(fields), "children": children, "norms": tuple(fields["norms"])})
+    names = {name: tuple(fields.get(name, ())) for name in ("norms", "states")}
+    return Segment(**{**_read(fields), **names, "children": children})
 
 
 def _read_limit(fields: Mapping[str, Any]) -> Limit:

@@ -279,7 +279,7 @@ class RegionLives:
         return Life(storage.index, run.place(storage.born), max(ends))
 
     def _live_beside(self, run: Run) -> Iterator[Life]:
-        """Copies of running statistics, and states of the random number generator."""
+        """Copies of running statistics and states, those of the random number generator too."""
         facts, region = self._facts, run.region
         end = run.place(run.stop - 1)
         if run.stop > run.first:
@@ -287,21 +287,27 @@ class RegionLives:
                 for index in facts.statistics[node]:
                     kept = (self._places[released] for released in run.saved.get(index, ()))
                     yield Life(index, run.base, max([end, *kept]))
-        if not facts.random_state:
-            return
-        if self._is_random(region):
-            born = self._places[facts.first_operation[region.start]]
-            yield Life(facts.random_state.index, born, self._places[run.done])
+        born = self._places[facts.first_operation[region.start]]
+        for index in self._list_states(region):
+            yield Life(index, born, self._places[run.done])
             if run.stop > run.first:
-                yield Life(facts.random_state.index, run.base, end)
+                kept = (self._places[released] for released in run.saved.get(index, ()))
+                yield Life(index, run.base, max([end, *kept]))
         for inner in iterate_regions(region.children):  # their checkpoints are made again
             first = facts.first_operation[inner.start]
-            if first < run.stop and self._is_random(inner):
-                yield Life(facts.random_state.index, run.place(first), end)
+            if first < run.stop:
+                for index in self._list_states(inner):
+                    yield Life(index, run.place(first), end)
 
-    def _is_random(self, region: Region) -> bool:
-        operations = self._facts.list_operations(region.start, region.stop)
-        return any(operation.effect for operation in operations)
+    def _list_states(self, region: Region) -> list[int]:
+        """What a checkpoint keeps a copy of: states, and that of the random number generator."""
+        facts = self._facts
+        nodes = range(region.start, region.stop)
+        states = [*dict.fromkeys(index for node in nodes for index in facts.states[node])]
+        operations = facts.list_operations(region.start, region.stop)
+        if facts.random_state and any(operation.effect for operation in operations):
+            states.append(facts.random_state.index)
+        return states
 
     def _find_saved_ends(self, storage: Made, run: Run) -> Iterator[int]:
         for released in run.saved.get(storage.index, ()):

@@ -12,6 +12,7 @@ from fxmem.planning.inplace_forms import COMMUTATIVE, read_form
 from fxmem.planning.plan import InplaceChange, Segment
 from fxmem.tracing.fxgraph import NODE
 from fxmem.transform.codegen import OVERWRITE, SEGMENTS, OverwriteCode, SegmentCode
+from fxmem.transform.holders import find_holders
 from fxmem.transform.module import PlannedModule
 
 _PARTS = (operator.getitem, getattr, "size")
@@ -44,7 +45,8 @@ def build_module(
     copies: dict[fx.Node, fx.Node] = {}
     copied.output(copied.graph_copy(graph, copies))
     owners = _find_owners(graph)
-    paths = _lay_paths(segments, [*dict.fromkeys(owners.values())], _find_prefix(graph))
+    codes = _iterate_codes(segments, _find_prefix(graph), model)
+    paths = _lay_paths(codes, [*dict.fromkeys(owners.values())])
     for node, copy in copies.items():
         copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
     for node, code in _find_overwriting(graph, owners, inplace):
@@ -86,12 +88,12 @@ def _find_watchers(node: fx.Node, value: fx.Node) -> tuple[str, ...]:
 
 
 def _lay_paths(
-    segments: Sequence[Segment], names: Sequence[str], prefix: str
+    codes: Iterable[tuple[Segment, SegmentCode]], names: Sequence[str]
 ) -> dict[str, tuple[SegmentCode, ...]]:
     """By name of a node, the segments it lies in, outermost first."""
     positions = {name: at for at, name in enumerate(names)}
     paths: dict[str, tuple[SegmentCode, ...]] = {}
-    for segment, code in _iterate_codes(segments, prefix):
+    for segment, code in codes:
         for name in (segment.first, segment.last):
             if name not in positions:
                 raise UsageError(_MISSING.format(name), hint=_MISSING_HINT)
@@ -109,12 +111,13 @@ def _find_prefix(graph: fx.Graph) -> str:
 
 
 def _iterate_codes(
-    segments: Sequence[Segment], prefix: str
+    segments: Sequence[Segment], prefix: str, model: nn.Module
 ) -> Iterator[tuple[Segment, SegmentCode]]:
     for number, segment in enumerate(segments, 1):
-        code = SegmentCode(f"{prefix}_{number}", segment.random, segment.norms)
+        states = tuple(find_holders(model, segment.states))
+        code = SegmentCode(f"{prefix}_{number}", segment.random, segment.norms, states)
         yield segment, code
-        yield from _iterate_codes(segment.children, code.name)
+        yield from _iterate_codes(segment.children, code.name, model)
 
 
 def _find_owners(graph: fx.Graph) -> dict[fx.Node, str]:

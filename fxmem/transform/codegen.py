@@ -42,11 +42,13 @@ class SegmentCode:
         name: Of its function.
         random: Whether it draws random numbers.
         norms: Its batch normalisations, by the names of their modules.
+        states: What else it changes: names of modules, and of their tensors.
     """
 
     name: str
     random: bool = False
     norms: tuple[str, ...] = ()
+    states: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,11 @@ class _Scope:
         options: dict[str, Any] = {"random": True} if segment.random else {}
         if segment.norms:
             options["norms"] = tuple(_Text(_format_target(root, name)) for name in segment.norms)
+        if segment.states:
+            options["states"] = tuple(
+                (_Text(_format_target(root, module) if module else root), name)
+                for module, name in segment.states
+            )
         arguments: Any = (_Text(segment.name), *map(self._find, inputs))
         name = outputs[0].name if len(outputs) == 1 else f"{segment.name}_results"
         call = self.graph.create_node("call_function", checkpoint, arguments, options, name=name)

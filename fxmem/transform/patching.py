@@ -97,6 +97,8 @@ def _write_segments(
             reasons[id(segment)] = "it is not the call of one module"
         elif segment.norms:
             reasons[id(segment)] = "its batch normalisations would update their statistics twice"
+        elif segment.states:
+            reasons[id(segment)] = f"it would change {segment.states[0]} twice"
         elif site is None:
             reasons[id(segment)] = "its call was not found, or more than one"
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 
 class Residual(nn.Module):
@@ -132,6 +133,39 @@ class Shortcuts(nn.Module):
         return x
 
 
+class Spectral(nn.Module):
+    """Weights divided by what each step estimates anew; one layer is called twice."""
+
+    def __init__(self, width: int = 8, layers: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 1)
+        self.convs = nn.ModuleList(
+            spectral_norm(nn.Conv2d(width, width, 3, padding=1)) for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for conv in (*self.convs, self.convs[0]):
+            x = torch.tanh(conv(x))
+        return x
+
+
+class Counting(nn.Module):
+    """Each layer counts its steps, in a tensor that it computes with."""
+
+    def __init__(self, width: int = 16, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        for layer in self.layers:
+            layer.register_buffer("steps", torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            layer.steps += 1
+            x = torch.sin(layer(x) * layer.steps).exp()
+        return x
+
+
 PLANNED = {
     "residual": (Residual, "4x3x16x16"),
     "attention": (Attention, "4x12x16"),
@@ -139,5 +173,7 @@ PLANNED = {
     "unet": (UNet, "2x3x32x32"),
     "tied": (Tied, "4x7:int64"),
     "shortcuts": (Shortcuts, "4x3x16x16"),
+    "spectral": (Spectral, "4x3x16x16"),
+    "counting": (Counting, "64x16"),
 }
 """By name, a model and its input."""

@@ -97,7 +97,7 @@ def read_statistics(model: Model, x: Tensor) -> Tensor:
         ),
         (
             change_buffer,
-            {"add": "reads steps, which add_ changes in place", "add_": "changes steps in place"},
+            {"add": "reads steps, which add_ changes in place"},
         ),
         (normalise, {}),
         (read_statistics, {"sub": "reads norm.running_mean, which norm changes in place"}),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fxmem.transform import runtime
 from fxmem.transform.runtime import checkpoint
@@ -96,3 +97,36 @@ def test_dropout_draws_the_same_mask_again() -> None:
     dropped = y.detach() == 0
     assert 300 < int(dropped.sum()) < 700
     assert torch.equal(x.grad == 0, dropped)
+
+
+class Halving(nn.Module):
+    """Multiplies by a buffer that it halves each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale *= 0.5
+        return (x * self.scale).sin()
+
+
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_the_second_run_begins_with_the_state_of_the_first(backwards: int) -> None:
+    module, x = Halving(), torch.randn(3, requires_grad=True)
+    buffer = module.scale
+    result = checkpoint(module, x, states=((module, "scale"),)).sum()
+    for again in reversed(range(backwards)):
+        result.backward(retain_graph=bool(again))
+    assert module.scale is buffer
+    assert buffer.tolist() == [0.5] * 3
+    assert x.grad is not None
+    assert torch.equal(x.grad, backwards * 0.5 * (x * 0.5).cos())
+
+
+def test_a_naive_second_run_begins_with_the_state_of_the_end() -> None:
+    module, x = Halving(), torch.randn(3, requires_grad=True)
+    torch_checkpoint(module, x, use_reentrant=False).sum().backward()
+    assert module.scale.tolist() == [0.25] * 3
+    assert x.grad is not None
+    assert not torch.equal(x.grad, 0.5 * (x * 0.5).cos())
