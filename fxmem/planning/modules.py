@@ -122,7 +122,7 @@ def _find_obstacle(
         if node in limits.fixed:
             return f"{nodes[node].name} {limits.fixed[node]}"
         changed = _list_changed(facts, node)
-        if changed:  # checkpoints of modules know what to do for statistics only
+        if changed:
             return f"{nodes[node].name} changes {changed[0]} in place"
     if call.start in limits.starts:
         return limits.starts[call.start]
@@ -140,12 +140,10 @@ def _find_obstacle(
 
 
 def _list_changed(facts: StepFacts, node: int) -> list[str]:
-    """What a node changes that was there before the step, but for statistics."""
-    storages, statistics = facts.graph.storages, facts.statistics[node]
+    """What a node changes that was there before the step, but for what a checkpoint looks after."""
+    storages, known = facts.graph.storages, {*facts.statistics[node], *facts.states[node]}
     writes = (i for o in facts.list_operations(node, node + 1) for i in o.writes)
-    return [
-        storages[i].name for i in writes if storages[i].born == RESIDENT and i not in statistics
-    ]
+    return [storages[i].name for i in writes if storages[i].born == RESIDENT and i not in known]
 
 
 def _list_taken(facts: StepFacts, call: ModuleCall) -> set[int]:

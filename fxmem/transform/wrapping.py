@@ -18,6 +18,7 @@ from fxmem.errors import UsageError
 from fxmem.planning.plan import Segment
 from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
 from fxmem.transform.calls import ModelCall
+from fxmem.transform.holders import find_holders
 from fxmem.transform.replicas import copy_modules
 from fxmem.transform.runtime import checkpoint
 
@@ -85,15 +86,22 @@ class CheckpointedForward(OwnForward):
         fqn: The module's name.
         random: Whether it draws random numbers.
         norms: The batch normalisations within it.
+        states: What else it changes, as modules and names of their tensors.
     """
 
     def __init__(
-        self, module: nn.Module, fqn: str, random: bool, norms: tuple[nn.Module, ...]
+        self,
+        module: nn.Module,
+        fqn: str,
+        random: bool,
+        norms: tuple[nn.Module, ...],
+        states: tuple[tuple[nn.Module, str], ...] = (),
     ) -> None:
         super().__init__(module)
         self.fqn = fqn
         self.random = random
         self.norms = norms
+        self.states = states
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module without saving what its backward needs.
@@ -112,7 +120,7 @@ class CheckpointedForward(OwnForward):
             return self.call_own(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
         if torch.compiler.is_compiling():
-            return checkpoint(run, *values, random=self.random, norms=self.norms)
+            return self._checkpoint(run, *values)
         before = _take_snapshot(values)
         given = [values]
 
@@ -124,9 +132,12 @@ class CheckpointedForward(OwnForward):
             return run(*copies)
 
         copies = map(_copy_containers, values)
-        result = checkpoint(run_twice, *copies, random=self.random, norms=self.norms)
+        result = self._checkpoint(run_twice, *copies)
         self._check(before, values)
         return result
+
+    def _checkpoint(self, run: Callable[..., Any], *values: Any) -> Any:
+        return checkpoint(run, *values, random=self.random, norms=self.norms, states=self.states)
 
     def _check(self, before: Snapshot, values: Iterable[Any]) -> None:
         if not is_same(before, _take_snapshot(values)):
@@ -186,22 +197,30 @@ def wrap_modules(model: nn.Module, segments: Iterable[Segment]) -> nn.Module:
         if isinstance(modules[fqn], torch.jit.ScriptModule):
             raise UsageError(f"{fqn} is a script, which runs as it was compiled")
     replicas = copy_modules(model)
-    for fqn, (random, norms) in choices.items():
+    for fqn, (random, norms, states) in choices.items():
         module = replicas[id(modules[fqn])]
         inside = tuple(replicas[id(modules[name])] for name in norms if name in modules)
-        vars(module)["forward"] = CheckpointedForward(module, fqn, random, inside)
+        held = tuple(
+            (replicas[id(modules[owner])], name) for owner, name in find_holders(model, states)
+        )
+        vars(module)["forward"] = CheckpointedForward(module, fqn, random, inside, held)
     root = replicas[id(model)]
     vars(root)["forward"] = PlannedForward(root, model)
     return root
 
 
-def _gather(segments: Iterable[Segment]) -> dict[str, tuple[bool, tuple[str, ...]]]:
-    """By module, whether any of its calls draws random numbers, and all their normalisations."""
-    found: dict[str, tuple[bool, tuple[str, ...]]] = {}
+def _gather(
+    segments: Iterable[Segment],
+) -> dict[str, tuple[bool, tuple[str, ...], tuple[str, ...]]]:
+    """By module, whether any of its calls draws random numbers, their normalisations and states."""
+    found: dict[str, tuple[bool, tuple[str, ...], tuple[str, ...]]] = {}
     for segment in _iterate_segments(segments):
-        random, norms = found.get(segment.fqn, (False, ()))
-        together = tuple(dict.fromkeys((*norms, *segment.norms)))
-        found[segment.fqn] = random or segment.random, together
+        random, norms, states = found.get(segment.fqn, (False, (), ()))
+        found[segment.fqn] = (
+            random or segment.random,
+            tuple(dict.fromkeys((*norms, *segment.norms))),
+            tuple(dict.fromkeys((*states, *segment.states))),
+        )
     return found
 
 

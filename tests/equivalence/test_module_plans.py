@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import fxmem
 from benchmarks.cases import import_torchvision
@@ -102,12 +103,33 @@ def make_bert() -> tuple[nn.Module, Inputs]:
     return BertModel(config), ((), {"input_ids": ids})
 
 
+class Spectral(nn.Module):
+    """Blocks whose weights are divided by what each call estimates anew; one is called twice."""
+
+    def __init__(self, width: int = 8, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                spectral_norm(nn.Conv2d(width, width, 3, padding=1)),
+                nn.BatchNorm2d(width),
+                nn.SiLU(),
+            )
+            for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (*self.blocks, self.blocks[0]):
+            x = block(x)
+        return x
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "resnet18": make_resnet,
     "gpt2": make_gpt2,
     "gpt2 with a cache": lambda: make_gpt2(use_cache=True),
     "bert": make_bert,
     "twice": lambda: (Twice(), ((torch.randn(64, 32),), {})),
+    "spectral": lambda: (Spectral(), ((torch.randn(4, 8, 16, 16),), {})),
     "recurrent": lambda: (Recurrent(), ((torch.randint(0, 50, (8, 24)),), {})),
 }
 
