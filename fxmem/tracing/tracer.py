@@ -23,6 +23,7 @@ from fxmem.graph import Phase, SourceLocation
 from fxmem.tracing.calls import bind_arguments, patch_calls
 from fxmem.tracing.fxgraph import CONSTANT, NODE, GraphBuilder, describe_function, iterate_tensors
 from fxmem.tracing.module_calls import CallLog
+from fxmem.tracing.signatures import SIGNATURE, describe_value
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
 
@@ -241,6 +242,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             if first is None:
                 fx_node.meta[CONSTANT] = value
                 continue
+            fx_node.meta[SIGNATURE] = describe_value(value)
             self.nodes.append(
                 TracedNode(
                     index=index,

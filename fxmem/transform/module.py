@@ -12,13 +12,17 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemWarning
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import CONSTANT
+from fxmem.tracing.signatures import SIGNATURE, describe_value
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SegmentCodeGen
 from fxmem.transform.hooks import find_hooked
+from fxmem.transform.retracing import is_graph_of
 
 _SHARED = (
     "_parameters",
@@ -45,8 +49,8 @@ class PlannedModule(fx.GraphModule):
 
     Parameters, buffers and submodules are the model's own. In calls that the plan is not for (in
     ``eval()`` or without gradients, or else in all but these) the model's own ``forward`` runs; so
-    it does, with a warning, for arguments that the graph was not traced for. What is not found
-    here is looked up in the model.
+    it does, with a warning, for arguments that the graph was not traced for, and for sizes by which
+    the model's code decides otherwise. What is not found here is looked up in the model.
 
     Attributes:
         original: The model.
@@ -58,6 +62,7 @@ class PlannedModule(fx.GraphModule):
     _called: frozenset[str]
     _expected: tuple[_Argument, ...]
     _names: tuple[str, ...] | None
+    _fits: dict[tuple[Any, ...], bool]
 
     def __init__(self, model: nn.Module, graph: fx.Graph, mode: str = "train") -> None:
         super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
@@ -66,6 +71,7 @@ class PlannedModule(fx.GraphModule):
         self.__dict__["plan_mode"] = mode
         for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
+        self.__dict__["_fits"] = {}
         self.training = model.training
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
         self.graph = graph
@@ -84,7 +90,9 @@ class PlannedModule(fx.GraphModule):
                 str(node.target) for node in nodes if node.op == "call_module"
             )
             self.__dict__["_expected"] = tuple(
-                _Argument(str(n.target), CONSTANT in n.meta, n.meta.get(CONSTANT))
+                _Argument(
+                    str(n.target), CONSTANT in n.meta, n.meta.get(CONSTANT), n.meta.get(SIGNATURE)
+                )
                 for n in nodes
                 if n.op == "placeholder"
             )
@@ -122,23 +130,41 @@ class PlannedModule(fx.GraphModule):
             return None
         hooked = find_hooked(self, self._called)
         if hooked:
-            warnings.warn(
+            _warn(
                 f"the plan's graph does not call {hooked}, which has hooks: this step runs without"
-                " it (a plan of style 'modules' calls it)",
-                FxmemWarning,
-                stacklevel=5,
+                " it (a plan of style 'modules' calls it)"
             )
             return None
         given = self._name_arguments(args, kwargs)
         mismatch = _find_mismatch(self._expected, given)
         if mismatch:
-            warnings.warn(
-                f"the plan was made for other arguments ({mismatch}): this step runs without it",
-                FxmemWarning,
-                stacklevel=5,
-            )
+            _warn(f"the plan was made for other arguments ({mismatch}): this step runs without it")
+            return None
+        if not self._fits_sizes(given, args, kwargs):
+            if not torch.compiler.is_compiling():
+                _warn(
+                    "for arguments of these sizes the model's code does other things than for"
+                    f" those of the plan ({_write_sizes(given)}): this step runs without it"
+                )
             return None
         return [given.get(argument.name, argument.constant) for argument in self._expected]
+
+    def _fits_sizes(
+        self, given: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether the graph is what the model's code does for arguments of these sizes."""
+        taken = [argument for argument in self._expected if not argument.is_constant]
+        described = tuple(describe_value(given[argument.name]) for argument in taken)
+        if described == tuple(argument.signature for argument in taken):
+            return True
+        if torch.compiler.is_compiling():  # nothing can be traced while something is
+            return False
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
+            return True  # an analysis, whose sizes have to be those of the plan
+        if described not in self._fits:
+            fits = is_graph_of(self.graph, self.original, args, kwargs, self.plan_mode)
+            self._fits[described] = fits
+        return self._fits[described]
 
     def _name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = self._names
@@ -153,11 +179,25 @@ class PlannedModule(fx.GraphModule):
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """What the graph takes; a constant was traced as what it is."""
+    """What the graph takes; a constant was traced as what it is, all else by its signature."""
 
     name: str
     is_constant: bool
     constant: Any = None
+    signature: Any = None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, FxmemWarning, stacklevel=6)
+
+
+def _write_sizes(given: Mapping[str, Any]) -> str:
+    tensors = [
+        f"{name} {'x'.join(map(str, value.shape))}"
+        for name, value in given.items()
+        if isinstance(value, torch.Tensor)
+    ]
+    return ", ".join(tensors) or ", ".join(given)
 
 
 def _list_names(model: nn.Module) -> tuple[str, ...] | None:

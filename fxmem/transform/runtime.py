@@ -49,13 +49,34 @@ def checkpoint(
         )
         return segment(*inputs)
     again = _SecondRun(norms, states, find_call())
+    run, given = _merge_inputs(segment, inputs)
     return torch_checkpoint(
-        segment,
-        *inputs,
+        run,
+        *given,
         use_reentrant=False,
         preserve_rng_state=random,
         context_fn=lambda: (contextlib.nullcontext(), again),
     )
+
+
+def _merge_inputs(
+    segment: Callable[..., Any], inputs: Sequence[Any]
+) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """Has an input that is given more than once stay one object, and code that takes each once.
+
+    Backward gets a tensor anew from each place that it is kept in, and code may ask whether two are
+    the same: ``nn.MultiheadAttention`` does (``torch.nn.functional._in_projection_packed``).
+    """
+    kept = {id(value): value for value in inputs}
+    if len(kept) == len(inputs):
+        return segment, inputs
+    positions = {key: at for at, key in enumerate(kept)}
+    places = [positions[id(value)] for value in inputs]
+
+    def run(*values: Any) -> Any:
+        return segment(*[values[place] for place in places])
+
+    return run, [*kept.values()]
 
 
 class _SecondRun:

@@ -48,7 +48,7 @@ def save_state(roots: Iterable[object]) -> _Restore:
     holders = [*iterate_holders(roots)]
     restores = [restore for holder in holders for restore in _save(holder)]
     restores += [_keep_generator(generator) for generator in _find_generators(holders)]
-    restores += [_keep_random_numbers()]
+    restores += [keep_random_numbers()]
 
     def restore() -> None:
         for put_back in restores:
@@ -203,8 +203,8 @@ def _set_generator(generator: torch.Generator, state: Tensor) -> None:
     generator.set_state(state)
 
 
-def _keep_random_numbers() -> _Restore:
-    """PyTorch's on every device that is in use, Python's and NumPy's."""
+def keep_random_numbers() -> _Restore:
+    """What puts back PyTorch's on every device that is in use, Python's and NumPy's."""
     cpu, python = torch.get_rng_state(), random.getstate()
     gpus = [(at, torch.cuda.get_rng_state(at)) for at in _list_gpus()]
     numpy_random = _find_numpy_random()

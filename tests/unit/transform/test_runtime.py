@@ -130,3 +130,15 @@ def test_a_naive_second_run_begins_with_the_state_of_the_end() -> None:
     assert module.scale.tolist() == [0.25] * 3
     assert x.grad is not None
     assert not torch.equal(x.grad, 0.5 * (x * 0.5).cos())
+
+
+def test_inputs_that_are_one_object_are_one_again() -> None:
+    seen = []
+
+    def run(query: Tensor, number: int, key: Tensor, other: Tensor) -> Tensor:
+        seen.append((query is key, key is other))
+        return (query * key).tanh() * other + number
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    checkpoint(run, x, 1, x, y).sum().backward()
+    assert seen == [(True, False), (True, False)]

@@ -1,0 +1,85 @@
+"""Whether a plan's graph is also that of arguments with other sizes.
+
+The sizes of a traced graph are nodes of it, but what the model's Python code decides by them is
+not: the arm of an ``if``, the turns of a loop, a number that ``math.sqrt`` made of one. So the
+model is traced again for sizes that are met first, and the two graphs are held against each other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from fxmem.api import analyze
+from fxmem.errors import FxmemError
+from fxmem.transform.state import keep_random_numbers
+
+
+def is_graph_of(
+    graph: fx.Graph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], mode: str
+) -> bool:
+    """Whether a traced graph is what a model runs for some arguments.
+
+    Args:
+        graph: As it was traced for others.
+        model: Whose graph it is.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        mode: ``"train"`` or ``"infer"``.
+    """
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    device = "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
+    is_autocast = torch.is_autocast_enabled(device)
+    options: dict[str, Any] = {
+        "mode": mode,
+        "device": device,
+        "autocast": torch.get_autocast_dtype(device) if is_autocast else None,
+        "frontend": "fx",
+    }
+
+    def trace() -> fx.Graph | None:
+        try:
+            traced: fx.Graph = analyze(model, tuple(args), kwargs, **options).fx_graph
+        except FxmemError:  # it cannot be told: for these sizes the model's own code runs
+            return None
+        return traced
+
+    restore = keep_random_numbers()
+    try:
+        with warnings.catch_warnings(), ThreadPoolExecutor(1) as other_thread:
+            warnings.simplefilter("ignore")
+            # What surrounds the call is of its thread: a caller's checkpoint that counts what is
+            # saved, transforms of functions, other modes.
+            traced = other_thread.submit(trace).result()
+    finally:
+        restore()
+    return traced is not None and [*_list_calls(graph)] == [*_list_calls(traced)]
+
+
+def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
+    """The nodes of a graph, each with its arguments, in which a node is its position."""
+    positions = {node: at for at, node in enumerate(graph.nodes)}
+
+    def convert(node: fx.Node) -> Any:
+        return _Position(positions[node])
+
+    for node in graph.nodes:
+        arguments = fx.map_arg(node.args, convert), fx.map_arg(node.kwargs, convert)
+        yield node.op, node.target, *arguments
+
+
+class _Position(int):
+    """Of a node in its graph, which is not the number that an argument may be."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Position) and int(self) == int(other)
+
+    __hash__ = int.__hash__

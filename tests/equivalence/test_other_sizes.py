@@ -1,0 +1,275 @@
+"""A planned model takes other batches and lengths than it was traced with: the same bits."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from planned_models import UNet
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxmem
+
+
+class Convolutions(nn.Module):
+    """The batch's size in a view, a mean over what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8 * 16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.first(x)))
+        y = F.dropout(torch.tanh(self.second(y)), 0.2, self.training)
+        y = F.adaptive_avg_pool2d(y, 4)
+        return self.head(y.view(y.shape[0], -1))
+
+
+class Positions(nn.Module):
+    """Embedded positions by a slice and by arange; causal attention by the length."""
+
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.words = nn.Embedding(40, width)
+        self.table = nn.Parameter(torch.randn(64, width))
+        self.places = nn.Embedding(64, width)
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, 3 * width)
+        self.outer = nn.Linear(width, width)
+        self.register_buffer("mask", torch.ones(64, 64, dtype=torch.bool).tril())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, length = ids.shape
+        x = self.words(ids) + self.table[:length] + self.places(torch.arange(ids.shape[1]))
+        split = self.inner(self.norm(x)).reshape(batch, length, 3, self.heads, -1)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(~self.mask[:length, :length], float("-inf"))
+        x = x + self.outer((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        causal = torch.triu(torch.full((length, length), float("-inf")), diagonal=1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=causal)
+        return x + y.transpose(1, 2).reshape(batch, length, -1)
+
+
+class Encoder(nn.Module):
+    """PyTorch's own transformer, with a mask of the length."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, width)
+        layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.size(1))
+        return self.encoder(self.words(ids), mask=mask).mean(1)
+
+
+class Recurrent(nn.Module):
+    """A state as long as the batch."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, width)
+        self.rnn = nn.GRU(width, width, batch_first=True)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, 4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        state = torch.zeros(1, ids.size(0), self.rnn.hidden_size)
+        y, _ = self.rnn(self.words(ids), state)
+        return self.feed(y)
+
+
+class Pyramid(nn.Module):
+    """What is small is made as large as what it is added to."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.Conv2d(width, width, 3, stride=2, padding=1)
+        self.up = nn.Conv2d(2 * width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = F.silu(self.stem(x))
+        b = F.silu(self.down(a))
+        c = F.interpolate(b, size=a.shape[-2:], mode="bilinear")
+        return self.up(torch.cat([a, torch.tanh(c)], 1)) / (x.shape[2] * x.shape[3])
+
+
+class Patches(nn.Module):
+    """Patches cut and put together by the sizes' quotients, as einops does."""
+
+    def __init__(self, patch: int = 4, width: int = 16) -> None:
+        super().__init__()
+        self.patch = patch
+        self.embed = nn.Linear(3 * patch * patch, width)
+        self.mix = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU())
+        self.back = nn.Linear(64, 3 * patch * patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        p = self.patch
+        y = x.reshape(n, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5)
+        y = self.back(self.mix(self.embed(y.reshape(n, (h // p) * (w // p), c * p * p))))
+        y = y.reshape(n, h // p, w // p, c, p, p).permute(0, 3, 1, 4, 2, 5)
+        return y.reshape(n, c, h, w).expand(n, c, h, w) + torch.zeros_like(x)
+
+
+class Both(nn.Module):
+    """Two that hold what they save at the same time, so that one is worth computing again."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.first = make()
+        self.second = make()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.second(x)
+
+
+def draw_images(*sizes: tuple[int, int, int]) -> list[Tensor]:
+    return [torch.randn(n, 3, height, width) for n, height, width in sizes]
+
+
+def draw_words(*sizes: tuple[int, int]) -> list[Tensor]:
+    return [torch.randint(0, 40, size) for size in sizes]
+
+
+WORDS = ((6, 12), (2, 12), (6, 7), (1, 19), (3, 1))
+CASES: dict[str, tuple[Callable[[], nn.Module], list[Tensor]]] = {
+    "convolutions": (Convolutions, draw_images((6, 16, 16), (2, 16, 16), (3, 8, 12), (1, 20, 16))),
+    "positions": (Positions, draw_words(*WORDS)),
+    "encoder": (Encoder, draw_words(*WORDS)),
+    "recurrent": (Recurrent, draw_words(*WORDS)),
+    "unet": (UNet, draw_images((2, 32, 32), (1, 32, 32), (5, 16, 32), (3, 64, 48))),
+    "pyramid": (Pyramid, draw_images((4, 16, 16), (1, 16, 16), (2, 15, 9), (3, 17, 32))),
+    "patches": (Patches, draw_images((4, 16, 16), (1, 16, 16), (7, 8, 12), (3, 32, 4))),
+}
+"""By name, a model and its inputs, the first of which it is traced with."""
+
+
+def make_planned(model: nn.Module, x: Tensor, style: str) -> nn.Module:
+    analysis = fxmem.analyze(model, (x,), device="cpu")
+    plan = fxmem.pareto(analysis, style=style, time_limit_s=1)[-1]
+    assert plan.segments
+    return fxmem.apply(model, plan)
+
+
+def take_step(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """What a step computes and leaves behind."""
+    torch.manual_seed(3)
+    output = model(x)
+    output.square().mean().backward()
+    left = [output.detach(), *(b.clone() for b in model.buffers())]
+    left += [p.grad for p in model.parameters() if p.grad is not None]
+    return [*left, torch.get_rng_state()]
+
+
+def check_same(model: nn.Module, planned: nn.Module, x: Tensor) -> None:
+    state = copy.deepcopy(model.state_dict())
+    model.zero_grad()
+    expected = take_step(model, x)
+    model.load_state_dict(state)
+    model.zero_grad()
+    found = take_step(planned, x)
+    assert len(expected) == len(found)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+@pytest.mark.parametrize("name", CASES)
+def test_other_sizes_run_by_the_plan(name: str, style: str) -> None:
+    make, inputs = CASES[name]
+    torch.manual_seed(0)
+    model = Both(make) if style == "modules" else make()
+    planned = make_planned(model, inputs[0], style)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fxmem.FxmemWarning)  # which a step without the plan gives
+        for x in (*inputs, inputs[0]):
+            check_same(model, planned, x)
+
+
+class Decides(nn.Module):
+    """Code that decides by a size, in one of several ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first = nn.Linear(8, 32)
+        self.last = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(torch.tanh(self.first(x)))
+        length = x.shape[1]
+        if self.kind == "if" and x.shape[0] > 4:
+            y = y * 2
+        elif self.kind == "loop":
+            for at in range(length):
+                y = y + at
+        elif self.kind == "number":
+            y = y / math.sqrt(length)
+        elif self.kind == "equal" and x.shape[0] == length:
+            y = y + y.transpose(0, 1)
+        elif self.kind == "text":
+            y = y * len(str(length))
+        elif self.kind == "list":
+            y = torch.stack([y[at] for at in range(x.shape[0])]).tanh()
+        elif self.kind == "unpack":
+            y = torch.stack([part.tanh() for part in y])
+        elif self.kind == "split":
+            y = torch.cat([part.tanh() for part in y.split(2, 1)], 1)
+        return self.last(torch.tanh(y))
+
+
+DECISIONS = {
+    "if": [(5, 3), (4, 3)],
+    "loop": [(5, 3), (5, 4)],
+    "number": [(5, 3), (5, 4)],
+    "equal": [(5, 3), (3, 3)],
+    "text": [(5, 3), (5, 10)],
+    "list": [(5, 3), (4, 3)],
+    "unpack": [(5, 3), (4, 3)],
+    "split": [(5, 3), (5, 5)],
+}
+"""By kind, the sizes that it is traced with, and others for which the code does other things."""
+
+
+@pytest.mark.parametrize("kind", DECISIONS)
+def test_sizes_by_which_code_decides_otherwise_run_without_the_plan(kind: str) -> None:
+    traced, other = (torch.randn(*size, 8) for size in DECISIONS[kind])
+    torch.manual_seed(0)
+    model = Decides(kind)
+    planned = make_planned(model, traced, "graph")
+    check_same(model, planned, traced)
+    told = "x " + "x".join(map(str, other.shape))
+    for _ in range(2):  # the second time it is known
+        with pytest.warns(fxmem.FxmemWarning, match=rf"does other things .*\({told}\): this step"):
+            check_same(model, planned, other)
+    check_same(model, planned, traced)
+
+
+def test_a_decision_that_stays_the_same_leaves_the_plan() -> None:
+    torch.manual_seed(0)
+    model = Decides("if")
+    planned = make_planned(model, torch.randn(5, 3, 8), "graph")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fxmem.FxmemWarning)
+        check_same(model, planned, torch.randn(9, 2, 8))
+
+
+def test_modules_decide_for_themselves() -> None:
+    torch.manual_seed(0)
+    model = Both(lambda: nn.Sequential(Decides("if"), Decides("loop")))
+    planned = make_planned(model, torch.randn(5, 3, 8), "modules")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fxmem.FxmemWarning)
+        check_same(model, planned, torch.randn(4, 6, 8))
