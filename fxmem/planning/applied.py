@@ -11,7 +11,7 @@ from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.inplace import apply_inplace
 from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Segment
 from fxmem.planning.regions import Region
-from fxmem.planning.simulation import build_graph, simulate_regions
+from fxmem.planning.simulation import Simulation, build_graph, simulate_regions
 from fxmem.timeline import build_timeline
 
 
@@ -24,9 +24,19 @@ def apply_plan(analysis: Analysis, plan: Plan) -> MemoryGraph:
         analysis: That the plan was made from.
         plan: It, or one with some of its segments and changes.
     """
+    return build_graph(simulate_plan(analysis, plan))
+
+
+def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
+    """Likewise, before it is a memory graph: it knows what runs again.
+
+    Args:
+        analysis: That the plan was made from.
+        plan: It, or one with some of its segments and changes.
+    """
     inplace = plan.inplace if plan.style == GRAPH else ()
     facts = gather_changed(analysis, inplace, plan.style)
-    return build_graph(simulate_regions(facts, place_segments(facts, plan.segments)))
+    return simulate_regions(facts, place_segments(facts, plan.segments))
 
 
 def measure_plan(analysis: Analysis, plan: Plan) -> tuple[int, int]:

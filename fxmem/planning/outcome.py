@@ -3,15 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from fxmem.allocation import allocate_graph, find_exhaustion
+from fxmem.allocation import find_exhaustion
 from fxmem.analysis import Analysis
 from fxmem.devices import CONTEXT_BYTES
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.liveness import Peak, build_profile
-from fxmem.planning.applied import apply_plan
+from fxmem.liveness import Peak
+from fxmem.planning.applied import apply_plan, simulate_plan
 from fxmem.planning.plan import Plan
-from fxmem.timeline import build_timeline
+from fxmem.planning.simulation import build_graph
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step with a plan.
+
+    Attributes:
+        analysis: Of the rewritten step.
+        order: For each of its operations, which one of the step without the plan it is, and
+            whether it runs because it is computed again.
+    """
+
+    analysis: Analysis
+    order: tuple[tuple[int, bool], ...]
+
+
+def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
+    """The step that a plan makes of an analysed one, and which operations are computed again.
+
+    Args:
+        analysis: That the plan was made from.
+        plan: It.
+
+    Returns:
+        The step; None where its peak is not what the plan says.
+    """
+    if plan.peak_bytes == analysis.peak_bytes and not plan.segments:
+        order = tuple((operation.index, False) for operation in analysis.graph.operations)
+        return PlannedStep(analysis, order)
+    simulation = simulate_plan(analysis, plan)
+    planned = replace(analysis, graph=build_graph(simulation))
+    return PlannedStep(planned, simulation.order) if planned.peak_bytes == plan.peak_bytes else None
+
+
+def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:
+    """A step as it is with a plan.
+
+    Args:
+        analysis: That the plan was made from.
+        plan: It.
+
+    Returns:
+        The analysis of the rewritten step; None where its peak is not what the plan says.
+    """
+    step = trace_plan(analysis, plan)
+    return None if step is None else step.analysis
 
 
 def find_planned_peak(analysis: Analysis, plan: Plan) -> Peak | None:
@@ -24,13 +71,8 @@ def find_planned_peak(analysis: Analysis, plan: Plan) -> Peak | None:
     Returns:
         The peak; None where the rewritten step does not make it what the plan says.
     """
-    if plan.peak_bytes == analysis.peak_bytes and not plan.segments:
-        return analysis.peak
-    graph = apply_plan(analysis, plan)
-    if analysis.settings is not None:
-        graph = allocate_graph(graph, analysis.settings).graph
-    peak = build_profile(graph, build_timeline(graph)).peak
-    return peak if peak.nbytes == plan.peak_bytes else None
+    planned = find_planned_step(analysis, plan)
+    return None if planned is None else planned.peak
 
 
 def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:

@@ -130,10 +130,11 @@ def _write_device(document: Document, width: int | None) -> str:
     table = _write_small_table({"on the GPU": _TEXT, "most": _NUMBER, "compare with": _TEXT}, rows)
     if document.fit is None:
         return table
-    return f"{table}\n\n{_wrap_note(_write_fit(document.fit), width)}"
+    return f"{table}\n\n{_wrap_note(write_fit(document.fit), width)}"
 
 
-def _write_fit(fit: Fit) -> str:
+def write_fit(fit: Fit) -> str:
+    """Whether the step fits the GPU, in one line."""
     gpu = f"{fit.gpu} ({format_bytes(fit.capacity_bytes)})"
     if not fit.cause:
         return escape_controls(f"Fits {gpu}.")

@@ -1,0 +1,192 @@
+"""The HTML report: one file that needs no network, for a reader who wants to look around."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fxmem.analysis import Analysis
+from fxmem.planning.outcome import PlannedStep, trace_plan
+from fxmem.planning.plan import Plan
+from fxmem.report.cells import escape_controls
+from fxmem.report.document import build_document
+from fxmem.report.page_data import build_page_data
+from fxmem.report.text import write_fit, write_headline, write_source, write_subject
+from fxmem.units import format_bytes, format_flops
+
+_TEMPLATES = files("fxmem.report") / "templates"
+_SCRIPTS = ("base.js", "chart.js", "timeline.js", "tables.js", "plan.js", "main.js")
+_SVG = "{http://www.w3.org/2000/svg}"
+_DRAWING = ("svg", "g", "title", "path", "polygon", "polyline", "ellipse", "text")
+"""What Graphviz draws with, and all that the page takes of a picture."""
+_LOOK = {
+    *("width", "height", "viewBox", "transform", "d", "points", "cx", "cy", "rx", "ry", "x", "y"),
+    *("fill", "stroke", "stroke-width", "stroke-dasharray", "text-anchor"),
+    *("font-family", "font-size", "font-weight"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What an HTML report is written from.
+
+    Attributes:
+        analysis: Of the step.
+        plan: What is told of besides, or None.
+        front: The trade-offs of the step; may be empty.
+        svg: The graph as Graphviz draws it; empty where there is none.
+        graph_note: Why there is none.
+    """
+
+    analysis: Analysis
+    plan: Plan | None = None
+    front: tuple[Plan, ...] = ()
+    svg: bytes = b""
+    graph_note: str = ""
+
+
+def write_html(page: Page) -> str:
+    """The report as one file.
+
+    Its script and its style are part of it, and its content policy lets nothing else run and
+    nothing be loaded. Names are data: the template escapes them, and the script sets texts only.
+
+    Args:
+        page: What to write.
+    """
+    analysis, plan = page.analysis, page.plan
+    document = build_document(analysis)
+    planned = None if plan is None else _trace(analysis, plan)
+    data = build_page_data(analysis, document, planned, plan, page.front)
+    style, script = read_style(), read_script()
+    text: str = _load_template().render(
+        document=document,
+        headline=write_headline(document.headline),
+        subject=write_subject(document.subject),
+        fit=None if document.fit is None else write_fit(document.fit),
+        plan=plan,
+        has_planned=planned is not None,
+        plan_notes=[*_list_plan_notes(page, planned)],
+        front=page.front,
+        graph=Markup(clean_svg(page.svg)) if page.svg else "",
+        graph_note=page.graph_note,
+        data=Markup(embed_json(data)),
+        style=Markup(style),
+        style_hash=_hash(style),
+        script=Markup(script),
+        script_hash=_hash(script),
+    )
+    return text
+
+
+def embed_json(data: Any) -> str:
+    r"""JSON that ends no script element, whatever its texts are.
+
+    >>> print(embed_json({"name": "</script><b>"}))
+    {"name":"\u003c/script\u003e\u003cb\u003e"}
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def clean_svg(svg: bytes) -> str:
+    """A picture of Graphviz as part of a page: its shapes, texts and looks, and nothing else.
+
+    Args:
+        svg: The file as it was drawn.
+    """
+    ElementTree.register_namespace("", "http://www.w3.org/2000/svg")
+    root = ElementTree.fromstring(svg)
+    for element in [*root.iter()]:
+        for child in [*element]:
+            if child.tag not in {f"{_SVG}{name}" for name in (*_DRAWING, "a")}:
+                element.remove(child)
+        if element.tag == f"{_SVG}a":  # a box with a tooltip is a link to nowhere, titled so
+            _add_title(element, element.get("{http://www.w3.org/1999/xlink}title", ""))
+        for name in [*element.attrib]:
+            if name not in _LOOK:
+                del element.attrib[name]
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _add_title(element: ElementTree.Element, text: str) -> None:
+    element.tag = f"{_SVG}g"
+    title = ElementTree.Element(f"{_SVG}title")
+    title.text = text
+    element.insert(0, title)
+
+
+@cache
+def read_style() -> str:
+    """The style of every report."""
+    return _read("report.css")
+
+
+@cache
+def read_script() -> str:
+    """The script of every report."""
+    return f'"use strict";\n(() => {{\n{"".join(map(_read, _SCRIPTS))}}})();\n'
+
+
+def _read(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+@cache
+def _load_template() -> Any:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "bytes": format_bytes,
+        "flops": format_flops,
+        "share": lambda share: f"{share:.1%}".replace("%", " %"),
+        "clean": escape_controls,
+        "source": lambda source: escape_controls(write_source(source)),
+    }
+    return environment.from_string(_read("report.html"))
+
+
+def _trace(analysis: Analysis, plan: Plan) -> PlannedStep | None:
+    """The step with the plan; None for a saved report, which lacks what that takes."""
+    is_whole = bool(analysis.graph.saves) or not analysis.graph.saved
+    return trace_plan(analysis, plan) if is_whole else None
+
+
+def _list_plan_notes(page: Page, planned: PlannedStep | None) -> Iterable[str]:
+    if page.plan is None:
+        return
+    yield from _list_changes(page.plan)
+    if planned is None:
+        yield (
+            "The timeline with the plan is not shown: it takes the model, not a saved report, "
+            "and a plan that was made with the same version of fxmem."
+        )
+    if not page.front and page.plan.mode == "train":
+        yield "The trade-offs are not shown: they were not worked out."
+
+
+def _list_changes(plan: Plan) -> Iterator[str]:
+    if plan.inplace:
+        calls = ", ".join(f"{change.call} at {change.node}" for change in plan.inplace)
+        yield escape_controls(f"In place: {calls}.")
+    if plan.dels:
+        names = ", ".join(f"{p.variable or p.value} after {p.after}" for p in plan.dels)
+        yield escape_controls(f"Let go of: {names}.")
