@@ -183,3 +183,11 @@ def test_every_page_is_in_the_index() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^::: fxmem\.(\w+)$", text, flags=re.MULTILINE))
+    errors = {name for name in fxmem.__all__ if name.endswith(("Error", "Warning"))}
+    assert "errors" in named
+    assert named >= {*fxmem.__all__} - errors - {"__version__"}
