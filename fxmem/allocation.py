@@ -9,12 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fxmem.allocator import AllocatorSettings, OutOfMemory, replay
+from fxmem.allocator import (
+    AllocatorSettings,
+    Block,
+    BlockState,
+    CachingAllocator,
+    OutOfMemory,
+    SegmentState,
+    TraceAction,
+    TraceEvent,
+    replay,
+)
 from fxmem.graph import RESIDENT, MemoryGraph, Phase
 from fxmem.timeline import Action, Event, build_timeline
 
 _BEFORE = -1
 """The step of an event that led to the step."""
+_FIRST_ADDRESS = 0x7F00_0000_0000
+_ALIGNMENT_BYTES = 64
+"""Of what the CPU's allocator hands out (``c10/core/alignment.h``, ``gAlignment``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,37 @@ class Exhaustion:
 
     cause: str
     step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a storage lies that was there before a step.
+
+    Attributes:
+        storage: Its index.
+        address: Where.
+        nbytes: What was asked for.
+    """
+
+    storage: int
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTrace:
+    """Where the blocks of a step lie, and what the allocator does.
+
+    Attributes:
+        residents: What was there before, in segments that were there too.
+        events: What the allocator does, each with the index of the timeline's event that makes
+            it do so; storages without bytes take no block.
+        segments: What it holds in the end.
+    """
+
+    residents: tuple[Placement, ...]
+    events: tuple[tuple[TraceEvent, int], ...]
+    segments: tuple[SegmentState, ...]
 
 
 def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocation:
@@ -103,6 +147,73 @@ def find_exhaustion(
         return None
     step = events[len(profile.allocated_bytes)].step
     return Exhaustion(OutOfMemory(profile.shortage).cause, step if step >= 0 else None)
+
+
+def trace_blocks(graph: MemoryGraph, settings: AllocatorSettings | None) -> BlockTrace:
+    """Where each storage and workspace of a step lies.
+
+    Args:
+        graph: The step, with what led to it, with the sizes of requests.
+        settings: Those of the caching allocator. None for the CPU's, which caches nothing: there,
+            each block is a segment of its own at an address that is never used again.
+    """
+    return _trace_heap(graph) if settings is None else _trace_cache(graph, settings)
+
+
+def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
+    events, first = _list_events(graph)
+    seen: list[TraceEvent] = []
+    allocator = CachingAllocator(settings, trace=seen.append)
+    blocks: dict[int | None, Block | None] = {}
+    trace: list[tuple[TraceEvent, int]] = []
+    residents: tuple[Placement, ...] = ()
+    for index, event in enumerate(events, -first):
+        if event.action is Action.ALLOC:
+            blocks[event.storage] = allocator.allocate(event.nbytes)
+        else:
+            allocator.free(blocks.pop(event.storage))
+        if index == -1:
+            residents = tuple(
+                Placement(storage, block.address, block.requested_bytes)
+                for storage, block in blocks.items()
+                if storage is not None and block is not None
+            )
+        if index >= 0:
+            trace += [(happened, index) for happened in seen]
+        seen.clear()
+    return BlockTrace(residents, tuple(trace), allocator.snapshot())
+
+
+def _trace_heap(graph: MemoryGraph) -> BlockTrace:
+    end, places = _FIRST_ADDRESS, dict[int | None, tuple[int, int]]()
+
+    def place(storage: int | None, nbytes: int) -> int:
+        nonlocal end
+        address, end = end, end + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        places[storage] = address, nbytes
+        return address
+
+    residents = tuple(
+        Placement(storage.index, place(storage.index, storage.nbytes), storage.nbytes)
+        for storage in graph.storages
+        if storage.born == RESIDENT and storage.nbytes
+    )
+    trace: list[tuple[TraceEvent, int]] = []
+    for index, event in enumerate(build_timeline(graph).events):
+        if not event.nbytes:
+            continue
+        if event.action is Action.ALLOC:
+            address = place(event.storage, event.nbytes)
+            actions = TraceAction.SEGMENT_ALLOC, TraceAction.ALLOC
+        else:
+            address, _ = places.pop(event.storage)
+            actions = TraceAction.FREE, TraceAction.SEGMENT_FREE
+        trace += [(TraceEvent(action, address, event.nbytes, 0), index) for action in actions]
+    segments = tuple(
+        SegmentState(address, nbytes, 0, False, False, (BlockState(address, nbytes, nbytes, True),))
+        for address, nbytes in sorted(places.values())
+    )
+    return BlockTrace(residents, tuple(trace), segments)
 
 
 def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fxmem.graph import (
     Category,
@@ -96,6 +97,26 @@ def build_profile(graph: MemoryGraph, timeline: Timeline) -> MemoryProfile:
         parameters=find_updated(graph, operation),
     )
     return MemoryProfile(live_bytes, peak)
+
+
+def list_category_bytes(graph: MemoryGraph) -> Mapping[Category, tuple[int, ...]]:
+    """The live bytes of each category while each operation runs, its workspace included.
+
+    They sum to :attr:`MemoryProfile.live_bytes`.
+
+    Args:
+        graph: The memory graph of the step.
+    """
+    steps = len(graph.operations)
+    deltas = {category: [0] * (steps + 1) for category in Category}
+    for storage in graph.storages:
+        deltas[storage.category][max(storage.born, 0)] += storage.nbytes
+        if storage.died is not None:
+            deltas[storage.category][storage.died + 1] -= storage.nbytes
+    for operation in graph.operations:
+        deltas[Category.WORKSPACE][operation.index] += operation.workspace_bytes
+        deltas[Category.WORKSPACE][operation.index + 1] -= operation.workspace_bytes
+    return {category: tuple(accumulate(d))[:-1] for category, d in deltas.items()}
 
 
 def find_live(graph: MemoryGraph, step: int) -> tuple[Storage, ...]:

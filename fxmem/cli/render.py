@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, write_output
@@ -13,6 +14,7 @@ from fxmem.errors import UsageError
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.planning.plan import Plan
+    from fxmem.report.rendering import RenderOptions
 
 _DESCRIPTION = f"""\
 Draws the operations of a step with what each makes, saves for backward and has alive at
@@ -28,6 +30,8 @@ examples:
   fxmem render resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam -o peak.svg
   fxmem render gpt.py:GPT --input 4x512:int64 --plan plan.json -o plan.png
   fxmem render report.json --depth 2 -o modules.pdf
+  fxmem render report.json --view timeline -o timeline.svg
+  fxmem render gpt.py:GPT --input 4x512:int64 -o step.pickle
   fxmem render unet.py:UNet --input 1x3x256x256 --mode infer > unet.dot
 
 exit codes: 0 fine, 2 bad usage, a model that cannot be loaded or traced, or no Graphviz
@@ -59,13 +63,18 @@ def _add_picture_options(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write to FILE instead of stdout; its suffix says how: .svg, .png, .pdf or .dot",
+        help="write to FILE instead of stdout; its suffix says how: .svg, .png, .pdf, .dot, "
+        ".html, .pickle or .trace.json",
     )
     picture.add_argument(
-        "--format", metavar="NAME", help="svg, png, pdf or dot (default: by FILE, else dot)"
+        "--format",
+        metavar="NAME",
+        help="svg, png, pdf, dot, html, pickle or trace (default: by FILE, else dot)",
     )
     picture.add_argument(
-        "--view", metavar="NAME", help="what to draw (default: what the format is for)"
+        "--view",
+        metavar="NAME",
+        help="graph, timeline or tradeoff (default: graph, or what the format is for)",
     )
     picture.add_argument(
         "--depth",
@@ -94,15 +103,19 @@ def run_render(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, a model that cannot be loaded or traced, or no Graphviz.
     """
-    from fxmem.report.rendering import choose_options, render
+    from fxmem.report.rendering import TRADEOFF, choose_options, render
 
     # What the user may have mistyped is told before torch is imported and the model is run.
     kind = _choose_format(arguments)
     plan = None if arguments.plan is None else _read_plan(arguments.plan)
     options = choose_options(arguments.view, arguments.depth, arguments.expand, plan)
+    _check_target(arguments.target, kind, options)
     check_output(arguments.output)
     with show_progress(f"drawing {arguments.target}"):
-        drawn = render(_find_analysis(arguments), kind, options)
+        analysis = _find_analysis(arguments)
+        if options.view == TRADEOFF or _tells_trades(kind, arguments.target, plan):
+            options = replace(options, front=_find_front(analysis, plan))
+        drawn = render(analysis, kind, options)
     write_output(drawn, arguments.output)
     return 0
 
@@ -120,9 +133,34 @@ def _choose_format(arguments: argparse.Namespace) -> str:
     return kind
 
 
+def _check_target(target: str, kind: str, options: RenderOptions) -> None:
+    from fxmem.report.rendering import needs_model
+
+    if _is_report(target) and needs_model(kind, options):
+        raise UsageError(
+            f"{target} is a saved report, which does not say what plans need",
+            hint="name the model instead",
+        )
+
+
+def _is_report(target: str) -> bool:
+    return target.lower().endswith(".json")
+
+
+def _tells_trades(kind: str, target: str, plan: Plan | None) -> bool:
+    """Whether what is written tells the trade-offs besides, where they can be worked out."""
+    return kind == "html" and plan is not None and plan.mode == "train" and not _is_report(target)
+
+
+def _find_front(analysis: Analysis, plan: Plan | None) -> tuple[Plan, ...]:
+    from fxmem.planning.planner import pareto
+
+    return pareto(analysis, style=None if plan is None else plan.style)
+
+
 def _find_analysis(arguments: argparse.Namespace) -> Analysis:
     target: str = arguments.target
-    if not target.lower().endswith(".json"):
+    if not _is_report(target):
         return analyze_step(parse_step(arguments))
     from fxmem.report.saved import read_analysis
 

@@ -10,16 +10,25 @@ from functools import partial
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.planning.describe import fingerprint_graph
+from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Plan
 from fxmem.report.cutting import Detail
 from fxmem.report.document import build_document
 from fxmem.report.dot import write_dot
 from fxmem.report.engines import draw_dot, find_engine
 from fxmem.report.graph_view import build_view
+from fxmem.report.html import Page, write_html
+from fxmem.report.memory_snapshot import write_snapshot
 from fxmem.report.overlay import NO_OVERLAY, lay_plan
+from fxmem.report.plotting import find_matplotlib
+from fxmem.report.timeline_plot import draw_timeline
+from fxmem.report.trace_events import write_trace
+from fxmem.report.tradeoff_plot import draw_tradeoff
 
-GRAPH = "graph"
-"""The view that Graphviz draws, where a format needs it at all."""
+GRAPH, TIMELINE, TRADEOFF = "graph", "timeline", "tradeoff"
+"""Views: Graphviz draws the first, where a format needs it at all, and matplotlib the others."""
+SNAPSHOT, TRACE = "snapshot", "trace"
+"""Views that are for other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +95,17 @@ def render_dot(analysis: Analysis, options: RenderOptions) -> str:
     document = build_document(analysis)
     plan, overlay = options.plan, NO_OVERLAY
     if plan is not None:
-        if fingerprint_graph(analysis.graph) != plan.fingerprint:
-            raise UsageError(
-                "the plan was made for another model or other inputs",
-                hint="make it anew with fxmem plan -o",
-            )
+        _check_plan(analysis, plan)
         overlay = lay_plan(plan, document.nodes)
     return write_dot(build_view(document, overlay, options.detail))
+
+
+def _check_plan(analysis: Analysis, plan: Plan) -> None:
+    if fingerprint_graph(analysis.graph) != plan.fingerprint:
+        raise UsageError(
+            "the plan was made for another model or other inputs",
+            hint="make it anew with fxmem plan -o",
+        )
 
 
 def _render_dot(analysis: Analysis, options: RenderOptions) -> bytes:
@@ -103,13 +116,64 @@ def _draw_graph(kind: str, analysis: Analysis, options: RenderOptions) -> bytes:
     return draw_dot(render_dot(analysis, options), kind)
 
 
+def _write_page(analysis: Analysis, options: RenderOptions) -> bytes:
+    if options.plan is not None:
+        _check_plan(analysis, options.plan)
+    svg, note = b"", ""
+    try:
+        svg = _draw_graph("svg", analysis, options)
+    except UsageError as error:  # the report is worth having without a picture
+        note = f"The graph is not drawn: {error}."
+    page = Page(analysis, options.plan, options.front, svg, note)
+    return write_html(page).encode()
+
+
+def _draw_timeline(kind: str, analysis: Analysis, options: RenderOptions) -> bytes:
+    plan = options.plan
+    if plan is None:
+        return draw_timeline(analysis, kind)
+    _check_plan(analysis, plan)
+    return draw_timeline(analysis, kind, plan, find_planned_step(analysis, plan))
+
+
+def _draw_tradeoff(kind: str, analysis: Analysis, options: RenderOptions) -> bytes:
+    if options.plan is not None:
+        _check_plan(analysis, options.plan)
+    return draw_tradeoff(analysis, kind, options.front, options.plan)
+
+
+def _write_step(
+    write: Callable[[Analysis], bytes], analysis: Analysis, options: RenderOptions
+) -> bytes:
+    """What is for other programs, of the step with the plan where there is one."""
+    if options.plan is None:
+        return write(analysis)
+    _check_plan(analysis, options.plan)
+    planned = find_planned_step(analysis, options.plan)
+    if planned is None:
+        raise UsageError(
+            "the step with this plan does not have the plan's peak",
+            hint="make the plan anew with this fxmem",
+        )
+    return write(planned)
+
+
+def _list_pictures(kind: str) -> Mapping[str, Renderer]:
+    return {
+        GRAPH: partial(_draw_graph, kind),
+        TIMELINE: partial(_draw_timeline, kind),
+        TRADEOFF: partial(_draw_tradeoff, kind),
+    }
+
+
 FORMATS: Mapping[str, Format] = {
-    "dot": Format((".dot", ".gv"), {"graph": _render_dot}, is_text=True),
-    "svg": Format(
-        (".svg",), {"graph": partial(_draw_graph, "svg")}, is_text=True, needs_engine=True
-    ),
-    "png": Format((".png",), {"graph": partial(_draw_graph, "png")}, needs_engine=True),
-    "pdf": Format((".pdf",), {"graph": partial(_draw_graph, "pdf")}, needs_engine=True),
+    "dot": Format((".dot", ".gv"), {GRAPH: _render_dot}, is_text=True),
+    "svg": Format((".svg",), _list_pictures("svg"), is_text=True, needs_engine=True),
+    "png": Format((".png",), _list_pictures("png"), needs_engine=True),
+    "pdf": Format((".pdf",), _list_pictures("pdf"), needs_engine=True),
+    "pickle": Format((".pickle",), {SNAPSHOT: partial(_write_step, write_snapshot)}),
+    "trace": Format((".trace.json",), {TRACE: partial(_write_step, write_trace)}, is_text=True),
+    "html": Format((".html", ".htm"), {"report": _write_page}, is_text=True),
 }
 """By name; a further format is a further line."""
 
@@ -139,7 +203,8 @@ def check_format(kind: str, view: str | None = None) -> None:
         view: What of an analysis to draw; None for what the format is for.
 
     Raises:
-        UsageError: There is no such format, it has no such view, or no Graphviz that draws it.
+        UsageError: There is no such format, it has no such view, or nothing is installed that
+            draws it.
     """
     if kind not in FORMATS:
         raise UsageError(f"there is no format {kind!r}", hint=f"one of {', '.join(FORMATS)}")
@@ -149,6 +214,14 @@ def check_format(kind: str, view: str | None = None) -> None:
         raise UsageError(f"there is no view {view!r} as {kind}", hint=f"one of {', '.join(views)}")
     if FORMATS[kind].needs_engine and view == GRAPH:
         find_engine(kind)
+    if view in (TIMELINE, TRADEOFF):
+        find_matplotlib()
+
+
+def needs_model(kind: str, options: RenderOptions) -> bool:
+    """Whether more has to be known of a step than a saved report says."""
+    view = options.view or next(iter(FORMATS[kind].views))
+    return view == TRADEOFF or (options.plan is not None and view in (TIMELINE, SNAPSHOT, TRACE))
 
 
 def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:

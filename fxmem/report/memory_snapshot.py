@@ -1,0 +1,192 @@
+"""A step as the memory snapshot that PyTorch would have written of it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+from fxmem.allocation import BlockTrace, trace_blocks
+from fxmem.allocator import SegmentState, TraceAction, TraceEvent
+from fxmem.analysis import Analysis
+from fxmem.errors import UsageError
+from fxmem.graph import Category, Node
+from fxmem.labels import label_operator
+from fxmem.timeline import Action, Event
+
+PROTOCOL = 4
+"""The latest of pickle that pytorch.org/memory_viz reads."""
+_POOL = (0, 0)
+_BEFORE = "before the step"
+
+
+def write_snapshot(analysis: Analysis) -> bytes:
+    """The file that ``torch.cuda.memory._dump_snapshot`` would have written after a step.
+
+    Args:
+        analysis: Of the step.
+
+    Raises:
+        UsageError: It is a saved report of a step on CUDA, which does not say where blocks lie.
+    """
+    return pickle.dumps(build_snapshot(analysis), PROTOCOL)
+
+
+def build_snapshot(analysis: Analysis) -> dict[str, Any]:
+    """What ``torch.cuda.memory._snapshot`` would have returned after a step.
+
+    The trace begins with what was there before, so that viewers know what it is. As in PyTorch,
+    sizes of events are those of requests; the blocks are in the segments.
+
+    Args:
+        analysis: Of the step.
+
+    Raises:
+        UsageError: It is a saved report of a step on CUDA, which does not say where blocks lie.
+
+    Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp``, ``torch/cuda/memory.py``.
+    """
+    if analysis.settings is None and analysis.setup.device == "cuda":
+        raise UsageError(
+            "a saved report does not say where CUDA's blocks lie", hint="name the model instead"
+        )
+    trace = trace_blocks(analysis.graph, analysis.settings)
+    frames = _Frames(analysis)
+    events = [*_list_residents(trace, frames), *_list_events(analysis, trace, frames)]
+    origins = {e["addr"]: e["frames"] for e in events if e["action"] == TraceAction.ALLOC.value}
+    # The viewer knows colours for categories only where one of them is called unknown.
+    events.append(_write_event("snapshot", 0, 0, [], category="unknown"))
+    return {
+        "segments": [_write_segment(segment, origins) for segment in trace.segments],
+        "device_traces": [events],
+    }
+
+
+class _Frames:
+    """Stacks as viewers show them: the user's line, then what the step does there."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    def write_resident(self, storage: int) -> list[dict[str, Any]]:
+        return [{"filename": "fxmem", "line": 0, "name": f"{self._analysis.labels[storage]}"}]
+
+    def write_event(self, event: Event) -> list[dict[str, Any]]:
+        analysis = self._analysis
+        operation = analysis.graph.operations[event.step]
+        operator = label_operator(operation)
+        if event.storage is None:
+            what = f"workspace of {operator}"
+        elif event.action is Action.ALLOC:
+            what = f"{operator} makes {analysis.labels[event.storage]}"
+        else:
+            what = f"{analysis.labels[event.storage]} goes after {operator}"
+        step = {
+            "filename": "fxmem",
+            "line": event.step,
+            "name": f"{operation.phase.value}: {what}",
+        }
+        if operation.node is None:
+            return [step]
+        return [*_write_node(analysis.nodes[operation.node], step), step]
+
+
+def _write_node(node: Node, step: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    fields = {"fx_node_op": node.op, "fx_node_name": node.name}
+    source = node.source
+    if source is None:
+        step.update(fields)
+        return
+    name = source.function or node.name
+    yield {"filename": source.file, "line": source.line, "name": name, **fields}
+
+
+def _list_residents(trace: BlockTrace, frames: _Frames) -> Iterator[dict[str, Any]]:
+    categories = frames._analysis.graph.storages
+    for place in trace.residents:
+        yield _write_event(
+            TraceAction.ALLOC.value,
+            place.address,
+            place.nbytes,
+            frames.write_resident(place.storage),
+            category=categories[place.storage].category.value.lower(),
+            metadata=_BEFORE,
+        )
+
+
+def _list_events(
+    analysis: Analysis, trace: BlockTrace, frames: _Frames
+) -> Iterator[dict[str, Any]]:
+    events, last, stack = analysis.timeline.events, -1, list[dict[str, Any]]()
+    for happened, index in trace.events:
+        event = events[index]
+        if index != last:
+            last, stack = index, frames.write_event(event)
+        yield from _write_action(happened, stack, _find_category(analysis, event), event)
+
+
+def _find_category(analysis: Analysis, event: Event) -> str:
+    if event.storage is None:
+        return Category.WORKSPACE.value.lower()
+    return analysis.graph.storages[event.storage].category.value.lower()
+
+
+def _write_action(
+    happened: TraceEvent, stack: list[dict[str, Any]], category: str, event: Event
+) -> Iterator[dict[str, Any]]:
+    names = [happened.action.value]
+    if happened.action is TraceAction.FREE:  # viewers wait for the one before they do the other
+        names.insert(0, "free_requested")
+    for name in names:
+        yield _write_event(
+            name,
+            happened.address,
+            happened.nbytes,
+            stack,
+            category="" if name.startswith("segment") else category,
+            metadata=event.phase.value,
+        )
+
+
+def _write_event(
+    action: str,
+    address: int,
+    nbytes: int,
+    stack: list[dict[str, Any]],
+    *,
+    category: str,
+    metadata: str = "",
+) -> dict[str, Any]:
+    event = {"action": action, "addr": address, "size": nbytes, "stream": 0, "frames": stack}
+    if category:
+        event["category"] = category
+    return {**event, "user_metadata": metadata, "pool_id": _POOL}
+
+
+def _write_segment(
+    segment: SegmentState, origins: dict[int, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    allocated = sum(block.size for block in segment.blocks if block.allocated)
+    return {
+        "device": 0,
+        "address": segment.address,
+        "total_size": segment.size,
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(block.requested_bytes for block in segment.blocks),
+        "stream": segment.stream,
+        "segment_type": "small" if segment.is_small else "large",
+        "segment_pool_id": _POOL,
+        "is_expandable": segment.is_expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested_bytes,
+                "state": "active_allocated" if block.allocated else "inactive",
+                "frames": origins.get(block.address, []) if block.allocated else [],
+            }
+            for block in segment.blocks
+        ],
+    }
