@@ -51,8 +51,7 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
             "a saved report does not say where CUDA's blocks lie", hint="name the model instead"
         )
     trace = trace_blocks(analysis.graph, analysis.settings)
-    frames = _Frames(analysis)
-    events = [*_list_residents(trace, frames), *_list_events(analysis, trace, frames)]
+    events = [*_list_residents(analysis, trace), *_list_events(analysis, trace)]
     origins = {e["addr"]: e["frames"] for e in events if e["action"] == TraceAction.ALLOC.value}
     # The viewer knows colours for categories only where one of them is called unknown.
     events.append(_write_event("snapshot", 0, 0, [], category="unknown"))
@@ -62,33 +61,24 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-class _Frames:
-    """Stacks as viewers show them: the user's line, then what the step does there."""
+def _write_stack(analysis: Analysis, event: Event) -> list[dict[str, Any]]:
+    """The frames of an event as viewers show them: the user's line, then what happens there."""
+    operation = analysis.graph.operations[event.step]
+    operator = label_operator(operation)
+    if event.storage is None:
+        what = f"workspace of {operator}"
+    elif event.action is Action.ALLOC:
+        what = f"{operator} makes {analysis.labels[event.storage]}"
+    else:
+        what = f"{analysis.labels[event.storage]} goes after {operator}"
+    step = _write_frame(event.step, f"{operation.phase.value}: {what}")
+    if operation.node is None:
+        return [step]
+    return [*_write_node(analysis.nodes[operation.node], step), step]
 
-    def __init__(self, analysis: Analysis) -> None:
-        self._analysis = analysis
 
-    def write_resident(self, storage: int) -> list[dict[str, Any]]:
-        return [{"filename": "fxmem", "line": 0, "name": f"{self._analysis.labels[storage]}"}]
-
-    def write_event(self, event: Event) -> list[dict[str, Any]]:
-        analysis = self._analysis
-        operation = analysis.graph.operations[event.step]
-        operator = label_operator(operation)
-        if event.storage is None:
-            what = f"workspace of {operator}"
-        elif event.action is Action.ALLOC:
-            what = f"{operator} makes {analysis.labels[event.storage]}"
-        else:
-            what = f"{analysis.labels[event.storage]} goes after {operator}"
-        step = {
-            "filename": "fxmem",
-            "line": event.step,
-            "name": f"{operation.phase.value}: {what}",
-        }
-        if operation.node is None:
-            return [step]
-        return [*_write_node(analysis.nodes[operation.node], step), step]
+def _write_frame(line: int, name: str) -> dict[str, Any]:
+    return {"filename": "fxmem", "line": line, "name": name}
 
 
 def _write_node(node: Node, step: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -101,34 +91,31 @@ def _write_node(node: Node, step: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"filename": source.file, "line": source.line, "name": name, **fields}
 
 
-def _list_residents(trace: BlockTrace, frames: _Frames) -> Iterator[dict[str, Any]]:
-    categories = frames._analysis.graph.storages
+def _list_residents(analysis: Analysis, trace: BlockTrace) -> Iterator[dict[str, Any]]:
     for place in trace.residents:
         yield _write_event(
             TraceAction.ALLOC.value,
             place.address,
             place.nbytes,
-            frames.write_resident(place.storage),
-            category=categories[place.storage].category.value.lower(),
+            [_write_frame(0, analysis.labels[place.storage])],
+            category=_find_category(analysis, place.storage),
             metadata=_BEFORE,
         )
 
 
-def _list_events(
-    analysis: Analysis, trace: BlockTrace, frames: _Frames
-) -> Iterator[dict[str, Any]]:
-    events, last, stack = analysis.timeline.events, -1, list[dict[str, Any]]()
+def _list_events(analysis: Analysis, trace: BlockTrace) -> Iterator[dict[str, Any]]:
+    last, stack = -1, list[dict[str, Any]]()
     for happened, index in trace.events:
-        event = events[index]
+        event = analysis.timeline.events[index]
         if index != last:
-            last, stack = index, frames.write_event(event)
-        yield from _write_action(happened, stack, _find_category(analysis, event), event)
+            last, stack = index, _write_stack(analysis, event)
+        yield from _write_action(happened, stack, _find_category(analysis, event.storage), event)
 
 
-def _find_category(analysis: Analysis, event: Event) -> str:
-    if event.storage is None:
+def _find_category(analysis: Analysis, storage: int | None) -> str:
+    if storage is None:
         return Category.WORKSPACE.value.lower()
-    return analysis.graph.storages[event.storage].category.value.lower()
+    return analysis.graph.storages[storage].category.value.lower()
 
 
 def _write_action(

@@ -31,11 +31,12 @@ def write_trace(analysis: Analysis) -> bytes:
     Source of the format: "Trace Event Format", the documentation of Catapult's trace viewer.
     """
     document = build_document(analysis)
+    headline = write_headline(document.headline)
     clock = _Clock(analysis)
     trace = {
         "displayTimeUnit": "ns",
         "otherData": {
-            "headline": write_headline(document.headline),
+            "headline": headline,
             "subject": write_subject(document.subject),
             "time": _AXIS,
             "counters": "bytes",
@@ -43,10 +44,10 @@ def write_trace(analysis: Analysis) -> bytes:
         "traceEvents": [
             *_name_threads(),
             *_list_slices(analysis, clock),
-            *_list_counters(analysis, clock),
+            *_list_counters(analysis, clock, headline),
         ],
     }
-    return json.dumps(trace, indent=None, separators=(",", ":")).encode()
+    return json.dumps(trace, separators=(",", ":")).encode()
 
 
 class _Clock:
@@ -112,7 +113,7 @@ def _slice(
     }
 
 
-def _list_counters(analysis: Analysis, clock: _Clock) -> Iterator[dict[str, Any]]:
+def _list_counters(analysis: Analysis, clock: _Clock, headline: str) -> Iterator[dict[str, Any]]:
     """The live bytes before the first event and after each, and the moment of the peak."""
     storages, events = analysis.allocated_graph.storages, analysis.timeline.events
     present = {storage.category for storage in storages}
@@ -138,17 +139,17 @@ def _list_counters(analysis: Analysis, clock: _Clock) -> Iterator[dict[str, Any]
         yield _count("live", time_ns, {"bytes": total})
         if total == analysis.peak_bytes and not is_marked:
             is_marked = True
-            yield _mark_peak(analysis, time_ns)
+            yield _mark_peak(analysis, time_ns, headline)
 
 
 def _count(name: str, time_ns: int, values: dict[str, int]) -> dict[str, Any]:
     return {"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": time_ns / 1000, "args": values}
 
 
-def _mark_peak(analysis: Analysis, time_ns: int) -> dict[str, Any]:
+def _mark_peak(analysis: Analysis, time_ns: int, headline: str) -> dict[str, Any]:
     return {
         "ph": "i",
-        "name": write_headline(build_document(analysis).headline),
+        "name": headline,
         "cat": "peak",
         "pid": 1,
         "tid": _OPERATIONS,

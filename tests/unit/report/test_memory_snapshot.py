@@ -1,0 +1,218 @@
+"""What PyTorch's own tools and the viewer's rules make of a snapshot of a step that never ran."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import MIB, make_analysis, make_graph, memory_graphs
+from hypothesis import given
+from snapshots import OPCODES, list_opcodes, replay_backwards, replay_forwards
+from torch import nn
+from torch.cuda import _memory_viz
+
+import fxmem
+from benchmarks import allocator_trace
+from fxmem.allocator import AllocatorSettings
+from fxmem.analysis import Analysis
+from fxmem.graph import MemoryGraph
+from fxmem.report.memory_snapshot import build_snapshot, write_snapshot
+from fxmem.report.saved import read_analysis
+
+
+@pytest.fixture(scope="module")
+def steady() -> fxmem.Analysis:
+    """A step on CUDA before which there are parameters, states and what the cache kept."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.Flatten()
+    )
+    return fxmem.analyze(model, ("8x3x64x64",), optimizer="adam")
+
+
+def find_events(snapshot: dict[str, Any], action: str) -> list[dict[str, Any]]:
+    return [event for event in snapshot["device_traces"][0] if event["action"] == action]
+
+
+def test_on_the_cpu_both_replays_have_the_peak_of_the_hand_made_table() -> None:
+    analysis = make_analysis()
+    snapshot = build_snapshot(analysis)
+    assert max(replay_forwards(snapshot)) == analysis.peak_bytes == 30 * MIB + 4
+    live, reserved = zip(*replay_backwards(snapshot), strict=True)
+    assert max(live) == 30 * MIB + 4
+    assert max(reserved) == analysis.reserved_bytes
+    # What outlives the step: parameters 8, buffer 1, state 2, input 2, outputs 1 and 4 bytes,
+    # gradient 4.
+    assert live[-1] == reserved[-1] == 18 * MIB + 4
+
+
+def test_on_cuda_viewers_count_requests_and_the_segments_are_those_reserved(
+    steady: fxmem.Analysis,
+) -> None:
+    snapshot = build_snapshot(steady)
+    assert max(replay_forwards(snapshot)) == steady.requested_bytes
+    live, reserved = zip(*replay_backwards(snapshot), strict=True)
+    assert max(live) == steady.requested_bytes
+    assert max(reserved) == steady.reserved_bytes
+    assert steady.requested_bytes < steady.peak_bytes < steady.reserved_bytes
+
+
+def test_the_allocator_that_is_held_against_gpus_makes_the_same_of_the_trace(
+    steady: fxmem.Analysis, tmp_path: Path
+) -> None:
+    """It finds out what was there before on its own, and gets the requests alone."""
+    snapshot = build_snapshot(steady)
+    trace = [e for e in snapshot["device_traces"][0] if e["user_metadata"] != "before the step"]
+    (tmp_path / "step.pickle").write_bytes(pickle.dumps({**snapshot, "device_traces": [trace]}))
+    result = allocator_trace.check(tmp_path / "step.pickle")
+    assert (result.difference, result.reserved_bytes) == ("", steady.reserved_bytes)
+    # The bytes of the blocks, not of the requests: the peak.
+    given = [event for event in trace if event["action"] in ("alloc", "free_completed")]
+    before = allocator_trace.rewind(given, snapshot["segments"])
+    memory, settings = allocator_trace.TraceMemory(), AllocatorSettings()
+    allocator = allocator_trace.CachingAllocator(settings, memory)
+    blocks = allocator_trace.restore(allocator, memory, before)
+    most = allocator.allocated_bytes
+    for event in given:
+        if event["action"] == "alloc":
+            block = allocator.allocate(event["size"])
+            assert block is not None
+            assert block.address == event["addr"]
+            blocks[block.address] = block
+        else:
+            allocator.free(blocks.pop(event["addr"]))
+        most = max(most, allocator.allocated_bytes)
+    assert most == steady.peak_bytes
+
+
+@given(memory_graphs())
+def test_any_step_replays_in_both_directions(graph: MemoryGraph) -> None:
+    for settings in None, AllocatorSettings():
+        analysis = Analysis(make_analysis().setup, graph, settings)
+        timeline = Analysis(analysis.setup, graph).timeline
+        peak = max((timeline.resident_bytes, *timeline.live_bytes()))
+        snapshot = build_snapshot(analysis)
+        assert max(replay_forwards(snapshot)) == peak
+        live, reserved = zip(*replay_backwards(snapshot), strict=True)
+        assert max(live) == peak
+        if settings is None:
+            assert max(reserved) == peak
+
+
+def test_pages_of_expandable_segments_are_as_the_allocator_has_them(
+    steady: fxmem.Analysis,
+) -> None:
+    settings = AllocatorSettings(expandable_segments=True)
+    analysis = Analysis(steady.setup, steady.graph, settings)
+    snapshot = build_snapshot(analysis)
+    assert max(replay_forwards(snapshot)) == analysis.requested_bytes
+    assert sum(s["total_size"] for s in snapshot["segments"]) == analysis.reserved_bytes
+    assert all(segment["is_expandable"] for segment in snapshot["segments"])
+
+
+def test_the_file_is_plain_and_of_what_the_viewer_reads(steady: fxmem.Analysis) -> None:
+    for analysis in steady, make_analysis():
+        pickled = write_snapshot(analysis)
+        assert list_opcodes(pickled) <= OPCODES
+        assert pickled[:2] == b"\x80\x04"
+        assert pickle.loads(pickled) == build_snapshot(analysis)
+
+
+def test_pytorchs_own_tools_read_it(
+    steady: fxmem.Analysis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu, cuda = build_snapshot(make_analysis()), build_snapshot(steady)
+    assert "total_allocated: 18.0MiB" in _memory_viz.segsum(cpu)
+    assert f"segments: {len(cuda['segments'])}\n" in _memory_viz.segsum(cuda)
+    for snapshot in cpu, cuda:
+        entries = len(snapshot["device_traces"][0])
+        assert f"{entries} entries\n" in _memory_viz.trace(snapshot)
+        for plot in _memory_viz.trace_plot, _memory_viz.segment_plot:
+            assert "snapshot.pickle" in plot(snapshot)
+        lines = _memory_viz.memory(snapshot, format_flamegraph=str).splitlines()
+        total = sum(int(line.rpartition(" ")[2]) for line in lines)
+        assert total == sum(segment["total_size"] for segment in snapshot["segments"])
+        assert _memory_viz.segments(snapshot, format_flamegraph=str)
+        same = snapshot["segments"]
+        assert _memory_viz.compare(same, same, format_flamegraph=str) == ""
+    capsys.readouterr()
+    _memory_viz.filter_alloc_free_pairs(cpu)
+    assert capsys.readouterr().out == ""  # each free was requested before it was done
+    left = {event["action"] for event in cpu["device_traces"][0]}
+    assert left == {"alloc", "segment_alloc", "segment_free", "snapshot"}
+
+
+def test_the_users_line_comes_first_and_names_the_node() -> None:
+    snapshot = build_snapshot(make_analysis())
+    (relu,) = [
+        event
+        for event in find_events(snapshot, "alloc")
+        if "aten.relu makes block.relu" in event["frames"][-1]["name"]
+    ]
+    user, step = relu["frames"]
+    assert user == {
+        "filename": "/home/me/nets/net.py",
+        "line": 12,
+        "name": "forward",
+        "fx_node_op": "call_function",
+        "fx_node_name": "block.relu",
+    }
+    assert step == {
+        "filename": "fxmem",
+        "line": 2,
+        "name": "forward: aten.relu makes block.relu",
+    }
+    names = [event["frames"][-1]["name"] for event in find_events(snapshot, "free_completed")]
+    assert "forward: fc1 goes after aten.relu" in names
+    assert "backward: workspace of aten.threshold_backward" in names
+
+
+def test_what_was_there_before_comes_first_with_its_category() -> None:
+    trace = build_snapshot(make_analysis())["device_traces"][0]
+    first = [(event["category"], event["frames"][0]["name"]) for event in trace[:5]]
+    assert first == [
+        ("parameter", "fc1.weight"),
+        ("parameter", "fc2.weight"),
+        ("buffer", "norm.running_mean"),
+        ("optimizer_state", "fc2.weight.exp_avg_sq"),
+        ("input", "x"),
+    ]
+    assert Counter(e["user_metadata"] == "before the step" for e in trace)[True] == 5
+
+
+def test_a_category_called_unknown_lets_the_viewer_colour_the_others() -> None:
+    trace = build_snapshot(make_analysis())["device_traces"][0]
+    assert [e["action"] for e in trace if e.get("category") == "unknown"] == ["snapshot"]
+
+
+def test_a_node_without_a_line_is_named_in_the_operations_frame() -> None:
+    graph = make_graph()
+    nodes = tuple(
+        type(node)(node.index, node.name, node.fqn, node.op, node.target) for node in graph.nodes
+    )
+    snapshot = build_snapshot(
+        make_analysis(MemoryGraph(nodes, graph.storages, graph.operations, graph.saved))
+    )
+    frames = [e["frames"] for e in find_events(snapshot, "alloc") if len(e["frames"][0]) > 3]
+    assert frames[0] == [
+        {
+            "filename": "fxmem",
+            "line": 1,
+            "name": "forward: aten.addmm makes fc1",
+            "fx_node_op": "call_module",
+            "fx_node_name": "fc1",
+        }
+    ]
+
+
+def test_a_saved_report_of_cuda_does_not_say_where_blocks_lie(steady: fxmem.Analysis) -> None:
+    saved = read_analysis(steady.to_json())
+    with pytest.raises(fxmem.UsageError) as caught:
+        write_snapshot(saved)
+    assert str(caught.value) == (
+        "a saved report does not say where CUDA's blocks lie (name the model instead)"
+    )
+    cpu = make_analysis()
+    assert build_snapshot(read_analysis(cpu.to_json())) == build_snapshot(cpu)
