@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Category, Operation
+from fxmem.graph import Category, Operation, Phase
 from fxmem.liveness import list_category_bytes
 from fxmem.planning.plan import Plan
 from fxmem.report.document import build_document
@@ -277,13 +278,23 @@ def fit_phases(operations: Sequence[Operation], others: Sequence[Operation]) -> 
     >>> fit_phases([*step, Operation(2, "c", Phase.BACKWARD)], step)
     (0.5, 1.25, 1.75)
     """
-    wanted = {phase: [*run] for phase, run in groupby(others, key=lambda o: o.phase)}
+    wanted = dict(_list_runs(others))
     positions: list[float] = []
-    for phase, group in groupby(operations, key=lambda o: o.phase):
-        run, there = [*group], wanted.get(phase, [])
+    for key, run in _list_runs(operations):
+        there = wanted.get(key, [])
         start = there[0].index if there else positions[-1] if positions else 0.0
         positions += [start + len(there) * (at + 0.5) / len(run) for at in range(len(run))]
     return tuple(positions)
+
+
+def _list_runs(
+    operations: Sequence[Operation],
+) -> Iterator[tuple[tuple[Phase, int], list[Operation]]]:
+    """Runs of operations of one phase, by the phase and how many of its runs came before."""
+    seen = Counter[Phase]()
+    for phase, group in groupby(operations, key=lambda operation: operation.phase):
+        yield (phase, seen[phase]), [*group]
+        seen[phase] += 1
 
 
 def _write_legend(

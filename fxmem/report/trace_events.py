@@ -134,7 +134,8 @@ def _list_counters(analysis: Analysis, clock: _Clock, headline: str) -> Iterator
             live[category] += event.delta_bytes
             if reserved:
                 yield _count("reserved", time_ns, {"bytes": reserved[at - 1]})
-        yield _count("live by category", time_ns, {c.value: n for c, n in live.items()})
+        if live:
+            yield _count("live by category", time_ns, {c.value: n for c, n in live.items()})
         total = sum(live.values())
         yield _count("live", time_ns, {"bytes": total})
         if total == analysis.peak_bytes and not is_marked:
