@@ -45,7 +45,7 @@ def make_graph() -> MemoryGraph:
     4      loss    18       a scalar of 4 bytes
     5      relu    30       backward: gradients 4 + 4, workspace 4
     6      fc1     29       backward: a temporary 3
-    7      step    20       the saved 4, and 7 of temporaries are gone; a temporary 1
+    7      step    19       the saved 4, and 7 of temporaries are gone; a temporary 1
     =====  ======  =======  ==========================================
     """
     nodes = (

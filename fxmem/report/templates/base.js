@@ -20,24 +20,31 @@ function make(tag, fields = {}, ...children) {
   return element;
 }
 
+// As Python rounds: a tie, which is a multiple of 1/8 or 1/4, goes to the even digit.
+function round(value, digits) {
+  const isTie = Math.abs((value * 2 ** (digits + 1)) % 2) === 1, scale = 10 ** digits;
+  const floor = Math.floor(value * scale);
+  return (isTie && floor % 2 === 0 ? floor / scale : value).toFixed(digits);
+}
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 function formatBytes(nbytes) {
   let value = Math.abs(nbytes), unit = 0;
   while (value >= 1023.995 && unit < UNITS.length - 1) { value /= 1024; unit += 1; }
-  return `${nbytes < 0 ? "-" : ""}${unit ? value.toFixed(2) : value} ${UNITS[unit]}`;
+  return `${nbytes < 0 ? "-" : ""}${unit ? round(value, 2) : value} ${UNITS[unit]}`;
 }
 
 function formatFlops(flops) {
   let value = flops;
   for (const unit of ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"]) {
-    if (value < 999.995) return `${unit === "FLOP" ? value : value.toFixed(2)} ${unit}`;
+    if (value < 999.995) return `${unit === "FLOP" ? value : round(value, 2)} ${unit}`;
     value /= 1000;
   }
-  return `${value.toFixed(2)} PFLOP`;
+  return `${round(value, 2)} PFLOP`;
 }
 
-const formatShare = (share) => `${(100 * share).toFixed(1)} %`;
+const formatShare = (share) => `${round(100 * share, 1)} %`;
 
 // The most bytes during each operation, by category: what is born in it or before and dies in it
 // or after, and the workspace of its kernel.
@@ -107,7 +114,7 @@ function makePattern(context, color, strokes) {
   pen.fillRect(0, 0, size, size);
   pen.strokeStyle = pen.fillStyle = readColor("hatch");
   const lines = {
-    "|": [[4, 0, 4, 8]], "-": [[0, 4, 8, 4]],
+    "|": [[4.5, 0, 4.5, 8]], "-": [[0, 4.5, 8, 4.5]],
     "/": [[-2, 2, 2, -2], [-1, 9, 9, -1], [6, 10, 10, 6]],
     "\\": [[-2, 6, 2, 10], [-1, -1, 9, 9], [6, -2, 10, 2]],
   };

@@ -81,7 +81,7 @@ class Chart {
   markPeak(pen, step, nbytes, text, row, color) {
     if (step < this.window.start || step >= this.window.stop) return;
     const x = Math.max(MARGIN.left, Math.min(this.xOf(step + 0.5), MARGIN.left + this.width));
-    const y = this.yOf(nbytes), textY = 10 + 18 * row, half = 4 + pen.measureText(text).width / 2;
+    const y = this.yOf(nbytes), textY = 10 + 18 * row;
     pen.strokeStyle = pen.fillStyle = color;
     pen.setLineDash([4, 3]);
     pen.strokeRect(x, textY + 8, 0, MARGIN.top + this.height - textY - 8);
@@ -91,8 +91,12 @@ class Chart {
     pen.fill();
     pen.textAlign = "center";
     pen.font = "bold 13px system-ui, sans-serif";
-    const most = this.canvas.clientWidth - half - 8;
-    pen.fillText(text, Math.max(half + 8, Math.min(x, most)), textY);
+    const half = 4 + pen.measureText(text).width / 2;
+    const middle = Math.max(half, Math.min(x, this.canvas.clientWidth - half));
+    pen.fillStyle = readColor("paper");
+    pen.fillRect(middle - half, textY - 9, 2 * half, 18);
+    pen.fillStyle = color;
+    pen.fillText(text, middle, textY);
     pen.font = "12px system-ui, sans-serif";
   }
 

@@ -48,7 +48,7 @@ class Overlay extends Chart {
   // Below the plot: where operations run that the plan computes again.
   markAgain(pen) {
     const y = MARGIN.top + this.height;
-    pen.fillStyle = makePattern(pen, readColor("panel"), ["/", "\\"]);
+    pen.fillStyle = makePattern(pen, readColor("after"), ["/", "\\"]);
     for (const step of this.again) {
       if (step < this.window.start || step >= this.window.stop) continue;
       pen.fillRect(this.xOf(step), y + 2, Math.max(1, this.xOf(step + 1) - this.xOf(step)), 14);
@@ -67,6 +67,13 @@ class Overlay extends Chart {
     find("overlay-moment").textContent = text;
     this.element.setAttribute("aria-valuetext", text);
   }
+}
+
+// Ticks of 1, 2 or 5 times a power of ten.
+function chooseShares(longest) {
+  const power = 10 ** Math.floor(Math.log10(longest / 5));
+  const tick = power * [1, 2, 5, 10].find((factor) => longest / (factor * power) <= 5);
+  return Array.from({ length: Math.floor(longest / tick) + 1 }, (_, index) => index * tick);
 }
 
 function drawCurve(svg) {
@@ -88,9 +95,9 @@ function drawCurve(svg) {
     add("line", { class: "axis", x1: box.left, x2: box.right, y1: at, y2: at });
     add("text", { x: box.left - 8, y: at + 4, "text-anchor": "end" }, formatBytes(tick).replace(".00 ", " "));
   }
-  for (let at = 0; at <= 4; at += 1) {
-    const share = (longest * at) / 4;
-    add("text", { x: x({ overhead: share }), y: box.bottom + 20, "text-anchor": "middle" }, formatShare(share));
+  for (const share of chooseShares(longest)) {
+    add("text", { x: x({ overhead: share }), y: box.bottom + 20, "text-anchor": "middle" },
+      formatShare(share));
   }
   add("text", { x: (box.left + box.right) / 2, y: box.bottom + 42, "text-anchor": "middle" }, "more time for a step");
   add("text", { x: box.left, y: 12 }, "peak");
@@ -104,6 +111,6 @@ function drawCurve(svg) {
   const [cx, cy] = [x(data.chosen), y(data.chosen)];
   add("path", { class: "chosen", d: `M${cx} ${cy - 9}L${cx + 9} ${cy}L${cx} ${cy + 9}L${cx - 9} ${cy}Z` });
   const isRight = cx > (box.left + box.right) / 2;
-  add("text", { x: cx + (isRight ? -4 : 4), y: cy - 14, "text-anchor": isRight ? "end" : "start" },
+  add("text", { x: cx + (isRight ? -8 : 8), y: cy - 22, "text-anchor": isRight ? "end" : "start" },
     `this plan: ${formatBytes(data.chosen.peak)}, ${formatShare(data.chosen.overhead)}`);
 }

@@ -1,0 +1,395 @@
+"""The HTML report in a real browser, without a network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evil_names import EVIL, make_evil_analysis
+from hand_made import MIB, make_analysis, make_graph, make_setup
+
+import fxmem
+from fxmem.analysis import Analysis
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
+from fxmem.planning.planner import pareto, plan
+from fxmem.report.html import Page as Report
+from fxmem.report.html import write_html
+from fxmem.units import format_bytes
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+MOST_S = {"until it answers": 3.0, "a hover": 0.1}
+"""For 50,000 events, on a machine that is busy with other tests."""
+PLOT = {"left": 74, "right": 14, "top": 44, "bottom": 46}
+
+
+def find_chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        give_up("Chromium is not installed: apt-get install chromium")
+    return found
+
+
+def give_up(reason: str) -> Any:
+    """Where CI runs, a report that nobody looked at is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        give_up("playwright is not installed: pip install 'fxmem[dev]'")
+    path = find_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_report(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a report as a file, offline; nothing may go wrong in it and nothing leave it."""
+    wrong: list[str] = []
+    contexts = []
+
+    def open_page(report: Report, **options: Any) -> Any:
+        path = tmp_path / "report.html"
+        path.write_text(write_html(report), encoding="utf-8")
+        context = browser.new_context(
+            **{"offline": True, "viewport": {"width": 1200, "height": 900}, **options}
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
+        page.on("request", lambda r: r.url == path.as_uri() or wrong.append(r.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def locate(page: Any, step: int, nbytes: int, steps: int = 8, peak: int = 30 * MIB) -> Any:
+    """Where an operation and a height of the stack are on the screen."""
+    box = page.locator("#chart").bounding_box()
+    width = box["width"] - PLOT["left"] - PLOT["right"]
+    height = box["height"] - PLOT["top"] - PLOT["bottom"]
+    x = box["x"] + PLOT["left"] + width * (step + 0.5) / steps
+    return x, box["y"] + PLOT["top"] + height * (1 - nbytes / (peak * 1.04))
+
+
+def read_rows(page: Any, selector: str) -> list[list[str]]:
+    rows = page.locator(f"{selector} tbody tr").all()
+    return [row.locator("th, td").all_inner_texts() for row in rows]
+
+
+def read_life(page: Any) -> dict[str, str]:
+    names = page.locator("#life dt").all_inner_texts()
+    return dict(zip(names, page.locator("#life dd").all_inner_texts(), strict=True))
+
+
+def test_it_opens_at_the_peak(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    assert page.locator("h1").inner_text() == "Peak 30.00 MiB in backward of block.relu, net.py:12"
+    assert page.locator("#moment-title").inner_text() == (
+        "Peak, operation 6 of 8: backward of block.relu (net.py:12), aten.threshold_backward: "
+        "30.00 MiB"
+    )
+    legend = {row[0]: row[1] for row in read_rows(page, ".legend")}
+    assert legend == {
+        "PARAMETER": "8.00 MiB",
+        "BUFFER": "1.00 MiB",
+        "OPTIMIZER_STATE": "2.00 MiB",
+        "INPUT": "2.00 MiB",
+        "GRADIENT": "4.00 MiB",
+        "ACTIVATION": "4.00 MiB",
+        "OUTPUT": "1.00 MiB",
+        "TEMPORARY": "4.00 MiB",
+        "WORKSPACE": "4.00 MiB",
+    }
+
+
+def test_pointing_shows_what_is_alive(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    page.mouse.move(*locate(page, 3, 15 * MIB))  # 13 MiB lie below the activation of 4
+    tip = page.locator(".tip").inner_text().split("\n")
+    assert tip == [
+        "18.00 MiB alive",
+        "Operation 4 of 8: forward of fc2 (net.py:13)",
+        "Here: block.relu, ACTIVATION, 4.00 MiB",
+    ]
+    largest = page.locator("#largest li").all_inner_texts()
+    assert "4.00 MiB ACTIVATION block.relu" in largest
+    assert not any("TEMPORARY" in line for line in largest)
+    page.mouse.move(5, 5)
+    assert page.locator(".tip").is_hidden()
+    assert page.locator("#moment-title").inner_text().startswith("Peak, operation 6")
+
+
+def test_a_click_shows_the_life_of_a_storage(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    page.mouse.click(*locate(page, 3, 15 * MIB))
+    assert page.locator("#life h3").inner_text() == "block.relu"
+    assert read_life(page) == {
+        "size": "4.00 MiB (4,194,304 bytes)",
+        "category": "ACTIVATION",
+        "tensor": "8x1024 float32",
+        "born": "Operation 3 of 8: forward of block.relu (net.py:12), aten.relu",
+        "last used": "Peak, operation 6 of 8: backward of block.relu (net.py:12), "
+        "aten.threshold_backward",
+        "freed": "after operation 7 of 8: backward of fc1 (net.py:11), aten.mm",
+        "saved by": "block.relu, fc2",
+        "source": "/home/me/nets/net.py:12",
+    }
+    page.locator("#largest button").first.click()
+    assert page.locator("#life h3").inner_text() != "block.relu"
+
+
+def test_the_keyboard_is_enough(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    for _ in range(6):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "chart"
+    chart = page.locator("#chart")
+    for key, operation in [
+        *[("ArrowLeft", 5), ("ArrowRight", 6), ("Home", 1), ("ArrowLeft", 1), ("End", 8)],
+        *[("PageUp", 8), ("PageDown", 7), ("p", 6)],
+    ]:
+        page.keyboard.press(key)
+        assert chart.get_attribute("aria-valuenow") == str(operation), key
+    assert chart.get_attribute("aria-valuetext") == (
+        "Peak, operation 6 of 8: backward of block.relu (net.py:12), 30.00 MiB"
+    )
+    page.keyboard.press("Enter")
+    assert read_life(page)["size"].startswith("4.00 MiB")
+    page.keyboard.press("+")
+    page.keyboard.press("End")
+    assert chart.get_attribute("aria-valuenow") == "8"
+    page.locator("#tree .fold").last.focus()
+    before = page.locator("#tree tbody tr").count()
+    page.keyboard.press("Enter")
+    assert page.locator("#tree tbody tr").count() != before
+    assert page.evaluate("document.activeElement.className") == "fold"
+
+
+def test_everything_that_acts_has_a_name_and_can_be_reached(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('button, input, select, [tabindex]')]
+        .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)
+            || e.tabIndex < 0).map((e) => e.outerHTML)"""
+    )
+    assert nameless == []
+    assert page.locator("h1").count() == 1
+    assert page.locator("canvas:not([aria-hidden])").count() == 0
+
+
+def test_the_table_of_the_timeline_says_the_same(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    page.locator("#steps summary").click()
+    rows = read_rows(page, "#steps")
+    assert [row[3] for row in rows] == [f"{n}.00 MiB" for n in (13, 17, 21, 18, 18, 30, 29, 19)]
+    assert rows[5][:3] == ["6 (peak)", "backward", "block.relu"]
+
+
+def test_storages_are_sorted_and_filtered(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+
+    def read_column(index: int) -> list[str]:
+        return [row[index] for row in read_rows(page, "#live")]
+
+    alive = [storage for storage in make_analysis().peak.live if storage.nbytes]
+    assert len(read_column(0)) == len(alive) + 1  # and the workspace
+    sizes = sorted([4 * MIB, *(storage.nbytes for storage in alive)])
+    assert read_column(0) == [format_bytes(n) for n in reversed(sizes)]
+    head = page.locator("#live th").first
+    assert head.get_attribute("aria-sort") == "descending"
+    head.get_by_role("button").click()
+    assert read_column(0) == [format_bytes(n) for n in sizes]
+    assert head.get_attribute("aria-sort") == "ascending"
+    page.locator("#live th button").nth(2).click()
+    assert read_column(2) == sorted(read_column(2), key=str.lower)
+    page.locator("#filter").fill("WEIGHT grad")
+    assert read_column(2) == ["fc2.weight.grad"]
+    assert page.locator("#found").inner_text() == f"1 of {len(alive) + 1}, 4.00 MiB"
+    page.locator("#filter").fill("")
+    page.locator("#category").select_option("WORKSPACE")
+    assert read_column(2) == ["workspace of aten.threshold_backward"]
+
+
+def test_a_row_opens_the_life_of_its_storage(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    button = page.locator("#live").get_by_role("button", name="block.relu", exact=True).first
+    button.click()
+    assert "saved by\nblock.relu, fc2" in page.locator("#live .detail").inner_text()
+    assert button.get_attribute("aria-expanded") == "true"
+    button.click()
+    assert page.locator("#live .detail").count() == 0
+
+
+def test_the_tree_opens_down_to_the_peak(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    names = [row[0].strip() for row in read_rows(page, "#tree")]
+    assert "relu \u25c6 peak" in names
+    page.get_by_role("button", name="Close all").click()
+    assert "relu \u25c6 peak" not in [row[0].strip() for row in read_rows(page, "#tree")]
+    page.get_by_role("button", name="block, level 2").click()
+    assert "relu \u25c6 peak" in [row[0].strip() for row in read_rows(page, "#tree")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_are_the_readers_and_can_be_changed(open_report: Any, scheme: str) -> None:
+    page = open_report(Report(make_analysis()), color_scheme=scheme)
+
+    def is_dark() -> bool:
+        color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, color[4:-1].split(","))) < 300
+
+    assert is_dark() == (scheme == "dark")
+    page.locator("#theme").click()
+    assert is_dark() == (scheme == "light")
+    page.locator("#theme").click()
+    assert is_dark() == (scheme == "dark")
+
+
+def test_categories_differ_by_more_than_colour(open_report: Any) -> None:
+    page = open_report(Report(make_analysis()))
+    # Without colours, and without their brightness: where a pattern has its lines.
+    shapes = page.evaluate(
+        """() => [...document.querySelectorAll('.legend canvas')].map((canvas) => {
+          const { data } = canvas.getContext('2d').getImageData(0, 0, 16, 16);
+          const sums = Array.from({ length: 256 }, (_, i) => data[4*i] + data[4*i+1] + data[4*i+2]);
+          const middle = (Math.min(...sums) + Math.max(...sums)) / 2;
+          return sums.map((sum) => (sum > middle ? 1 : 0)).join('');
+        })"""
+    )
+    assert len(set(shapes)) == len(shapes) == len(Category)
+
+
+@pytest.mark.parametrize("width", [360, 800])
+def test_a_narrow_window_needs_no_sideways_scrolling(open_report: Any, width: int) -> None:
+    page = open_report(Report(make_analysis()), viewport={"width": width, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_evil_names_are_shown_and_do_nothing(open_report: Any) -> None:
+    page = open_report(Report(make_evil_analysis()))
+    page.mouse.click(*locate(page, 3, 15 * MIB))
+    page.locator("#steps summary").click()
+    page.get_by_role("button", name="Open all").click()
+    assert page.locator("img, iframe, body svg").count() == 0
+    assert page.locator("script").count() == 2
+    assert page.locator("#life h3").inner_text().startswith(tuple(EVIL))
+    shown = page.locator("body").inner_text()
+    for name in EVIL:
+        assert name in shown
+
+
+@pytest.fixture(scope="module")
+def planned() -> Report:
+    analysis = fxmem.analyze("examples/unet.py:UNet", ("1x3x64x64",), optimizer="adam")
+    return Report(
+        analysis,
+        plan(analysis, max_overhead=0.1, time_limit_s=1),
+        pareto(analysis, time_limit_s=1),
+    )
+
+
+def test_a_plan_lies_over_the_step(open_report: Any, planned: Report) -> None:
+    assert planned.plan
+    page = open_report(planned)
+    readout = page.locator("#overlay-moment")
+    peak = format_bytes(planned.plan.peak_bytes)
+    assert readout.inner_text().endswith(f"{peak} with the plan")
+    overlay = page.locator("#overlay")
+    overlay.focus()
+    texts = []
+    for _ in range(int(overlay.get_attribute("aria-valuemax") or 0)):
+        page.keyboard.press("ArrowLeft")
+        texts.append(readout.inner_text())
+        if ", computed again: " in texts[-1]:
+            break
+    page.keyboard.press("Home")
+    first = format_bytes(planned.analysis.timeline.profile()[0])
+    assert readout.inner_text().endswith(f": {first} before, {first} with the plan")
+    assert page.locator("#curve circle").count() == len(planned.front)
+    assert len(read_rows(page, "#trade")) == len(planned.front)
+
+
+def make_large(events: int) -> Analysis:
+    """A step whose storages live for a while each, none as long as the one before."""
+    steps = events // 2
+    phases = [*Phase]
+    operations = tuple(
+        Operation(
+            index,
+            f"aten.op{index % 50}.default",
+            phases[4 * index // steps],
+            node=1 + index % 3,
+            reads=(index - 1,) if index else (),
+        )
+        for index in range(steps)
+    )
+    storages = tuple(
+        Storage(
+            index,
+            4096 * (1 + index * 7919 % 997),
+            [Category.ACTIVATION, Category.TEMPORARY, Category.GRADIENT][index % 3],
+            f"layer.{index}",
+            (index % 97, 1024),
+            "float32",
+            index if index else RESIDENT,
+            min(index + 1 + index * 31 % 5000, steps - 1),
+            node=1 + index % 3,
+            saved_by=(1,),
+        )
+        for index in range(steps)
+    )
+    nodes = make_graph().nodes
+    return Analysis(make_setup(), MemoryGraph(nodes, storages, operations, ()))
+
+
+def test_fifty_thousand_events_are_no_wait(open_report: Any) -> None:
+    analysis = make_large(50_000)
+    assert len(analysis.timeline.events) >= 49_000
+    write_html(Report(analysis))
+    start = time.perf_counter()
+    page = open_report(Report(analysis))
+    page.wait_for_function("document.getElementById('chart').ariaValueNow !== null")
+    page.locator("#chart").focus()
+    page.keyboard.press("p")
+    took = {"until it answers": time.perf_counter() - start}
+    hover = page.evaluate(
+        """() => {
+          const chart = document.getElementById('chart'), box = chart.getBoundingClientRect();
+          const times = [];
+          for (let i = 0; i < 40; i += 1) {
+            const start = performance.now();
+            chart.dispatchEvent(new PointerEvent('pointermove',
+              { clientX: box.x + 100 + 20 * i, clientY: box.y + 200, bubbles: true }));
+            document.body.getBoundingClientRect();
+            times.push(performance.now() - start);
+          }
+          return Math.max(...times) / 1000;
+        }"""
+    )
+    took["a hover"] = hover
+    print(took)
+    assert {name: s for name, s in took.items() if s > MOST_S[name]} == {}

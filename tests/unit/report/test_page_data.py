@@ -1,0 +1,109 @@
+"""The data of the page, against the step that hand_made draws up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hand_made import MIB, make_analysis, make_graph, memory_graphs
+from hand_made_plans import make_front, make_plan
+from hypothesis import given
+
+from fxmem.analysis import Analysis
+from fxmem.graph import Category, MemoryGraph
+from fxmem.planning.outcome import PlannedStep
+from fxmem.report.document import build_document
+from fxmem.report.page_data import NONE, STACK, build_page_data
+
+
+def build(analysis: Analysis | None = None, **more: Any) -> dict[str, Any]:
+    analysis = analysis or make_analysis()
+    return build_page_data(analysis, build_document(analysis), **more)
+
+
+def read(data: dict[str, Any], kind: str, field: str) -> list[str]:
+    texts = data["texts"]
+    return [texts[index] if index != NONE else "" for index in data[kind][field]]
+
+
+def test_the_phases_are_the_runs_of_operations() -> None:
+    assert build()["phases"] == [
+        ("forward", 0, 4),
+        ("loss", 4, 5),
+        ("backward", 5, 7),
+        ("optimizer", 7, 8),
+    ]
+
+
+def test_storages_have_their_lives() -> None:
+    data = build()
+    storages = data["storages"]
+    relu = 7  # made by operation 2, last read by its own backward, freed after that of fc1
+    assert read(data, "storages", "label")[relu] == "block.relu"
+    fields = ("bytes", "born", "died", "saved")
+    assert [storages[field][relu] for field in fields] == [4 * MIB, 2, 6, [2, 3]]
+    assert data["categories"][storages["category"][relu]] == "ACTIVATION"
+    assert [storages["used"][index] for index in (relu, 4, 13)] == [5, 1, NONE]
+    assert storages["born"][0] == NONE  # a parameter was there before
+    assert storages["died"][0] == NONE  # and is there afterwards
+
+
+def test_nodes_have_the_line_with_its_file() -> None:
+    data = build()
+    assert read(data, "nodes", "source")[:3] == [
+        "",
+        "/home/me/nets/net.py:11",
+        "/home/me/nets/net.py:12",
+    ]
+
+
+def test_each_text_is_there_once_and_is_printable() -> None:
+    graph = make_graph()
+    storage = replace(graph.storages[0], name="a\u202eb\x1b\u2028")
+    data = build(make_analysis(replace(graph, storages=(storage, *graph.storages[1:]))))
+    assert len(set(data["texts"])) == len(data["texts"])
+    assert r"a\u202eb\x1b\u2028" in data["texts"]
+    assert all(text.isprintable() for text in data["texts"])
+
+
+def test_a_plan_adds_its_step_its_figures_and_the_trade_offs() -> None:
+    analysis = make_analysis()
+    steps = len(analysis.graph.operations)
+    order = tuple((index, index == 3) for index in range(steps))
+    plan = make_plan()
+    data = build(analysis, planned=PlannedStep(analysis, order), plan=plan, front=make_front(2))
+    assert data["planned"]["operation"] == [*range(steps)]
+    assert data["planned"]["again"] == [3]
+    assert data["chosen"] == {"peak": 21 * MIB, "overhead": 0.25, "flops": 0.1, "segments": 2}
+    assert [trade["segments"] for trade in data["front"]] == [0, 1]
+    assert [build()[name] for name in ("planned", "chosen", "front")] == [None, None, []]
+
+
+def sum_lives(storages: dict[str, list[int]], workspace: list[int]) -> list[int]:
+    """What the script adds up, the slow way."""
+    lives = [*zip(storages["bytes"], storages["born"], storages["died"], strict=True)]
+    return [
+        held + sum(n for n, born, died in lives if born <= step and (died == NONE or died >= step))
+        for step, held in enumerate(workspace)
+    ]
+
+
+@given(memory_graphs())
+def test_the_lives_sum_up_to_the_profile(graph: MemoryGraph) -> None:
+    analysis = make_analysis(graph)
+    data = build(analysis, planned=PlannedStep(analysis, ()))
+    workspace = data["operations"]["workspace"]
+    expected = [*analysis.timeline.profile()]
+    assert sum_lives(data["storages"], workspace) == expected
+    assert sum_lives(data["planned"], data["planned"]["workspace"]) == expected
+    assert data["peak"] == expected.index(max(expected))
+
+
+def test_every_category_is_in_the_stack_once() -> None:
+    assert sorted(STACK) == sorted(Category)
+
+
+@pytest.mark.parametrize("field", ["name", "node", "workspace"])
+def test_operations_are_columns(field: str) -> None:
+    assert len(build()["operations"][field]) == len(make_graph().operations)
