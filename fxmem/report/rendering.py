@@ -29,6 +29,8 @@ GRAPH, TIMELINE, TRADEOFF = "graph", "timeline", "tradeoff"
 """Views: Graphviz draws the first, where a format needs it at all, and matplotlib the others."""
 SNAPSHOT, TRACE = "snapshot", "trace"
 """Views that are for other programs."""
+REPORT = "report"
+"""The view that has all of the others in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ FORMATS: Mapping[str, Format] = {
     "pdf": Format((".pdf",), _list_pictures("pdf"), needs_engine=True),
     "pickle": Format((".pickle",), {SNAPSHOT: partial(_write_step, write_snapshot)}),
     "trace": Format((".trace.json",), {TRACE: partial(_write_step, write_trace)}, is_text=True),
-    "html": Format((".html", ".htm"), {"report": _write_page}, is_text=True),
+    "html": Format((".html", ".htm"), {REPORT: _write_page}, is_text=True),
 }
 """By name; a further format is a further line."""
 
@@ -211,7 +213,9 @@ def check_format(kind: str, view: str | None = None) -> None:
     views = FORMATS[kind].views
     view = view or next(iter(views))
     if view not in views:
-        raise UsageError(f"there is no view {view!r} as {kind}", hint=f"one of {', '.join(views)}")
+        others = [name for name, entry in FORMATS.items() if view in entry.views]
+        hint = f"as {', '.join(others)}" if others else f"one of {', '.join(views)}"
+        raise UsageError(f"there is no view {view!r} as {kind}", hint=hint)
     if FORMATS[kind].needs_engine and view == GRAPH:
         find_engine(kind)
     if view in (TIMELINE, TRADEOFF):

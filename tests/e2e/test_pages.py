@@ -65,6 +65,8 @@ PRELUDES = {
 """What the Python of a page takes for granted."""
 UNMARKED = {"torch.OutOfMemoryError:", "fxmem", "fxmem.analyze(model,"}
 """First words of texts that are no output: an error to start from, and signatures."""
+PICTURES = (b"<?xml", b"\x89PNG", b"<!doctype html>")
+"""How the files begin that fxmem render writes."""
 SETTING_UP = re.compile(r"python3 -m venv \S+|pip install \.|python -m pytest -n 2")
 """Commands that .ci/run runs, or that are of their kind."""
 
@@ -156,7 +158,7 @@ def test_every_command_works(command: str) -> None:
     assert err == "" or "--diff" in command
     written = re.search(r"-o (\S+)", command)
     if command.startswith("fxmem render"):
-        assert written and Path(written[1]).read_bytes().startswith((b"<?xml", b"\x89PNG"))
+        assert written and Path(written[1]).read_bytes().startswith(PICTURES)
         return
     result = Path(written[1]).read_text(encoding="utf-8") if written else out
     is_json = "--json" in command or (command.startswith("fxmem plan") and written)
