@@ -4,7 +4,7 @@ from hand_made import MIB, make_graph, memory_graphs
 from hypothesis import given
 
 from fxmem.graph import Category, MemoryGraph, Phase
-from fxmem.liveness import build_profile, find_live
+from fxmem.liveness import build_profile, find_live, list_category_bytes
 from fxmem.timeline import build_timeline
 
 
@@ -52,3 +52,17 @@ def test_the_live_set_is_largest_first(graph: MemoryGraph) -> None:
     live = build_profile(graph, build_timeline(graph)).peak.live
     keys = [(-s.nbytes, s.index) for s in live]
     assert keys == sorted(keys)
+
+
+def test_bytes_of_categories_are_those_of_the_hand_made_table() -> None:
+    series = list_category_bytes(make_graph())
+    assert [n // MIB for n in series[Category.ACTIVATION]] == [0, 0, 4, 4, 4, 4, 4, 0]
+    assert [n // MIB for n in series[Category.TEMPORARY]] == [0, 4, 4, 0, 0, 4, 7, 1]
+    assert [n // MIB for n in series[Category.WORKSPACE]] == [0, 0, 0, 0, 0, 4, 0, 0]
+    assert set(series[Category.PARAMETER]) == {8 * MIB}
+
+
+@given(memory_graphs())
+def test_bytes_of_categories_sum_to_those_of_each_operation(graph: MemoryGraph) -> None:
+    sums = [sum(column) for column in zip(*list_category_bytes(graph).values(), strict=True)]
+    assert tuple(sums) == build_timeline(graph).profile()

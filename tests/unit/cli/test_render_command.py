@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 from hand_made import make_analysis
-from hand_made_plans import make_plan
+from hand_made_plans import make_front, make_plan
 
 from fxmem.cli import main
+from fxmem.planning import planner
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Segment
 from fxmem.report import engines
+from fxmem.report.memory_snapshot import write_snapshot
+from fxmem.report.timeline_plot import draw_timeline
+from fxmem.report.trace_events import write_trace
+from fxmem.report.tradeoff_plot import draw_tradeoff
 
 COMMAND = ["render", "nets/net.py:Net", "--input", "8x1024"]
 
@@ -95,6 +100,49 @@ def test_a_plan_is_laid_over_it(
     assert capsys.readouterr().out == analysis.to_dot(plan=plan)
 
 
+def test_a_step_for_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "-o", str(tmp_path / "step.pickle")]) == 0
+    assert (tmp_path / "step.pickle").read_bytes() == write_snapshot(make_analysis())
+    assert main([*COMMAND, "-o", str(tmp_path / "step.trace.json")]) == 0
+    assert (tmp_path / "step.trace.json").read_bytes() == write_trace(make_analysis())
+    assert main([*COMMAND, "--format", "trace"]) == 0
+    assert capsys.readouterr() == (write_trace(make_analysis()).decode(), "")
+
+
+def test_plots_of_a_step_and_of_a_saved_report(report: Path, tmp_path: Path) -> None:
+    drawn = draw_timeline(make_analysis(), "svg")
+    for target in COMMAND[1:], [str(report)]:
+        path = tmp_path / "a.svg"
+        assert main(["render", *target, "--view", "timeline", "-o", str(path)]) == 0
+        assert path.read_bytes() == drawn
+
+
+def test_the_command_works_out_the_trade_offs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "pareto", lambda analysis, **_: make_front())
+    path = tmp_path / "a.svg"
+    assert main([*COMMAND, "--view", "tradeoff", "-o", str(path)]) == 0
+    assert path.read_bytes() == draw_tradeoff(make_analysis(), "svg", make_front())
+
+
+def test_a_saved_report_does_not_say_what_plans_need(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(make_plan().to_json())
+    for arguments in (
+        ["--view", "tradeoff", "-o", "a.svg"],
+        ["--view", "timeline", "--plan", str(plan), "-o", "a.svg"],
+        ["--plan", str(plan), "-o", "a.pickle"],
+        ["--plan", str(plan), "-o", "a.trace.json"],
+    ):
+        assert fail(capsys, "render", str(report), *arguments) == (
+            f"fxmem: error: {report} is a saved report, which does not say what plans need "
+            "(name the model instead)"
+        )
+
+
 def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
     tmp_path: Path,
     calls: list[dict[str, Any]],
@@ -117,6 +165,8 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
         (["-o", "peak.bmp"], "what to draw in 'peak.bmp' is not known by its suffix (.dot, .svg, "),
         (["--format", "bmp"], "there is no format 'bmp' (one of dot, svg, png, pdf"),
         (["--view", "sunset"], "there is no view 'sunset' as dot (one of graph)"),
+        (["--view", "timeline"], "there is no view 'timeline' as dot (as svg, png, pdf)"),
+        (["--format", "pickle"], "pickle is not for stdout (write to a file: -o peak.pickle)"),
         (["--format", "png"], "png is not for stdout (write to a file: -o peak.png)"),
         (["--depth", "0"], "a depth of 0 shows nothing (1 or more)"),
         (["--plan", "no.json"], "cannot read the plan 'no.json': No such file or directory"),

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import importlib.util
+import json
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hand_made import make_analysis
 from hand_made_plans import make_plan
+from snapshots import replay_forwards
+from torch import nn
 
+import fxmem
 from fxmem.errors import UsageError
 from fxmem.planning.describe import fingerprint_graph
+from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Segment
+from fxmem.report import rendering
 from fxmem.report.rendering import (
     FORMATS,
     check_format,
@@ -16,11 +25,16 @@ from fxmem.report.rendering import (
     find_format,
     render,
 )
+from fxmem.report.timeline_plot import draw_timeline
+from fxmem.report.tradeoff_plot import draw_tradeoff
 
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("a.dot", "dot"), ("b/A.GV", "dot"), (Path("c.png"), "png"), ("d.pdf", "pdf")],
+    [
+        *[("a.dot", "dot"), ("b/A.GV", "dot"), (Path("c.png"), "png"), ("d.pdf", "pdf")],
+        *[("e.pickle", "pickle"), ("f.trace.json", "trace")],
+    ],
 )
 def test_the_format_is_that_of_the_suffix(path: str | Path, kind: str) -> None:
     assert find_format(path) == kind
@@ -48,6 +62,9 @@ def test_an_unknown_format_or_view_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         check_format("dot", "sunset")
     assert str(caught.value) == "there is no view 'sunset' as dot (one of graph)"
+    with pytest.raises(UsageError) as caught:
+        check_format("dot", "timeline")
+    assert str(caught.value) == "there is no view 'timeline' as dot (as svg, png, pdf)"
 
 
 def test_a_depth_of_nothing_is_refused() -> None:
@@ -85,6 +102,73 @@ def test_an_analysis_draws_itself_by_the_suffix(tmp_path: Path) -> None:
         analysis.to_dot(expand=True)
         == render(analysis, "dot", choose_options("graph", None, True)).decode()
     )
+
+
+@pytest.fixture(scope="module")
+def step() -> fxmem.Analysis:
+    """On the CPU, where requests are blocks and viewers show the peak itself."""
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Sigmoid())]
+    return fxmem.analyze(nn.Sequential(*layers), ("512x64",), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def front(step: fxmem.Analysis) -> tuple[fxmem.Plan, ...]:
+    return fxmem.pareto(step, time_limit_s=1)
+
+
+def test_what_is_for_other_programs_is_of_the_step_with_the_plan(
+    step: fxmem.Analysis, front: tuple[fxmem.Plan, ...], tmp_path: Path
+) -> None:
+    plan = front[-1]
+    assert plan.peak_bytes < step.peak_bytes
+    for path, chosen, peak in (
+        ("a.pickle", None, step.peak_bytes),
+        ("b.pickle", plan, plan.peak_bytes),
+        ("c.pickle", front[0], front[0].peak_bytes),
+    ):
+        step.render(tmp_path / path, plan=chosen)
+        assert max(replay_forwards(pickle.loads((tmp_path / path).read_bytes()))) == peak
+    step.render(tmp_path / "d.trace.json", plan=plan)
+    events = json.loads((tmp_path / "d.trace.json").read_bytes())["traceEvents"]
+    counted = [event["args"]["bytes"] for event in events if event["name"] == "live"]
+    assert max(counted) == plan.peak_bytes
+
+
+def test_a_plan_whose_step_has_another_peak_is_refused_where_the_step_is_asked_for(
+    step: fxmem.Analysis, front: tuple[fxmem.Plan, ...], tmp_path: Path
+) -> None:
+    plan = replace(front[-1], peak_bytes=front[-1].peak_bytes - 1)
+    with pytest.raises(UsageError) as caught:
+        step.render(tmp_path / "a.pickle", plan=plan)
+    assert str(caught.value) == (
+        "the step with this plan does not have the plan's peak (make the plan anew with this fxmem)"
+    )
+    for view in "timeline", "tradeoff":
+        with pytest.raises(UsageError, match="the plan was made for another model"):
+            make_analysis().render(tmp_path / "a.svg", view=view, plan=plan, front=front)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_plots_get_the_step_with_the_plan_and_the_trade_offs(
+    step: fxmem.Analysis, front: tuple[fxmem.Plan, ...], tmp_path: Path
+) -> None:
+    step.render(tmp_path / "a.svg", view="timeline", plan=front[-1])
+    planned = find_planned_step(step, front[-1])
+    assert (tmp_path / "a.svg").read_bytes() == draw_timeline(step, "svg", front[-1], planned)
+    assert planned is not None
+    step.render(tmp_path / "b.svg", view="tradeoff", plan=front[-1], front=front)
+    assert (tmp_path / "b.svg").read_bytes() == draw_tradeoff(step, "svg", front, front[-1])
+
+
+def test_plots_need_matplotlib_and_no_graphviz(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "find_engine", lambda kind: pytest.fail("asks for Graphviz"))
+    make_analysis().render(tmp_path / "a.svg", view="timeline")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="no matplotlib is installed"):
+        make_analysis().render(tmp_path / "b.svg", view="timeline")
+    make_analysis().render(tmp_path / "c.pickle")
 
 
 def test_what_cannot_be_drawn_leaves_no_file(tmp_path: Path) -> None:
