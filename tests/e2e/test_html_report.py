@@ -19,6 +19,7 @@ from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Stora
 from fxmem.planning.planner import pareto, plan
 from fxmem.report.html import Page as Report
 from fxmem.report.html import write_html
+from fxmem.report.rendering import choose_options, render
 from fxmem.units import format_bytes
 
 FLAGS = (
@@ -82,6 +83,16 @@ def open_report(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def planned() -> Report:
+    analysis = fxmem.analyze("examples/unet.py:UNet", ("1x3x64x64",), optimizer="adam")
+    return Report(
+        analysis,
+        plan(analysis, max_overhead=0.1, time_limit_s=1),
+        pareto(analysis, time_limit_s=1),
+    )
 
 
 def locate(page: Any, step: int, nbytes: int, steps: int = 8, peak: int = 30 * MIB) -> Any:
@@ -204,6 +215,7 @@ def test_everything_that_acts_has_a_name_and_can_be_reached(open_report: Any) ->
 def test_the_table_of_the_timeline_says_the_same(open_report: Any) -> None:
     page = open_report(Report(make_analysis()))
     page.locator("#steps summary").click()
+    page.locator("#steps tbody tr").first.wait_for()
     rows = read_rows(page, "#steps")
     assert [row[3] for row in rows] == [f"{n}.00 MiB" for n in (13, 17, 21, 18, 18, 30, 29, 19)]
     assert rows[5][:3] == ["6 (peak)", "backward", "block.relu"]
@@ -284,15 +296,30 @@ def test_categories_differ_by_more_than_colour(open_report: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 800])
-def test_a_narrow_window_needs_no_sideways_scrolling(open_report: Any, width: int) -> None:
-    page = open_report(Report(make_analysis()), viewport={"width": width, "height": 700})
+def test_a_narrow_window_needs_no_sideways_scrolling(
+    open_report: Any, planned: Report, width: int
+) -> None:
+    page = open_report(planned, viewport={"width": width, "height": 700})
+    page.locator("#steps summary").click()
+    page.locator("#steps tbody tr").first.wait_for()
+    page.locator("#live button").last.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_graph_goes_to_the_peak(open_report: Any) -> None:
+    analysis = make_analysis()
+    svg = render(analysis, "svg", choose_options(None, None, False))
+    page = open_report(Report(analysis, svg=svg), viewport={"width": 400, "height": 400})
+    page.get_by_role("button", name="To the peak").last.click()
+    box = page.locator(".picture text", has_text="PEAK: 30.00 MiB").bounding_box()
+    assert 0 < box["y"] < 400 and box["x"] < 400
 
 
 def test_evil_names_are_shown_and_do_nothing(open_report: Any) -> None:
     page = open_report(Report(make_evil_analysis()))
     page.mouse.click(*locate(page, 3, 15 * MIB))
     page.locator("#steps summary").click()
+    page.locator("#steps tbody tr").first.wait_for()
     page.get_by_role("button", name="Open all").click()
     assert page.locator("img, iframe, body svg").count() == 0
     assert page.locator("script").count() == 2
@@ -300,16 +327,6 @@ def test_evil_names_are_shown_and_do_nothing(open_report: Any) -> None:
     shown = page.locator("body").inner_text()
     for name in EVIL:
         assert name in shown
-
-
-@pytest.fixture(scope="module")
-def planned() -> Report:
-    analysis = fxmem.analyze("examples/unet.py:UNet", ("1x3x64x64",), optimizer="adam")
-    return Report(
-        analysis,
-        plan(analysis, max_overhead=0.1, time_limit_s=1),
-        pareto(analysis, time_limit_s=1),
-    )
 
 
 def test_a_plan_lies_over_the_step(open_report: Any, planned: Report) -> None:

@@ -29,6 +29,13 @@ find("zoom-in").addEventListener("click", () => timeline.zoom(0.5));
 find("zoom-out").addEventListener("click", () => timeline.zoom(2));
 find("zoom-all").addEventListener("click", () => timeline.zoom(Infinity));
 find("to-peak").addEventListener("click", () => timeline.move(data.peak));
+if (find("graph-peak")) {
+  find("graph-peak").addEventListener("click", () => {
+    const texts = [...document.querySelectorAll(".picture text")];
+    const peak = texts.find((text) => /^PEAK( within)?: \d/.test(text.textContent));
+    (peak || texts[0]).scrollIntoView({ block: "center", inline: "center" });
+  });
+}
 find("steps").addEventListener("toggle", fillSteps, { once: true });
 
 showTheme();
