@@ -288,7 +288,8 @@ class Analysis:
         """Draws a picture of the step.
 
         Args:
-            path: The file, whose suffix says how: ``.svg``, ``.png``, ``.pdf`` or ``.dot``.
+            path: The file, whose suffix says how: ``.svg``, ``.png``, ``.pdf`` or ``.dot``;
+                ``.pickle`` and ``.trace.json`` are for other viewers.
             view: What of the step; None for what the format is for.
             depth: How many levels of modules to open; None for as many as can be read, and
                 all of those around the peak.
@@ -297,7 +298,7 @@ class Analysis:
             front: The trade-offs of the step, from :func:`fxmem.pareto`.
 
         Raises:
-            UsageError: The suffix is not known, or no Graphviz is installed that draws it.
+            UsageError: The suffix is not known, or nothing is installed that draws it.
         """
         from fxmem.report.rendering import choose_options, find_format, render
 

@@ -180,7 +180,7 @@ def _label_areas(
 ) -> None:
     """The names of areas within them, where they are high and wide enough and no line is."""
     bottoms: Sequence[float] = [0.0] * (len(edges) - 1)
-    least = axes.get_ylim()[1] * 0.22 / _PLOT_HEIGHT
+    least = axes.get_ylim()[1] * 0.2 / _PLOT_HEIGHT
     for category, upper in tops.items():
         text = category.value.replace("_", " ").lower()
         columns = max(1, round((len(text) + 2) * _LETTER_INCHES / _PLOT_WIDTH * len(upper)))
