@@ -126,6 +126,11 @@ def _note_draws(recorder: Recorder) -> Iterator[str]:
         yield f"A random draw decides{at}: taken as 0.5."
 
 
+def _explain_draws(recorder: Recorder) -> str:
+    """Why no graph can be replayed whose way was drawn."""
+    return "a random draw decides which way it goes" if recorder.draws else ""
+
+
 class _StepRunner:
     """One step in the making; its parts are functions, so that locals live as in eager."""
 
@@ -164,7 +169,7 @@ class _StepRunner:
         return Recording(
             graph,
             tracer.graph,
-            tracer.reason,
+            tracer.reason or _explain_draws(recorder),
             tuple(recorder.ledger.live_bytes),
             tuple(_note_draws(recorder)),
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_WHOLE = (Tensor, nn.Module, type, FunctionType, MethodType, ModuleType)
+_WHOLE = (Tensor, nn.Module, type, ModuleType)
 """What is the same as long as it is the same object: a tensor's numbers are none of it."""
 _MOST = 10_000
 """Entries that are looked at."""
@@ -22,6 +22,8 @@ Snapshot = tuple[object, ...]
 
 def take_snapshot(values: Iterable[object]) -> Snapshot:
     """What some Python objects hold: their elements and attributes, down to tensors and modules.
+
+    Functions hold what they close over, methods their objects too.
 
     Nothing that is held is kept alive by it, for which weak references stand.
 
@@ -69,6 +71,10 @@ def _list_held(value: Any) -> list[object] | None:
     """What can change in an object; None where it is looked at as a whole."""
     if isinstance(value, _WHOLE):
         return None
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, FunctionType):
+        return _list_closure(value)
     held: list[object] = []
     is_open = False
     if isinstance(value, dict):
@@ -82,6 +88,20 @@ def _list_held(value: Any) -> list[object] | None:
         held += attributes.values()
         is_open = True
     return held if is_open else None
+
+
+def _list_closure(function: FunctionType) -> list[object] | None:
+    """What a function closes over; of our own, which watch the code, nothing."""
+    if not function.__closure__ or function.__module__.split(".")[0] == "fxmem":
+        return None
+    return [*map(_read_cell, function.__closure__)]
+
+
+def _read_cell(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def _refer(value: object) -> object:

@@ -186,7 +186,7 @@ class GraphBuilder:
             return value
         if isinstance(value, (tuple, list)):
             elements = [self._convert(element, where) for element in value]
-            return elements if isinstance(value, list) else tuple(elements)
+            return self._make_sequence(type(value), elements)
         if isinstance(value, slice):
             return slice(*(self._convert(e, where) for e in (value.start, value.stop, value.step)))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -199,6 +199,13 @@ class GraphBuilder:
             return int(value)
         self.give_up(f"no graph holds the {type(value).__name__} in {where}")
         return f"<{type(value).__name__}>"
+
+    def _make_sequence(self, kind: type[Any], elements: list[Any]) -> Any:
+        if hasattr(kind, "_fields"):  # a named tuple
+            return self.graph.call_function(kind, tuple(elements))
+        if hasattr(kind, "n_sequence_fields"):  # a named tuple of C, as torch.max returns
+            return self.graph.call_function(kind, (tuple(elements),))
+        return elements if issubclass(kind, list) else tuple(elements)
 
     def _convert_tensor(self, tensor: torch.Tensor, where: str) -> Any:
         attribute = self._attributes.get(id(tensor))

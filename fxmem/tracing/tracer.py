@@ -21,6 +21,8 @@ from torch import fx, nn
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.tracing.calls import bind_arguments, patch_calls
+from fxmem.tracing.contexts import read_context, run_within
+from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import CONSTANT, NODE, GraphBuilder, describe_function, iterate_tensors
 from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.signatures import SIGNATURE, describe_value
@@ -108,6 +110,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self._scopes = [""]
         self._opaque_depth = 0
         self._occurrences: dict[str, int] = {}
+        self._context = read_context()
 
     @property
     def reason(self) -> str:
@@ -121,9 +124,13 @@ class Tracer(torch.overrides.TorchFunctionMode):
             What the model returns, on fake tensors.
         """
         self._add_placeholders(args, kwargs)
+        self._context = read_context()
+        state = ForwardState(self.model, is_leaf) if self._symbolic_sizes else None
         with self._tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
         self._builder.set_output(output)
+        if state is not None:
+            self._builder.give_up(state.find_change())
         return output
 
     def run_loss(self, compute: Callable[[Any], Any], output: Any) -> Any:
@@ -187,7 +194,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             result = func(*args, **kwargs)
             operators = self._listener.exit_node(index, result)
             if operators or next(iterate_tensors(result), None) is not None:
-                self._add_node(op, target, label, fqn, args, kwargs, result)
+                self._add_node(op, target, label, fqn, func, args, kwargs, result)
         finally:
             self._opaque_depth -= 1
         return result
@@ -198,16 +205,18 @@ class Tracer(torch.overrides.TorchFunctionMode):
         target: Any,
         label: str,
         fqn: str,
+        func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
         name = self._make_name(fqn if op == "call_module" else f"{fqn}.{label}".strip("."))
-        if target in (getattr, setattr, delattr):
+        if target in _ACCESSORS:
             args = (args[0], label, *args[1:])
         inputs = self._builder.find_inputs((args, kwargs))
         fx_node = None
         if self._phase is Phase.FORWARD:
+            op, target = self._keep_context(op, target, func, args, kwargs, result)
             fx_node = self._builder.add_call(op, target, args, kwargs, name)
             fx_node.meta[NODE] = name
         index = len(self.nodes)
@@ -227,6 +236,35 @@ class Tracer(torch.overrides.TorchFunctionMode):
                 inputs=inputs,
             )
         )
+
+    def _keep_context(
+        self,
+        op: str,
+        target: Any,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> tuple[str, Any]:
+        """What the graph calls so that it runs in the context in which the code has it."""
+        outer, inner = self._context, read_context()
+        if outer == inner:
+            return op, target
+        if outer.autocast == inner.autocast and not inner.grad:
+            given = [*iterate_tensors((args, kwargs))]
+            if op == "call_module":
+                given += self.model.get_submodule(target).parameters()
+            records = any(tensor.is_floating_point() for tensor in iterate_tensors(result))
+            if not records or not any(tensor.requires_grad for tensor in given):
+                return op, target  # autograd would not record it anyway
+        within = (
+            None if op == "call_module" or target in _ACCESSORS else run_within(func, outer, inner)
+        )
+        if within is None:
+            kind = "autocast" if outer.autocast != inner.autocast else "gradients"
+            self._builder.give_up(f"the code itself turns {kind} on or off")
+            return op, target
+        return "call_function", within
 
     def _make_name(self, candidate: str) -> str:
         seen = self._occurrences.get(candidate, 0)
@@ -374,10 +412,14 @@ class Tracer(torch.overrides.TorchFunctionMode):
             del frame, caller
             self._listener.exit_node(index, result)
             self._builder.give_up("a checkpointed region calls a function that no graph holds")
-            self._add_node("call_function", settings[0], "checkpoint", fqn, args, kwargs, result)
+            function = settings[0]
+            self._add_node(
+                "call_function", function, "checkpoint", fqn, function, args, kwargs, result
+            )
         finally:
             self._opaque_depth -= 1
 
 
+_ACCESSORS = (getattr, setattr, delattr)
 _SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})

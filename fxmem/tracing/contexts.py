@@ -1,0 +1,101 @@
+"""The contexts that code runs in: a graph's nodes run wherever its caller is."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where code runs.
+
+    Attributes:
+        grad: Whether autograd records.
+        autocast: By device, what it is autocast to; None where it is not.
+    """
+
+    grad: bool
+    autocast: tuple[torch.dtype | None, ...]
+
+
+def read_context() -> Context:
+    """The context of the caller.
+
+    >>> with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    ...     read_context()
+    Context(grad=False, autocast=(torch.bfloat16, None))
+    """
+    return Context(
+        torch.is_grad_enabled(),
+        tuple(
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            for device in _DEVICES
+        ),
+    )
+
+
+class Within:
+    """A function that runs without gradients, without autocast, or both.
+
+    Attributes:
+        function: The function.
+        without_grad: Whether autograd does not record it.
+        without_autocast: The devices for which it is not autocast.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], without_grad: bool, without_autocast: tuple[str, ...]
+    ) -> None:
+        self.function = function
+        self.without_grad = without_grad
+        self.without_autocast = without_autocast
+        # As torch.fx wants to know them of what a node calls.
+        self.__name__ = self.__qualname__ = f"run_{function.__name__}"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        with contextlib.ExitStack() as stack:
+            if self.without_grad:
+                stack.enter_context(torch.no_grad())
+            for device in self.without_autocast:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return self.function(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=256)
+def run_within(function: Callable[..., Any], outer: Context, inner: Context) -> Within | None:
+    """A function as one context has it, to be called in another.
+
+    Args:
+        function: What is called.
+        outer: The context that it is called in.
+        inner: The context that it runs in.
+
+    Returns:
+        None where that is no matter of single calls: autocast keeps the casts of weights to its
+            end (``torch/amp/autocast_mode.py``), and what autograd shall record again was not.
+
+    >>> outer = read_context()
+    >>> with torch.no_grad():
+    ...     double = run_within(torch.mul, outer, read_context())
+    >>> double(torch.ones(1, requires_grad=True), 2)
+    tensor([2.])
+    """
+    if inner.grad and not outer.grad:
+        return None
+    without = []
+    for device, ours, theirs in zip(_DEVICES, inner.autocast, outer.autocast, strict=True):
+        if ours is not None and ours != theirs:
+            return None
+        if ours != theirs:
+            without.append(device)
+    return Within(function, outer.grad and not inner.grad, tuple(without))
