@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
@@ -147,14 +147,15 @@ def _keep_tensor(tensor: Tensor) -> _Restore:
 
 def _keep_dict(current: dict[Any, Any]) -> _Restore:
     saved = [*dict.items(current)]
+    kind: Any = OrderedDict if isinstance(current, OrderedDict) else dict  # it has a list beside
 
     def restore() -> None:
         now = [*dict.items(current)]
         same = zip(now, saved, strict=False)
         if len(now) != len(saved) or not all(a is c and b is d for (a, b), (c, d) in same):
-            dict.clear(current)
+            kind.clear(current)
             for key, value in saved:
-                dict.__setitem__(current, key, value)
+                kind.__setitem__(current, key, value)
 
     return restore
 

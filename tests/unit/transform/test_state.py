@@ -129,3 +129,14 @@ def test_generators_have_states_of_their_own() -> None:
     after = list_random_states([keeper])
     changed = {n for n in before if not torch.equal(before[n], after[n])}
     assert changed == {f"generator {n}" for n in (1, 2, 3)}
+
+
+def test_ordered_dicts_are_put_back_with_their_order() -> None:
+    layer = nn.Linear(2, 2)
+    handle = layer.register_forward_hook(lambda *_: None)
+    restore = save_state([layer])
+    handle.remove()
+    layer.register_forward_hook(lambda *_: None)
+    restore()
+    assert list(layer._forward_hooks.items()) == [(handle.id, layer._forward_hooks[handle.id])]
+    layer(torch.ones(1, 2))
