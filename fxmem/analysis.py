@@ -289,7 +289,8 @@ class Analysis:
 
         Args:
             path: The file, whose suffix says how: ``.svg``, ``.png``, ``.pdf`` or ``.dot``;
-                ``.pickle`` and ``.trace.json`` are for other viewers.
+                ``.html`` is a report with all of it; ``.pickle`` and ``.trace.json`` are for
+                other viewers.
             view: What of the step; None for what the format is for.
             depth: How many levels of modules to open; None for as many as can be read, and
                 all of those around the peak.

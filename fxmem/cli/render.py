@@ -32,6 +32,7 @@ examples:
   fxmem render report.json --depth 2 -o modules.pdf
   fxmem render report.json --view timeline -o timeline.svg
   fxmem render gpt.py:GPT --input 4x512:int64 -o step.pickle
+  fxmem render gpt.py:GPT --input 4x512:int64 -o report.html
   fxmem render unet.py:UNet --input 1x3x256x256 --mode infer > unet.dot
 
 exit codes: 0 fine, 2 bad usage, a model that cannot be loaded or traced, or no Graphviz

@@ -197,3 +197,25 @@ def test_a_file_that_is_no_text_is_refused(
     path = tmp_path / "report.json"
     path.write_bytes(b"\xff\xfe")
     assert fail(capsys, "render", str(path)) == f"fxmem: error: the report {str(path)!r} is no text"
+
+
+def test_a_page_tells_the_trade_offs_of_a_step_with_a_plan(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        planner, "pareto", lambda analysis, **how: asked.append(how) or make_front()
+    )
+    plan, page = tmp_path / "plan.json", tmp_path / "a.html"
+    fingerprint = fingerprint_graph(make_analysis().graph)
+    made = make_plan(fingerprint=fingerprint, segments=(Segment("fc1", "fc1", 1),), dels=())
+    plan.write_text(made.to_json())
+    told = "Plans, cheapest first"
+    for arguments, is_told in (
+        ([*COMMAND, "--plan", str(plan)], True),
+        (COMMAND, False),
+        (["render", str(report), "--plan", str(plan)], False),
+    ):
+        assert main([*arguments, "-o", str(page)]) == 0
+        assert (told in page.read_text(encoding="utf-8")) is is_told
+    assert asked == [{"style": "graph"}]
