@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,31 +52,38 @@ def draw_timeline(
         plan: A plan of it, whose peak is drawn too; or None.
         planned: The step with the plan; None where that is not known.
     """
+    with plain_style():
+        return save_figure(build_figure(analysis, plan, planned), kind)
+
+
+def build_figure(
+    analysis: Analysis, plan: Plan | None = None, planned: Analysis | None = None
+) -> Figure:
+    """The plot before it is a file; the arguments are those of :func:`draw_timeline`."""
     from matplotlib.figure import Figure
 
     document = build_document(analysis)
     unit, unit_name = choose_unit(analysis.peak_bytes)
-    with plain_style():
-        figure = Figure(figsize=(_WIDTH, _HEIGHT))
-        subject = write_subject(document.subject).removeprefix(f"{document.subject.model}; ")
-        write_title(figure, document.subject.model, [write_headline(document.headline), subject])
-        axes = figure.add_axes(
-            (_LEFT / _WIDTH, _BOTTOM / _HEIGHT, _PLOT_WIDTH / _WIDTH, _PLOT_HEIGHT / _HEIGHT)
-        )
-        steps = len(analysis.graph.operations)
-        axes.set_xlim(0, steps)
-        axes.set_ylim(0, max(analysis.peak_bytes, 1) / unit * _HEADROOM)
-        axes.set_ylabel(f"live memory ({unit_name})")
-        axes.set_xlabel("operations of the step, in order")
-        axes.spines[["top", "right"]].set_visible(False)
-        lines = _find_lines(analysis, plan, planned, unit)
-        present = _draw_areas(axes, analysis, unit, lines)
-        _mark_phases(axes, analysis.graph.operations)
-        if plan is not None:
-            _draw_plan(axes, lines, planned)
-        _mark_peak(axes, analysis, unit)
-        _write_legend(figure, analysis, present, plan, planned is not None)
-        return save_figure(figure, kind)
+    figure = Figure(figsize=(_WIDTH, _HEIGHT))
+    subject = write_subject(document.subject).removeprefix(f"{document.subject.model}; ")
+    write_title(figure, document.subject.model, [write_headline(document.headline), subject])
+    axes = figure.add_axes(
+        (_LEFT / _WIDTH, _BOTTOM / _HEIGHT, _PLOT_WIDTH / _WIDTH, _PLOT_HEIGHT / _HEIGHT)
+    )
+    steps = len(analysis.graph.operations)
+    axes.set_xlim(0, steps)
+    axes.set_ylim(0, max(analysis.peak_bytes, 1) / unit * _HEADROOM)
+    axes.set_ylabel(f"live memory ({unit_name})")
+    axes.set_xlabel("operations of the step, in order")
+    axes.spines[["top", "right"]].set_visible(False)
+    lines = _find_lines(analysis, plan, planned, unit)
+    present = _draw_areas(axes, analysis, unit, lines)
+    _mark_phases(axes, analysis.graph.operations)
+    if plan is not None:
+        _draw_plan(axes, lines, planned)
+    _mark_peak(axes, analysis, unit)
+    _write_legend(figure, analysis, present, plan, planned is not None)
+    return figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +217,19 @@ def _label_areas(
 
 def _mark_phases(axes: Axes, operations: Sequence[Operation]) -> None:
     """Lines between the phases, and their names above; those of narrow ones a row higher."""
-    end = len(operations)
-    for phase, group in groupby(operations, key=lambda operation: operation.phase):
-        run = [*group]
+    end, free = len(operations), -math.inf
+    for (phase, _), run in _list_runs(operations):
         start, stop = run[0].index, run[-1].index + 1
         if start:
             axes.axvline(start, color=PALE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=4)
         inches = (stop - start) / end * _PLOT_WIDTH
-        is_narrow = inches < (len(phase.value) + 1) * _LETTER_INCHES
+        needed = (len(phase.value) + 1) * _LETTER_INCHES
+        is_narrow = inches < needed
+        if is_narrow:  # beside another such name there may be no room
+            middle = (start + stop) / 2 / end * _PLOT_WIDTH
+            if middle - needed / 2 < free:
+                continue
+            free = middle + needed / 2
         axes.annotate(
             phase.value,
             ((start + stop) / 2, 1.0),
@@ -236,7 +249,7 @@ def _mark_peak(axes: Axes, analysis: Analysis, unit: int) -> None:
     x, y = peak.step + 0.5, peak.nbytes / unit
     share = x / end
     axes.plot([x, x], [0, y], color=PEAK_COLOR, linewidth=1.2, zorder=5)
-    axes.plot([x], [y], marker="o", color=PEAK_COLOR, markersize=7, zorder=7)
+    axes.plot([x], [y], marker="o", color=PEAK_COLOR, markersize=7, zorder=7, clip_on=False)
     side = "left" if share < 0.3 else "right" if share > 0.7 else "center"
     shift = {"left": -6, "right": 6, "center": 0}[side]
     axes.annotate(
@@ -263,7 +276,7 @@ def _draw_plan(axes: Axes, lines: _Lines, planned: Analysis | None) -> None:
     for color, width, dashes in (("#FFFFFF", 3.4, (0, ())), (PLAN_COLOR, 1.7, (0, (5, 1.5)))):
         axes.plot(lines.xs, lines.ys, color=color, linewidth=width, linestyle=dashes, zorder=5.5)
     x = lines.xs[lines.ys.index(max(lines.ys))]
-    axes.plot([x], [level], marker="D", color=PLAN_COLOR, markersize=7, zorder=7)
+    axes.plot([x], [level], marker="D", color=PLAN_COLOR, markersize=7, zorder=7, clip_on=False)
 
 
 def fit_phases(operations: Sequence[Operation], others: Sequence[Operation]) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _WIDTH, _HEIGHT = 8.0, 5.0
 _LEFT, _BOTTOM, _PLOT_WIDTH, _PLOT_HEIGHT = 0.75, 0.55, 7.0, 3.5
@@ -45,30 +46,35 @@ def draw_tradeoff(
     """
     if not front:
         raise UsageError("there are no trade-offs to draw", hint="front=fxmem.pareto(analysis)")
+    with plain_style():
+        return save_figure(build_figure(analysis, front, plan), kind)
+
+
+def build_figure(analysis: Analysis, front: Sequence[Plan], plan: Plan | None = None) -> Figure:
+    """The plot before it is a file; the arguments are those of :func:`draw_tradeoff`."""
     from matplotlib.figure import Figure
 
     unit, unit_name = choose_unit(analysis.peak_bytes)
     subject = describe_subject(analysis)
-    with plain_style():
-        figure = Figure(figsize=(_WIDTH, _HEIGHT))
-        rest = write_subject(subject).removeprefix(f"{subject.model}; ")
-        write_title(figure, subject.model, [_write_answer(analysis, front, plan), rest])
-        axes = figure.add_axes(
-            (_LEFT / _WIDTH, _BOTTOM / _HEIGHT, _PLOT_WIDTH / _WIDTH, _PLOT_HEIGHT / _HEIGHT)
-        )
-        shown = [*front, *([] if plan is None else [plan])]
-        most = max(max(p.overhead for p in shown), 0.01)
-        axes.set_xlim(-0.03 * most, 1.08 * most)
-        axes.set_ylim(0, analysis.peak_bytes / unit * 1.12)
-        axes.set_xlabel("time that is added to the step, by the roofline of the target")
-        axes.set_ylabel(f"peak ({unit_name})")
-        axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E4E7EB", linewidth=0.7)
-        axes.set_axisbelow(True)
-        _draw_front(axes, analysis, front, unit)
-        _write_labels(axes, analysis, front, plan, unit)
-        return save_figure(figure, kind)
+    figure = Figure(figsize=(_WIDTH, _HEIGHT))
+    rest = write_subject(subject).removeprefix(f"{subject.model}; ")
+    write_title(figure, subject.model, [_write_answer(analysis, front, plan), rest])
+    axes = figure.add_axes(
+        (_LEFT / _WIDTH, _BOTTOM / _HEIGHT, _PLOT_WIDTH / _WIDTH, _PLOT_HEIGHT / _HEIGHT)
+    )
+    shown = [*front, *([] if plan is None else [plan])]
+    most = max(max(p.overhead for p in shown), 0.01)
+    axes.set_xlim(-0.03 * most, 1.08 * most)
+    axes.set_ylim(0, analysis.peak_bytes / unit * 1.12)
+    axes.set_xlabel("time that is added to the step, by the roofline of the target")
+    axes.set_ylabel(f"peak ({unit_name})")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E4E7EB", linewidth=0.7)
+    axes.set_axisbelow(True)
+    _draw_front(axes, analysis, front, unit)
+    _write_labels(axes, analysis, front, plan, unit)
+    return figure
 
 
 def _write_answer(analysis: Analysis, front: Sequence[Plan], plan: Plan | None) -> str:
@@ -122,11 +128,11 @@ def _describe(plan: Plan) -> str:
 
 def _label(axes: Axes, x: float, y: float, text: str, color: str) -> None:
     # The curve falls: above it there is room to the right, below it to the left.
-    is_right = x > 0.6 * axes.get_xlim()[1]
+    is_right, is_low = x > 0.6 * axes.get_xlim()[1], y < 0.1 * axes.get_ylim()[1]
     axes.annotate(
         text,
         (x, y),
-        xytext=(-6, -14) if is_right else (8, 7),
+        xytext=(-6, 9 if is_low else -14) if is_right else (8, 7),
         textcoords="offset points",
         ha="right" if is_right else "left",
         size=9,

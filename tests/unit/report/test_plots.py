@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from xml.etree import ElementTree
 
 import matplotlib
@@ -13,10 +15,14 @@ from drawings import SVG
 from hand_made import MIB, make_analysis, make_graph, memory_graphs
 from hand_made_plans import make_front, make_plan
 from hypothesis import given, settings
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fxmem.errors import UsageError
-from fxmem.graph import Category, MemoryGraph, Operation, Phase
-from fxmem.report.plotting import STYLES, find_matplotlib
+from fxmem.graph import Category, MemoryGraph, Operation, Phase, Storage
+from fxmem.report import timeline_plot, tradeoff_plot
+from fxmem.report.plotting import STYLES, find_matplotlib, plain_style
 from fxmem.report.timeline_plot import choose_moments, draw_timeline, fit_phases
 from fxmem.report.tradeoff_plot import draw_tradeoff
 
@@ -120,6 +126,70 @@ def test_phases_of_the_planned_step_begin_where_those_of_the_step_do() -> None:
     assert fit_phases(make(1, 0, 1, 1), make(1, 1, 1, 0)) == (0.5, 2.5, 2.5)
     twice = [*make(1, 0, 1, 0), *(replace(o, index=o.index + 2) for o in make(1, 0, 1, 0))]
     assert fit_phases(twice, twice) == (0.5, 1.5, 2.5, 3.5)
+
+
+def list_drawn(figure: Figure) -> Iterator[Text]:
+    """The texts of a figure, without those of ticks that lie beyond an axis."""
+    yield from figure.texts
+    for axes in figure.axes:
+        yield from axes.texts
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            yield axis.label
+            low, high = sorted(axis.get_view_interval())
+            for place, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True):
+                if low <= place <= high:
+                    yield label
+
+
+def list_overlaps(figure: Figure) -> list[tuple[str, str]]:
+    """Texts that lie on each other, or beyond the picture."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    boxes = [
+        (text.get_text(), text.get_window_extent(canvas.get_renderer()))
+        for text in list_drawn(figure)
+        if text.get_text().strip()
+    ]
+    beyond = [
+        (text, "the edge") for text, box in boxes if box.x0 < 0 or box.x1 > figure.bbox.x1 + 1
+    ]
+    pairs = combinations(boxes, 2)
+    return beyond + [(a, b) for (a, one), (b, other) in pairs if one.overlaps(other)]
+
+
+def make_step(phases: tuple[int, ...], peak: int) -> MemoryGraph:
+    """So many operations of each phase; all categories, and the most of all in one operation."""
+    kinds = [phase for phase, count in zip(Phase, phases, strict=True) for _ in range(count)]
+    operations = tuple(Operation(i, "aten.mm.default", phase) for i, phase in enumerate(kinds))
+    storages = [
+        Storage(i, (i + 1) * MIB, category, category.value, (1,), "float32", -1, None)
+        for i, category in enumerate(Category)
+    ]
+    storages.append(Storage(9, 40 * MIB, Category.ACTIVATION, "a", (1,), "float32", peak, peak))
+    return MemoryGraph((), tuple(storages), operations, ())
+
+
+@pytest.mark.parametrize("phases", [(1, 1, 1, 1), (3, 1, 300, 1), (300, 2, 2, 2)])
+def test_no_text_lies_on_another(phases: tuple[int, ...]) -> None:
+    plan = make_plan()
+    for peak in {0, sum(phases) // 2, sum(phases) - 1}:
+        analysis = make_analysis(make_step(phases, peak))
+        with plain_style():
+            figure = timeline_plot.build_figure(analysis, plan, analysis)
+            assert list_overlaps(figure) == []
+
+
+@pytest.mark.parametrize("falls", [(0, 20, 25, 27), (0, 1, 2, 3), (0, 5, 10, 29)])
+def test_no_label_of_a_front_lies_on_another(falls: tuple[int, ...]) -> None:
+    for overheads in (0.0, 0.01, 0.05, 0.4), (0.0, 0.3, 0.35, 0.4):
+        front = [
+            replace(make_front(1)[0], peak_bytes=(30 - fall) * MIB, overhead=overhead)
+            for fall, overhead in zip(falls, overheads, strict=False)
+        ]
+        for plan in None, front[0], front[-1]:
+            with plain_style():
+                figure = tradeoff_plot.build_figure(make_analysis(), front, plan)
+                assert list_overlaps(figure) == []
 
 
 def test_a_front_has_its_ends_and_the_chosen_plan() -> None:
