@@ -26,12 +26,12 @@ import fxmem
 from benchmarks.cases import import_torchvision
 from benchmarks.planner_cases import (
     CASES,
-    COMPILED,
     ROTOR_BUDGETS,
     PlannerCase,
     Prepare,
     list_rotor,
 )
+from benchmarks.planner_compiled import list_compiled
 from benchmarks.planner_measure import Forward, Measurement, Numbers, Trainer
 from benchmarks.planner_page import ANSWERS, update_page
 
@@ -178,7 +178,7 @@ def run_case(case: PlannerCase, points: int, *, rounds: int = 2, compiled: bool 
         case: The model.
         points: How many plans of the front are applied, besides those that answer a baseline.
         rounds: How often each step is timed.
-        compiled: Whether PyTorch's own budget is tried too.
+        compiled: Whether PyTorch's own budgets are tried too.
     """
     bench = Bench(case, rounds)
     result = bench.result
@@ -198,9 +198,9 @@ def run_case(case: PlannerCase, points: int, *, rounds: int = 2, compiled: bool 
 
 def _list_by_hand(case: PlannerCase, bench: Bench, compiled: bool) -> Iterator[tuple[str, Prepare]]:
     yield from case.baselines.items()
+    yield from list_compiled() if compiled else ()
     if case.chained:
         yield from list_rotor(case.case.model().train(), *bench.args)
-        yield from COMPILED.items() if compiled else ()
 
 
 def find_answers(result: Result) -> list[Answer]:
@@ -360,7 +360,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     names = [case.case.name for case in CASES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these alone")
-    parser.add_argument("--compiled", action="store_true", help="PyTorch's own budget too")
+    parser.add_argument("--compiled", action="store_true", help="PyTorch's own budgets too")
     parser.add_argument("--points", type=int, default=20, help="plans applied of the two nets")
     parser.add_argument("--rounds", type=int, default=2, help="how often steps are timed; 0: not")
     parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -129,26 +127,6 @@ CHAINED: dict[str, Prepare] = {
     "one region": checkpoint_segments(None),
     "sqrt(n)": checkpoint_by_root,
 }
-
-
-def compile_with_budget(budget: float) -> Prepare:
-    """What ``torch.compile`` makes of a model under ``activation_memory_budget``."""
-
-    def prepare(model: nn.Module) -> Forward:
-        torch.compiler.reset()
-        backend = "inductor" if shutil.which("g++") else "aot_eager_decomp_partition"
-        compiled = torch.compile(model, backend=backend)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with functorch_config.patch(activation_memory_budget=budget):
-                return compiled(*args, **kwargs)
-
-        return forward
-
-    return prepare
-
-
-COMPILED = {f"budget {b}, compiled": compile_with_budget(b) for b in (0.75, 0.5, 0.25, 0.1, 0.0)}
 
 
 @dataclass(frozen=True)

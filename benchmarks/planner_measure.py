@@ -14,6 +14,7 @@ from torch.profiler import record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cases import SEED
+from benchmarks.planner_compiled import CompiledModel
 from benchmarks.step import default_loss, tensors_of
 from fxmem.transform.measuring import watch_allocations
 
@@ -113,6 +114,8 @@ class Trainer:
     def count_flops(self, forward: Forward) -> int:
         """FLOPs of a step."""
         self.reset()
+        if isinstance(forward, CompiledModel):
+            return forward.count_flops(lambda: self.run(forward))
         with FlopCounterMode(display=False) as counter:
             self.run(forward)
         return int(counter.get_total_flops())
