@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from evil_names import EVIL, make_evil_analysis
-from hand_made import MIB, make_analysis, make_graph, make_setup
+from hand_made import MIB, make_analysis, make_graph, make_setup, memory_graphs
+from hypothesis import given, settings
 
 import fxmem
 from fxmem.analysis import Analysis
@@ -87,7 +88,7 @@ def open_report(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def planned() -> Report:
-    analysis = fxmem.analyze("examples/unet.py:UNet", ("1x3x64x64",), optimizer="adam")
+    analysis = fxmem.analyze("examples/unet.py:UNet", ("2x3x128x128",))
     return Report(
         analysis,
         plan(analysis, max_overhead=0.1, time_limit_s=1),
@@ -337,17 +338,64 @@ def test_a_plan_lies_over_the_step(open_report: Any, planned: Report) -> None:
     assert readout.inner_text().endswith(f"{peak} with the plan")
     overlay = page.locator("#overlay")
     overlay.focus()
-    texts = []
-    for _ in range(int(overlay.get_attribute("aria-valuemax") or 0)):
-        page.keyboard.press("ArrowLeft")
-        texts.append(readout.inner_text())
-        if ", computed again: " in texts[-1]:
+    assert planned.plan.segments
+    for _ in range(int(overlay.get_attribute("aria-valuemax"))):
+        if ", computed again: " in readout.inner_text():
             break
+        page.keyboard.press("ArrowRight")
+    assert ", computed again: " in readout.inner_text()
     page.keyboard.press("Home")
     first = format_bytes(planned.analysis.timeline.profile()[0])
     assert readout.inner_text().endswith(f": {first} before, {first} with the plan")
     assert page.locator("#curve circle").count() == len(planned.front)
     assert len(read_rows(page, "#trade")) == len(planned.front)
+
+
+@settings(max_examples=20)
+@given(memory_graphs())
+def test_any_step_makes_a_page(browser: Any, graph: MemoryGraph) -> None:
+    analysis, wrong = make_analysis(graph), []
+    page = browser.new_page()
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.set_content(write_html(Report(analysis)))
+    for key, step in (("p", analysis.peak.step), ("Home", 0), ("End", -1)):
+        page.locator("#chart").press(key)
+        text = page.locator("#chart").get_attribute("aria-valuetext")
+        assert text.endswith(f", {format_bytes(analysis.timeline.profile()[step])}")
+    page.locator("#chart").click()
+    page.close()
+    assert wrong == []
+
+
+CONTRAST = """() => {
+  const light = (color) => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((part) => {
+      const share = part / 255;
+      return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const behind = (element) => {
+    const color = getComputedStyle(element).backgroundColor;
+    return color !== 'rgba(0, 0, 0, 0)' ? color : behind(element.parentElement);
+  };
+  return [...document.querySelectorAll('body *')]
+    .filter((element) => !element.closest('svg, script'))
+    .filter(({ childNodes }) => [...childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
+    .map((element) => {
+      const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.outerHTML.slice(0, 80)];
+    }).filter(([contrast]) => contrast < 4.5);
+}"""
+"""Of text on what is behind it, as the Web Content Accessibility Guidelines measure it (AA)."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(open_report: Any, planned: Report, scheme: str) -> None:
+    page = open_report(planned, color_scheme=scheme)
+    page.locator("#live td button").first.click()
+    assert page.evaluate(CONTRAST) == []
 
 
 def make_large(events: int) -> Analysis:
