@@ -168,9 +168,9 @@ def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
     trace: list[tuple[TraceEvent, int]] = []
     residents: tuple[Placement, ...] = ()
     for index, event in enumerate(events, -first):
-        if event.action is Action.ALLOC:
+        if event.nbytes and event.action is Action.ALLOC:
             blocks[event.storage] = allocator.allocate(event.nbytes)
-        else:
+        elif event.nbytes:
             allocator.free(blocks.pop(event.storage))
         if index == -1:
             residents = tuple(

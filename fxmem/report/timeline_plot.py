@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Category, Operation, Phase
+from fxmem.graph import Category, Operation
 from fxmem.liveness import list_category_bytes
 from fxmem.planning.plan import Plan
 from fxmem.report.document import build_document
@@ -26,6 +23,7 @@ from fxmem.report.plotting import (
     write_title,
 )
 from fxmem.report.text import write_headline, write_subject
+from fxmem.report.timeline_data import COLUMNS, Lines, choose_moments, find_lines, list_runs
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 10.0, 5.2
 """Inches."""
 _LEFT, _BOTTOM, _PLOT_WIDTH, _PLOT_HEIGHT = 0.75, 0.55, 6.85, 3.5
-_COLUMNS = 200
-"""How many moments are drawn at most; of those between, the one with the most bytes."""
 _HEADROOM = 1.2
 _LETTER_INCHES = 0.085
 
@@ -76,7 +72,7 @@ def build_figure(
     axes.set_ylabel(f"live memory ({unit_name})")
     axes.set_xlabel("operations of the step, in order")
     axes.spines[["top", "right"]].set_visible(False)
-    lines = _find_lines(analysis, plan, planned, unit)
+    lines = find_lines(analysis, plan, planned, unit)
     present = _draw_areas(axes, analysis, unit, lines)
     _mark_phases(axes, analysis.graph.operations)
     if plan is not None:
@@ -86,78 +82,10 @@ def build_figure(
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """What is drawn over the areas: the peak, and the step with the plan.
-
-    Attributes:
-        peak: Where on the axis the peak is.
-        level: The peak with the plan; None without one.
-        xs: Where on the axis the line of the step with the plan goes.
-        ys: How high it is there.
-    """
-
-    peak: float
-    level: float | None = None
-    xs: tuple[float, ...] = ()
-    ys: tuple[float, ...] = ()
-
-    def split(
-        self, across: tuple[float, float], heights: tuple[float, float]
-    ) -> Iterator[tuple[float, float]]:
-        """The free heights of a window of the plot, over and under the lines."""
-        (start, stop), (low, high) = across, heights
-        if start <= self.peak <= stop:
-            return
-        bars = [(self.level, self.level)] if self.level is not None else []
-        inside = [y for x, y in zip(self.xs, self.ys, strict=True) if start <= x <= stop]
-        if inside:
-            bars.append((min(inside), max(inside)))
-        for bottom, top in sorted(bars):
-            yield low, min(high, bottom)
-            low = max(low, top)
-        yield low, high
-
-
-def _find_lines(
-    analysis: Analysis, plan: Plan | None, planned: Analysis | None, unit: int
-) -> _Lines:
-    peak = analysis.peak.step + 0.5
-    if plan is None or planned is None:
-        return _Lines(peak, None if plan is None else plan.peak_bytes / unit)
-    positions = fit_phases(planned.graph.operations, analysis.graph.operations)
-    live = planned.profile.live_bytes
-    moments = choose_moments(live, _COLUMNS)
-    return _Lines(
-        peak,
-        plan.peak_bytes / unit,
-        tuple(positions[moment] for moment in moments),
-        tuple(live[moment] / unit for moment in moments),
-    )
-
-
-def choose_moments(live_bytes: Sequence[int], columns: int) -> tuple[int, ...]:
-    """Operations that stand for all: of each of some runs of them, that with the most bytes.
-
-    Args:
-        live_bytes: Of each operation.
-        columns: How many runs there are at most.
-
-    >>> choose_moments((1, 5, 2, 2), 2), choose_moments((1, 2), 4)
-    ((1, 2), (0, 1))
-    """
-    steps = len(live_bytes)
-    columns = min(columns, steps)
-    edges = [column * steps // columns for column in range(columns + 1)]
-    return tuple(
-        max(range(start, stop), key=live_bytes.__getitem__) for start, stop in pairwise(edges)
-    )
-
-
-def _draw_areas(axes: Axes, analysis: Analysis, unit: int, lines: _Lines) -> dict[Category, int]:
+def _draw_areas(axes: Axes, analysis: Analysis, unit: int, lines: Lines) -> dict[Category, int]:
     """The areas, what stays at the bottom; returns each one's bytes at the peak, bottom first."""
     series = list_category_bytes(analysis.allocated_graph)
-    moments = choose_moments(analysis.profile.live_bytes, _COLUMNS)
+    moments = choose_moments(analysis.profile.live_bytes, COLUMNS)
     present = [category for category in STYLES if any(series[category])]
     tops, total = dict[Category, list[float]](), [0] * len(moments)
     for category in present:
@@ -184,7 +112,7 @@ def _list_edges(columns: int, end: float) -> list[float]:
 
 
 def _label_areas(
-    axes: Axes, tops: Mapping[Category, Sequence[float]], edges: Sequence[float], lines: _Lines
+    axes: Axes, tops: Mapping[Category, Sequence[float]], edges: Sequence[float], lines: Lines
 ) -> None:
     """The names of areas within them, where they are high and wide enough and no line is."""
     bottoms: Sequence[float] = [0.0] * (len(edges) - 1)
@@ -218,7 +146,7 @@ def _label_areas(
 def _mark_phases(axes: Axes, operations: Sequence[Operation]) -> None:
     """Lines between the phases, and their names above; those of narrow ones a row higher."""
     end, free = len(operations), -math.inf
-    for (phase, _), run in _list_runs(operations):
+    for (phase, _), run in list_runs(operations):
         start, stop = run[0].index, run[-1].index + 1
         if start:
             axes.axvline(start, color=PALE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=4)
@@ -267,7 +195,7 @@ def _mark_peak(axes: Axes, analysis: Analysis, unit: int) -> None:
     )
 
 
-def _draw_plan(axes: Axes, lines: _Lines, planned: Analysis | None) -> None:
+def _draw_plan(axes: Axes, lines: Lines, planned: Analysis | None) -> None:
     """The step with the plan as a line, its phases where those without it are."""
     level = lines.level or 0.0
     axes.axhline(level, color=PLAN_COLOR, linewidth=0.9, linestyle=(0, (1, 2)), zorder=5)
@@ -277,37 +205,6 @@ def _draw_plan(axes: Axes, lines: _Lines, planned: Analysis | None) -> None:
         axes.plot(lines.xs, lines.ys, color=color, linewidth=width, linestyle=dashes, zorder=5.5)
     x = lines.xs[lines.ys.index(max(lines.ys))]
     axes.plot([x], [level], marker="D", color=PLAN_COLOR, markersize=7, zorder=7, clip_on=False)
-
-
-def fit_phases(operations: Sequence[Operation], others: Sequence[Operation]) -> tuple[float, ...]:
-    """Where operations lie on the axis of others, so that each phase begins where theirs does.
-
-    Args:
-        operations: Of a step.
-        others: Of the same step with more or fewer operations in its phases.
-
-    >>> from fxmem.graph import Operation, Phase
-    >>> step = [Operation(0, "a", Phase.FORWARD), Operation(1, "b", Phase.BACKWARD)]
-    >>> fit_phases([*step, Operation(2, "c", Phase.BACKWARD)], step)
-    (0.5, 1.25, 1.75)
-    """
-    wanted = dict(_list_runs(others))
-    positions: list[float] = []
-    for key, run in _list_runs(operations):
-        there = wanted.get(key, [])
-        start = there[0].index if there else positions[-1] if positions else 0.0
-        positions += [start + len(there) * (at + 0.5) / len(run) for at in range(len(run))]
-    return tuple(positions)
-
-
-def _list_runs(
-    operations: Sequence[Operation],
-) -> Iterator[tuple[tuple[Phase, int], list[Operation]]]:
-    """Runs of operations of one phase, by the phase and how many of its runs came before."""
-    seen = Counter[Phase]()
-    for phase, group in groupby(operations, key=lambda operation: operation.phase):
-        yield (phase, seen[phase]), [*group]
-        seen[phase] += 1
 
 
 def _write_legend(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fxmem.allocation import allocate_graph, find_exhaustion, measure_allocation
+from fxmem.allocation import (
+    BlockTrace,
+    Placement,
+    allocate_graph,
+    find_exhaustion,
+    measure_allocation,
+    trace_blocks,
+)
 from fxmem.allocator import AllocatorSettings
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.timeline import build_timeline
@@ -106,3 +113,58 @@ def test_the_most_of_both_without_a_graph() -> None:
         max(build_timeline(allocation.graph).profile()),
         max(allocation.reserved_bytes),
     )
+
+
+FIRST = 0x7F00_0000_0000
+
+
+def list_actions(trace: BlockTrace) -> list[tuple[str, int, int, int]]:
+    return [(e.action.value, e.address - FIRST, e.nbytes, index) for e, index in trace.events]
+
+
+def test_blocks_lie_where_the_caching_allocator_puts_them() -> None:
+    # Small blocks of 512 bytes in one segment of 2 MiB; what the warm-up freed is taken again.
+    graph = make_graph(
+        make_storage(0, 500, RESIDENT),
+        make_storage(1, 300, 1, 2),
+        make_storage(2, 0, RESIDENT, 2),
+        workspace_bytes=3 * MIB,
+        warmup=((-1, 512), (0, 500), (-1, -512)),
+    )
+    trace = trace_blocks(graph, SETTINGS)
+    assert trace.residents == (Placement(0, FIRST + 512, 500),)
+    assert list_actions(trace) == [
+        ("alloc", 0, 300, 0),
+        ("segment_alloc", 2 * MIB, 20 * MIB, 1),
+        ("alloc", 2 * MIB, 3 * MIB, 1),
+        ("free_completed", 2 * MIB, 3 * MIB, 2),
+        ("free_completed", 0, 300, 3),
+    ]
+    small, large = trace.segments
+    assert [(b.size, b.requested_bytes) for b in small.blocks] == [
+        (512, 0),
+        (512, 500),
+        (2 * MIB - 1024, 0),
+    ]
+    assert [(b.size, b.allocated) for b in large.blocks] == [(20 * MIB, False)]
+
+
+def test_without_a_cache_each_block_is_a_segment_at_an_address_of_its_own() -> None:
+    graph = make_graph(
+        make_storage(0, 100, RESIDENT),
+        make_storage(1, 0, RESIDENT),
+        make_storage(2, 30, 1, 1),
+        make_storage(3, 0, 1, 2),
+        make_storage(4, 30, 2),
+    )
+    trace = trace_blocks(graph, None)
+    assert trace.residents == (Placement(0, FIRST, 100),)
+    assert list_actions(trace) == [
+        ("segment_alloc", 128, 30, 0),
+        ("alloc", 128, 30, 0),
+        ("free_completed", 128, 30, 2),
+        ("segment_free", 128, 30, 2),
+        ("segment_alloc", 192, 30, 3),
+        ("alloc", 192, 30, 3),
+    ]
+    assert [(s.address - FIRST, s.size) for s in trace.segments] == [(0, 100), (192, 30)]

@@ -9,7 +9,7 @@ from hand_made import make_analysis
 from torch import nn
 
 import fxmem
-from fxmem.planning.outcome import choose_fitting, find_planned_peak
+from fxmem.planning.outcome import choose_fitting, find_planned_peak, find_planned_step
 from fxmem.planning.plan import Plan
 
 
@@ -73,6 +73,10 @@ def test_the_new_peak_is_where_the_planned_model_has_it(
         assert peak.nbytes == again.peak_bytes
         assert peak.phase is again.peak.phase
         assert peak.operation.name == again.peak.operation.name
+        planned = find_planned_step(analysis, plan)
+        assert planned is not None
+        assert planned.peak == peak
+        assert planned.setup == analysis.setup
 
 
 def test_a_plan_that_computes_nothing_again_leaves_the_peak_where_it_is(
@@ -87,3 +91,4 @@ def test_a_peak_that_the_segments_do_not_explain_is_not_placed(
 ) -> None:
     plan = dataclasses.replace(front[1], peak_bytes=front[1].peak_bytes - 1)
     assert find_planned_peak(analysis, plan) is None
+    assert find_planned_step(analysis, plan) is None

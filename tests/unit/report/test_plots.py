@@ -23,7 +23,8 @@ from fxmem.errors import UsageError
 from fxmem.graph import Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.report import timeline_plot, tradeoff_plot
 from fxmem.report.plotting import STYLES, find_matplotlib, plain_style
-from fxmem.report.timeline_plot import choose_moments, draw_timeline, fit_phases
+from fxmem.report.timeline_data import choose_moments, fit_phases
+from fxmem.report.timeline_plot import draw_timeline
 from fxmem.report.tradeoff_plot import draw_tradeoff
 
 STARTS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
