@@ -82,17 +82,22 @@ def sum_storages(tensors: Iterable[Tensor], device: torch.device) -> int:
 
 
 def measure_peak(
-    step: Callable[[], object], release: Callable[[], None], device: torch.device
+    prepare: Callable[[], int],
+    step: Callable[[], object],
+    release: Callable[[], None],
+    device: torch.device,
 ) -> int:
-    """The most bytes that a step takes above what was there before it.
+    """The most bytes that are live in a step, with what is there before it.
 
     Args:
-        step: What to run.
+        prepare: Makes what a step takes, and answers how many bytes are there before it.
+        step: What to run; on the CPU twice.
         release: Lets go of what the step leaves.
         device: Where it runs.
     """
     gc.collect()
     if device.type == "cuda":
+        resident_bytes = prepare()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -101,13 +106,19 @@ def measure_peak(
         peak = torch.cuda.max_memory_allocated(device) - before
         del kept
         release()
-        return peak
+        return resident_bytes + peak
     with watch_allocations() as seen:
+        # Of what a step keeps for the next, which replaces it, the profiler sees both ends.
+        prepare()
+        kept = step()
+        del kept
+        release()
+        resident_bytes = prepare()
         with record_function(_SPAN):
             kept = step()
         del kept
         release()
-    return seen.find_peak(_SPAN)
+    return resident_bytes + seen.find_peak(_SPAN)
 
 
 def _list_dense(tensor: Tensor) -> Iterator[Tensor]:

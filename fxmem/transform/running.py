@@ -175,9 +175,12 @@ class Runner:
     def measure(self) -> int:
         """The peak of a step in bytes, with what is there before it."""
         self.release()
+        return measure_peak(self._prepare_step, self._take_step, self.release, self.device)
+
+    def _prepare_step(self) -> int:
+        """Makes inputs; the bytes of all that is there before the step."""
         self._inputs = _copy_inputs(self.given)
-        resident_bytes = sum_storages(self._iterate_residents(), self.device)
-        return resident_bytes + measure_peak(self._take_step, self.release, self.device)
+        return sum_storages(self._iterate_residents(), self.device)
 
     def _iterate_residents(self) -> Iterator[Tensor]:
         for value in (*iterate_holders([self.model]), *tree_iter(self._inputs), self.target):

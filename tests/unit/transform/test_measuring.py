@@ -29,9 +29,22 @@ def test_a_peak_counts_what_the_step_holds_at_once() -> None:
         held.append(torch.empty(1024))
         return torch.empty(2048)
 
-    assert measure_peak(step, held.clear, CPU) == 4 * 4096
-    assert measure_peak(lambda: [step(), torch.empty(4096)], held.clear, CPU) == 4 * 7168
-    assert held == []
+    assert measure_peak(lambda: 5, step, held.clear, CPU) == 5 + 4 * 4096
+    more = measure_peak(lambda: 0, lambda: [step(), torch.empty(4096)], held.clear, CPU)
+    assert (more, held) == (4 * 7168, [])
+
+
+def test_what_a_step_replaces_is_there_until_then() -> None:
+    kept = {"table": torch.empty(4096)}
+
+    def step() -> None:
+        torch.empty(1024)
+        del kept["table"]
+        kept["table"] = torch.empty(4096)
+        torch.empty(2048)
+
+    residents = lambda: kept["table"].nbytes  # noqa: E731
+    assert measure_peak(residents, step, lambda: None, CPU) == 4 * 6144
 
 
 def test_storages_are_counted_once_and_in_whole() -> None:
