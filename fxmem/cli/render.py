@@ -104,12 +104,13 @@ def run_render(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, a model that cannot be loaded or traced, or no Graphviz.
     """
-    from fxmem.report.rendering import TRADEOFF, choose_options, render
+    from fxmem.report.rendering import TRADEOFF, check_options, choose_options, render
 
     # What the user may have mistyped is told before torch is imported and the model is run.
     kind = _choose_format(arguments)
     plan = None if arguments.plan is None else _read_plan(arguments.plan)
     options = choose_options(arguments.view, arguments.depth, arguments.expand, plan)
+    check_options(kind, options)
     _check_target(arguments.target, kind, options)
     check_output(arguments.output)
     with show_progress(f"drawing {arguments.target}"):

@@ -222,6 +222,17 @@ def check_format(kind: str, view: str | None = None) -> None:
         find_matplotlib()
 
 
+def check_options(kind: str, options: RenderOptions) -> None:
+    """Checks that what is asked for goes together.
+
+    Raises:
+        UsageError: How much of the graph to show, where no graph is shown.
+    """
+    view = options.view or next(iter(FORMATS[kind].views))
+    if options.detail != Detail() and view in (TIMELINE, TRADEOFF, SNAPSHOT, TRACE):
+        raise UsageError(f"depth and expand are for the graph, not for a {view}")
+
+
 def needs_model(kind: str, options: RenderOptions) -> bool:
     """Whether more has to be known of a step than a saved report says."""
     view = options.view or next(iter(FORMATS[kind].views))
@@ -240,5 +251,6 @@ def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
         UsageError: It cannot be drawn so, or the plan is for another model.
     """
     check_format(kind, options.view)
+    check_options(kind, options)
     views = FORMATS[kind].views
     return views[options.view or next(iter(views))](analysis, options)

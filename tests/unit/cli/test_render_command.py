@@ -169,6 +169,7 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
         (["--format", "pickle"], "pickle is not for stdout (write to a file: -o peak.pickle)"),
         (["--format", "png"], "png is not for stdout (write to a file: -o peak.png)"),
         (["--depth", "0"], "a depth of 0 shows nothing (1 or more)"),
+        (["-o", "a.pickle", "--expand"], "depth and expand are for the graph, not for a snapshot"),
         (["--plan", "no.json"], "cannot read the plan 'no.json': No such file or directory"),
     ],
 )

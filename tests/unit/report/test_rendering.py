@@ -73,6 +73,13 @@ def test_a_depth_of_nothing_is_refused() -> None:
     assert str(caught.value) == "a depth of 0 shows nothing (1 or more)"
 
 
+@pytest.mark.parametrize("view", ["timeline", "tradeoff"])
+def test_plots_have_no_depth(view: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        render(make_analysis(), "svg", choose_options(view, 2, False))
+    assert str(caught.value) == f"depth and expand are for the graph, not for a {view}"
+
+
 def test_a_plan_for_another_model_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         make_analysis().to_dot(plan=make_plan())
