@@ -336,7 +336,7 @@ Plans of fxmem and what people do by hand, each applied to a model and run with 
   by bit; `not statistics`: all but the statistics, which were updated twice.
 - rotor: the best schedules over the blocks (Beaumont, Herrmann et al.), which keep all of a block
   or its input, for {{budgets}} budgets, run as nested checkpoints.
-- budget, compiled: ``torch.compile`` with PyTorch's own ``activation_memory_budget``, its graphs run
+- budget, compiled: `torch.compile` with PyTorch's own `activation_memory_budget`, whose graphs run
   operator by operator; what is kept and what is computed again is decided as for inductor.
 - fxmem MiB, at FLOPs: the leanest plan measured with no more FLOPs than by hand; FLOPs at its
   peak: of the cheapest plan with no more peak; not worse: a plan has no more of either.
