@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from fxmem.allocation import measure_allocation
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.inplace import apply_inplace
-from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Segment
+from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Reorder, Segment
 from fxmem.planning.regions import Region
+from fxmem.planning.reordering import reorder_nodes
 from fxmem.planning.simulation import Simulation, build_graph, simulate_regions
 from fxmem.timeline import build_timeline
 
@@ -35,7 +36,7 @@ def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
         plan: It, or one with some of its segments and changes.
     """
     inplace = plan.inplace if plan.style == GRAPH else ()
-    facts = gather_changed(analysis, inplace, plan.style)
+    facts = gather_changed(analysis, inplace, plan.style, plan.reorders)
     return simulate_regions(facts, place_segments(facts, plan.segments))
 
 
@@ -63,7 +64,10 @@ def measure_graph(analysis: Analysis, graph: MemoryGraph) -> tuple[int, int]:
 
 
 def gather_changed(
-    analysis: Analysis, changes: Iterable[InplaceChange], style: str = GRAPH
+    analysis: Analysis,
+    changes: Iterable[InplaceChange],
+    style: str = GRAPH,
+    reorders: Sequence[Reorder] = (),
 ) -> StepFacts:
     """What plans ask of a step with operations in place.
 
@@ -71,9 +75,11 @@ def gather_changed(
         analysis: Of the step.
         changes: The operations.
         style: How plans are applied.
+        reorders: What runs earlier besides.
     """
+    changed = apply_inplace(analysis.graph, changes)
     return gather_facts(
-        apply_inplace(analysis.graph, changes),
+        reorder_nodes(changed, reorders) if reorders else changed,
         counts_host=analysis.setup.device == "cpu",
         autocast=analysis.setup.autocast is not None,
         keeps_frames=style == MODULES,

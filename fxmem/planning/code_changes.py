@@ -1,4 +1,4 @@
-"""What runs in place and what is let go of: beside a plan's segments, or alone for inference."""
+"""What runs in place, what is let go of and, in inference, what runs earlier."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fxmem.analysis import Analysis
-from fxmem.planning.applied import measure_graph, measure_plan, place_segments
+from fxmem.planning.applied import gather_changed, measure_graph, measure_plan, place_segments
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.facts import gather_facts
+from fxmem.planning.fx_nodes import iterate_precedences
 from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
-from fxmem.planning.plan import GRAPH, InplaceChange, Plan
+from fxmem.planning.plan import GRAPH, InplaceChange, Plan, Reorder
+from fxmem.planning.reordering import find_reorders
 
 
 def add_changes(analysis: Analysis, plan: Plan) -> Plan:
@@ -56,11 +58,12 @@ def _measure_with(
     return measure_plan(analysis, replace(plan, inplace=tuple(inplace)))
 
 
-def plan_changes(analysis: Analysis) -> Plan:
+def plan_changes(analysis: Analysis, time_limit_s: float = 10.0) -> Plan:
     """The plan of all changes together, with nothing computed again: for inference.
 
     Args:
         analysis: Of the step.
+        time_limit_s: About how long the search for another order may take.
     """
     facts = gather_facts(analysis.graph)
     found = Plan(
@@ -72,9 +75,31 @@ def plan_changes(analysis: Analysis) -> Plan:
         mode=analysis.setup.mode,
         fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,
     )
-    if found.fx_graph is not None:
-        peak_bytes, reserved_bytes = measure_plan(analysis, found)
-    else:
+    if found.fx_graph is None:
         changed = apply_inplace(apply_deletions(analysis.graph, found.dels), found.inplace)
         peak_bytes, reserved_bytes = measure_graph(analysis, changed)
-    return replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
+        return replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
+    peak_bytes, reserved_bytes = measure_plan(analysis, found)
+    found = replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
+    return _add_reorders(analysis, found, time_limit_s)
+
+
+def _add_reorders(analysis: Analysis, plan: Plan, time_limit_s: float) -> Plan:
+    """A plan of an inference with what could run earlier, if that takes less.
+
+    What runs in place stays so: nothing comes between it and what it overwrites.
+    """
+    facts = gather_changed(analysis, plan.inplace)
+    precedences = iterate_precedences(plan.fx_graph)
+    reorders = find_reorders(facts, precedences, time_limit_s=time_limit_s)
+    priced: list[Reorder] = []
+    before = plan.peak_bytes
+    reserved_bytes = plan.reserved_bytes
+    for reorder in reorders:
+        candidate = replace(plan, reorders=(*priced, reorder))
+        peak_bytes, reserved_bytes = measure_plan(analysis, candidate)
+        priced.append(replace(reorder, saving_bytes=before - peak_bytes, peak_bytes=peak_bytes))
+        before = peak_bytes
+    if before >= plan.peak_bytes:
+        return plan
+    return replace(plan, peak_bytes=before, reserved_bytes=reserved_bytes, reorders=tuple(priced))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fxmem.allocation import find_exhaustion
@@ -11,7 +11,9 @@ from fxmem.devices import CONTEXT_BYTES
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.liveness import Peak
 from fxmem.planning.applied import apply_plan, simulate_plan
+from fxmem.planning.facts import gather_facts
 from fxmem.planning.plan import Plan
+from fxmem.planning.reordering import find_order, list_operations
 from fxmem.planning.simulation import build_graph
 
 
@@ -44,7 +46,18 @@ def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
         return PlannedStep(analysis, order)
     simulation = simulate_plan(analysis, plan)
     planned = replace(analysis, graph=build_graph(simulation))
-    return PlannedStep(planned, simulation.order) if planned.peak_bytes == plan.peak_bytes else None
+    if planned.peak_bytes != plan.peak_bytes:
+        return None
+    operations = _list_operations(analysis, plan)
+    return PlannedStep(planned, tuple((operations[i], again) for i, again in simulation.order))
+
+
+def _list_operations(analysis: Analysis, plan: Plan) -> Sequence[int]:
+    """By operation of the step in its new order, which one it is."""
+    if not plan.reorders:
+        return range(len(analysis.graph.operations))
+    order = find_order(analysis.graph, plan.reorders)
+    return list_operations(gather_facts(analysis.graph), order)
 
 
 def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:

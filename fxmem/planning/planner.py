@@ -187,8 +187,8 @@ def plan(
     """The plan that a limit asks for.
 
     In training it says what to compute again, and what can run in place beside that. In inference
-    nothing is computed again: the plan is what runs in place and what is let go of, and no limit
-    is needed.
+    nothing is computed again: the plan is what runs in place, what is let go of and what runs
+    earlier, and no limit is needed.
 
     Args:
         analysis: Of the step.
@@ -208,7 +208,7 @@ def plan(
     """
     budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
     if analysis.setup.mode != "train":
-        changes = plan_changes(analysis)
+        changes = plan_changes(analysis, _SEARCH_SHARE * time_limit_s)
         if budget_bytes is not None and changes.peak_bytes > budget_bytes:
             raise InfeasibleError(
                 f"no plan within {format_bytes(budget_bytes)} was found; with all changes the step"

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxmem.graph import Phase
 from fxmem.liveness import Peak
-from fxmem.planning.plan import GRAPH, DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
+from fxmem.planning.plan import (
+    GRAPH,
+    DelPoint,
+    InplaceChange,
+    Limit,
+    LimitKind,
+    Plan,
+    Reorder,
+    Segment,
+)
 from fxmem.report.cells import escape_controls, measure_width, shorten_middle, shorten_name
 from fxmem.report.document import Subject
 from fxmem.report.tables import Column, write_table
@@ -45,6 +54,7 @@ def render_plan(
         _write_segments(plan, width),
         _write_inplace(plan.inplace, width),
         _write_dels(plan.dels, width),
+        _write_reorders(plan.reorders, width),
         _write_limits(plan.limits, width),
         "\n".join(_wrap(note, width) for note in _write_notes(plan)),
     ]
@@ -161,9 +171,11 @@ def _iterate_segments(segments: Iterable[Segment], depth: int) -> Iterator[tuple
 
 
 def _name_segment(segment: Segment) -> str:
-    if segment.fqn or segment.first == segment.last:
-        return segment.fqn or segment.first
-    return f"{segment.first}{_TO}{segment.last}"
+    return segment.fqn or _name_range(segment)
+
+
+def _name_range(nodes: Segment | Reorder) -> str:
+    return nodes.first if nodes.first == nodes.last else f"{nodes.first}{_TO}{nodes.last}"
 
 
 def _shorten_range(text: str, width: int) -> str:
@@ -222,6 +234,27 @@ def _write_dels(dels: Iterable[DelPoint], width: int | None) -> str:
     return _write_rows(columns, rows, width)
 
 
+def _write_reorders(reorders: Iterable[Reorder], width: int | None) -> str:
+    rows = [
+        {
+            "run earlier": escape_controls(_name_range(reorder)),
+            "source": escape_controls(write_source(reorder.source)),
+            "before": escape_controls(reorder.before),
+            "its source": escape_controls(write_source(reorder.before_source)),
+            "peak then": format_bytes(reorder.peak_bytes),
+        }
+        for reorder in reorders
+    ]
+    columns = {
+        "run earlier": Column(shorten=_shorten_range, least=24),
+        "source": _SOURCE,
+        "before": Column(shorten=shorten_name, least=12),
+        "its source": _SOURCE,
+        "peak then": _NUMBER,
+    }
+    return _write_rows(columns, rows, width)
+
+
 def _write_limits(limits: Sequence[Limit], width: int | None) -> str:
     """What is never computed again, by reason, and how many nodes no segment begins with."""
     fixed = [limit for limit in limits if limit.kind is not LimitKind.BEGIN]
@@ -267,6 +300,8 @@ def _write_notes(plan: Plan) -> Iterator[str]:
                 "What could be computed in place or let go of is for your own code, and no part of "
                 "the new peak."
             )
+    if plan.reorders:
+        yield "What runs earlier is moved row by row; the peak then is that of the plan so far."
     if plan.lower_bound_overhead and plan.gap is not None:
         bound, gap = _write_share(plan.lower_bound_overhead), _write_share(plan.gap)
         yield f"No plan with this peak adds less than {bound} of time: this one, {gap} above that."

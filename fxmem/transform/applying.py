@@ -81,7 +81,9 @@ def apply(
                 hint="write checkpoints into its code: fxmem plan --diff",
             )
         graph = analysis.fx_graph
-    return build_module(model, graph, plan.segments, plan.inplace, mode=plan.mode)
+    return build_module(
+        model, graph, plan.segments, plan.inplace, plan.reorders, mode=plan.mode
+    )
 
 
 def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | None) -> Analysis:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import fx, nn
 
 from fxmem.errors import UsageError
+from fxmem.planning.fx_nodes import find_owners, place_nodes
 from fxmem.planning.inplace_forms import COMMUTATIVE, read_form
-from fxmem.planning.plan import InplaceChange, Segment
+from fxmem.planning.plan import InplaceChange, Reorder, Segment
+from fxmem.planning.reordering import move_names
 from fxmem.tracing.fxgraph import NODE
-from fxmem.transform.codegen import OVERWRITE, SEGMENTS, OverwriteCode, SegmentCode
+from fxmem.transform.codegen import OVERWRITE, PLACE, SEGMENTS, OverwriteCode, SegmentCode
 from fxmem.transform.holders import find_holders
 from fxmem.transform.module import PlannedModule
 
-_PARTS = (operator.getitem, getattr, "size")
-"""What takes a result apart."""
 _MISSING = "the plan's node {!r} is not in the model"
 _MISSING_HINT = "make the plan for this model and these inputs"
 
@@ -26,6 +25,7 @@ def build_module(
     graph: fx.Graph,
     segments: Sequence[Segment],
     inplace: Sequence[InplaceChange] = (),
+    reorders: Sequence[Reorder] = (),
     *,
     mode: str = "train",
 ) -> PlannedModule:
@@ -36,6 +36,7 @@ def build_module(
         graph: As it was traced.
         segments: What is computed again.
         inplace: What is computed in place.
+        reorders: What runs earlier.
         mode: The calls that run the graph: those of training, or those of inference.
 
     Raises:
@@ -43,15 +44,28 @@ def build_module(
     """
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    copied.output(copied.graph_copy(graph, copies))
-    owners = _find_owners(graph)
+    output = copied.output(copied.graph_copy(graph, copies))
+    owners = find_owners(graph)
     codes = _iterate_codes(segments, _find_prefix(graph), model)
     paths = _lay_paths(codes, [*dict.fromkeys(owners.values())])
     for node, copy in copies.items():
         copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
     for node, code in _find_overwriting(graph, owners, inplace):
         copies[node].meta[OVERWRITE] = code
+    for node, place in _iterate_places(graph, reorders):
+        copies.get(node, output).meta[PLACE] = place
     return PlannedModule(model, copied, mode)
+
+
+def _iterate_places(graph: fx.Graph, reorders: Sequence[Reorder]) -> Iterator[tuple[fx.Node, int]]:
+    """Where each node comes to stand, if any is moved."""
+    names = [node.meta[NODE] for node in graph.nodes if NODE in node.meta]
+    for reorder in reorders:
+        for name in (reorder.first, reorder.last, reorder.before):
+            if name not in names:
+                raise UsageError(_MISSING.format(name), hint=_MISSING_HINT)
+    if reorders:
+        yield from place_nodes(graph, move_names(names, reorders)).items()
 
 
 def _find_overwriting(
@@ -118,24 +132,3 @@ def _iterate_codes(
         code = SegmentCode(f"{prefix}_{number}", segment.random, segment.norms, states)
         yield segment, code
         yield from _iterate_codes(segment.children, code.name, model)
-
-
-def _find_owners(graph: fx.Graph) -> dict[fx.Node, str]:
-    """By node of the FX graph, the traced node that it is part of.
-
-    What takes a result apart belongs to what made it; what computes sizes to what uses them.
-    """
-    owners: dict[fx.Node, str] = {}
-    waiting: list[fx.Node] = []
-    for node in graph.nodes:
-        if NODE in node.meta:
-            owners[node] = node.meta[NODE]
-            owners.update(dict.fromkeys(waiting, owners[node]))
-            waiting.clear()
-        elif node.target in _PARTS and node.all_input_nodes:
-            source = node.all_input_nodes[0]
-            if source in owners:
-                owners[node] = owners[source]
-        elif node.op not in ("placeholder", "output", "get_attr"):
-            waiting.append(node)
-    return owners

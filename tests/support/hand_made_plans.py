@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from fxmem.graph import SourceLocation
-from fxmem.planning.plan import DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
+from fxmem.planning.plan import (
+    DelPoint,
+    InplaceChange,
+    Limit,
+    LimitKind,
+    Plan,
+    Reorder,
+    Segment,
+)
 
 MIB = 1024**2
 
@@ -13,7 +21,7 @@ def at(line: int) -> SourceLocation:
 
 
 def make_plan(**fields: object) -> Plan:
-    """Two segments, one with another within; one change in place, one del point, limits."""
+    """Two segments, one with another within; a change in place, a del point, moves, limits."""
     generator = "draws from a generator of its own, whose state is not restored"
     defaults: dict[str, object] = {
         "fingerprint": "0123456789abcdef",
@@ -41,6 +49,10 @@ def make_plan(**fields: object) -> Plan:
         ),
         "inplace": (InplaceChange("block.relu", "relu_", at(12), 4 * MIB),),
         "dels": (DelPoint("fc1", "hidden", "block.relu", at(12), 0),),
+        "reorders": (
+            Reorder("fc2", "block.norm", 3, "fc1", at(13), at(11), 2 * MIB, 22 * MIB),
+            Reorder("encoder.head", "encoder.head", 1, "block.relu", at(14), None, MIB, 21 * MIB),
+        ),
         "lower_bound_overhead": 0.2,
         "limits": (
             Limit("drop.rand", LimitKind.RECOMPUTE, generator, "drop", at(14)),

@@ -137,8 +137,12 @@ def test_a_diff_says_what_is_not_in_it(
         "not found, or more than one.\n"
         "# Not in this diff: compute block.relu by relu_ (net.py:12): it has no line in this "
         "folder.\n"
-        "# Not in this diff: del hidden (net.py:12): it has no line in this folder.\n",
-        "fxmem: 5 changes of the plan are not in the diff: the comments above it say why\n",
+        "# Not in this diff: del hidden (net.py:12): it has no line in this folder.\n"
+        "# Not in this diff: run fc2 .. block.norm (net.py:13) before fc1 (net.py:11): what else "
+        "its lines do is not known.\n"
+        "# Not in this diff: run encoder.head (net.py:14) before block.relu: what else its lines "
+        "do is not known.\n",
+        "fxmem: 7 changes of the plan are not in the diff: the comments above it say why\n",
     )
 
 
