@@ -1,0 +1,224 @@
+"""What goes wrong where a range is simply put under ``torch.utils.checkpoint``, and not in a plan.
+
+Hooks that fire twice are in ``tests/unit/transform/test_hooks.py``, ``DistributedDataParallel`` is
+in ``test_surroundings.py``. Selective checkpointing, which saves the results of functional
+operators only, is what plans do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import symbolic_trace
+from torch.fx.passes.split_module import split_module
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxmem
+from benchmarks.equivalence_measure import Baseline, list_plans
+
+WIDTH = 16
+
+
+def make_feed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+
+class Net(nn.Module):
+    """A layer, a block that somebody puts under a checkpoint, and what is simple to plan."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.first, self.block, self.feed = nn.Linear(WIDTH, WIDTH), block, make_feed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.feed(self.block(self.first(x)))
+
+
+class Norm(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.layer(x)))
+
+
+class OwnGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x * torch.rand(x.shape, generator=self.generator))
+
+
+class InPlace(nn.Module):
+    def __init__(self, *, by_view: bool) -> None:
+        super().__init__()
+        self.layer, self.by_view = nn.Linear(WIDTH, WIDTH), by_view
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(-1, WIDTH).mul_(0.5) if self.by_view else x.sigmoid_()
+        return self.layer(x).tanh()
+
+
+class Remembering(nn.Module):
+    """Counts through a closure, and computes with what it counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        seen: list[int] = []
+
+        def count() -> int:
+            seen.append(len(seen))
+            return len(seen)
+
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x * self.count())
+
+
+class Running(nn.Module):
+    """Compares with a mean that it updates: how many rows it keeps depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        chosen = y[y.mean(-1) > self.mean]
+        with torch.no_grad():
+            self.mean += 0.5
+        return torch.sin(y) + chosen.cos().sum(0)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        cache.append(k)
+        return torch.tanh(q @ torch.cat(cache).transpose(-2, -1)).sum(-1, keepdim=True) + v
+
+
+class Cached(nn.Module):
+    """Two blocks that append to one cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.other, self.feed = Attention(), Attention(), make_feed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache: list[Tensor] = []
+        return self.feed(self.other(self.block(x, cache), cache))
+
+
+class Casting(nn.Module):
+    """A block within autocast; backward is outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.feed = nn.Linear(WIDTH, WIDTH), make_feed(), make_feed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.block(F.gelu(self.first(x)))
+        return self.feed(y.float())
+
+
+class ComputedAgain(torch.autograd.Function):
+    """A checkpoint by hand, as it is first written."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.run, ctx.weights = run, weights
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            output = ctx.run(x)
+        return None, *torch.autograd.grad(output, (x, *ctx.weights), grad.to(output.dtype))
+
+
+def compute_again(block: nn.Module) -> Callable[..., Tensor]:
+    own = block.forward
+    return lambda x: ComputedAgain.apply(own, x, *block.parameters())  # type: ignore[no-any-return,no-untyped-call]
+
+
+def checkpoint_again(block: nn.Module) -> Callable[..., Tensor]:
+    return partial(checkpoint, block.forward, use_reentrant=False)
+
+
+PITFALLS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    "statistics": (lambda: Net(Norm()), checkpoint_again, "buffer block.norm.running_mean"),
+    "counted statistics": (
+        lambda: Net(Norm(momentum=None)),
+        checkpoint_again,
+        "buffer block.norm.num_batches_tracked",
+    ),
+    "own generator": (lambda: Net(OwnGenerator()), checkpoint_again, "gradient first.weight"),
+    "in place": (lambda: Net(InPlace(by_view=False)), checkpoint_again, "error step"),
+    "in place by a view": (lambda: Net(InPlace(by_view=True)), checkpoint_again, "error step"),
+    "closure": (lambda: Net(Remembering()), checkpoint_again, "gradient first.weight"),
+    "data": (lambda: Net(Running()), checkpoint_again, "error step"),
+    "cache": (Cached, checkpoint_again, "error step"),
+    "autocast": (Casting, compute_again, "error step"),
+}
+"""By name: the model, how its block is computed again by hand, what first differs then."""
+
+
+def make_net(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return PITFALLS[name][0]()
+
+
+def iterate_plans(model: nn.Module, x: Tensor) -> Iterator[fxmem.Plan]:
+    analysis = fxmem.analyze(model, (x,), device="cpu", optimizer="adam", size_hint=4)
+    for style in ("graph", "modules") if analysis.frontend == "fx" else ("modules",):
+        for plan, _ in list_plans(analysis, style, points=3, drawn=2, time_limit_s=0.3):
+            yield plan
+
+
+@pytest.mark.parametrize("name", PITFALLS)
+def test_by_hand_something_differs(name: str) -> None:
+    model, by_hand, (_, compute, expected) = make_net(name), make_net(name), PITFALLS[name]
+    by_hand.block.forward = compute(by_hand.block)  # type: ignore[union-attr]
+    found = fxmem.verify(model, by_hand, (torch.randn(8, WIDTH),), optimizer="adam")
+    assert not found.equal
+    assert f"{found.differences[0].kind.value} {found.differences[0].name}" == expected
+
+
+@pytest.mark.parametrize("name", PITFALLS)
+def test_with_a_plan_all_is_equal(name: str) -> None:
+    model, x = make_net(name).train(), torch.randn(8, WIDTH)
+    baseline = Baseline(model, (x,), {})
+    held = [baseline.hold(plan) for plan in iterate_plans(model, x)]
+    assert len(held) >= 2 and any(h.plan.segments for h in held)
+    assert [h.difference for h in held if h.difference] == []
+    assert [h.error for h in held if abs(h.error or 1.0) > 0.01 and h.error] == []
+
+
+def test_parts_of_a_graph_get_other_names_and_a_plan_keeps_them() -> None:
+    model = Net(Norm()).train()
+    split = split_module(symbolic_trace(model), model, lambda node: int("feed" in node.name))
+    assert not split.state_dict().keys() & model.state_dict().keys()
+    for plan in iterate_plans(model, torch.randn(8, WIDTH)):
+        planned = fxmem.apply(model, plan)
+        assert [*planned.state_dict()] == [*model.state_dict()]
+        own = dict(model.named_parameters())
+        assert all(parameter is own[name] for name, parameter in planned.named_parameters())

@@ -1,0 +1,56 @@
+"""Plans of many models over three real steps: all bits the same, and the peak that was promised.
+
+``python -m benchmarks.equivalence`` runs the same with more plans, and writes a page.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.equivalence_cases import CASES, HARD
+
+pytest.importorskip("torchvision")
+pytest.importorskip("timm")
+pytest.importorskip("transformers")
+
+from benchmarks.cases import import_torchvision
+from benchmarks.equivalence_measure import examine
+
+QUICK = {case.name for case in HARD} | set(
+    """
+    densenet vgg_bn vision_transformer swin timm_test_vit timm_test_resnet hf/gpt2 hf/bert hf/t5
+    hf/llama hf/mamba hf/mixtral hf/whisper lstm gru_bidirectional tied_weights reused_module
+    dict_output dataclass_loss checkpoint_non_reentrant custom_function inplace views
+    """.split()
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """What kernels take for scratch is per thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    import_torchvision()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the models' own
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(case.name, marks=() if case.name in QUICK else pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_plans_compute_the_same_in_the_memory_that_they_promise(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    for outcome in examine(case, drawn=0, time_limit_s=0.4):
+        assert outcome.held
+        assert [(held.difference, held.plan.segments) for held in outcome.differing] == []
+        assert outcome.worst_error <= 0.01, outcome.style
