@@ -40,7 +40,10 @@ def shorten_middle(text: str, width: int) -> str:
         return text
     room = max(width - len(_ELLIPSIS), 2)
     head = _take_columns(text, (room + 1) // 2)
-    tail = _take_columns(text[::-1], room - measure_width(head))[::-1]
+    tail = text[len(head) :]
+    # Measured as a whole: what a character takes depends on those before it.
+    while tail and measure_width(f"{head}{_ELLIPSIS}{tail}") > width:
+        tail = tail[1:]
     return f"{head}{_ELLIPSIS}{tail}"
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fxmem.report.cells import escape_controls, measure_width, shorten_middle
@@ -64,6 +64,7 @@ texts = st.text(max_size=60).map(escape_controls)
 
 
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=5), st.integers(18, 60))
+@example([("000000\\x1f\\x1f\\x08\u1067", "")], 18)
 def test_lines_fit_where_every_column_may_give(rows: list[tuple[str, str]], width: int) -> None:
     columns = {
         "a": Column(shorten=shorten_middle, least=12),
