@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxmem.planning.plan import Plan
     from fxmem.planning.planner import pareto, plan
     from fxmem.transform.applying import apply, unapply
+    from fxmem.transform.auto import auto
     from fxmem.transform.verification import Verification
     from fxmem.transform.verify import verify
 
@@ -48,6 +49,7 @@ __all__ = [
     "advise",
     "analyze",
     "apply",
+    "auto",
     "pareto",
     "plan",
     "unapply",
@@ -62,6 +64,7 @@ _LAZY = {
     "advise": "fxmem.advice.advising",
     "analyze": "fxmem.api",
     "apply": "fxmem.transform.applying",
+    "auto": "fxmem.transform.auto",
     "pareto": "fxmem.planning.planner",
     "plan": "fxmem.planning.planner",
     "unapply": "fxmem.transform.applying",

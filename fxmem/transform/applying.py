@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -65,7 +66,10 @@ def apply(
     if plan.style == MODULES:
         if args is not None or kwargs is not None:
             _trace(model, plan, args, kwargs)
-        return wrap_modules(model, plan.segments)
+        wrapped = wrap_modules(model, plan.segments)
+        if not hasattr(model, "plan"):
+            vars(wrapped)["plan"] = replace(plan, fx_graph=None)
+        return wrapped
     graph = plan.fx_graph
     if graph is None:
         if args is None and kwargs is None:
@@ -81,9 +85,9 @@ def apply(
                 hint="write checkpoints into its code: fxmem plan --diff",
             )
         graph = analysis.fx_graph
-    return build_module(
-        model, graph, plan.segments, plan.inplace, plan.reorders, mode=plan.mode
-    )
+    planned = build_module(model, graph, plan.segments, plan.inplace, plan.reorders, mode=plan.mode)
+    planned.remember(replace(plan, fx_graph=None))
+    return planned
 
 
 def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | None) -> Analysis:

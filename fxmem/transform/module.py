@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemWarning
+from fxmem.planning.plan import Plan
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import CONSTANT
 from fxmem.tracing.signatures import SIGNATURE, describe_value
@@ -55,6 +56,7 @@ class PlannedModule(fx.GraphModule):
     Attributes:
         original: The model.
         plan_mode: ``"train"`` or ``"infer"``: the calls that the plan is for.
+        plan: The plan, where :func:`fxmem.apply` was given one.
     """
 
     original: nn.Module
@@ -64,7 +66,9 @@ class PlannedModule(fx.GraphModule):
     _names: tuple[str, ...] | None
     _fits: dict[tuple[Any, ...], bool]
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, mode: str = "train") -> None:
+    def __init__(
+        self, model: nn.Module, graph: fx.Graph, mode: str = "train", plan: Plan | None = None
+    ) -> None:
         super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
         # Not as a submodule: its parameters would be there twice.
         self.__dict__["original"] = model
@@ -72,6 +76,7 @@ class PlannedModule(fx.GraphModule):
         for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
         self.__dict__["_fits"] = {}
+        self.remember(plan)
         self.training = model.training
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
         self.graph = graph
@@ -99,6 +104,11 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["_names"] = _list_names(model)
         return code
 
+    def remember(self, plan: Plan | None) -> None:
+        """Has the plan as an attribute, unless the model has another of that name."""
+        if plan is not None and not hasattr(self.original, "plan"):
+            self.__dict__["plan"] = plan
+
     def train(self, mode: bool = True) -> PlannedModule:
         """As ``nn.Module.train``; the model follows."""
         super().train(mode)
@@ -115,11 +125,12 @@ class PlannedModule(fx.GraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the graph does not know the module that it belongs to.
-        return PlannedModule, (self.original, copy.deepcopy(self.graph), self.plan_mode)
+        arguments = self.original, copy.deepcopy(self.graph), self.plan_mode
+        return PlannedModule, (*arguments, self.__dict__.get("plan"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
         original, graph = copy.deepcopy(self.original, memo), copy.deepcopy(self.graph)
-        copied = PlannedModule(original, graph, self.plan_mode)
+        copied = PlannedModule(original, graph, self.plan_mode, self.__dict__.get("plan"))
         memo[id(self)] = copied
         return copied
 

@@ -40,11 +40,11 @@ def is_graph_of(
         "mode": mode,
         "device": device,
         "autocast": torch.get_autocast_dtype(device) if is_autocast else None,
-        "frontend": "fx",
     }
 
     def trace() -> fx.Graph | None:
         try:
+            # Whatever the frontend: hooks of the model itself are no part of the graph.
             traced: fx.Graph = analyze(model, tuple(args), kwargs, **options).fx_graph
         except FxmemError:  # it cannot be told: for these sizes the model's own code runs
             return None

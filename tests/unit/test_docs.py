@@ -152,7 +152,7 @@ def test_every_attribute_is_documented(section: str, kind: type) -> None:
     assert set(list_names(section, API_DOC)) == public
 
 
-@pytest.mark.parametrize("name", ["plan", "pareto", "apply", "verify", "advise"])
+@pytest.mark.parametrize("name", ["plan", "pareto", "apply", "auto", "verify", "advise"])
 def test_every_argument_for_plans_is_documented(name: str) -> None:
     (arguments,) = re.findall(rf"^\| `fxmem\.{name}\((.*?)\)` \|", API_DOC, re.MULTILINE)
     shown = inspect.signature(eval(f"lambda {arguments}: None")).parameters.values()
