@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.lowering.cpu.target import CPU
 
@@ -35,7 +36,7 @@ def batch_norm_backward(
     dtype = x.dtype if weight is None else weight.dtype
     channels = x.shape[1]
     return (
-        torch.empty_like(x) if output_mask[0] else None,
+        torch.empty_like(x, memory_format=suggest_memory_format(x)) if output_mask[0] else None,
         x.new_empty(channels, dtype=dtype) if output_mask[1] else None,
         x.new_empty(channels, dtype=dtype) if output_mask[2] else None,
     )

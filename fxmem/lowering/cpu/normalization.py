@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.lowering.arguments import argument, tensor
 from fxmem.lowering.cpu.copying import contiguous_copies_bytes
@@ -38,6 +39,38 @@ def _dense_format(x: Tensor) -> torch.memory_format | None:
 def _is_channels_last_kernel(x: Tensor, dense: torch.memory_format) -> bool:
     """cpu/batch_norm_kernel.cpp: an image of one pixel counts as channels last."""
     return dense is not torch.contiguous_format or x.numel() == x.shape[0] * x.shape[1]
+
+
+@CPU.kernel(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    *_factors: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """aten/src/ATen/native/Normalization.cpp, ``batch_norm_cpu``.
+
+    PyTorch's fake kernel keeps the strides of an input that is dense in another order, which the
+    real one does not; and parameters in float32 beside a low-precision input have such statistics.
+    """
+    plain = torch.contiguous_format
+    memory_format = plain if x.is_contiguous() else suggest_memory_format(x)
+    output = torch.empty_like(x, memory_format=memory_format)
+    given = (weight, bias, running_mean, running_var)
+    dtype = next((t.dtype for t in given if t is not None), x.dtype)
+    channels = x.shape[1] if training else 0
+    return output, x.new_empty(channels, dtype=dtype), x.new_empty(channels, dtype=dtype)
+
+
+@CPU.kernel(_aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *factors: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``batch_norm``, without running statistics."""
+    return batch_norm(x, weight, bias, None, None, training, *factors)
 
 
 @CPU.workspace(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
