@@ -34,6 +34,7 @@ from benchmarks.planner_cases import (
 from benchmarks.planner_compiled import list_compiled
 from benchmarks.planner_measure import Forward, Measurement, Numbers, Trainer
 from benchmarks.planner_page import ANSWERS, update_page
+from fxmem.planning.planner import TIME_LIMIT_S
 
 MIB = 2**20
 THREADS = 1  # scratch memory of some kernels is per thread; times of one are the steadiest
@@ -149,19 +150,23 @@ class Bench:
             row = Row(name, plan=plan, reason=_explain(error))
         return row
 
-    def choose_plans(self, points: int) -> list[fxmem.Plan]:
+    def choose_plans(self, points: int, time_limit_s: float) -> list[fxmem.Plan]:
         """Plans all along the front, and those that answer what was done by hand."""
         analysis = fxmem.analyze(self.trainer.model, self.args, self.kwargs, device="cpu")
-        front = fxmem.pareto(analysis, by_flops=True)
+        front = fxmem.pareto(analysis, by_flops=True, time_limit_s=time_limit_s)
         last = len(front) - 1
         steps = range(points if points > 1 else 0)
         chosen = [front[i] for i in {last, *(round(i * last / (points - 1)) for i in steps)}]
         for row in self.result.by_hand:
             if row.measured is not None:
                 flops = max(0.0, self.result.count_flops(row) - 1) + 1e-9
-                chosen.append(fxmem.plan(analysis, max_overhead_flops=flops))
-                with contextlib.suppress(fxmem.InfeasibleError):
-                    chosen.append(fxmem.plan(analysis, budget=row.measured.peak_bytes))
+                limits: list[dict[str, Any]] = [
+                    {"max_overhead_flops": flops},
+                    {"budget": row.measured.peak_bytes},
+                ]
+                for limit in limits:
+                    with contextlib.suppress(fxmem.InfeasibleError):
+                        chosen.append(fxmem.plan(analysis, **limit, time_limit_s=time_limit_s))
         different = {plan.segments: plan for plan in chosen}.values()
         return sorted(different, key=lambda plan: plan.overhead_flops)
 
@@ -171,7 +176,14 @@ def _explain(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-def run_case(case: PlannerCase, points: int, *, rounds: int = 2, compiled: bool = False) -> Result:
+def run_case(
+    case: PlannerCase,
+    points: int,
+    *,
+    rounds: int = 2,
+    compiled: bool = False,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Result:
     """Measures everything about one model.
 
     Args:
@@ -179,6 +191,7 @@ def run_case(case: PlannerCase, points: int, *, rounds: int = 2, compiled: bool 
         points: How many plans of the front are applied, besides those that answer a baseline.
         rounds: How often each step is timed.
         compiled: Whether PyTorch's own budgets are tried too.
+        time_limit_s: For each search.
     """
     bench = Bench(case, rounds)
     result = bench.result
@@ -186,7 +199,7 @@ def run_case(case: PlannerCase, points: int, *, rounds: int = 2, compiled: bool 
         result.by_hand.append(bench.try_by_hand(name, prepare))
         _report(result, result.by_hand[-1])
     try:
-        plans = bench.choose_plans(points)
+        plans = bench.choose_plans(points, time_limit_s)
     except Exception as error:
         result.note = _explain(error)
         return result
@@ -365,6 +378,12 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="PyTorch's own budgets too")
     parser.add_argument("--points", type=int, default=20, help="plans applied of the two nets")
     parser.add_argument("--rounds", type=int, default=2, help="how often steps are timed; 0: not")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT_S,
+        help="seconds for each search; more where the machine has other work",
+    )
     parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -373,7 +392,15 @@ def main() -> None:
     for case in CASES:
         if options.only is None or case.case.name in options.only:
             points = options.points if case.chained else 0
-            results.append(run_case(case, points, rounds=options.rounds, compiled=options.compiled))
+            results.append(
+                run_case(
+                    case,
+                    points,
+                    rounds=options.rounds,
+                    compiled=options.compiled,
+                    time_limit_s=options.time_limit,
+                )
+            )
             if options.output:  # after each model, since the whole takes a while
                 update_page(options.output, write_page(results), names)
     print(tabulate_models(results) if options.output else write_page(results))
