@@ -20,6 +20,7 @@ from fxmem.planning.plan import Plan
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import CONSTANT
 from fxmem.tracing.signatures import SIGNATURE, describe_value
+from fxmem.tracing.tracer import is_leaf
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SegmentCodeGen
 from fxmem.transform.hooks import find_hooked
@@ -64,6 +65,7 @@ class PlannedModule(fx.GraphModule):
     _called: frozenset[str]
     _expected: tuple[_Argument, ...]
     _names: tuple[str, ...] | None
+    _coded: tuple[tuple[str, nn.Module], ...]
     _fits: dict[tuple[Any, ...], bool]
 
     def __init__(
@@ -102,6 +104,9 @@ class PlannedModule(fx.GraphModule):
                 if n.op == "placeholder"
             )
             self.__dict__["_names"] = _list_names(model)
+            self.__dict__["_coded"] = tuple(
+                (name, module) for name, module in model.named_modules() if _has_own_code(module)
+            )
         return code
 
     def remember(self, plan: Plan | None) -> None:
@@ -110,9 +115,9 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["plan"] = plan
 
     def train(self, mode: bool = True) -> PlannedModule:
-        """As ``nn.Module.train``; the model follows."""
-        super().train(mode)
-        self.original.training = mode
+        """As the model's own ``train``, which may leave some of its modules in another mode."""
+        self.original.train(mode)
+        self.training = self.original.training
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -144,6 +149,13 @@ class PlannedModule(fx.GraphModule):
             _warn(
                 f"the plan's graph does not call {hooked}, which has hooks: this step runs without"
                 " it (a plan of style 'modules' calls it)"
+            )
+            return None
+        switched = [n for n, module in self._coded if n and module.training is not is_train]
+        if switched:
+            _warn(
+                f"the plan's graph has {switched[0]} in the mode of the model, and its code may ask"
+                " for it: this step runs without the plan (one of style 'modules' runs that code)"
             )
             return None
         given = self._name_arguments(args, kwargs)
@@ -196,6 +208,11 @@ class _Argument:
     is_constant: bool
     constant: Any = None
     signature: Any = None
+
+
+def _has_own_code(module: nn.Module) -> bool:
+    """Whether a module's code was traced and is none of PyTorch's, which only calls others."""
+    return not is_leaf(module) and not type(module).__module__.startswith("torch.nn")
 
 
 def _warn(message: str) -> None:

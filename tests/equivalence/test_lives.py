@@ -1,0 +1,164 @@
+"""What happens to a planned model after it was made: the same bits as for the model itself."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from planned_models import Attention, Residual
+from torch import Tensor, nn
+
+import fxmem
+
+ROOT = Path(__file__).parents[2]
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "residual": (Residual, (4, 3, 16, 16)),
+    "attention": (Attention, (4, 8, 16)),
+}
+TRAIN = """
+import sys, torch
+from test_lives import take_steps
+model = torch.load(sys.argv[1], weights_only=False)
+torch.save(take_steps(model, torch.load(sys.argv[2])), sys.argv[3])
+"""
+
+
+class Stages(nn.Module):
+    """Stages of one kind, so that a plan of modules has something to choose."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(make() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [stage(x) for stage in self.stages]
+        found = [o if isinstance(o, Tensor) else o["hidden"] for o in outputs]
+        return torch.stack([part.flatten(1) for part in found]).sum(0)
+
+
+def sum_squares(output: Tensor) -> Tensor:
+    return output.float().square().mean()
+
+
+def take_steps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """What two steps compute and leave behind."""
+    torch.manual_seed(5)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    left = []
+    for size in (len(x), len(x) - 1):
+        optimizer.zero_grad()
+        output = model(x[:size])
+        sum_squares(output).backward()
+        optimizer.step()
+        left.append(output.detach().clone())
+    left += [value.detach().clone() for value in model.state_dict().values()]
+    left += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [*left, torch.get_rng_state()]
+
+
+def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.fixture(params=["graph", "modules"])
+def style(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=MODELS)
+def pair(request: pytest.FixtureRequest, style: str) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A model, a copy of it with a plan, and an input."""
+    torch.manual_seed(0)
+    make, shape = MODELS[request.param]
+    model, x = Stages(make), torch.randn(shape)
+    analysis = fxmem.analyze(model, (x,), device="cpu")
+    plan = fxmem.pareto(analysis, style=style, time_limit_s=1)[-1]
+    assert plan.segments
+    return model, fxmem.apply(copy.deepcopy(model), plan), x
+
+
+def test_training_a_copy_leaves_the_other(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    model, planned, x = pair
+    copied = copy.deepcopy(planned)
+    check_same(take_steps(copied, x), take_steps(copy.deepcopy(model), x))
+    before, after = model.state_dict(), planned.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(p.grad is None for p in planned.parameters())
+    check_same(take_steps(planned, x), take_steps(model, x))
+
+
+def test_a_file_is_read_by_another_process(
+    pair: tuple[nn.Module, nn.Module, Tensor], tmp_path: Path
+) -> None:
+    model, planned, x = pair
+    paths = [tmp_path / name for name in ("model.pt", "x.pt", "left.pt")]
+    torch.save(planned, paths[0])
+    torch.save(x, paths[1])
+    here = [str(ROOT), str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error::fxmem.FxmemWarning", "-c", TRAIN, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(here)},
+    )
+    assert done.returncode == 0, done.stderr
+    check_same(torch.load(paths[2]), take_steps(model, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_another_dtype(pair: tuple[nn.Module, nn.Module, Tensor], dtype: torch.dtype) -> None:
+    model, planned, x = pair
+    assert planned.to(dtype) is planned
+    model.to(dtype)
+    assert {p.dtype for p in planned.parameters()} == {dtype}
+    check_same(take_steps(planned, x.to(dtype)), take_steps(model, x.to(dtype)))
+
+
+@pytest.mark.parametrize("frozen", [[0], [1, 2], [0, 1, 2]])
+def test_parameters_frozen_afterwards(
+    pair: tuple[nn.Module, nn.Module, Tensor], frozen: list[int]
+) -> None:
+    model, planned, x = pair
+    for net in (model, planned):
+        for stage in frozen:
+            first, *_ = net.get_submodule(f"stages.{stage}").children()
+            if len(frozen) < 3:
+                first = net.get_submodule(f"stages.{stage}")
+            first.requires_grad_(False)
+            assert not any(p.requires_grad for p in first.parameters())
+    check_same(take_steps(planned, x), take_steps(model, x))
+    for net in (model, planned):
+        net.requires_grad_(True)
+    check_same(take_steps(planned, x), take_steps(model, x))
+
+
+def test_modes_of_the_whole_and_of_parts(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    model, planned, x = pair
+    for net in (model, planned):
+        net.eval()
+        net.train()
+        for module in net.get_submodule("stages.1").modules():
+            module.eval()
+    # The graph of a plan has what the code decided by its mode.
+    is_graph = planned.plan.style == "graph"
+    told = r"has stages\.1 in the mode of the model, and its code may ask for it: this step runs"
+    with pytest.warns(fxmem.FxmemWarning, match=told) if is_graph else nullcontext():
+        check_same(take_steps(planned, x), take_steps(model, x))
+    for net in (model, planned):
+        net.train()
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+                module.eval()
+    check_same(take_steps(planned, x), take_steps(model, x))  # whose modes are their own
+    for net in (model, planned):
+        net.eval()
+        assert not any(module.training for module in net.modules())
+    assert torch.equal(planned(x), model(x))
