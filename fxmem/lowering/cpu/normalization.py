@@ -70,7 +70,10 @@ def batch_norm_without_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *factors: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ``batch_norm``, without running statistics."""
-    return batch_norm(x, weight, bias, None, None, training, *factors)
+    results: tuple[Tensor, Tensor, Tensor] = batch_norm(
+        x, weight, bias, None, None, training, *factors
+    )
+    return results
 
 
 @CPU.workspace(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
