@@ -87,6 +87,33 @@ def test_evaluation_and_inference_run_the_model_itself() -> None:
         assert torch.equal(found, model(x))
 
 
+class Frozen(nn.Module):
+    """Its normalisation stays as it is in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x))
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_a_model_s_own_train_decides_what_trains() -> None:
+    model = Frozen().train()
+    analysis = fxmem.analyze(model, ("3x4",), device="cpu")
+    planned = fxmem.apply(model, fxmem.pareto(analysis, time_limit_s=0.1)[0])
+    planned.train()
+    assert (planned.training, model.training, model.norm.training) == (True, True, False)
+    planned.eval()
+    assert (planned.training, model.training) == (False, False)
+    assert fxmem.verify(model, planned, ("3x4",), optimizer="adam").equal
+
+
 @pytest.mark.parametrize(
     ("kwargs", "told"),
     [({"scale": 2.0}, "scale"), ({"bias": torch.ones(3)}, "bias")],
