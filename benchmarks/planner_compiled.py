@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch._functorch.config as functorch_config
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.compile_fx import select_decomp_table
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,8 +34,8 @@ class CompiledModel:
         backend = aot_autograd(
             fw_compiler=self._keep_graph,
             bw_compiler=self._keep_graph,
-            partition_fn=min_cut_rematerialization_partition,
-            decompositions=select_decomp_table,
+            partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+            decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,
         )
         self._compiled = torch.compile(model, backend=backend)
