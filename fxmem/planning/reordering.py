@@ -97,7 +97,15 @@ def build_program(facts: StepFacts, precedences: Iterable[tuple[str, str]] = ())
         sizes=tuple(made.nbytes for made in lasting),
         kept=frozenset(value for value, made in enumerate(lasting) if made.is_output),
     )
-    return pin_independent(program, arguments)
+    program = pin_independent(program, arguments)
+    first = frozenset(arguments[-1:])  # a function takes all its arguments before it begins
+    return replace(
+        program,
+        tasks=tuple(
+            replace(task, after=task.after | first) if index > max(first, default=index) else task
+            for index, task in enumerate(program.tasks)
+        ),
+    )
 
 
 def reorder_nodes(graph: MemoryGraph, reorders: Iterable[Reorder]) -> MemoryGraph:
@@ -213,11 +221,12 @@ def _iterate_constraints(facts: StepFacts) -> Iterator[set[int]]:
     last_effect = last_argument = None
     for node in graph.nodes[: facts.nodes]:
         operations = facts.list_operations(node.index, node.index + 1)
-        after = {*node.inputs, *({last_argument} - {None})}
+        after: set[int | None] = {*node.inputs}
         if node.op == "placeholder":
+            after.add(last_argument)
             last_argument = node.index
         if any(operation.effect is not None for operation in operations):
-            after |= {last_effect} - {None}
+            after.add(last_effect)
             last_effect = node.index
         for operation in operations:
             writes = {classes[index] for index in operation.writes}
