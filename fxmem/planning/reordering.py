@@ -98,11 +98,11 @@ def build_program(facts: StepFacts, precedences: Iterable[tuple[str, str]] = ())
         kept=frozenset(value for value, made in enumerate(lasting) if made.is_output),
     )
     program = pin_independent(program, arguments)
-    first = frozenset(arguments[-1:])  # a function takes all its arguments before it begins
-    return replace(
+    last = max(arguments, default=len(after))
+    return replace(  # a function takes all its arguments before it begins
         program,
         tasks=tuple(
-            replace(task, after=task.after | first) if index > max(first, default=index) else task
+            replace(task, after=task.after | {last}) if index > last else task
             for index, task in enumerate(program.tasks)
         ),
     )
