@@ -85,9 +85,9 @@ def _import_config(folder: Path) -> ModuleType | None:
     return config
 
 
-def _disable(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-    """``torch._dynamo.disable`` where nothing is compiled."""
-    return function
+def _disable(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Callable[..., Any]:
+    """``torch._dynamo.disable`` where nothing is compiled; with options alone a decorator."""
+    return _disable if function is None else function
 
 
 def _import_package() -> ModuleType:
