@@ -16,15 +16,8 @@ from fxmem.graph import RESIDENT, MemoryGraph, Node, Operation, Phase, Storage
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.inplace_forms import copies_where_it_must, may_return_input
 from fxmem.planning.plan import Reorder
-from fxmem.planning.scheduling import (
-    Program,
-    Schedule,
-    Task,
-    find_schedule,
-    is_legal,
-    measure_order,
-    pin_independent,
-)
+from fxmem.planning.scheduling import Schedule, find_schedule
+from fxmem.planning.tasks import Program, Task, is_legal, measure_order, pin_independent
 
 _T = TypeVar("_T")
 

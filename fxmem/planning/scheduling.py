@@ -8,47 +8,16 @@ order known are left out, and parts of the order that nothing crosses are search
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from dataclasses import dataclass, field
+
+from fxmem.planning.chain_pieces import iterate_groups
+from fxmem.planning.tasks import Program, Relations, measure_order
 
 WIDTH = 1024
 """How many sets of as many tasks are followed at most; where there are more, those that hold most
 are given up, and the order that is found need not be the best."""
 _NEAREST_WIDTH = 256
 """Likewise, where the peak is known and the order is to be close to the given one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Something that runs at once.
-
-    Attributes:
-        after: Those that have to be done before it.
-        rise_bytes: The most that it holds itself while it runs, what it makes included.
-        makes: The values that it leaves.
-        takes: The values of others that it holds while it runs.
-    """
-
-    after: frozenset[int] = frozenset()
-    rise_bytes: int = 0
-    makes: tuple[int, ...] = ()
-    takes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """Tasks in the order in which they are written, which is one that they may run in.
-
-    Attributes:
-        tasks: The tasks.
-        sizes: By value, its bytes. It goes when all tasks that take it are done.
-        kept: The values that do not go.
-    """
-
-    tasks: tuple[Task, ...]
-    sizes: tuple[int, ...] = ()
-    kept: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,74 +35,6 @@ class Schedule:
     is_best: bool
 
 
-def measure_order(program: Program, order: Sequence[int]) -> tuple[int, ...]:
-    """The most bytes that are alive while each task of an order runs.
-
-    Args:
-        program: The tasks.
-        order: All of them.
-
-    >>> program = Program((Task(makes=(0,), rise_bytes=5), Task(frozenset({0}), 9, (), (0,))), (3,))
-    >>> measure_order(program, [0, 1])
-    (5, 12)
-    """
-    waiting = _count_takers(program)
-    live_bytes, peaks = 0, []
-    for index in order:
-        task = program.tasks[index]
-        peaks.append(live_bytes + task.rise_bytes)
-        live_bytes += sum(program.sizes[value] for value in task.makes)
-        for value in task.takes:
-            waiting[value] -= 1
-            if not waiting[value] and value not in program.kept:
-                live_bytes -= program.sizes[value]
-    return tuple(peaks)
-
-
-def is_legal(program: Program, order: Iterable[int]) -> bool:
-    """Whether each task of an order comes after those that it has to."""
-    done: set[int] = set()
-    for index in order:
-        if not program.tasks[index].after <= done:
-            return False
-        done.add(index)
-    return True
-
-
-def pin_independent(program: Program, roots: Iterable[int]) -> Program:
-    """Keeps what depends on no root between the tasks where it stands.
-
-    Such tasks could run anywhere, and the whole program would have to be searched at once. Here
-    they stay on their side of each task whose place is the same in all orders of the others.
-
-    Args:
-        program: The tasks.
-        roots: Those that the others are to depend on, directly or not.
-    """
-    given = frozenset(roots)
-    relations = _Relations(program)
-    mask = sum(1 << root for root in given)
-    bound = [i for i, before in enumerate(relations.before) if i in given or before & mask]
-    inside = sum(1 << index for index in bound)
-    fixed = {
-        index
-        for index in bound
-        if ((relations.before[index] | relations.behind[index]) & inside).bit_count()
-        == len(bound) - 1
-    }
-    tasks, last, waiting = [], frozenset[int](), set[int]()
-    for index, task in enumerate(program.tasks):
-        if not inside >> index & 1:
-            waiting.add(index)
-            tasks.append(replace(task, after=task.after | last))
-        elif index in fixed:
-            tasks.append(replace(task, after=task.after | waiting | last))
-            last, waiting = frozenset({index}), set()
-        else:
-            tasks.append(task)
-    return replace(program, tasks=tuple(tasks))
-
-
 def find_schedule(program: Program, *, width: int = WIDTH, time_limit_s: float = 10.0) -> Schedule:
     """An order that holds less than the given one, as close to that as may be.
 
@@ -149,7 +50,7 @@ def find_schedule(program: Program, *, width: int = WIDTH, time_limit_s: float =
     peaks = measure_order(program, given)
     if not given:
         return Schedule((), 0, is_best=True)
-    relations = _Relations(program)
+    relations = Relations(program)
     parts = [*relations.iterate_parts()]
     deadline = time.monotonic() + time_limit_s
     found: dict[range, _Found] = {}
@@ -179,92 +80,6 @@ def find_schedule(program: Program, *, width: int = WIDTH, time_limit_s: float =
     return Schedule(tuple(order), peak_bytes, is_best)
 
 
-def _count_takers(program: Program) -> list[int]:
-    waiting = [0] * len(program.sizes)
-    for task in program.tasks:
-        for value in task.takes:
-            waiting[value] += 1
-    return waiting
-
-
-class _Relations:
-    """Which tasks come before which; sets of tasks are the bits of a number."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        size = len(program.tasks)
-        self.before = [0] * size
-        for index, task in enumerate(program.tasks):
-            for other in task.after:
-                self.before[index] |= self.before[other] | 1 << other
-        self.behind = [0] * size
-        for index in reversed(range(size)):
-            for other in program.tasks[index].after:
-                self.behind[other] |= self.behind[index] | 1 << index
-        self.nearest = [self._find_nearest(index) for index in range(size)]
-        self.takers = [0] * len(program.sizes)
-        for index, task in enumerate(program.tasks):
-            for value in task.takes:
-                self.takers[value] |= 1 << index
-
-    def _find_nearest(self, index: int) -> frozenset[int]:
-        """Those before a task that are before no other such."""
-        after = self.program.tasks[index].after
-        further = 0
-        for other in after:
-            further |= self.before[other]
-        return frozenset(other for other in after if not further >> other & 1)
-
-    def iterate_parts(self) -> Iterator[range]:
-        """Runs of tasks that lie between two others in every order."""
-        size, start = len(self.before), 0
-        for index in range(size):
-            others = self.before[index].bit_count() + self.behind[index].bit_count()
-            if others == size - 1:  # its place is the same in every order
-                if index > start:
-                    yield range(start, index)
-                yield range(index, index + 1)
-                start = index + 1
-        if start < size:
-            yield range(start, size)
-
-    def bound_peak(self, tasks: Iterable[int]) -> int:
-        """What one of some tasks holds in every order: values from before it for it or behind."""
-        program, most = self.program, 0
-        for index in tasks:
-            later = self.behind[index] | 1 << index
-            held = program.tasks[index].rise_bytes + sum(
-                program.sizes[value]
-                for other, task in enumerate(program.tasks[:index])
-                if self.before[index] >> other & 1
-                for value in task.makes
-                if self.takers[value] & later or value in program.kept or not self.takers[value]
-            )
-            most = max(most, held)
-        return most
-
-    def measure_before(self, start: int) -> int:
-        """What is alive when the tasks before a part are done."""
-        program, done, live_bytes = self.program, (1 << start) - 1, 0
-        for task in program.tasks[:start]:
-            for value in task.makes:
-                if self.takers[value] & ~done or value in program.kept or not self.takers[value]:
-                    live_bytes += program.sizes[value]
-        return live_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Tasks that run one after another without any other between."""
-
-    members: tuple[int, ...]
-    rise_bytes: int
-    gain_bytes: int
-    """By how much more is alive after them, were no value let go of whose takers vary."""
-    open_values: tuple[int, ...]
-    """The values that they take and are not known to be the last to take."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     order: tuple[int, ...] | None
@@ -287,12 +102,12 @@ class _State:
 class _Search:
     """Finds the best order of one part."""
 
-    def __init__(self, relations: _Relations, part: range, width: int, deadline: float) -> None:
+    def __init__(self, relations: Relations, part: range, width: int, deadline: float) -> None:
         self._relations = relations
         self._part = part
         self._width = width
         self._deadline = deadline
-        self._groups = [*_iterate_groups(relations, part)]
+        self._groups = [*iterate_groups(relations, part)]
         self._base = relations.measure_before(part.start)
         owner = {member: at for at, group in enumerate(self._groups) for member in group.members}
         self._needs = [0] * len(self._groups)
@@ -417,85 +232,3 @@ def _rate_low(state: _State) -> tuple[int, int]:
 
 def _rate_near(state: _State) -> tuple[int, int]:
     return state.breaks, state.live_bytes
-
-
-def _iterate_groups(relations: _Relations, part: range) -> Iterator[_Group]:
-    """The tasks of a part, what best runs in one go together."""
-    for chain in _iterate_chains(relations, part):
-        rated = [_rate_task(relations, index) for index in chain]
-        for is_open, members in groupby(rated, key=lambda group: bool(group.open_values)):
-            if is_open:
-                yield from members
-            else:
-                yield from _merge_chain([*members])
-
-
-def _rate_task(relations: _Relations, index: int) -> _Group:
-    program = relations.program
-    task = program.tasks[index]
-    open_values = []
-    gain_bytes = sum(program.sizes[value] for value in task.makes)
-    for value in task.takes:
-        others = relations.takers[value] & ~(1 << index)
-        if value in program.kept or others & relations.behind[index]:
-            continue  # another one takes it later in every order
-        if others & ~relations.before[index]:
-            open_values.append(value)
-        else:
-            gain_bytes -= program.sizes[value]
-    return _Group((index,), task.rise_bytes, gain_bytes, tuple(open_values))
-
-
-def _iterate_chains(relations: _Relations, part: range) -> Iterator[list[int]]:
-    """Tasks of which each is all that waits for the one before it, and waits for nothing else."""
-    followers: dict[int, list[int]] = {index: [] for index in part}
-    for index in part:
-        for other in relations.nearest[index]:
-            if other in followers:
-                followers[other].append(index)
-    inside = {
-        index: [other for other in relations.nearest[index] if other in followers] for index in part
-    }
-    for index in part:
-        if len(inside[index]) == 1 and len(followers[inside[index][0]]) == 1:
-            continue  # it lies in the chain of that one
-        chain = [index]
-        while len(followers[chain[-1]]) == 1 and len(inside[followers[chain[-1]][0]]) == 1:
-            chain.append(followers[chain[-1]][0])
-        yield chain
-
-
-def _merge_chain(chain: Sequence[_Group]) -> Iterator[_Group]:
-    """A chain as the fewest pieces between which others may have to run.
-
-    After the point where least is alive, a piece goes over the highest point that is left, to the
-    lowest one behind it; before, likewise from the end backwards. To run something else within a
-    piece never holds less than before or after it. Source: Liu, "An application of generalized tree
-    pebbling to sparse matrix factorization" (1987), and for values that exist before the chain
-    Kayaaslan et al., "Scheduling series-parallel task graphs to minimize peak memory" (2018).
-    """
-    levels = [0]
-    for group in chain:
-        levels.append(levels[-1] + group.gain_bytes)
-    hills = [level + group.rise_bytes for level, group in zip(levels, chain, strict=False)]
-    size = len(chain)
-    least = min(range(size + 1), key=lambda at: levels[at])
-    cuts = {0, least, size}
-    at = least
-    while at < size:
-        hill = max(range(at, size), key=lambda i: (hills[i], i))
-        at = min(range(hill + 1, size + 1), key=lambda i: (levels[i], -i))
-        cuts.add(at)
-    at = least
-    while at > 0:
-        hill = min(range(at), key=lambda i: (-hills[i], i))
-        at = min(range(hill + 1), key=lambda i: (levels[i], i))
-        cuts.add(at)
-    ordered = sorted(cuts)
-    for start, stop in pairwise(ordered):
-        yield _Group(
-            tuple(member for group in chain[start:stop] for member in group.members),
-            max(hills[start:stop]) - levels[start],
-            levels[stop] - levels[start],
-            (),
-        )

@@ -19,13 +19,13 @@ from steps import are_equal, take_step
 import fxmem
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
-from fxmem.planning import scheduling
 from fxmem.planning.applied import gather_changed, measure_plan
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.fx_nodes import iterate_precedences
 from fxmem.planning.inplace import find_inplace
 from fxmem.planning.plan import Plan, Reorder
 from fxmem.planning.reordering import build_program, move_names
+from fxmem.planning.tasks import Program as Tasks
 from fxmem.transform.checkpointing import build_module
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
@@ -47,7 +47,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def draw_order(program: scheduling.Program, seed: int) -> list[int]:
+def draw_order(program: Tasks, seed: int) -> list[int]:
     """Any order in which tasks come after those that they have to."""
     generator = random.Random(seed)
     order: list[int] = []

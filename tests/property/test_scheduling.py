@@ -11,7 +11,8 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxmem.planning.scheduling import Program, Task, find_schedule, is_legal, measure_order
+from fxmem.planning.scheduling import find_schedule
+from fxmem.planning.tasks import Program, Task, is_legal, measure_order
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 STRICT = settings(
