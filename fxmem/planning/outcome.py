@@ -106,7 +106,7 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
         raise UsageError("no GPU is named that the step could fit", hint="gpu='rtx4090'")
     exhaustion = analysis.exhaustion
     for plan in plans:
-        if plan.segments or plan.inplace:
+        if plan.segments or plan.inplace or plan.dels or plan.reorders:
             exhaustion = find_exhaustion(
                 apply_plan(analysis, plan),
                 analysis.settings,

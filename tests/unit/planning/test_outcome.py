@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from hand_made import make_analysis
-from torch import nn
+from torch import Tensor, nn
 
 import fxmem
 from fxmem.planning.outcome import choose_fitting, find_planned_peak, find_planned_step
@@ -55,6 +55,24 @@ def test_where_none_fits_the_leanest_is_explained(
         "no plan was found whose step fits NVIDIA GeForce RTX 3070; with the leanest, "
         "out of memory: "
     )
+
+
+class Hoarding(nn.Module):
+    """Holds on to 1 GiB after each of 12 layers, and uses none of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [x]
+        for _ in range(12):
+            features.append(features[-1].sin())
+        return features[-1]
+
+
+def test_an_inference_fits_once_it_lets_go() -> None:
+    analysis = fxmem.analyze(Hoarding(), (INPUT,), mode="infer", gpu="rtx3070")
+    assert analysis.exhaustion is not None
+    plan = dataclasses.replace(fxmem.plan(analysis), inplace=(), reorders=())
+    assert plan.dels
+    assert choose_fitting(analysis, [plan]) is plan
 
 
 def test_without_a_gpu_nothing_can_fit() -> None:
