@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from fxmem.planning.chain_pieces import iterate_groups
 from fxmem.planning.tasks import Program, Relations, measure_order
 
-WIDTH = 1024
+WIDTH = 256
 """How many sets of as many tasks are followed at most; where there are more, those that hold most
 are given up, and the order that is found need not be the best."""
-_NEAREST_WIDTH = 256
-"""Likewise, where the peak is known and the order is to be close to the given one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def find_schedule(program: Program, *, width: int = WIDTH, time_limit_s: float =
         floor_bytes = max(floor_bytes, result.peak_bytes)
     order = [*given]
     for part, result in found.items():  # again, for what changes least with the peak that is left
-        search = _Search(relations, part, _NEAREST_WIDTH, deadline)
+        search = _Search(relations, part, width, deadline)
         nearest = search.run(floor_bytes, floor_bytes, is_near=True)
         order[part.start : part.stop] = nearest.order or result.order or ()
     peak_bytes = max(measure_order(program, order))
