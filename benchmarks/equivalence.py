@@ -9,6 +9,7 @@ bit by bit; the peak is the sum of the CPU allocator's events in one more step.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import sys
@@ -143,6 +144,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     import_torchvision()
+    gc.freeze()  # it runs before each measurement
     path: Path | None = options.output
     rows: list[Row] = []
     for case in CASES:

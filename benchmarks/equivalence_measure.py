@@ -30,6 +30,8 @@ from fxmem.transform.state import keep_state, seed_random_numbers
 
 OPTIMIZER = "adam"
 STEPS = 3
+SIZE_HINT = 8
+"""About as many elements as searches of the suite's models find."""
 _CHANGES = 12
 """That make a plan of nothing one at random."""
 
@@ -227,7 +229,8 @@ def examine(
     """
     model = case.model().train()
     args, kwargs = case.inputs()
-    analysis = fxmem.analyze(model, args, kwargs, device="cpu", optimizer=OPTIMIZER)
+    options = {"optimizer": OPTIMIZER, "size_hint": SIZE_HINT}
+    analysis = fxmem.analyze(model, args, kwargs, device="cpu", **options)
     baseline = Baseline(model, args, kwargs)
     plain_error = analysis.peak_bytes / baseline.peak_bytes - 1
     reason = "" if analysis.frontend == "fx" else str(analysis.setup.frontend_reason)
