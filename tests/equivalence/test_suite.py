@@ -12,13 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.equivalence_cases import CASES, HARD
-
-pytest.importorskip("torchvision")
-pytest.importorskip("timm")
-pytest.importorskip("transformers")
-
 from benchmarks.cases import import_torchvision
+from benchmarks.equivalence_cases import CASES, HARD
 from benchmarks.equivalence_measure import examine
 
 QUICK = {case.name for case in HARD} | set(
