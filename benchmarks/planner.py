@@ -31,7 +31,6 @@ from benchmarks.planner_cases import (
     Prepare,
     list_rotor,
 )
-from benchmarks.planner_compiled import list_compiled
 from benchmarks.planner_measure import Forward, Measurement, Numbers, Trainer
 from benchmarks.planner_page import ANSWERS, update_page
 from fxmem.planning.planner import TIME_LIMIT_S
@@ -211,7 +210,10 @@ def run_case(
 
 def _list_by_hand(case: PlannerCase, bench: Bench, compiled: bool) -> Iterator[tuple[str, Prepare]]:
     yield from case.baselines.items()
-    yield from list_compiled() if compiled else ()
+    if compiled:
+        from benchmarks.planner_compiled import list_compiled  # inductor takes its time
+
+        yield from list_compiled()
     if case.chained:
         yield from list_rotor(case.case.model().train(), *bench.args)
 
