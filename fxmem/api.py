@@ -29,6 +29,7 @@ from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
 from fxmem.tracing.building import replace_converted, silence_fake_kernels
+from fxmem.tracing.description import Traced, describe_model, remember_model
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
@@ -148,6 +149,7 @@ def analyze(
             make_optimizer = resolve_optimizer(load_choice(optimizer))
             step_loss = resolve_loss(load_choice(loss))
         check_model(source)
+        described = describe_model(source)
 
         def make_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
             with keep_default_on_cpu():
@@ -218,6 +220,7 @@ def analyze(
             *_note_unmodelled(recording.graph.operations, target),
         ),
     )
+    remember_model(recording.fx_graph, Traced(described, size_hint))
     return Analysis(setup, recording.graph, settings, step_gpu, recording.fx_graph)
 
 

@@ -89,7 +89,7 @@ def _describe(
         saving_bytes=saving_bytes,
         recompute_s=sum(costs_s[index] for index in recomputed),
         recompute_flops=sum(graph.operations[index].flops for index in recomputed),
-        random=any(o.effect is not None for o in operations),
+        random=any(facts.draws[region.start : region.stop]),
         norms=tuple(dict.fromkeys(norms)),
         states=tuple(dict.fromkeys(states)),
         children=tuple(_describe(facts, c, 0, (), costs_s, names) for c in region.children),

@@ -58,6 +58,8 @@ class StepFacts:
         statistics: By node, the indices of the buffers that its batch normalisation updates.
         states: By node, those of what else of its modules it changes, as spectral normalisation
             does: computed again, it must begin with what they were.
+        draws: By node, whether it may draw random numbers: operators that do, dropout modules
+            whose share may be set later, and all that goes on as the user's own code.
         random_state: The state of the random number generator as a checkpoint keeps it; None
             where it lies in other memory than the step.
         makers: ``made`` by the index of the storage.
@@ -74,6 +76,7 @@ class StepFacts:
     nodes: int
     statistics: tuple[tuple[int, ...], ...]
     states: tuple[tuple[int, ...], ...]
+    draws: tuple[bool, ...]
     random_state: Storage | None
     makers: Mapping[int, Made]
     births: tuple[int, ...]
@@ -186,6 +189,12 @@ def gather_facts(
         ),
         states=tuple(
             _find_states(graph, graph.operations[first[node] : end[node]]) for node in range(nodes)
+        ),
+        draws=tuple(
+            keeps_frames
+            or "Dropout" in graph.nodes[node].target
+            or any(o.effect is not None for o in graph.operations[first[node] : end[node]])
+            for node in range(nodes)
         ),
         random_state=state if counts_host else None,
         makers={storage.index: storage for storage in made},

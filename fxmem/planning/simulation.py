@@ -304,8 +304,7 @@ class RegionLives:
         facts = self._facts
         nodes = range(region.start, region.stop)
         states = [*dict.fromkeys(index for node in nodes for index in facts.states[node])]
-        operations = facts.list_operations(region.start, region.stop)
-        if facts.random_state and any(operation.effect for operation in operations):
+        if facts.random_state and any(facts.draws[region.start : region.stop]):
             states.append(facts.random_state.index)
         return states
 

@@ -25,14 +25,14 @@ class ForwardState:
     def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
         self._modules = [*_iterate_entered(model, "", is_leaf)]
         self._before = [take_snapshot(vars(module).values()) for _, module in self._modules]
-        self._random = _read_random_states()
+        self._random = read_random_states()
 
     def find_change(self) -> str:
         """What a forward has changed since; empty where nothing."""
         for (name, module), before in zip(self._modules, self._before, strict=True):
             if not is_same(before, take_snapshot(vars(module).values())):
                 return f"{name or 'the model'} changes what it holds in its forward"
-        if self._random != _read_random_states():
+        if self._random != read_random_states():
             return "it draws random numbers that are not PyTorch's"
         return ""
 
@@ -50,11 +50,11 @@ def _iterate_entered(
         seen.add(id(module))
         yield name, module
         for key, child in module.named_children():
-            if not is_leaf(child):
+            if not is_leaf(child) or isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 waiting.append((f"{name}.{key}".strip("."), child))
 
 
-def _read_random_states() -> tuple[Any, ...]:
+def read_random_states() -> tuple[Any, ...]:
     """Those of Python's generator and of NumPy's, where NumPy's is in use."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is None:

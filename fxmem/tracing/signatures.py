@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 SIGNATURE = "fxmem_signature"
@@ -16,12 +17,16 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 def describe_value(value: Any) -> Hashable:
     """An argument without the numbers in its tensors: equal for equal sizes, dtypes and structure.
 
+    Code may ask whether a tensor wants a gradient or is contiguous, too.
+
     >>> import torch
     >>> describe_value({"ids": torch.zeros(2, 3), "scale": 2})
-    ((<class 'dict'>, 'ids', 'scale'), ((2, 3), torch.float32), 2)
+    ((<class 'dict'>, 'ids', 'scale'), ((2, 3), torch.float32, False, True), 2)
     """
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.dtype
+        is_dense = value.layout is torch.strided
+        is_contiguous = not is_dense or value.is_contiguous()
+        return tuple(value.shape), value.dtype, value.requires_grad, is_contiguous
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

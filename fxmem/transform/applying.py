@@ -13,6 +13,7 @@ from fxmem.api import analyze
 from fxmem.errors import UsageError
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import MODULES, Plan
+from fxmem.tracing.description import describe_model, find_difference, recall_model
 from fxmem.transform.checkpointing import build_module
 from fxmem.transform.module import PlannedModule
 from fxmem.transform.wrapping import find_original, wrap_modules
@@ -71,7 +72,7 @@ def apply(
             vars(wrapped)["plan"] = replace(plan, fx_graph=None)
         return wrapped
     graph = plan.fx_graph
-    if graph is None:
+    if graph is None or args is not None or kwargs is not None:
         if args is None and kwargs is None:
             raise UsageError(
                 "a plan without the graph that it was made on, as from a file, needs inputs to"
@@ -85,9 +86,30 @@ def apply(
                 hint="write checkpoints into its code: fxmem plan --diff",
             )
         graph = analysis.fx_graph
-    planned = build_module(model, graph, plan.segments, plan.inplace, plan.reorders, mode=plan.mode)
+    else:
+        _check_model(model, graph)
+    traced = recall_model(graph)
+    planned = build_module(
+        model,
+        graph,
+        plan.segments,
+        plan.inplace,
+        plan.reorders,
+        mode=plan.mode,
+        size_hint=None if traced is None else traced.size_hint,
+    )
     planned.remember(replace(plan, fx_graph=None))
     return planned
+
+
+def _check_model(model: nn.Module, graph: Any) -> None:
+    traced = recall_model(graph)
+    name = find_difference(traced.description, describe_model(model)) if traced else ""
+    if name:
+        raise UsageError(
+            f"the plan was made for another model: {name} differs",
+            hint="make it anew, or have the model traced again: fxmem.apply(model, plan, args)",
+        )
 
 
 def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | None) -> Analysis:
@@ -96,7 +118,15 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
     Raises:
         UsageError: It is not the plan's.
     """
-    analysis = analyze(model, () if args is None else args, kwargs, mode=plan.mode, device="cpu")
+    traced = None if plan.fx_graph is None else recall_model(plan.fx_graph)
+    analysis = analyze(
+        model,
+        () if args is None else args,
+        kwargs,
+        mode=plan.mode,
+        device="cpu",
+        size_hint=None if traced is None else traced.size_hint,
+    )
     if fingerprint_graph(analysis.graph) != plan.fingerprint:
         raise UsageError(
             "the plan was made for another model or other inputs",

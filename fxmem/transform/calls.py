@@ -1,7 +1,7 @@
 """What a segment that runs again in backward needs of the call that it ran in first.
 
-Between the two, ``torch.func.functional_call`` has taken its tensors out of the model, and hooks
-have been called.
+Between the two, ``torch.func.functional_call`` has taken its tensors out of the model, hooks have
+been called, and the model may be in ``eval()``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class ModelCall:
             if table
         ]
         self._tensors = [(table, table.copy()) for table in tables]
+        self._modes = [(module, module.training) for module in model.modules()]
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
@@ -45,7 +46,7 @@ class ModelCall:
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[None]:
-        """Has modules find the tensors that they had, and call no hook that only looks."""
+        """Has modules find the tensors and the mode that they had, and call no onlooking hook."""
         changed = [
             (table, then, table.copy())
             for table, then in self._tensors
@@ -53,12 +54,17 @@ class ModelCall:
         ]
         for table, then, _ in changed:
             table.update(then)
+        switched = [module for module, mode in self._modes if module.training is not mode]
+        for module in switched:
+            module.training = not module.training
         try:
             with self._hooks.skip_onlookers():
                 yield
         finally:
             for table, _, now in changed:
                 table.update(now)
+            for module in switched:
+                module.training = not module.training
 
 
 _current: ContextVar[ModelCall | None] = ContextVar("current", default=None)

@@ -28,6 +28,7 @@ def build_module(
     reorders: Sequence[Reorder] = (),
     *,
     mode: str = "train",
+    size_hint: int | None = None,
 ) -> PlannedModule:
     """The module that runs a traced graph with some segments under checkpoints.
 
@@ -38,6 +39,7 @@ def build_module(
         inplace: What is computed in place.
         reorders: What runs earlier.
         mode: The calls that run the graph: those of training, or those of inference.
+        size_hint: What was assumed of sizes that depend on data.
 
     Raises:
         UsageError: A segment or a change names a node that the graph lacks.
@@ -54,7 +56,7 @@ def build_module(
         copies[node].meta[OVERWRITE] = code
     for node, place in _iterate_places(graph, reorders):
         copies.get(node, output).meta[PLACE] = place
-    return PlannedModule(model, copied, mode)
+    return PlannedModule(model, copied, mode, size_hint=size_hint)
 
 
 def _iterate_places(graph: fx.Graph, reorders: Sequence[Reorder]) -> Iterator[tuple[fx.Node, int]]:

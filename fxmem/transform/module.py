@@ -25,6 +25,7 @@ from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SegmentCodeGen
 from fxmem.transform.hooks import find_hooked
 from fxmem.transform.retracing import is_graph_of
+from fxmem.transform.settings import Place, Settings, watch_reads
 
 _SHARED = (
     "_parameters",
@@ -67,14 +68,26 @@ class PlannedModule(fx.GraphModule):
     _names: tuple[str, ...] | None
     _coded: tuple[tuple[str, nn.Module], ...]
     _fits: dict[tuple[Any, ...], bool]
+    _settings: Settings
+    _unread: set[Place]
+    _decisive: set[Place]
+    _differing: tuple[Place, ...]
+    _types: tuple[type[nn.Module], ...]
+    _dtypes: tuple[torch.dtype, ...]
 
     def __init__(
-        self, model: nn.Module, graph: fx.Graph, mode: str = "train", plan: Plan | None = None
+        self,
+        model: nn.Module,
+        graph: fx.Graph,
+        mode: str = "train",
+        plan: Plan | None = None,
+        size_hint: int | None = None,
     ) -> None:
         super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
         # Not as a submodule: its parameters would be there twice.
         self.__dict__["original"] = model
         self.__dict__["plan_mode"] = mode
+        self.__dict__["size_hint"] = size_hint
         for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
         self.__dict__["_fits"] = {}
@@ -107,7 +120,25 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["_coded"] = tuple(
                 (name, module) for name, module in model.named_modules() if _has_own_code(module)
             )
+            self.__dict__["_settings"] = Settings(self._coded)
+            self.__dict__["_unread"] = set()
+            self.__dict__["_decisive"] = set()
+            self.__dict__["_differing"] = ()
+            self.__dict__["_types"] = tuple(map(type, model.modules()))
+            self.__dict__["_dtypes"] = _list_dtypes(model)
         return code
+
+    @property
+    def _is_full_backward_hook(self) -> bool | None:
+        """What the model's backward hooks are, which are this module's too."""
+        own: bool | None = self.__dict__["original"].__dict__.get("_is_full_backward_hook")
+        return own
+
+    @_is_full_backward_hook.setter
+    def _is_full_backward_hook(self, value: bool | None) -> None:
+        original = self.__dict__.get("original")
+        if original is not None:
+            original.__dict__["_is_full_backward_hook"] = value
 
     def remember(self, plan: Plan | None) -> None:
         """Has the plan as an attribute, unless the model has another of that name."""
@@ -131,11 +162,19 @@ class PlannedModule(fx.GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the graph does not know the module that it belongs to.
         arguments = self.original, copy.deepcopy(self.graph), self.plan_mode
-        return PlannedModule, (*arguments, self.__dict__.get("plan"))
+        settings = self.__dict__.get("plan"), self.size_hint, self._list_decisive()
+        return _restore, (*arguments, *settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
         original, graph = copy.deepcopy(self.original, memo), copy.deepcopy(self.graph)
-        copied = PlannedModule(original, graph, self.plan_mode, self.__dict__.get("plan"))
+        copied = _restore(
+            original,
+            graph,
+            self.plan_mode,
+            self.__dict__.get("plan"),
+            self.size_hint,
+            self._list_decisive(),
+        )
         memo[id(self)] = copied
         return copied
 
@@ -158,36 +197,64 @@ class PlannedModule(fx.GraphModule):
                 " for it: this step runs without the plan (one of style 'modules' runs that code)"
             )
             return None
+        if tuple(map(type, self.original.modules())) != self._types:
+            _warn(
+                "modules of the model were replaced since the plan was applied: this step runs"
+                " without it"
+            )
+            return None
         given = self._name_arguments(args, kwargs)
         mismatch = _find_mismatch(self._expected, given)
         if mismatch:
             _warn(f"the plan was made for other arguments ({mismatch}): this step runs without it")
             return None
-        if not self._fits_sizes(given, args, kwargs):
+        changed = [place for place in self._settings.find_changed() if place not in self._unread]
+        if not self._fits_call(given, changed, args, kwargs):
             if not torch.compiler.is_compiling():
-                _warn(
-                    "for arguments of these sizes the model's code does other things than for"
-                    f" those of the plan ({_write_sizes(given)}): this step runs without it"
-                )
+                _warn(_explain(given, changed))
             return None
         return [given.get(argument.name, argument.constant) for argument in self._expected]
 
-    def _fits_sizes(
-        self, given: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    def _fits_call(
+        self,
+        given: Mapping[str, Any],
+        changed: Sequence[Place],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> bool:
-        """Whether the graph is what the model's code does for arguments of these sizes."""
+        """Whether the graph is what the model's code does for these sizes and attributes."""
         taken = [argument for argument in self._expected if not argument.is_constant]
         described = tuple(describe_value(given[argument.name]) for argument in taken)
-        if described == tuple(argument.signature for argument in taken):
+        dtypes = _list_dtypes(self.original)
+        is_known = described == tuple(argument.signature for argument in taken)
+        if is_known and dtypes == self._dtypes and not changed and not self._differing:
             return True
+        if not self._decisive.isdisjoint(changed):
+            return False
         if torch.compiler.is_compiling():  # nothing can be traced while something is
             return False
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
-            return True  # an analysis, whose sizes have to be those of the plan
-        if described not in self._fits:
-            fits = is_graph_of(self.graph, self.original, args, kwargs, self.plan_mode)
-            self._fits[described] = fits
-        return self._fits[described]
+            return not changed  # an analysis, whose sizes have to be those of the plan
+        key = described, dtypes, self._settings.read_values(changed)
+        if key not in self._fits:
+            self._fits[key] = self._trace_again(changed, args, kwargs)
+        if self._fits[key]:
+            self.__dict__["_differing"] = ()
+        return self._fits[key]
+
+    def _trace_again(
+        self, changed: Sequence[Place], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bool:
+        with watch_reads() as seen:
+            fits = is_graph_of(
+                self.graph, self.original, args, kwargs, self.plan_mode, self.size_hint
+            )
+        read = {place for place in changed if (self._settings.find_type(place), place[1]) in seen}
+        if fits:  # what the code does not read may change with every step
+            self._unread.update(place for place in changed if place not in read)
+        else:
+            self._decisive.update(read)
+        return fits
 
     def _name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = self._names
@@ -198,6 +265,25 @@ class PlannedModule(fx.GraphModule):
         ):
             return dict(bind_arguments(self.original, args, kwargs))
         return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def _list_decisive(self) -> tuple[Place, ...]:
+        """What a copy must know to be other than for the plan: it does not know what it was."""
+        changed = self._settings.find_changed()
+        return tuple(place for place in changed if place not in self._unread)
+
+
+def _restore(
+    model: nn.Module,
+    graph: fx.Graph,
+    mode: str,
+    plan: Plan | None,
+    size_hint: int | None,
+    differing: Sequence[Place],
+) -> PlannedModule:
+    """A copy of a planned module; while attributes differ, as they did, its plan is not run."""
+    planned = PlannedModule(model, graph, mode, plan, size_hint)
+    planned.__dict__["_differing"] = tuple(differing)
+    return planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +296,11 @@ class _Argument:
     signature: Any = None
 
 
+def _list_dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
+    """Those of the parameters, which code may cast other tensors to, each once."""
+    return tuple(dict.fromkeys(parameter.dtype for parameter in model.parameters()))
+
+
 def _has_own_code(module: nn.Module) -> bool:
     """Whether a module's code was traced and is none of PyTorch's, which only calls others."""
     return not is_leaf(module) and not type(module).__module__.startswith("torch.nn")
@@ -217,6 +308,19 @@ def _has_own_code(module: nn.Module) -> bool:
 
 def _warn(message: str) -> None:
     warnings.warn(message, FxmemWarning, stacklevel=6)
+
+
+def _explain(given: Mapping[str, Any], changed: Sequence[Place]) -> str:
+    if changed:
+        name = ".".join(filter(None, changed[0]))
+        return (
+            f"{name} is not what it was for the plan, and the model's code may do other things with"
+            " it: this step runs without the plan (one of style 'modules' runs that code)"
+        )
+    return (
+        "for arguments of these sizes the model's code does other things than for those of the"
+        f" plan ({_write_sizes(given)}): this step runs without it"
+    )
 
 
 def _write_sizes(given: Mapping[str, Any]) -> str:

@@ -7,7 +7,9 @@ model is traced again for sizes that are met first, and the two graphs are held 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +24,12 @@ from fxmem.transform.state import keep_random_numbers
 
 
 def is_graph_of(
-    graph: fx.Graph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], mode: str
+    graph: fx.Graph,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mode: str,
+    size_hint: int | None = None,
 ) -> bool:
     """Whether a traced graph is what a model runs for some arguments.
 
@@ -32,6 +39,7 @@ def is_graph_of(
         args: Positional arguments.
         kwargs: Keyword arguments.
         mode: ``"train"`` or ``"infer"``.
+        size_hint: What was assumed of sizes that depend on data.
     """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     device = "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
@@ -39,13 +47,15 @@ def is_graph_of(
     options: dict[str, Any] = {
         "mode": mode,
         "device": device,
+        "size_hint": size_hint,
         "autocast": torch.get_autocast_dtype(device) if is_autocast else None,
     }
 
     def trace() -> fx.Graph | None:
         try:
-            # Whatever the frontend: hooks of the model itself are no part of the graph.
-            traced: fx.Graph = analyze(model, tuple(args), kwargs, **options).fx_graph
+            with _without_hooks(model):  # who calls the planned module has called them
+                # Whatever the frontend.
+                traced: fx.Graph = analyze(model, tuple(args), kwargs, **options).fx_graph
         except FxmemError:  # it cannot be told: for these sizes the model's own code runs
             return None
         return traced
@@ -60,6 +70,17 @@ def is_graph_of(
     finally:
         restore()
     return traced is not None and [*_list_calls(graph)] == [*_list_calls(traced)]
+
+
+@contextlib.contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    tables = {name: model.__dict__[name] for name in names}
+    model.__dict__.update({name: OrderedDict() for name in names})
+    try:
+        yield
+    finally:
+        model.__dict__.update(tables)
 
 
 def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -79,6 +80,10 @@ def _merge_inputs(
     return run, [*kept.values()]
 
 
+_alone = threading.RLock()
+"""Backward has a thread for each device; what a second run puts into modules is for it alone."""
+
+
 class _SecondRun:
     """Around a segment that runs again, once in each backward of the same graph."""
 
@@ -95,8 +100,8 @@ class _SecondRun:
         self._call = call
 
     def __enter__(self) -> None:
-        self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_alone)
             if self._call is not None:
                 stack.enter_context(self._call.repeat())
             stack.enter_context(_spare_statistics(self._norms))

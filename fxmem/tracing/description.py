@@ -1,0 +1,87 @@
+"""What a model was when it was traced, so that its graph is run for no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+_KEY = "fxmem_traced"
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""Types of attributes that are looked at as values."""
+INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+Description = tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A model as it was traced.
+
+    Attributes:
+        description: Of the model; see :func:`describe_model`.
+        size_hint: What was assumed of sizes that depend on data.
+    """
+
+    description: Description
+    size_hint: int | None
+
+
+def describe_model(model: nn.Module) -> Description:
+    """Modules by name with their class, what they hold with its shape, and plain attributes.
+
+    >>> dict(describe_model(nn.Linear(2, 1)))["weight"]
+    ((1, 2), 'torch.float32')
+    """
+    return tuple(_describe(model))
+
+
+def _describe(model: nn.Module) -> Iterator[tuple[str, object]]:
+    for name, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        yield name or "the model", type(module).__name__
+        for held, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{prefix}{held}", (tuple(tensor.shape), str(tensor.dtype))
+        for attribute, value in vars(module).items():
+            if attribute not in INTERNAL and isinstance(value, PLAIN):
+                yield f"{prefix}{attribute}", value
+
+
+def remember_model(graph: fx.Graph, traced: Traced) -> None:
+    """Keeps with a graph what it was traced from.
+
+    Args:
+        graph: Of a model.
+        traced: The model.
+    """
+    for output in graph.find_nodes(op="output"):
+        output.meta[_KEY] = traced
+
+
+def recall_model(graph: fx.Graph) -> Traced | None:
+    """What :func:`remember_model` kept; None for a graph that came another way.
+
+    Args:
+        graph: Of a model.
+    """
+    outputs = graph.find_nodes(op="output")
+    traced = outputs[0].meta.get(_KEY) if outputs else None
+    return traced if isinstance(traced, Traced) else None
+
+
+def find_difference(one: Description, other: Description) -> str:
+    """What two models differ in first, by name; empty where they are alike.
+
+    >>> small, large = describe_model(nn.Linear(2, 1)), describe_model(nn.Linear(3, 1))
+    >>> find_difference(small, large)
+    'weight'
+    """
+    for mine, theirs in zip(one, other, strict=False):
+        if mine[0] != theirs[0] or repr(mine[1]) != repr(theirs[1]):
+            return mine[0]
+    if len(one) == len(other):
+        return ""
+    return max(one, other, key=len)[min(len(one), len(other))][0]

@@ -1,0 +1,208 @@
+"""Attributes, modules and modes that change after a plan was applied change what is run."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.transform import module as planned_module
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.scale = 1.0
+        self.name = "block"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * torch.tanh(self.linear(x))
+
+
+class Net(nn.Module):
+    """Blocks, a weight of the loss that training changes, and a count that nobody reads."""
+
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.beta = 0.0
+        self.epoch = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for block in self.blocks:
+            y = block(y)
+        return y + self.beta * x
+
+
+X = torch.randn(64, 16)
+
+
+@pytest.fixture
+def pair() -> tuple[Net, Any]:
+    torch.manual_seed(0)
+    model = Net()
+    plan = fxmem.pareto(fxmem.analyze(model, (X,), device="cpu"), time_limit_s=1)[-1]
+    assert plan.segments
+    return model, fxmem.apply(model, plan)
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What tracing again found, each time."""
+    found: list[bool] = []
+    is_graph_of = planned_module.is_graph_of
+
+    def trace(*args: Any) -> bool:
+        found.append(is_graph_of(*args))
+        return found[-1]
+
+    monkeypatch.setattr(planned_module, "is_graph_of", trace)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def every_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_what_the_code_reads_is_not_baked_in(pair: tuple[Net, Any], traces: list[bool]) -> None:
+    model, planned = pair
+    for beta in (0.0, 0.5, 0.75):
+        model.beta = beta
+        if not beta:
+            assert torch.equal(planned(X), model(X))
+            continue
+        with pytest.warns(fxmem.FxmemWarning) as caught:
+            assert torch.equal(planned(X), model(X))
+        assert [str(warning.message) for warning in caught] == [
+            "beta is not what it was for the plan, and the model's code may do other things with"
+            " it: this step runs without the plan (one of style 'modules' runs that code)"
+        ]
+    assert traces == [False], "once is enough to know that it matters"
+    model.beta = 0.0
+    assert torch.equal(planned(X), model(X))
+
+
+def test_the_attribute_of_a_block_counts(pair: tuple[Net, Any]) -> None:
+    model, planned = pair
+    model.blocks[1].scale = 0.25  # type: ignore[assignment]
+    with pytest.warns(fxmem.FxmemWarning, match=r"^blocks\.1\.scale is not what it was"):
+        assert torch.equal(planned(X), model(X))
+
+
+def test_what_the_code_does_not_read_may_change_with_every_step(
+    pair: tuple[Net, Any], traces: list[bool]
+) -> None:
+    model, planned = pair
+    for epoch in range(4):
+        model.epoch = epoch
+        assert torch.equal(planned(X), model(X))
+    assert traces == [True]
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_does_not_take_what_it_finds_for_what_was_planned(
+    pair: tuple[Net, Any], make: Any
+) -> None:
+    model, planned = pair
+    model.beta = 0.5
+    copied = make(planned)
+    with pytest.warns(fxmem.FxmemWarning, match="this step runs without"):
+        assert torch.equal(copied(X), model(X))
+    model.beta = 0.0
+    assert torch.equal(make(planned)(X), model(X))
+
+
+def test_a_replaced_module_is_run(pair: tuple[Net, Any]) -> None:
+    model, planned = pair
+    model.blocks[2] = nn.Sequential(model.blocks[2].linear)  # type: ignore[arg-type]
+    with pytest.warns(fxmem.FxmemWarning) as caught:
+        assert torch.equal(planned(X), model(X))
+    assert str(caught[0].message) == (
+        "modules of the model were replaced since the plan was applied: this step runs without it"
+    )
+
+
+@pytest.mark.parametrize(
+    "other, name",
+    [(Net(3), "blocks.3"), (nn.Linear(16, 16), "the model")],
+    ids=["another depth", "another model"],
+)
+def test_a_plan_is_not_applied_to_another_model(
+    pair: tuple[Net, Any], other: nn.Module, name: str
+) -> None:
+    plan = fxmem.pareto(fxmem.analyze(pair[0], (X,), device="cpu"), time_limit_s=1)[-1]
+    with pytest.raises(fxmem.UsageError) as caught:
+        fxmem.apply(other, plan)
+    assert str(caught.value) == (
+        f"the plan was made for another model: {name} differs (make it anew, or have the model"
+        " traced again: fxmem.apply(model, plan, args))"
+    )
+    with pytest.raises(fxmem.UsageError, match="another model or other inputs"):
+        fxmem.apply(other, plan, (X,))
+
+
+def test_other_attributes_are_traced_again_where_inputs_are_given(pair: tuple[Net, Any]) -> None:
+    model = pair[0]
+    plan = fxmem.pareto(fxmem.analyze(model, (X,), device="cpu"), time_limit_s=1)[-1]
+    other = copy.deepcopy(model)
+    other.beta = 0.5
+    with pytest.raises(fxmem.UsageError, match="another model: beta differs"):
+        fxmem.apply(other, plan)
+    assert torch.equal(fxmem.apply(other, plan, (X,))(X), other(X))
+
+
+def test_the_size_hint_of_the_plan_holds_for_other_sizes() -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.linear(x))
+            return h[x[:, 0] > 0] ** 2
+
+    model = Positive()
+    analysis = fxmem.analyze(model, (X,), device="cpu", size_hint=32)
+    planned = fxmem.apply(model, fxmem.pareto(analysis, time_limit_s=1)[-1])
+    x = torch.randn(48, 16)
+    assert torch.equal(planned(x), model(x))
+
+
+def test_backward_computes_again_in_the_mode_of_forward() -> None:
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.5), nn.Linear(64, 16))
+    plan = fxmem.pareto(fxmem.analyze(model, (X,), device="cpu"), time_limit_s=1)[-1]
+    assert plan.segments
+    gradients = []
+    for run in (model, fxmem.apply(model, plan)):
+        run.train()
+        torch.manual_seed(0)
+        loss = run(X).square().sum()
+        run.eval()
+        model.zero_grad()
+        loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert not any(module.training for module in model.modules())
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize("hooked", ["before", "after"])
+def test_backward_hooks_of_the_model_are_called(pair: tuple[Net, Any], hooked: str) -> None:
+    model, planned = pair
+    seen: list[int] = []
+    target = model if hooked == "before" else planned
+    target.register_full_backward_hook(lambda *_: seen.append(1))
+    x = X.clone().requires_grad_()
+    planned(x).sum().backward()
+    assert seen == [1]
