@@ -64,6 +64,8 @@ def apply(
             the model's graph cannot be run, or an object holds a module of its own and would go on
             calling it.
     """
+    if isinstance(model, PlannedModule):
+        raise UsageError("a plan was applied to this model", hint="fxmem.unapply it first")
     if plan.style == MODULES:
         if args is not None or kwargs is not None:
             _trace(model, plan, args, kwargs)

@@ -153,6 +153,16 @@ def test_a_plan_is_not_applied_to_another_model(
         fxmem.apply(other, plan, (X,))
 
 
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_plan_is_applied_once(pair: tuple[Net, Any], style: str) -> None:
+    analysis = fxmem.analyze(pair[0], (X,), device="cpu")
+    plan = fxmem.pareto(analysis, style=style, time_limit_s=1)[-1]
+    for planned in (pair[1], fxmem.apply(pair[0], plan)):
+        with pytest.raises(fxmem.UsageError) as caught:
+            fxmem.apply(planned, plan)
+        assert str(caught.value) == "a plan was applied to this model (fxmem.unapply it first)"
+
+
 def test_other_attributes_are_traced_again_where_inputs_are_given(pair: tuple[Net, Any]) -> None:
     model = pair[0]
     plan = fxmem.pareto(fxmem.analyze(model, (X,), device="cpu"), time_limit_s=1)[-1]
