@@ -62,7 +62,7 @@ EQUAL = [
 ]
 
 
-@pytest.mark.parametrize("value", EQUAL, ids=repr)
+@pytest.mark.parametrize("value", EQUAL, ids=[str(at) for at in range(len(EQUAL))])
 def test_a_copy_is_equal(value: Any) -> None:
     copy = value.clone() if isinstance(value, torch.Tensor) else value
     assert compare_values(value, copy) is None
