@@ -40,6 +40,7 @@ class Setup:
         frontend: ``fx`` or ``record``: which tracer served.
         frontend_reason: Why ``fx`` did not; empty where it did.
         notes: What the reader should know about how it was done, a sentence each.
+        size_hint: What was assumed of sizes that depend on data, or None.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Setup:
     autocast: str | None = None
     frontend_reason: str = ""
     notes: tuple[str, ...] = ()
+    size_hint: int | None = None
 
 
 @dataclass(frozen=True)

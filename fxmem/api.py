@@ -29,7 +29,7 @@ from fxmem.recording.step import Recording, Step, record_step
 from fxmem.specs import parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
 from fxmem.tracing.building import replace_converted, silence_fake_kernels
-from fxmem.tracing.description import Traced, describe_model, remember_model
+from fxmem.tracing.description import describe_model, remember_model
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
@@ -219,8 +219,9 @@ def analyze(
             *recording.notes,
             *_note_unmodelled(recording.graph.operations, target),
         ),
+        size_hint=size_hint,
     )
-    remember_model(recording.fx_graph, Traced(described, size_hint))
+    remember_model(recording.fx_graph, described)
     return Analysis(setup, recording.graph, settings, step_gpu, recording.fx_graph)
 
 

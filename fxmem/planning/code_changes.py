@@ -73,6 +73,7 @@ def plan_changes(analysis: Analysis, time_limit_s: float = 10.0) -> Plan:
         inplace=find_inplace(facts),
         dels=find_deletions(facts),
         mode=analysis.setup.mode,
+        size_hint=analysis.setup.size_hint,
         fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,
     )
     if found.fx_graph is None:

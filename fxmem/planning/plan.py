@@ -169,6 +169,7 @@ class Plan:
         mode: Of the step, ``"train"`` or ``"infer"``: the calls of a model that it is for.
         style: How it is applied: ``"graph"`` rewrites the model's graph; with ``"modules"`` each
             segment is all of a module's call, and its ``fqn`` says whose.
+        size_hint: What was assumed of sizes that depend on data; None for nothing.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
     """
 
@@ -186,6 +187,7 @@ class Plan:
     limits: tuple[Limit, ...] = ()
     mode: str = "train"
     style: str = GRAPH
+    size_hint: int | None = None
     fx_graph: Any = field(default=None, repr=False, compare=False)
 
     @property

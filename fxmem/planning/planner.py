@@ -55,6 +55,7 @@ class PlanningStep:
         style: How plans are applied.
         modules: Those that may be computed again, for that style.
         obstacles: Why others may not, by name.
+        size_hint: What was assumed of sizes that depend on data.
     """
 
     facts: StepFacts
@@ -66,6 +67,7 @@ class PlanningStep:
     style: str = GRAPH
     modules: tuple[ModuleChoice, ...] = ()
     obstacles: Mapping[str, str] = field(default_factory=dict)
+    size_hint: int | None = None
 
     @property
     def step_s(self) -> float:
@@ -125,6 +127,7 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         style=style,
         modules=modules,
         obstacles=obstacles,
+        size_hint=analysis.setup.size_hint,
     )
 
 
@@ -358,5 +361,6 @@ def _build_plan(
         lower_bound_overhead=_bound_overhead(step, limits, candidate) if in_full else None,
         limits=told,
         style=step.style,
+        size_hint=step.size_hint,
         fx_graph=step.fx_graph,
     )

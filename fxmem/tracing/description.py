@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import fx, nn
 
-_KEY = "fxmem_traced"
+_KEY = "fxmem_model"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Types of attributes that are looked at as values."""
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 
 Description = tuple[tuple[str, object], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """A model as it was traced.
-
-    Attributes:
-        description: Of the model; see :func:`describe_model`.
-        size_hint: What was assumed of sizes that depend on data.
-    """
-
-    description: Description
-    size_hint: int | None
 
 
 def describe_model(model: nn.Module) -> Description:
@@ -50,26 +36,26 @@ def _describe(model: nn.Module) -> Iterator[tuple[str, object]]:
                 yield f"{prefix}{attribute}", value
 
 
-def remember_model(graph: fx.Graph, traced: Traced) -> None:
+def remember_model(graph: fx.Graph, description: Description) -> None:
     """Keeps with a graph what it was traced from.
 
     Args:
         graph: Of a model.
-        traced: The model.
+        description: Of that model, from :func:`describe_model`.
     """
     for output in graph.find_nodes(op="output"):
-        output.meta[_KEY] = traced
+        output.meta[_KEY] = description
 
 
-def recall_model(graph: fx.Graph) -> Traced | None:
+def recall_model(graph: fx.Graph) -> Description | None:
     """What :func:`remember_model` kept; None for a graph that came another way.
 
     Args:
         graph: Of a model.
     """
     outputs = graph.find_nodes(op="output")
-    traced = outputs[0].meta.get(_KEY) if outputs else None
-    return traced if isinstance(traced, Traced) else None
+    found: Description | None = outputs[0].meta.get(_KEY) if outputs else None
+    return found
 
 
 def find_difference(one: Description, other: Description) -> str:

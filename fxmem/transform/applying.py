@@ -90,7 +90,6 @@ def apply(
         graph = analysis.fx_graph
     else:
         _check_model(model, graph)
-    traced = recall_model(graph)
     planned = build_module(
         model,
         graph,
@@ -98,15 +97,15 @@ def apply(
         plan.inplace,
         plan.reorders,
         mode=plan.mode,
-        size_hint=None if traced is None else traced.size_hint,
+        size_hint=plan.size_hint,
     )
     planned.remember(replace(plan, fx_graph=None))
     return planned
 
 
 def _check_model(model: nn.Module, graph: Any) -> None:
-    traced = recall_model(graph)
-    name = find_difference(traced.description, describe_model(model)) if traced else ""
+    described = recall_model(graph)
+    name = "" if described is None else find_difference(described, describe_model(model))
     if name:
         raise UsageError(
             f"the plan was made for another model: {name} differs",
@@ -120,14 +119,13 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
     Raises:
         UsageError: It is not the plan's.
     """
-    traced = None if plan.fx_graph is None else recall_model(plan.fx_graph)
     analysis = analyze(
         model,
         () if args is None else args,
         kwargs,
         mode=plan.mode,
         device="cpu",
-        size_hint=None if traced is None else traced.size_hint,
+        size_hint=plan.size_hint,
     )
     if fingerprint_graph(analysis.graph) != plan.fingerprint:
         raise UsageError(

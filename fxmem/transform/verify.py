@@ -105,7 +105,14 @@ def verify(
             peaks = [ours.measure(), theirs.measure() if comparison.runs else None]
         with keep_state(ours.roots):
             notes = check_repetition(ours, comparison, seed)
-    options = {"mode": mode, "optimizer": optimizer, "loss": loss, "autocast": autocast}
+    plan = getattr(planned, "plan", None)
+    options: dict[str, Any] = {
+        "mode": mode,
+        "optimizer": optimizer,
+        "loss": loss,
+        "autocast": autocast,
+        "size_hint": plan.size_hint if isinstance(plan, Plan) else None,
+    }
     predicted = [_predict(m, given, device, options) for m in (model, planned)]
     figures = [
         StepFigures(peak, bytes_, statistics.median(times) if times else None)
