@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch: one profile for each plan
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # before torch: one profile for each plan
 
 import torch
 from tabulate import tabulate

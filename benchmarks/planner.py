@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch: one profile for each row
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # before torch: one profile for each row
 
 import torch
 from tabulate import tabulate

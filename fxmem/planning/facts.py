@@ -58,8 +58,8 @@ class StepFacts:
         statistics: By node, the indices of the buffers that its batch normalisation updates.
         states: By node, those of what else of its modules it changes, as spectral normalisation
             does: computed again, it must begin with what they were.
-        draws: By node, whether it may draw random numbers: operators that do, dropout modules
-            whose share may be set later, and all that goes on as the user's own code.
+        draws: By node, whether it may draw random numbers: operators that do, and dropout modules,
+            whose share may be set later.
         random_state: The state of the random number generator as a checkpoint keeps it; None
             where it lies in other memory than the step.
         makers: ``made`` by the index of the storage.
@@ -191,8 +191,7 @@ def gather_facts(
             _find_states(graph, graph.operations[first[node] : end[node]]) for node in range(nodes)
         ),
         draws=tuple(
-            keeps_frames
-            or "Dropout" in graph.nodes[node].target
+            "Dropout" in graph.nodes[node].target
             or any(o.effect is not None for o in graph.operations[first[node] : end[node]])
             for node in range(nodes)
         ),

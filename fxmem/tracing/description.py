@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 _KEY = "fxmem_model"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Types of attributes that are looked at as values."""
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
+
+_UNKNOWN = "?"
 
 Description = tuple[tuple[str, object], ...]
 
@@ -27,8 +30,12 @@ def describe_model(model: nn.Module) -> Description:
 def _describe(model: nn.Module) -> Iterator[tuple[str, object]]:
     for name, module in model.named_modules(remove_duplicate=False):
         prefix = f"{name}." if name else ""
+        tensors = [*module._parameters.items(), *module._buffers.items()]
+        if any(tensor is not None and is_lazy(tensor) for _, tensor in tensors):
+            yield name or "the model", _UNKNOWN  # what it is comes with its first input
+            continue
         yield name or "the model", type(module).__name__
-        for held, tensor in (*module._parameters.items(), *module._buffers.items()):
+        for held, tensor in tensors:
             if tensor is not None:
                 yield f"{prefix}{held}", (tuple(tensor.shape), str(tensor.dtype))
         for attribute, value in vars(module).items():
@@ -65,6 +72,8 @@ def find_difference(one: Description, other: Description) -> str:
     >>> find_difference(small, large)
     'weight'
     """
+    if any(value == _UNKNOWN for _, value in (*one, *other)):
+        return ""  # the nodes of the graph have the modules' names
     for mine, theirs in zip(one, other, strict=False):
         if mine[0] != theirs[0] or repr(mine[1]) != repr(theirs[1]):
             return mine[0]
