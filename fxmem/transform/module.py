@@ -22,10 +22,10 @@ from fxmem.tracing.fxgraph import CONSTANT
 from fxmem.tracing.signatures import SIGNATURE, describe_value
 from fxmem.tracing.tracer import is_leaf
 from fxmem.transform.calls import ModelCall
-from fxmem.transform.codegen import SegmentCodeGen
+from fxmem.transform.codegen import SEGMENTS, SegmentCodeGen
 from fxmem.transform.hooks import find_hooked
 from fxmem.transform.retracing import is_graph_of
-from fxmem.transform.settings import Place, Settings, watch_reads
+from fxmem.transform.settings import Place, Settings, is_equal, watch_reads
 
 _SHARED = (
     "_parameters",
@@ -71,7 +71,8 @@ class PlannedModule(fx.GraphModule):
     _settings: Settings
     _unread: set[Place]
     _decisive: set[Place]
-    _differing: tuple[Place, ...]
+    _is_unsure: bool
+    _runs_again: bool
     _types: tuple[type[nn.Module], ...]
     _dtypes: tuple[torch.dtype, ...]
 
@@ -123,7 +124,8 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["_settings"] = Settings(self._coded)
             self.__dict__["_unread"] = set()
             self.__dict__["_decisive"] = set()
-            self.__dict__["_differing"] = ()
+            self.__dict__["_is_unsure"] = False
+            self.__dict__["_runs_again"] = any(node.meta.get(SEGMENTS) for node in nodes)
             self.__dict__["_types"] = tuple(map(type, model.modules()))
             self.__dict__["_dtypes"] = _list_dtypes(model)
         return code
@@ -162,7 +164,7 @@ class PlannedModule(fx.GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the graph does not know the module that it belongs to.
         arguments = self.original, copy.deepcopy(self.graph), self.plan_mode
-        settings = self.__dict__.get("plan"), self.size_hint, self._list_decisive()
+        settings = self.__dict__.get("plan"), self.size_hint, self._differs()
         return _restore, (*arguments, *settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
@@ -173,7 +175,7 @@ class PlannedModule(fx.GraphModule):
             self.plan_mode,
             self.__dict__.get("plan"),
             self.size_hint,
-            self._list_decisive(),
+            self._differs(),
         )
         memo[id(self)] = copied
         return copied
@@ -227,7 +229,7 @@ class PlannedModule(fx.GraphModule):
         described = tuple(describe_value(given[argument.name]) for argument in taken)
         dtypes = _list_dtypes(self.original)
         is_known = described == tuple(argument.signature for argument in taken)
-        if is_known and dtypes == self._dtypes and not changed and not self._differing:
+        if is_known and dtypes == self._dtypes and not changed and not self._is_unsure:
             return True
         if not self._decisive.isdisjoint(changed):
             return False
@@ -239,7 +241,7 @@ class PlannedModule(fx.GraphModule):
         if key not in self._fits:
             self._fits[key] = self._trace_again(changed, args, kwargs)
         if self._fits[key]:
-            self.__dict__["_differing"] = ()
+            self.__dict__["_is_unsure"] = False
         return self._fits[key]
 
     def _trace_again(
@@ -266,10 +268,9 @@ class PlannedModule(fx.GraphModule):
             return dict(bind_arguments(self.original, args, kwargs))
         return {**dict(zip(names, args, strict=False)), **kwargs}
 
-    def _list_decisive(self) -> tuple[Place, ...]:
-        """What a copy must know to be other than for the plan: it does not know what it was."""
-        changed = self._settings.find_changed()
-        return tuple(place for place in changed if place not in self._unread)
+    def _differs(self) -> bool:
+        """Whether attributes are other than for the plan, which a copy cannot see."""
+        return self._is_unsure or not self._unread.issuperset(self._settings.find_changed())
 
 
 def _restore(
@@ -278,11 +279,11 @@ def _restore(
     mode: str,
     plan: Plan | None,
     size_hint: int | None,
-    differing: Sequence[Place],
+    is_unsure: bool,
 ) -> PlannedModule:
-    """A copy of a planned module; while attributes differ, as they did, its plan is not run."""
+    """A copy of a planned module; where attributes differed, its first call traces the model."""
     planned = PlannedModule(model, graph, mode, plan, size_hint)
-    planned.__dict__["_differing"] = tuple(differing)
+    planned.__dict__["_is_unsure"] = is_unsure
     return planned
 
 
@@ -351,7 +352,7 @@ def _find_mismatch(expected: Sequence[_Argument], given: Mapping[str, Any]) -> s
     for argument in expected:
         name = argument.name
         if argument.is_constant:
-            if name in given and not _is_same(given[name], argument.constant):
+            if name in given and not is_equal(given[name], argument.constant):
                 return f"{name}={given[name]!r}"
         elif name not in given:
             return f"no {name}"
@@ -365,7 +366,7 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
         values = self.choose_run(args, kwargs)
         if values is None:
             return self.original.forward(*args, **kwargs)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self._runs_again:
             return self._run_plan(*values)
         with ModelCall(self).enter():
             return self._run_plan(*values)
@@ -376,10 +377,6 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
         forward.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
     forward.__doc__ = model.forward.__doc__
     return forward
-
-
-def _is_same(value: Any, constant: Any) -> bool:
-    return type(value) is type(constant) and bool(value == constant)
 
 
 def _make_empty_graph() -> fx.Graph:

@@ -44,7 +44,7 @@ class Settings:
         changed = [
             place
             for place, module, value in self._plain
-            if not _is_equal(getattr(module, place[1], _MISSING), value)
+            if not is_equal(getattr(module, place[1], _MISSING), value)
         ]
         if torch.compiler.is_compiling():  # which cannot follow the rest
             return changed
@@ -88,5 +88,10 @@ def watch_reads() -> Iterator[set[tuple[type[nn.Module], str]]]:
         del nn.Module.__getattribute__
 
 
-def _is_equal(value: Any, before: Any) -> bool:
+def is_equal(value: Any, before: Any) -> bool:
+    """Whether a plain value is what it was, its type included.
+
+    >>> is_equal(1, 1), is_equal(1, True)
+    (True, False)
+    """
     return value is before or (type(value) is type(before) and bool(value == before))
