@@ -16,11 +16,11 @@ from fxmem.planning.plan import MODULES, Plan
 from fxmem.tracing.description import describe_model, find_difference, recall_model
 from fxmem.transform.checkpointing import build_module
 from fxmem.transform.module import PlannedModule
-from fxmem.transform.wrapping import find_original, wrap_modules
+from fxmem.transform.wrapping import find_original, unwrap_modules, wrap_modules
 
 
 def unapply(model: nn.Module) -> nn.Module:
-    """The model that a plan was applied to, with the parameters as they are now.
+    """The model that a plan was applied to, with parameters and attributes as they are now.
 
     Args:
         model: From :func:`apply`.
@@ -28,9 +28,8 @@ def unapply(model: nn.Module) -> nn.Module:
     Raises:
         UsageError: No plan was applied to it.
     """
-    original = find_original(model)
-    if original is not None:
-        return original
+    if find_original(model) is not None:
+        return unwrap_modules(model)
     if not isinstance(model, PlannedModule):
         raise UsageError(
             f"no plan was applied to this {type(model).__name__}", hint="it is as it was"

@@ -248,4 +248,5 @@ def _become(model: nn.Module, planned: nn.Module) -> None:
     vars(original).update({**vars(model), _HELD: _Held()})
     vars(model).update(vars(planned))
     planned.__dict__ = model.__dict__  # what the modules refer to as their parent
-    vars(model)["forward"] = PlannedForward(model, original)
+    forward: PlannedForward = vars(planned)["forward"]
+    vars(model)["forward"] = forward.move(model, original)

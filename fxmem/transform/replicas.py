@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -21,6 +22,12 @@ _SHARED = frozenset(
 """What every module has, such as tables of parameters and of hooks: taken over as it is."""
 
 Replicas = Mapping[int, nn.Module]
+
+Pairs = tuple[tuple[nn.Module, nn.Module], ...]
+"""Modules, each with its copy."""
+
+Lent = tuple[tuple[nn.Module, nn.Module, str], ...]
+"""Modules, each with its copy and the name of a tensor that both hold as an attribute."""
 
 
 def copy_modules(model: nn.Module) -> Replicas:
@@ -54,6 +61,61 @@ def copy_modules(model: nn.Module) -> Replicas:
             else:
                 vars(replica)[name] = rewirer.rewire(value, f"{fqn}.{name}".strip("."))
     return replicas
+
+
+def list_lent(pairs: Pairs) -> Lent:
+    """Tensors that modules hold beside parameters and buffers, such as a normalised weight."""
+    return tuple(
+        (module, replica, name)
+        for module, replica in pairs
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and module is not replica
+    )
+
+
+@contextmanager
+def lend_tensors(lent: Lent) -> Iterator[None]:
+    """Has only the copies hold some tensors for a while, and the modules what they are then.
+
+    What forward puts in their place frees them, as it would without copies.
+    """
+    for module, _, name in lent:
+        vars(module).pop(name, None)
+    try:
+        yield
+    finally:
+        for module, replica, name in lent:
+            if name in vars(replica):
+                vars(module)[name] = vars(replica)[name]
+
+
+def return_attributes(pairs: Pairs, held: Sequence[Mapping[str, Any]]) -> None:
+    """Gives modules what became of their copies' attributes, their mode and children among them.
+
+    Args:
+        pairs: All modules of a model, itself first.
+        held: What each copy holds, without what makes it another than the module.
+
+    Raises:
+        UsageError: An object that cannot be copied refers to a copy.
+    """
+    modules = {id(replica): module for module, replica in pairs}
+    rewirer = _Rewirer(pairs[0][1], modules)
+    for (module, replica), attributes in zip(pairs, held, strict=True):
+        if module is replica:
+            continue
+        own = vars(module)
+        for name in own.keys() - attributes.keys():
+            del own[name]
+        for name, value in attributes.items():
+            if name == "_modules":
+                children = {k: modules.get(id(v), v) for k, v in value.items()}
+                own[name].clear()
+                own[name].update(children)
+            elif name in _SHARED:
+                own[name] = value
+            else:
+                own[name] = rewirer.rewire(value, name)
 
 
 def _make_replica(module: nn.Module) -> nn.Module:

@@ -15,11 +15,17 @@ import torch
 from torch import nn
 
 from fxmem.errors import UsageError
-from fxmem.planning.plan import Segment
+from fxmem.planning.plan import Plan, Segment
 from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.holders import find_holders
-from fxmem.transform.replicas import copy_modules
+from fxmem.transform.replicas import (
+    Pairs,
+    copy_modules,
+    lend_tensors,
+    list_lent,
+    return_attributes,
+)
 from fxmem.transform.runtime import checkpoint
 
 
@@ -64,19 +70,28 @@ class PlannedForward(OwnForward):
 
     Attributes:
         original: That model.
+        pairs: Its modules, each with its copy; itself first.
     """
 
-    def __init__(self, module: nn.Module, original: nn.Module) -> None:
+    def __init__(self, module: nn.Module, original: nn.Module, pairs: Pairs) -> None:
         super().__init__(module)
         self.original = original
+        self.pairs = pairs
+        self._lent = list_lent(pairs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; what runs again in backward knows the call that it ran in first."""
         is_plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
         if is_plain or not self.module.training:
             return self.call_own(*args, **kwargs)
-        with ModelCall(self.module).enter():
+        with ModelCall(self.module).enter(), lend_tensors(self._lent):
             return self.call_own(*args, **kwargs)
+
+    def move(self, module: nn.Module, original: nn.Module) -> PlannedForward:
+        """That of another object in the planned model's place, and in the original's."""
+        moved = PlannedForward(module, original, ((original, module), *self.pairs[1:]))
+        moved.replaced = self.replaced
+        return moved
 
 
 class CheckpointedForward(OwnForward):
@@ -173,6 +188,36 @@ def find_original(model: nn.Module) -> nn.Module | None:
     return forward.original if isinstance(forward, PlannedForward) else None
 
 
+def unwrap_modules(planned: nn.Module) -> nn.Module:
+    """The model that a plan of modules was applied to, as the planned one is now.
+
+    What training put into attributes of modules - a counter, a mode, another layer - goes along.
+
+    Args:
+        planned: From :func:`wrap_modules`.
+
+    Raises:
+        UsageError: An object that the model made holds a module of the planned one.
+    """
+    forward = vars(planned)["forward"]
+    assert isinstance(forward, PlannedForward)
+    return_attributes(forward.pairs, [_list_attributes(*pair) for pair in forward.pairs])
+    return forward.original
+
+
+def _list_attributes(module: nn.Module, replica: nn.Module) -> dict[str, Any]:
+    """What a copy holds beside what wrapping gave it."""
+    held = dict(vars(replica))
+    forward = held.get("forward")
+    if isinstance(forward, OwnForward):
+        del held["forward"]
+        if forward.replaced is not None:
+            held["forward"] = forward.replaced
+    if isinstance(held.get("plan"), Plan) and "plan" not in vars(module):
+        del held["plan"]
+    return held
+
+
 def wrap_modules(model: nn.Module, segments: Iterable[Segment]) -> nn.Module:
     """A model that computes some of its modules again, and shares everything with the original.
 
@@ -205,7 +250,8 @@ def wrap_modules(model: nn.Module, segments: Iterable[Segment]) -> nn.Module:
         )
         vars(module)["forward"] = CheckpointedForward(module, fqn, random, inside, held)
     root = replicas[id(model)]
-    vars(root)["forward"] = PlannedForward(root, model)
+    pairs = tuple((module, replicas[id(module)]) for module in model.modules())
+    vars(root)["forward"] = PlannedForward(root, model, pairs)
     return root
 
 

@@ -28,7 +28,6 @@ QUICK = {case.name for case in HARD} | set(
 FAR = {
     "spectral_norm_old": "a segment's run of power iteration is promised more than it takes",
     "hf/swin": "a copy in backward of one of its layers is predicted and not there",
-    "weight_norm_old": "the model below a plan of modules keeps the weights that it had",
 }
 """Models whose plans are further off than the others', and why."""
 

@@ -121,6 +121,35 @@ def test_what_is_wrapped_runs_again_and_nothing_else() -> None:
     assert runs == ["first", "second", "first"]
 
 
+def test_what_training_changed_comes_back_with_the_model() -> None:
+    model = Model()
+    model.first.order = [model.second]
+    planned = wrap(model, "first")
+    planned.first.runs = 3
+    planned.second.order = [planned.first]
+    planned.second.norm = added = nn.BatchNorm1d(4)
+    planned.eval()
+    assert fxmem.unapply(planned) is model
+    assert model.first.runs == 3
+    assert model.first.order[0] is model.second
+    assert model.second.order[0] is model.first
+    assert model.second.norm is added
+    assert not any(module.training for module in (model, model.first, model.second))
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert not hasattr(model, "plan")
+
+
+def test_a_weight_that_hooks_replace_is_held_once() -> None:
+    model = Model()
+    nn.utils.spectral_norm(model.first.linear)
+    model(torch.randn(3, 4))
+    planned = wrap(model, "first")
+    before = weakref.ref(model.first.linear.weight)
+    planned(torch.randn(3, 4))
+    assert before() is None
+    assert model.first.linear.weight is planned.first.linear.weight
+
+
 @pytest.mark.parametrize("prepare", ["eval", "no_grad"])
 def test_where_there_is_no_training_nothing_is_checkpointed(prepare: str) -> None:
     model = Model()
