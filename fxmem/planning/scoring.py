@@ -32,6 +32,7 @@ class _Part:
         region: The region.
         cost: Of what it computes again.
         done: After which operation nothing of it is needed; -1 where backward needs nothing.
+        read_end: How long forward holds what its nodes take from before it.
         during: Operations and by how much what lives during them changes from there on.
         after: Likewise for what is still alive once they are over.
         runs: Before which operation it runs again, and the most that it then adds to what is alive.
@@ -43,6 +44,7 @@ class _Part:
     region: Region
     cost: float
     done: int
+    read_end: int
     during: tuple[Ints, Ints]
     after: tuple[Ints, Ints]
     runs: tuple[Ints, Ints]
@@ -98,18 +100,16 @@ class Scorer:
         parts = [self._find_part(region) for region in regions]
         ends = self._find_ends(parts)
         during, after = self._fixed[0].copy(), self._fixed[1].copy()
-        np.add.at(during, self._born, self._nbytes)
         np.subtract.at(during, ends + 1, self._nbytes)
-        np.add.at(after, self._born, self._nbytes)
         np.subtract.at(after, np.maximum(ends, self._born), self._nbytes)
-        for part in parts:
-            np.add.at(during, part.during[0], part.during[1])
-            np.add.at(after, part.after[0], part.after[1])
+        if parts:
+            np.add.at(during, *_join(part.during for part in parts))
+            np.add.at(after, *_join(part.after for part in parts))
         peak = int((np.cumsum(during)[: self._size] + self._workspaces).max())
         left: Ints = np.cumsum(after)
-        for part in parts:
-            if len(part.runs[0]):
-                peak = max(peak, int((left[part.runs[0] - 1] + part.runs[1]).max()))
+        if parts:
+            triggers, most = _join(part.runs for part in parts)
+            peak = max(peak, int((left[triggers - 1] + most).max(initial=0)))
         libraries = frozenset().union(*(part.libraries for part in parts)) - self._taken
         peak += sum(self._library_bytes[name] for name in libraries)
         return peak, float(sum(part.cost for part in parts))
@@ -123,7 +123,7 @@ class Scorer:
         for part in parts:
             inside = slice(part.region.start, part.region.stop)
             start[inside] = part.region.start
-            end[inside] = self._find_read_end(part.region.stop - 1)
+            end[inside] = part.read_end
             done[inside] = part.done
         ends: Ints = self._least_end.copy()
         at, node = self._readers.T
@@ -132,8 +132,8 @@ class Scorer:
         stays = within & ~comes_in
         wanted = np.where(within, np.maximum(end[node], done[node]), self._reader_ends)
         np.maximum.at(ends, at[~stays], wanted[~stays])
-        for part in parts:
-            np.maximum.at(ends, part.inner[0], part.inner[1])
+        if parts:
+            np.maximum.at(ends, *_join(part.inner for part in parts))
         outside = start[self._savers[:, 1]] < 0
         np.maximum.at(ends, self._savers[outside, 0], self._savers[outside, 2])
         return ends
@@ -155,15 +155,13 @@ class Scorer:
         return self._size if died is None else died
 
     def _measure_fixed(self) -> tuple[Ints, Ints]:
-        """What all other storages add."""
+        """What all other storages add, and what forward made from its birth on."""
         during, after = (np.zeros(self._size + 2, dtype=np.int64) for _ in range(2))
         for storage in self._facts.graph.storages:
-            if storage.index in self._facts.makers:
-                continue
             born = 0 if storage.born == RESIDENT else storage.born
             for totals in (during, after):
                 totals[born] += storage.nbytes
-            if storage.died is not None:
+            if storage.died is not None and storage.index not in self._facts.makers:
                 during[storage.died + 1] -= storage.nbytes
                 after[max(storage.died, born)] -= storage.nbytes
         return during, after
@@ -195,6 +193,7 @@ class Scorer:
             region=region,
             cost=float(sum(self._costs[run.stop] - self._costs[run.first] for run in every)),
             done=runs[0].done if runs else -1,
+            read_end=self._find_read_end(region.stop - 1),
             during=self._list_changes(lives, 0),
             after=self._list_changes(lives, 1),
             runs=self._measure_runs(every, lives),
@@ -248,3 +247,8 @@ class Scorer:
 def _split(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
     array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return array[:, 0], array[:, 1]
+
+
+def _join(pairs: Iterable[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    first, second = zip(*pairs, strict=True)
+    return np.concatenate(first), np.concatenate(second)
