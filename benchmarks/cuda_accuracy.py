@@ -30,12 +30,12 @@ from benchmarks.cases import import_torchvision
 from benchmarks.cuda_cases import CUDA_CASES, CudaCase
 from benchmarks.cuda_measure import SCHEMA, Result
 from benchmarks.cuda_trace import describe_trace
-from fxmem import api
 from fxmem.allocation import _list_events
 from fxmem.allocator import replay
 from fxmem.analysis import Analysis
 from fxmem.graph import Phase
-from fxmem.lowering.cuda.target import Gpu
+from fxmem.lowering.cuda.target import Gpu, count_threads
+from fxmem.recording import options
 
 DATA = Path("tests/data/cuda")
 NO_DATA = "Nothing was measured yet: run python -m benchmarks.cuda_measure on a machine with a GPU."
@@ -111,9 +111,9 @@ def use_machine(machine: Result) -> Iterator[None]:
         capability=capability,
         cudnn_version=machine["cudnn"],
         multiprocessors=machine["multiprocessors"],
-        threads_per_multiprocessor=api._THREADS.get(capability, 2048),
+        threads_per_multiprocessor=count_threads(capability),
     )
-    with mock.patch.object(api, "_describe_architecture", lambda _: gpu):
+    with mock.patch.object(options, "describe_gpu", lambda _: gpu):
         yield
 
 

@@ -5,34 +5,39 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from fxmem.api import MODES, analyze, load_choice, name_choice
+from fxmem.api import analyze
 from fxmem.errors import FxmemError, UsageError
 from fxmem.planning.plan import Plan
+from fxmem.recording.choices import (
+    LossChoice,
+    OptimizerChoice,
+    check_choices,
+    load_choice,
+    name_choice,
+)
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.recording.options import MODES
 from fxmem.specs import TensorSpec, parse_dtype
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
 from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.tracing.loading import load_target, prepare_targets
-from fxmem.tracing.targets import is_target
 from fxmem.transform.applying import apply
 from fxmem.transform.running import Inputs, Runner, make_inputs
 from fxmem.transform.side_by_side import check_repetition, compare_models
 from fxmem.transform.state import keep_state, seed_random_numbers
 from fxmem.transform.verification import StepFigures, Verification
 
-_Loss = str | Callable[[Any], Tensor] | None
-_Optimizer = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
 _AMONG = "the models differ in their"
 
 
@@ -45,8 +50,8 @@ def verify(
     mode: str = "train",
     steps: int = 3,
     seed: int = 0,
-    optimizer: _Optimizer = None,
-    loss: _Loss = None,
+    optimizer: OptimizerChoice = None,
+    loss: LossChoice = None,
     autocast: str | torch.dtype | None = None,
 ) -> Verification:
     """Whether two models compute the same, bit for bit, and what a step of each takes.
@@ -165,7 +170,8 @@ def verify_target(
     is_there = torch.cuda.is_available()
     if device == "cuda" and not is_there:
         raise UsageError("there is no GPU to verify on", hint="--device cpu")
-    _check_choices(options.get("optimizer"), options.get("loss"), options.get("autocast"))
+    _find_autocast(options.get("autocast"))
+    check_choices(options.get("loss"), options.get("optimizer"))
     with (
         prepare_targets(target, options.get("loss"), options.get("optimizer")),
         keep_state([]),
@@ -189,15 +195,6 @@ def _check_options(mode: Any, steps: Any, seed: Any) -> None:
         raise UsageError(f"{steps!r} steps show nothing", hint="an integer, 1 or more")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UsageError(f"a seed cannot be {seed!r}", hint="an integer, 0 or more")
-
-
-def _check_choices(optimizer: object, loss: object, autocast: object) -> None:
-    """Checks names before anything is imported."""
-    _find_autocast(autocast)
-    if isinstance(optimizer, str) and not is_target(optimizer):
-        resolve_optimizer(optimizer)
-    if isinstance(loss, str) and not is_target(loss):
-        resolve_loss(loss)
 
 
 def _find_autocast(autocast: object) -> torch.dtype | None:

@@ -33,6 +33,7 @@ from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.lowering.cuda.target import Gpu, current_gpu
+from fxmem.recording.options import resolve_options
 
 MACHINE = {
     "schema": accuracy.SCHEMA,
@@ -177,7 +178,7 @@ def test_measurements_of_another_schema_are_refused(tmp_path: Path) -> None:
 
 def test_the_gpu_is_the_measured_one() -> None:
     with accuracy.use_machine(MACHINE):
-        gpu = accuracy.api._describe_architecture(None)
+        gpu = resolve_options().architecture
     assert gpu == Gpu((9, 0), 91002, 132, 2048)
     assert current_gpu() == Gpu()
 

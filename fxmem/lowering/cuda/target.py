@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fxmem.devices import GpuModel
 from fxmem.lowering.target import ANY, Target
 
 GPU_DEVICE = torch.device("cpu", 0)
@@ -39,6 +40,34 @@ class Gpu:
     cudnn_version: int = 92000
     multiprocessors: int = 108
     threads_per_multiprocessor: int = 2048
+
+
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""``maxThreadsPerMultiProcessor`` by compute capability, where it is not 2048."""
+
+
+def count_threads(capability: tuple[int, int]) -> int:
+    """The threads that a multiprocessor of that compute capability holds.
+
+    >>> count_threads((8, 0)), count_threads((8, 9))
+    (2048, 1536)
+    """
+    return _THREADS.get(capability, 2048)
+
+
+def describe_gpu(model: GpuModel | None) -> Gpu:
+    """What the choice of kernels depends on of a kind of GPU; None for an A100.
+
+    >>> describe_gpu(None) == Gpu()
+    True
+    """
+    if model is None:
+        return Gpu()
+    return Gpu(
+        capability=model.capability,
+        multiprocessors=model.multiprocessors,
+        threads_per_multiprocessor=count_threads(model.capability),
+    )
 
 
 _current: ContextVar[Gpu] = ContextVar("gpu", default=Gpu())  # noqa: B039 - frozen

@@ -18,12 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fxmem.api
 from fxmem.errors import TraceError
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.lowering.cuda import CUDA, attention
 from fxmem.lowering.cuda.attention_backends import Call
 from fxmem.lowering.cuda.target import Gpu
+from fxmem.recording import options
 
 aten = torch.ops.aten
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -36,7 +36,7 @@ ROWS = B * H * S
 @contextlib.contextmanager
 def analyse_for(gpu: Gpu) -> Iterator[None]:
     """Takes a GPU for the one that is meant where none is named."""
-    with mock.patch.object(fxmem.api, "Gpu", lambda: gpu):
+    with mock.patch.object(options, "describe_gpu", lambda _: gpu):
         yield
 
 

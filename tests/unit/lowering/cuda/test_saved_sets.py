@@ -15,9 +15,9 @@ from cuda_steps import run_step
 from saved_sets import ROWS
 from saved_sets.row import Row
 
-import fxmem.api
 from fxmem.graph import Category, MemoryGraph
 from fxmem.lowering.cuda import CUDA
+from fxmem.recording import options
 
 REGISTRIES = (CUDA._functions, CUDA._kernels, CUDA.estimators, CUDA.keepers)
 
@@ -45,7 +45,7 @@ def watch_registries(seen: set[object]) -> Iterator[None]:
 def take_step(row: Row) -> tuple[MemoryGraph, frozenset[object]]:
     """The step of a row, and the target's entries that it used."""
     seen: set[object] = set()
-    with watch_registries(seen), mock.patch.object(fxmem.api, "Gpu", lambda: row.gpu):
+    with watch_registries(seen), mock.patch.object(options, "describe_gpu", lambda _: row.gpu):
         return run_step(row.run, *row.inputs, mode=row.mode), frozenset(seen)
 
 

@@ -1,0 +1,107 @@
+"""The step of a caller's model on fake tensors, made anew each time that it is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fxmem.errors import FxmemError
+from fxmem.lowering.cpu import CPU
+from fxmem.lowering.cuda.target import use_gpu
+from fxmem.recording.constants import remember_inputs
+from fxmem.recording.failures import explain_failure
+from fxmem.recording.losses import Loss
+from fxmem.recording.options import Options
+from fxmem.recording.placement import place_inputs, place_model
+from fxmem.recording.step import OptimizerFactory, Recording, Step, record_step
+from fxmem.tracing.building import replace_converted
+from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
+from fxmem.tracing.fakes import make_fake_inputs, make_fake_model
+from fxmem.tracing.lazy import settle_lazy
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What a step is made of.
+
+    Attributes:
+        model: The caller's, which is left alone.
+        args: Positional inputs as the caller gives them: tensors and specs.
+        kwargs: Keyword inputs, likewise.
+        loss: From the model's output to the loss.
+        make_optimizer: From the parameters to the optimizer; None for none.
+        options: How the step is recorded.
+        fake_mode: Of the tensors that stand for the model's and the inputs.
+        named_devices: Gets the devices that the model's code names.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Loss
+    make_optimizer: OptimizerFactory | None
+    options: Options
+    fake_mode: FakeTensorMode
+    named_devices: set[str]
+
+    def make_inputs(self) -> Inputs:
+        """Fake inputs, each time others: a step may change a cache among them."""
+        dtype = self.options.dtype
+        with keep_default_on_cpu():
+            made = make_fake_inputs(self.args, self.kwargs, self.fake_mode, dtype=dtype)
+        remember_inputs(made, (self.args, self.kwargs))
+        return made
+
+    def make_step(self) -> Step:
+        """A step on a fake model and fake inputs of its own, where the target has them."""
+        options, train = self.options, self.options.mode == "train"
+        inputs = self.make_inputs()
+        with keep_default_on_cpu():
+            model = make_fake_model(self.model, self.fake_mode, dtype=options.dtype, train=train)
+        place_inputs(inputs, CPU)
+        with replace_devices(self.named_devices):
+            settle_lazy(model, *inputs, self.fake_mode)
+        place_model(model, self.model, options.target)
+        place_inputs(inputs, options.target)
+        return Step(
+            model=model,
+            args=inputs[0],
+            kwargs=inputs[1],
+            train=train,
+            loss=self.loss,
+            make_optimizer=self.make_optimizer if train else None,
+            accumulate=options.accumulate,
+            set_to_none=options.set_to_none,
+            autocast=options.autocast_to,
+            holds_previous=options.holds_previous,
+        )
+
+    def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
+        """Makes a step and records it; to be called with the fake mode active.
+
+        Args:
+            symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
+            inputs: How an error names the inputs.
+
+        Raises:
+            TraceError: The step cannot be run on fake tensors.
+        """
+        target, size_hint = self.options.target, self.options.size_hint
+        try:
+            step = self.make_step()
+            with (
+                replace_devices(self.named_devices, target.device),
+                use_gpu(self.options.architecture),
+                replace_converted(),
+            ):
+                return record_step(step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint)
+        except FxmemError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise explain_failure(error, inputs, size_hint) from error

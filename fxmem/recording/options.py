@@ -1,0 +1,141 @@
+"""How a step is to be recorded: what the caller chose, checked, and what it names, found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fxmem.devices import GpuModel, find_gpu
+from fxmem.errors import UsageError
+from fxmem.lowering.cpu import CPU
+from fxmem.lowering.cuda import CUDA
+from fxmem.lowering.cuda.target import Gpu, describe_gpu
+from fxmem.lowering.target import Target
+from fxmem.recording.frontends import FRONTENDS
+from fxmem.specs import parse_dtype
+
+MODES = ("train", "infer")
+TARGETS = {target.name: target for target in (CUDA, CPU)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What holds whatever the model is.
+
+    Attributes:
+        mode: ``train`` or ``infer``.
+        target: The device whose kernels run the step.
+        gpu: The GPU that is meant; None for any.
+        architecture: What of it the choice of kernels depends on.
+        dtype: The name of what parameters and floating inputs are cast to, or None.
+        autocast: What forward and loss are autocast to, as the caller wrote it, or None.
+        autocast_to: The same, as PyTorch takes it.
+        accumulate: See :class:`fxmem.recording.step.Step`.
+        set_to_none: Likewise.
+        holds_previous: Likewise.
+        frontend: The frontend asked for, or None.
+        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
+    """
+
+    mode: str
+    target: Target
+    gpu: GpuModel | None
+    architecture: Gpu
+    dtype: str | None
+    autocast: str | None
+    autocast_to: torch.dtype | None
+    accumulate: int
+    set_to_none: bool
+    holds_previous: bool
+    frontend: str | None
+    size_hint: int | None
+
+
+def resolve_options(
+    *,
+    mode: str = "train",
+    device: str | torch.device = "cuda",
+    gpu: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    autocast: str | torch.dtype | None = None,
+    accumulate: int = 1,
+    set_to_none: bool = True,
+    hold_outputs: bool = False,
+    frontend: str | None = None,
+    size_hint: int | None = None,
+) -> Options:
+    """Checks the arguments of :func:`fxmem.analyze` of these names, and finds what they name.
+
+    Raises:
+        UsageError: One of them is not understood, or does not go with another.
+
+    >>> options = resolve_options(gpu="t4", autocast="fp16")
+    >>> options.target.name, options.architecture.capability, options.autocast_to
+    ('cuda', (7, 5), torch.float16)
+    """
+    device = str(device)  # a torch.device has its name
+    _check_step(mode, device, accumulate)
+    _check_recording(frontend, size_hint)
+    model = _find_gpu(device, gpu)
+    autocast = _name_autocast(autocast)
+    return Options(
+        mode=mode,
+        target=TARGETS[device],
+        gpu=model,
+        architecture=describe_gpu(model),
+        dtype=None if dtype is None else parse_dtype(str(dtype).removeprefix("torch.")),
+        autocast=autocast,
+        autocast_to=_find_autocast(device, autocast),
+        accumulate=accumulate,
+        set_to_none=set_to_none,
+        holds_previous=hold_outputs,
+        frontend=frontend,
+        size_hint=size_hint,
+    )
+
+
+def _check_step(mode: str, device: str, accumulate: int) -> None:
+    if mode not in MODES:
+        raise UsageError(
+            f"unknown mode {mode!r}",
+            hint="did you mean infer?" if mode == "eval" else "train or infer",
+        )
+    if device not in TARGETS:
+        raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise UsageError(f"{accumulate!r} micro-batches make no step", hint="an integer, 1 or more")
+
+
+def _check_recording(frontend: str | None, size_hint: int | None) -> None:
+    if frontend not in (None, *FRONTENDS):
+        raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
+    if size_hint is not None and not (isinstance(size_hint, int) and size_hint >= 0):
+        raise UsageError(
+            f"size hint {size_hint!r} is no number of elements", hint="an integer, 0 or more"
+        )
+
+
+def _find_gpu(device: str, gpu: str | None) -> GpuModel | None:
+    if gpu is None:
+        return None
+    if device != "cuda":
+        raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
+    return find_gpu(gpu)
+
+
+def _name_autocast(autocast: object) -> str | None:
+    if autocast is None or isinstance(autocast, str | torch.dtype):
+        return None if autocast is None else str(autocast).removeprefix("torch.")
+    raise UsageError(f"autocast={autocast!r} is no dtype", hint="bf16, fp16, or None for none")
+
+
+def _find_autocast(device: str, autocast: str | None) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    name = parse_dtype(autocast)
+    if name not in ("bfloat16", "float16"):
+        raise UsageError(f"autocast to {name}", hint="bf16 or fp16")
+    if device == "cpu" and name == "float16":
+        raise UsageError("autocast to float16 on the CPU is not modelled", hint="bf16")
+    return getattr(torch, name)  # type: ignore[no-any-return]

@@ -1,0 +1,61 @@
+"""Steps made of one model: nothing is shared between them, nor with the caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fxmem.lowering.cuda.target import GPU_DEVICE
+from fxmem.recording.blueprint import Blueprint
+from fxmem.recording.losses import resolve_loss
+from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.recording.options import resolve_options
+from fxmem.tracing.fakes import make_fake_mode
+
+
+def draw(model: nn.Module, *args: Any, **options: Any) -> Blueprint:
+    return Blueprint(
+        model=model,
+        args=args,
+        kwargs={},
+        loss=resolve_loss(None),
+        make_optimizer=resolve_optimizer("adam"),
+        options=resolve_options(**options),
+        fake_mode=make_fake_mode(),
+        named_devices=set(),
+    )
+
+
+def test_each_step_has_a_model_and_inputs_of_its_own() -> None:
+    model, cache = nn.Linear(4, 2), [torch.ones(3, 4)]
+    blueprint = draw(model, cache)
+    first, second = blueprint.make_step(), blueprint.make_step()
+    assert len({id(step.model) for step in (first, second)} - {id(model)}) == 2
+    assert len({id(step.args[0]) for step in (first, second)} - {id(cache)}) == 2
+    assert all(isinstance(tensor, FakeTensor) for tensor in first.model.parameters())
+
+
+def test_a_step_lies_where_the_target_has_it() -> None:
+    step = draw(nn.Linear(4, 2), "3x4", dtype="bf16").make_step()
+    tensors = [*step.model.parameters(), *step.args]
+    assert {(t.device, t.dtype) for t in tensors} == {(GPU_DEVICE, torch.bfloat16)}
+
+
+def test_inference_has_no_optimizer() -> None:
+    step = draw(nn.Linear(4, 2), "3x4", mode="infer", accumulate=2).make_step()
+    assert (step.train, step.make_optimizer, step.model.training) == (False, None, False)
+    assert draw(nn.Linear(4, 2), "3x4").make_step().make_optimizer is not None
+
+
+def test_the_devices_that_code_names_are_gathered() -> None:
+    class Moves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to("cuda:1").sum()
+
+    blueprint = draw(Moves(), "3x4", device="cpu", mode="infer")
+    with blueprint.fake_mode:
+        blueprint.record(True, ("3x4:float32",))
+    assert blueprint.named_devices == {"cuda:1"}

@@ -1,0 +1,94 @@
+"""Which frontend serves, and why the first did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import fx
+
+import fxmem
+from fxmem.errors import DataDependentError, TraceError
+from fxmem.graph import MemoryGraph
+from fxmem.recording.frontends import Served, record_with_frontend
+from fxmem.recording.step import Recording
+from fxmem.tracing.tracer import Tracer
+
+RECORDED = Recording(MemoryGraph((), (), (), ()), fx.Graph(), "", ())
+UNFIT = replace(RECORDED, reason="no graph holds it")
+
+
+class Records:
+    """Takes the place of a recording; what was asked of it."""
+
+    def __init__(self, symbolic: Recording | Callable[[], Recording]) -> None:
+        self.symbolic = symbolic
+        self.asked: list[bool] = []
+
+    def __call__(self, symbolic_sizes: bool) -> Recording:
+        self.asked.append(symbolic_sizes)
+        if not symbolic_sizes:
+            return RECORDED
+        return self.symbolic() if callable(self.symbolic) else self.symbolic
+
+
+def fail_untraced() -> Recording:
+    raise TraceError("no such operator")
+
+
+def fail_on_values() -> Recording:
+    raise DataDependentError("it depends on data")
+
+
+def fail_traced() -> Recording:
+    """An error that went through the tracer."""
+
+    class Raises(torch.nn.Module):
+        def forward(self) -> None:
+            raise TraceError("no int")
+
+    Tracer(Raises(), None, symbolic_sizes=True).run_model((), {})
+    raise AssertionError
+
+
+def test_the_first_that_serves_is_taken() -> None:
+    record = Records(RECORDED)
+    assert record_with_frontend(record, None) == Served(RECORDED, "fx", "")
+    assert record.asked == [True]
+
+
+def test_a_graph_that_cannot_be_replayed_has_the_same_numbers() -> None:
+    record = Records(UNFIT)
+    assert record_with_frontend(record, None) == Served(UNFIT, "record", UNFIT.reason)
+    assert record.asked == [True]
+
+
+def test_what_symbolic_sizes_break_is_recorded_without_them() -> None:
+    record = Records(fail_traced)
+    assert record_with_frontend(record, None) == Served(RECORDED, "record", "no int")
+    assert record.asked == [True, False]
+
+
+@pytest.mark.parametrize("fail", [fail_untraced, fail_on_values])
+def test_what_would_fail_again_is_not_tried_again(fail: Callable[[], Recording]) -> None:
+    record = Records(fail)
+    with pytest.raises(fxmem.TraceError):
+        record_with_frontend(record, None)
+    assert record.asked == [True]
+
+
+def test_record_is_asked_for_at_once() -> None:
+    record = Records(RECORDED)
+    served = record_with_frontend(record, "record")
+    assert (served.frontend, served.reason) == ("record", "record was asked for")
+    assert record.asked == [False]
+
+
+@pytest.mark.parametrize("symbolic", [UNFIT, fail_traced], ids=["unfit", "failing"])
+def test_fx_is_not_replaced_where_it_was_asked_for(symbolic: Recording) -> None:
+    record = Records(symbolic)
+    with pytest.raises(fxmem.TraceError):
+        record_with_frontend(record, "fx")
+    assert record.asked == [True]
