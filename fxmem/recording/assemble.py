@@ -72,13 +72,13 @@ def _list_calls(log: CallLog) -> Iterator[ModuleCall]:
 
 
 def _list_let_go(recorder: Recorder) -> Iterator[int | None]:
-    held = recorder.held
+    held = recorder.visible.held
     for index in range(len(recorder.ledger.storages)):
-        yield None if index in held else recorder.let_go.get(index)
+        yield None if index in held else recorder.visible.let_go.get(index)
 
 
 def _categorise(recorder: Recorder) -> None:
-    for saved in recorder.saved:
+    for saved in recorder.saving.saved:
         storage = recorder.ledger.storages[saved.storage]
         if storage.category in (Category.TEMPORARY, Category.OUTPUT):
             storage.category = Category.ACTIVATION
@@ -90,7 +90,7 @@ def _name_storage(node: int | None, traced: Sequence[TracedNode]) -> str:
 
 def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[SavedTensor]:
     described = []
-    for saved in recorder.saved:
+    for saved in recorder.saving.saved:
         node = None if saved.node is None else traced[saved.node]
         storage = recorder.ledger.storages[saved.storage]
         described.append(
@@ -110,8 +110,8 @@ def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[Sa
 
 def _list_saves(recorder: Recorder) -> Iterator[Save]:
     released = _find_releases(recorder)
-    for save in recorder.saves:
-        unpacked, _ = recorder.sequences.get(save.sequence, (None, None))
+    for save in recorder.saving.saves:
+        unpacked, _ = recorder.sequences.ran.get(save.sequence, (None, None))
         yield Save(save.storage, save.node, save.position, unpacked, released.get(save.sequence))
 
 
@@ -121,16 +121,16 @@ def _find_releases(recorder: Recorder) -> dict[int, int]:
     That is its last one, unless the engine adds up gradients in its name once it is over: then
     it is seen from what died with it.
     """
-    last = {sequence: last for sequence, (_, last) in recorder.sequences.items()}
+    last = {sequence: last for sequence, (_, last) in recorder.sequences.ran.items()}
     holders: dict[int, int] = {}  # by storage, the function that lets go of it last
-    for save in recorder.saves:
+    for save in recorder.saving.saves:
         if save.sequence in last:
             holder = holders.get(save.storage, save.sequence)
             holders[save.storage] = max(holder, save.sequence, key=last.__getitem__)
     seen: dict[int, int] = {}
     for index, sequence in holders.items():
         died = recorder.ledger.storages[index].died
-        if died is not None and recorder.sequences[sequence][0] <= died <= last[sequence]:
+        if died is not None and recorder.sequences.ran[sequence][0] <= died <= last[sequence]:
             seen[sequence] = max(died, seen.get(sequence, died))
     return last | seen
 
@@ -142,7 +142,7 @@ def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[No
             backward = operation.phase is Phase.BACKWARD
             (backward_flops if backward else forward_flops)[operation.node] += operation.flops
     saved_bytes = [0] * len(traced)
-    for saved in recorder.saved:
+    for saved in recorder.saving.saved:
         storage = recorder.ledger.storages[saved.storage]
         if saved.node is not None and storage.category not in _LISTED:
             saved_bytes[saved.node] += storage.nbytes

@@ -112,7 +112,7 @@ def record_step(
         try:
             return _StepRunner(step, target, recorder).run(symbolic_sizes)
         except NoGradientError as error:
-            if not recorder.draws:
+            if not recorder.runner.draws:
                 raise
             raise NoGradientError(
                 " ".join((f"{error.cause}.", *_note_draws(recorder))).removesuffix("."),
@@ -121,14 +121,14 @@ def record_step(
 
 
 def _note_draws(recorder: Recorder) -> Iterator[str]:
-    for source in recorder.draws:
+    for source in recorder.runner.draws:
         at = f" at {source}" if source else ""
         yield f"A random draw decides{at}: taken as 0.5."
 
 
 def _explain_draws(recorder: Recorder) -> str:
     """Why no graph can be replayed whose way was drawn."""
-    return "a random draw decides which way it goes" if recorder.draws else ""
+    return "a random draw decides which way it goes" if recorder.runner.draws else ""
 
 
 class _StepRunner:

@@ -1,0 +1,49 @@
+"""Which node's backward runs: autograd numbers its functions, and so the nodes that made them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from torch._C._autograd import _get_sequence_nr
+
+
+class SequenceLog:
+    """Notes which numbers autograd gave to the functions of each node, and when they ran.
+
+    Attributes:
+        ran: By the number of a function, the first and last operation of its backward.
+    """
+
+    def __init__(self) -> None:
+        self.ran: dict[int, tuple[int, int]] = {}
+        self._entered = 0
+        self._starts: list[int] = []
+        self._ends: list[tuple[int, int]] = []
+
+    def enter_node(self) -> None:
+        """A node begins."""
+        self._entered = _get_sequence_nr()
+
+    def exit_node(self, node: int) -> None:
+        """The node has returned; what was numbered since it began is its own."""
+        sequence = _get_sequence_nr()
+        if sequence > self._entered:
+            self._starts.append(self._entered)
+            self._ends.append((sequence, node))
+
+    def see_operation(self, function: Any, operation: int) -> None:
+        """A function of autograd runs an operation."""
+        sequence = function._sequence_nr()
+        self.ran[sequence] = self.ran.get(sequence, (operation, 0))[0], operation
+
+    def find_node(self, function: Any) -> int | None:
+        """The node whose forward made a function of autograd.
+
+        None for what has no number of its own: AccumulateGrad, a graph recomputed in backward.
+        """
+        sequence = function._sequence_nr()
+        at = bisect_right(self._starts, sequence) - 1
+        if at >= 0 and sequence < self._ends[at][0]:
+            return self._ends[at][1]
+        return None
