@@ -6,9 +6,12 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _EventType
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -22,6 +25,8 @@ class Allocations:
     """The CPU allocator's events within marked spans, filled when the profiler ends."""
 
     spans: dict[str, list[int]] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+    """By span, the bytes that were allocated since the profiler began and are live at its start."""
 
     def sum_bytes(self, span: str) -> int:
         """By how much more is live after a span than before it."""
@@ -40,10 +45,9 @@ class Allocations:
 def watch_allocations() -> Iterator[Allocations]:
     """Records the allocations within each ``record_function("span ...")``.
 
-    The profiler does not report the release of what was allocated before it began, so that what
-    is resident counts neither way. It takes an address for what it last saw there
-    (``ProfiledCPUMemoryReporter`` in c10/core/CPUAllocator.cpp), so that what is allocated here
-    should be released here too.
+    The profiler does not report the release of what was allocated before it began, but for what an
+    earlier one saw at that address (``ProfiledCPUMemoryReporter`` in c10/core/CPUAllocator.cpp);
+    that is left out here, so that what is older counts neither way.
     """
     seen = Allocations()
     enabled = gc.isenabled()
@@ -54,13 +58,39 @@ def watch_allocations() -> Iterator[Allocations]:
     finally:
         if enabled:
             gc.enable()
-    events = prof.profiler.kineto_results.events()
-    memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    spans, memory = [], []
+    for event in _iterate_events(prof.profiler.kineto_results.experimental_event_tree()):
+        kind, fields = event.typed
+        if kind == _EventType.Allocation:
+            memory.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        elif event.name.startswith("span "):
+            spans.append((event.name, event.start_time_ns, event.end_time_ns))
     memory.sort(key=lambda event: event[0])  # stable: equal times keep the order of recording
-    for event in events:
-        if event.name().startswith("span "):
-            start, end = event.start_ns(), event.start_ns() + event.duration_ns()
-            seen.spans[event.name()] = [nbytes for at, nbytes in memory if start <= at <= end]
+    own = [*_skip_older(memory)]
+    for name, start, end in spans:
+        seen.spans[name] = [nbytes for at, nbytes in own if start <= at <= end]
+        seen.before[name] = sum(nbytes for at, nbytes in own if at < start)
+
+
+def _iterate_events(tree: Iterable[Any]) -> Iterator[Any]:
+    waiting = [*tree][::-1]
+    while waiting:
+        event = waiting.pop()
+        yield event
+        waiting.extend(reversed(event.children))
+
+
+def _skip_older(memory: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """Allocations and their releases, each as a time and bytes."""
+    live = set()
+    for at, address, nbytes in memory:
+        if nbytes > 0:
+            live.add(address)
+        elif address in live:
+            live.remove(address)
+        else:
+            continue
+        yield at, nbytes
 
 
 def sum_storages(tensors: Iterable[Tensor], device: torch.device) -> int:
@@ -70,19 +100,15 @@ def sum_storages(tensors: Iterable[Tensor], device: torch.device) -> int:
     >>> sum_storages([weight, weight[1:]], weight.device)
     12
     """
-    storages = {}
-    for tensor in tensors:
-        for part in _list_dense(tensor):
-            if part.device.type == device.type:
-                storage = part.untyped_storage()
-                storages[storage._cdata] = storage.nbytes()
+    sizes = [storage.nbytes() for storage in _list_storages(tensors, device)]
     if device.type == "cuda":
-        return sum(-(-nbytes // _BLOCK) * _BLOCK for nbytes in storages.values())
-    return sum(storages.values())
+        return sum(-(-nbytes // _BLOCK) * _BLOCK for nbytes in sizes)
+    return sum(sizes)
 
 
 def measure_peak(
-    prepare: Callable[[], int],
+    prepare: Callable[[], object],
+    list_held: Callable[[], Iterable[Tensor]],
     step: Callable[[], object],
     release: Callable[[], None],
     device: torch.device,
@@ -90,14 +116,16 @@ def measure_peak(
     """The most bytes that are live in a step, with what is there before it.
 
     Args:
-        prepare: Makes what a step takes, and answers how many bytes are there before it.
+        prepare: Makes what a step takes.
+        list_held: All tensors that are there before it.
         step: What to run; on the CPU twice.
         release: Lets go of what the step leaves.
         device: Where it runs.
     """
     gc.collect()
     if device.type == "cuda":
-        resident_bytes = prepare()
+        prepare()
+        resident_bytes = sum_storages(list_held(), device)
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -107,18 +135,33 @@ def measure_peak(
         del kept
         release()
         return resident_bytes + peak
+    # The profiler knows what was allocated since it began, if only an autograd graph holds it now.
+    make_reference: Any = StorageWeakRef
+    older = [(make_reference(s), s.nbytes()) for s in _list_storages(list_held(), device)]
     with watch_allocations() as seen:
         # Of what a step keeps for the next, which replaces it, the profiler sees both ends.
         prepare()
         kept = step()
         del kept
         release()
-        resident_bytes = prepare()
+        prepare()
+        resident_bytes = sum(nbytes for storage, nbytes in older if not storage.expired())
         with record_function(_SPAN):
             kept = step()
         del kept
         release()
-    return resident_bytes + seen.find_peak(_SPAN)
+    return resident_bytes + seen.before[_SPAN] + seen.find_peak(_SPAN)
+
+
+def _list_storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
+    """The storages of tensors on a device, each once."""
+    storages = {}
+    for tensor in tensors:
+        for part in _list_dense(tensor):
+            if part.device.type == device.type:
+                storage = part.untyped_storage()
+                storages[storage._cdata] = storage
+    return [*storages.values()]
 
 
 def _list_dense(tensor: Tensor) -> Iterator[Tensor]:

@@ -21,7 +21,7 @@ from fxmem.specs import TensorSpec
 from fxmem.tracing.fakes import read_leaf
 from fxmem.tracing.user_state import iterate_holders
 from fxmem.transform.comparing import Record, iterate_leaves
-from fxmem.transform.measuring import measure_peak, sum_storages
+from fxmem.transform.measuring import measure_peak
 from fxmem.transform.state import drop_gradients, list_random_states
 from fxmem.transform.verification import Kind
 
@@ -175,12 +175,12 @@ class Runner:
     def measure(self) -> int:
         """The peak of a step in bytes, with what is there before it."""
         self.release()
-        return measure_peak(self._prepare_step, self._take_step, self.release, self.device)
+        return measure_peak(
+            self._prepare_step, self._iterate_residents, self._take_step, self.release, self.device
+        )
 
-    def _prepare_step(self) -> int:
-        """Makes inputs; the bytes of all that is there before the step."""
+    def _prepare_step(self) -> None:
         self._inputs = _copy_inputs(self.given)
-        return sum_storages(self._iterate_residents(), self.device)
 
     def _iterate_residents(self) -> Iterator[Tensor]:
         for value in (*iterate_holders([self.model]), *tree_iter(self._inputs), self.target):

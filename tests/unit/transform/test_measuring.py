@@ -29,8 +29,9 @@ def test_a_peak_counts_what_the_step_holds_at_once() -> None:
         held.append(torch.empty(1024))
         return torch.empty(2048)
 
-    assert measure_peak(lambda: 5, step, held.clear, CPU) == 5 + 4 * 4096
-    more = measure_peak(lambda: 0, lambda: [step(), torch.empty(4096)], held.clear, CPU)
+    there = [torch.empty(5)]
+    assert measure_peak(list, lambda: there, step, held.clear, CPU) == 4 * (5 + 4096)
+    more = measure_peak(list, list, lambda: [step(), torch.empty(4096)], held.clear, CPU)
     assert (more, held) == (4 * 7168, [])
 
 
@@ -43,8 +44,21 @@ def test_what_a_step_replaces_is_there_until_then() -> None:
         kept["table"] = torch.empty(4096)
         torch.empty(2048)
 
-    residents = lambda: kept["table"].nbytes  # noqa: E731
-    assert measure_peak(residents, step, lambda: None, CPU) == 4 * 6144
+    residents = lambda: [kept["table"]]  # noqa: E731
+    assert measure_peak(list, residents, step, list, CPU) == 4 * 6144
+
+
+def test_what_only_an_autograd_graph_holds_is_there_as_well() -> None:
+    weight = torch.rand(1024, requires_grad=True)
+    kept = {}
+
+    def step() -> None:
+        kept.pop("result", None)
+        kept["result"] = (weight * torch.rand(1024)).sum()
+
+    residents = lambda: [weight, *kept.values()]  # noqa: E731
+    # The weight, random numbers and the product; the sum is a scalar
+    assert measure_peak(list, residents, step, list, CPU) == 4 * (3 * 1024 + 1)
 
 
 def test_storages_are_counted_once_and_in_whole() -> None:
