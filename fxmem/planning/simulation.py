@@ -270,6 +270,9 @@ class RegionLives:
 
     def _live_again(self, storage: Made, run: Run) -> Life:
         """Held by the run's frames, by what it saves, and as the input of a region within."""
+        if storage.is_output and storage.index not in self._facts.graph.nodes[storage.node].results:
+            # A module's hook puts it in the place of forward's, as it does a normalised weight.
+            return Life(storage.index, run.place(storage.born), run.place(storage.born))
         end = run.place(self._find_local_end(storage, run.depth + 1, run))
         ends = [end, *self._find_saved_ends(storage, run)]
         if storage.is_cached:
