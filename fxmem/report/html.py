@@ -19,7 +19,7 @@ from fxmem.analysis import Analysis
 from fxmem.planning.outcome import PlannedStep, trace_plan
 from fxmem.planning.plan import Plan
 from fxmem.report.cells import escape_controls
-from fxmem.report.document import build_document
+from fxmem.report.describing import build_document
 from fxmem.report.page_data import build_page_data
 from fxmem.report.text import write_fit, write_headline, write_source, write_subject
 from fxmem.units import format_bytes, format_flops

@@ -15,7 +15,7 @@ from pictures import make_chain
 from fxmem.graph import MemoryGraph, SourceLocation
 from fxmem.report.cells import escape_controls
 from fxmem.report.cutting import Detail
-from fxmem.report.document import build_document
+from fxmem.report.describing import build_document
 from fxmem.report.dot import write_dot
 from fxmem.report.graph_view import build_view, list_boxes
 

@@ -20,7 +20,7 @@ from hand_made import MIB, make_graph
 from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis, Setup
 from fxmem.devices import GpuModel, find_gpu
-from fxmem.report.document import build_document
+from fxmem.report.describing import build_document
 from fxmem.report.text import render_text
 
 PEAK_BYTES = 30 * MIB + 512

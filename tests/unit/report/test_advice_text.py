@@ -7,7 +7,7 @@ from hand_made import make_analysis
 from fxmem.advice.record import Advice
 from fxmem.report.advice_text import render_advice
 from fxmem.report.cells import measure_width
-from fxmem.report.document import describe_subject
+from fxmem.report.describing import describe_subject
 from fxmem.report.text import write_subject
 
 MIB = 2**20

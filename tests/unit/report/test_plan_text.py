@@ -13,7 +13,7 @@ from fxmem.graph import Phase
 from fxmem.liveness import Peak
 from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
 from fxmem.report.cells import measure_width
-from fxmem.report.document import describe_subject
+from fxmem.report.describing import describe_subject
 from fxmem.report.plan_text import _write_limit, render_front, render_plan
 from fxmem.units import parse_bytes
 

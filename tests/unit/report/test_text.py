@@ -11,7 +11,7 @@ from hypothesis import given
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Operation, Phase, SourceLocation
 from fxmem.report.cells import measure_width, shorten_middle
-from fxmem.report.document import build_document
+from fxmem.report.describing import build_document
 from fxmem.report.text import render_text
 
 EVIL = "fc\x1b[2J\n1"

@@ -1,3 +1,5 @@
+"""What a report says of an analysis."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -6,7 +8,8 @@ from hand_made import MIB, make_analysis, make_graph, memory_graphs
 from hypothesis import given
 
 from fxmem.graph import Category, MemoryGraph, Phase
-from fxmem.report.document import LiveRow, build_document
+from fxmem.report.describing import build_document
+from fxmem.report.document import LiveRow
 
 
 def test_the_headline_is_the_peak() -> None:
