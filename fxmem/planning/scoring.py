@@ -33,8 +33,8 @@ class _Part:
         cost: Of what it computes again.
         done: After which operation nothing of it is needed; -1 where backward needs nothing.
         read_end: How long forward holds what its nodes take from before it.
-        during: Operations and by how much what lives during them changes from there on.
-        after: Likewise for what is still alive once they are over.
+        changes: Operations and by how much what lives during them changes from there on; behind
+            all operations, likewise for what is still alive once they are over.
         runs: Before which operation it runs again, and the most that it then adds to what is alive.
         inner: The storages it makes, as positions in ``facts.made``, and where its own frames let
             go of each.
@@ -45,10 +45,9 @@ class _Part:
     cost: float
     done: int
     read_end: int
-    during: tuple[Ints, Ints]
-    after: tuple[Ints, Ints]
-    runs: tuple[Ints, Ints]
-    inner: tuple[Ints, Ints]
+    changes: Ints
+    runs: Ints
+    inner: Ints
     libraries: frozenset[str]
 
 
@@ -99,17 +98,17 @@ class Scorer:
         """The peak in bytes and the cost of some regions, apart from each other and in order."""
         parts = [self._find_part(region) for region in regions]
         ends = self._find_ends(parts)
-        during, after = self._fixed[0].copy(), self._fixed[1].copy()
-        np.subtract.at(during, ends + 1, self._nbytes)
-        np.subtract.at(after, np.maximum(ends, self._born), self._nbytes)
+        totals = self._fixed.copy()
+        np.subtract.at(totals[0], ends + 1, self._nbytes)
+        np.subtract.at(totals[1], np.maximum(ends, self._born), self._nbytes)
         if parts:
-            np.add.at(during, *_join(part.during for part in parts))
-            np.add.at(after, *_join(part.after for part in parts))
-        peak = int((np.cumsum(during)[: self._size] + self._workspaces).max())
-        left: Ints = np.cumsum(after)
+            at, nbytes = _join([part.changes for part in parts])
+            np.add.at(totals.reshape(-1), at, nbytes)
+        during, after = np.cumsum(totals, axis=1)
+        peak = int((during[: self._size] + self._workspaces).max())
         if parts:
-            triggers, most = _join(part.runs for part in parts)
-            peak = max(peak, int((left[triggers - 1] + most).max(initial=0)))
+            triggers, most = _join([part.runs for part in parts])
+            peak = max(peak, int((after[triggers - 1] + most).max(initial=0)))
         libraries = frozenset().union(*(part.libraries for part in parts)) - self._taken
         peak += sum(self._library_bytes[name] for name in libraries)
         return peak, float(sum(part.cost for part in parts))
@@ -133,7 +132,7 @@ class Scorer:
         wanted = np.where(within, np.maximum(end[node], done[node]), self._reader_ends)
         np.maximum.at(ends, at[~stays], wanted[~stays])
         if parts:
-            np.maximum.at(ends, *_join(part.inner for part in parts))
+            np.maximum.at(ends, *_join([part.inner for part in parts]))
         outside = start[self._savers[:, 1]] < 0
         np.maximum.at(ends, self._savers[outside, 0], self._savers[outside, 2])
         return ends
@@ -154,17 +153,19 @@ class Scorer:
         died = self._facts.graph.storages[self._facts.made[position].index].died
         return self._size if died is None else died
 
-    def _measure_fixed(self) -> tuple[Ints, Ints]:
-        """What all other storages add, and what forward made from its birth on."""
-        during, after = (np.zeros(self._size + 2, dtype=np.int64) for _ in range(2))
+    def _measure_fixed(self) -> Ints:
+        """What all other storages add, and what forward made from its birth on.
+
+        First during each operation, then after it.
+        """
+        totals = np.zeros((2, self._size + 2), dtype=np.int64)
         for storage in self._facts.graph.storages:
             born = 0 if storage.born == RESIDENT else storage.born
-            for totals in (during, after):
-                totals[born] += storage.nbytes
+            totals[:, born] += storage.nbytes
             if storage.died is not None and storage.index not in self._facts.makers:
-                during[storage.died + 1] -= storage.nbytes
-                after[max(storage.died, born)] -= storage.nbytes
-        return during, after
+                totals[0, storage.died + 1] -= storage.nbytes
+                totals[1, max(storage.died, born)] -= storage.nbytes
+        return totals
 
     # -- regions --------------------------------------------------------------------------------
 
@@ -194,10 +195,9 @@ class Scorer:
             cost=float(sum(self._costs[run.stop] - self._costs[run.first] for run in every)),
             done=runs[0].done if runs else -1,
             read_end=self._find_read_end(region.stop - 1),
-            during=self._list_changes(lives, 0),
-            after=self._list_changes(lives, 1),
+            changes=self._list_changes(lives),
             runs=self._measure_runs(every, lives),
-            inner=_split(inner),
+            inner=_tabulate(inner),
             libraries=frozenset(name for o in operations for name in o.keeps),
         )
 
@@ -207,18 +207,21 @@ class Scorer:
         low, high = np.searchsorted(self._born, (first, end))
         return range(int(low), int(high))
 
-    def _list_changes(self, lives: Iterable[Life], early: int) -> tuple[Ints, Ints]:
-        """Where what lives at operations changes; ``early`` leaves out what dies at one."""
+    def _list_changes(self, lives: Iterable[Life]) -> Ints:
+        """Where what lives during operations changes, and what is alive after them."""
         changes: list[tuple[int, int]] = []
         for life in lives:
             first = -(-life.born // _SPREAD)
-            last = self._size if life.died is None else (life.died - early) // _SPREAD
-            if last >= first:
-                nbytes = self._sizes[life.storage]
-                changes += [(first, nbytes), (min(last, self._size) + 1, -nbytes)]
-        return _split(changes)
+            nbytes = self._sizes[life.storage]
+            for row in (0, 1):  # what dies at an operation is not alive after it
+                last = self._size if life.died is None else (life.died - row) // _SPREAD
+                if last >= first:
+                    behind = row * (self._size + 2)
+                    changes.append((behind + first, nbytes))
+                    changes.append((behind + min(last, self._size) + 1, -nbytes))
+        return _tabulate(changes)
 
-    def _measure_runs(self, runs: Sequence[Run], lives: Sequence[Life]) -> tuple[Ints, Ints]:
+    def _measure_runs(self, runs: Sequence[Run], lives: Sequence[Life]) -> Ints:
         """The most that each run holds above what is alive before it."""
         born = np.array([life.born for life in lives], dtype=np.int64)
         never = self._size * _SPREAD
@@ -241,14 +244,13 @@ class Scorer:
             alive_before = int(nbytes[(born <= before) & (died > before)].sum())
             live = np.cumsum(deltas)[:size] + self._workspaces[run.first : run.stop]
             found.append((run.trigger, int(live.max()) - alive_before))
-        return _split(found)
+        return _tabulate(found)
 
 
-def _split(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
-    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return array[:, 0], array[:, 1]
+def _tabulate(pairs: Sequence[tuple[int, int]]) -> Ints:
+    """Pairs as two rows."""
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
 
-def _join(pairs: Iterable[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    first, second = zip(*pairs, strict=True)
-    return np.concatenate(first), np.concatenate(second)
+def _join(tables: Sequence[Ints]) -> Ints:
+    return np.concatenate(tables, axis=1)

@@ -177,15 +177,16 @@ def _list_runs(shape: StageShape) -> list[_Run]:
     for head in range(0, size, step):
         if head in shape.starts or head in shape.fixed:
             continue
-        inputs = [value for value in shape.values if value.node < head]
+        taken: dict[int, int] = {}  # by the first node of a run from here that reads it
+        for value in shape.values:
+            if value.node < head and (value.savers is None or value.savers[0] >= head):
+                reader = next((node for node in value.readers if node >= head), size)
+                taken[reader] = taken.get(reader, 0) + value.nbytes
         freed, last = 0, first[head]
         for node in range(head, size):
             if node in shape.fixed:
                 break
-            for value in [value for value in inputs if node in value.readers]:
-                inputs.remove(value)
-                if value.savers is None or value.savers[0] >= head:
-                    freed -= value.nbytes
+            freed -= taken.get(node, 0)
             freed += sum(nbytes for saver, nbytes in saved_last.get(node, ()) if saver >= head)
             last = max(last, shape.last_saved[node])
             if freed > 0 and ((node + 1) % step == 0 or node + 1 == size):
