@@ -249,7 +249,8 @@ class Scorer:
 
 def _tabulate(pairs: Sequence[tuple[int, int]]) -> Ints:
     """Pairs as two rows."""
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    rows: Ints = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return rows
 
 
 def _join(tables: Sequence[Ints]) -> Ints:
