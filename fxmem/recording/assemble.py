@@ -18,7 +18,7 @@ from fxmem.graph import (
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.records import NodeRecord
 from fxmem.tracing.module_calls import CallLog
-from fxmem.tracing.tracer import TracedNode
+from fxmem.tracing.nodes import TracedNode
 
 _LISTED = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
 """Saved for backward, but there anyway: listed and not counted."""

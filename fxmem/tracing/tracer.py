@@ -13,22 +13,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
-from fxmem.graph import Phase, SourceLocation
-from fxmem.tracing.calls import bind_arguments, patch_calls
-from fxmem.tracing.contexts import read_context, run_within
+from fxmem.graph import Phase
+from fxmem.tracing.calls import patch_calls
 from fxmem.tracing.forward_state import ForwardState
-from fxmem.tracing.fxgraph import CONSTANT, NODE, GraphBuilder, describe_function, iterate_tensors
+from fxmem.tracing.fxgraph import describe_function, iterate_tensors
 from fxmem.tracing.module_calls import CallLog
-from fxmem.tracing.signatures import SIGNATURE, describe_value
+from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_numel, make_shape
-from fxmem.tracing.source import find_source
 
+_SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
+_TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})
 _CONTAINERS = (
     nn.Sequential,
     nn.Transformer,
@@ -54,25 +53,6 @@ class NodeListener(Protocol):
         """The indices of the storages that the tensors in a value lie on."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracedNode:
-    """A node as the tracer sees it; the recording adds bytes and FLOPs.
-
-    Attributes are those of :class:`fxmem.graph.Node`.
-    """
-
-    index: int
-    name: str
-    fqn: str
-    op: str
-    target: str
-    phase: Phase
-    shape: tuple[int, ...] | None
-    dtype: str | None
-    source: SourceLocation | None
-    inputs: tuple[int, ...]
-
-
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
     if isinstance(module, torch.jit.ScriptModule):
@@ -92,30 +72,35 @@ class Tracer(torch.overrides.TorchFunctionMode):
             ``fx`` frontend) or become constants (the ``record`` frontend).
 
     Attributes:
-        nodes: What was traced so far.
         calls: The calls of modules so far.
-        reason: The first thing that the FX graph cannot express; empty while there is none.
     """
 
     def __init__(self, model: nn.Module, listener: NodeListener, *, symbolic_sizes: bool) -> None:
         super().__init__()
         self.model = model
-        self.nodes: list[TracedNode] = []
         self.calls = CallLog(listener, lambda: len(self.nodes))
+        self._log = NodeLog(model)
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
-        self._builder = GraphBuilder(model)
         self._phase = Phase.FORWARD
         self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
         self._scopes = [""]
         self._opaque_depth = 0
-        self._occurrences: dict[str, int] = {}
-        self._context = read_context()
+
+    @property
+    def nodes(self) -> list[TracedNode]:
+        """What was traced so far."""
+        return self._log.nodes
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The FX graph; it can be run where :attr:`reason` is empty."""
+        return self._log.builder.graph
 
     @property
     def reason(self) -> str:
-        """Why the graph cannot be replayed; empty where it can."""
-        return self._builder.reason
+        """The first thing that the graph cannot express; empty while there is none."""
+        return self._log.builder.reason
 
     def run_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls the model and traces it.
@@ -123,25 +108,19 @@ class Tracer(torch.overrides.TorchFunctionMode):
         Returns:
             What the model returns, on fake tensors.
         """
-        self._add_placeholders(args, kwargs)
-        self._context = read_context()
+        self._log.begin(args, kwargs)
         state = ForwardState(self.model, is_leaf) if self._symbolic_sizes else None
         with self._tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
-        self._builder.set_output(output)
+        self._log.builder.set_output(output)
         if state is not None:
-            self._builder.give_up(state.find_change())
+            self._log.builder.give_up(state.find_change())
         return output
 
     def run_loss(self, compute: Callable[[Any], Any], output: Any) -> Any:
         """Calls the loss function and traces it into nodes of the phase LOSS."""
         with self._tracing(Phase.LOSS):
             return compute(output)
-
-    @property
-    def graph(self) -> fx.Graph:
-        """The FX graph; it can be run where :attr:`reason` is empty."""
-        return self._builder.graph
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -160,13 +139,13 @@ class Tracer(torch.overrides.TorchFunctionMode):
             return self._query_size(func, label, args, kwargs)
         if target is getattr and label not in _TENSOR_PROPERTIES:
             return func(*args, **kwargs)
-        return self._run_node(op, target, label, self._scopes[-1], func, args, kwargs)
+        return self._run_node(Call(op, target, label, self._scopes[-1], func, args, kwargs))
 
     def _query_size(
         self, func: Callable[..., Any], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         answer = func(*args, **kwargs)
-        origin = self._builder.find_origin(args[0])
+        origin = self._log.builder.find_origin(args[0])
         if not self._symbolic_sizes or origin is None or isinstance(args[0], nn.Parameter):
             return answer
         if label in ("numel", "nelement"):
@@ -176,125 +155,19 @@ class Tracer(torch.overrides.TorchFunctionMode):
             return shape
         return shape[args[1] if len(args) > 1 else kwargs["dim"]]
 
-    def _run_node(
-        self,
-        op: str,
-        target: Any,
-        label: str,
-        fqn: str,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def _run_node(self, call: Call) -> Any:
         """Runs one node; nothing inside it is seen, the bookkeeping neither."""
         index = len(self.nodes)
         self._opaque_depth += 1
         try:
             self._listener.enter_node(index)
-            result = func(*args, **kwargs)
+            result = call.function(*call.args, **call.kwargs)
             operators = self._listener.exit_node(index, result)
             if operators or next(iterate_tensors(result), None) is not None:
-                self._add_node(op, target, label, fqn, func, args, kwargs, result)
+                self._log.add(call, result, self._phase)
         finally:
             self._opaque_depth -= 1
         return result
-
-    def _add_node(
-        self,
-        op: str,
-        target: Any,
-        label: str,
-        fqn: str,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
-    ) -> None:
-        name = self._make_name(fqn if op == "call_module" else f"{fqn}.{label}".strip("."))
-        if target in _ACCESSORS:
-            args = (args[0], label, *args[1:])
-        inputs = self._builder.find_inputs((args, kwargs))
-        fx_node = None
-        if self._phase is Phase.FORWARD:
-            op, target = self._keep_context(op, target, func, args, kwargs, result)
-            fx_node = self._builder.add_call(op, target, args, kwargs, name)
-            fx_node.meta[NODE] = name
-        index = len(self.nodes)
-        self._builder.tag_result(result, index, fx_node)
-        first = next(iterate_tensors(result), None)
-        self.nodes.append(
-            TracedNode(
-                index=index,
-                name=name,
-                fqn=fqn,
-                op=op,
-                target=label,
-                phase=self._phase,
-                shape=None if first is None else tuple(map(int, first.shape)),
-                dtype=None if first is None else str(first.dtype).removeprefix("torch."),
-                source=find_source(),
-                inputs=inputs,
-            )
-        )
-
-    def _keep_context(
-        self,
-        op: str,
-        target: Any,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
-    ) -> tuple[str, Any]:
-        """What the graph calls so that it runs in the context in which the code has it."""
-        outer, inner = self._context, read_context()
-        if outer == inner:
-            return op, target
-        if outer.autocast == inner.autocast and not inner.grad:
-            given = [*iterate_tensors((args, kwargs))]
-            if op == "call_module":
-                given += self.model.get_submodule(target).parameters()
-            records = any(tensor.is_floating_point() for tensor in iterate_tensors(result))
-            if not records or not any(tensor.requires_grad for tensor in given):
-                return op, target  # autograd would not record it anyway
-        within = (
-            None if op == "call_module" or target in _ACCESSORS else run_within(func, outer, inner)
-        )
-        if within is None:
-            kind = "autocast" if outer.autocast != inner.autocast else "gradients"
-            self._builder.give_up(f"the code itself turns {kind} on or off")
-            return op, target
-        return "call_function", within
-
-    def _make_name(self, candidate: str) -> str:
-        seen = self._occurrences.get(candidate, 0)
-        self._occurrences[candidate] = seen + 1
-        return f"{candidate}_{seen}" if seen else candidate
-
-    def _add_placeholders(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        for name, value in bind_arguments(self.model, args, kwargs):
-            index = len(self.nodes)
-            fx_node = self._builder.add_placeholder(name)
-            self._builder.tag_result(value, index, fx_node)
-            first = next(iterate_tensors(value), None)
-            if first is None:
-                fx_node.meta[CONSTANT] = value
-                continue
-            fx_node.meta[SIGNATURE] = describe_value(value)
-            self.nodes.append(
-                TracedNode(
-                    index=index,
-                    name=self._make_name(name),
-                    fqn="",
-                    op="placeholder",
-                    target=name,
-                    phase=Phase.FORWARD,
-                    shape=tuple(first.shape),
-                    dtype=str(first.dtype).removeprefix("torch."),
-                    source=None,
-                    inputs=(),
-                )
-            )
 
     # -- what is patched while the user's code runs ---------------------------------------------
 
@@ -346,15 +219,11 @@ class Tracer(torch.overrides.TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        return self._run_node(
-            "call_module",
-            fqn,
-            type(module).__name__,
-            fqn,
-            lambda *args, **kwargs: call(module, *args, **kwargs),
-            args,
-            kwargs,
-        )
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return call(module, *args, **kwargs)
+
+        label = type(module).__name__
+        return self._run_node(Call("call_module", fqn, label, fqn, run, args, kwargs))
 
     def _enter_module(
         self,
@@ -383,7 +252,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
         label = function.__name__
         if label == "CheckpointFunction":  # torch.utils.checkpoint, reentrant
             label = "checkpoint"
-        return self._run_node("call_function", apply, label, self._scopes[-1], apply, args, kwargs)
+        fqn = self._scopes[-1]
+        return self._run_node(Call("call_function", apply, label, fqn, apply, args, kwargs))
 
     def call_checkpoint(
         self,
@@ -411,15 +281,9 @@ class Tracer(torch.overrides.TorchFunctionMode):
             result = caller.f_locals.get("ret") if caller else None
             del frame, caller
             self._listener.exit_node(index, result)
-            self._builder.give_up("a checkpointed region calls a function that no graph holds")
+            self._log.builder.give_up("a checkpointed region calls a function that no graph holds")
             function = settings[0]
-            self._add_node(
-                "call_function", function, "checkpoint", fqn, function, args, kwargs, result
-            )
+            call = Call("call_function", function, "checkpoint", fqn, function, args, kwargs)
+            self._log.add(call, result, self._phase)
         finally:
             self._opaque_depth -= 1
-
-
-_ACCESSORS = (getattr, setattr, delattr)
-_SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
-_TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})

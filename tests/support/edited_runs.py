@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from benchmarks.step import default_loss, tensors_of
 from fxmem.graph import Node
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan
 from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.nodes import Call
 from fxmem.tracing.tracer import Tracer
 from fxmem.transform.patching import patch_sources
 
@@ -51,20 +53,17 @@ class _InPlace(Tracer):
         self.is_done = False
         self.calls = SimpleNamespace(run=_call, hidden=set(), calls=[])  # which looks at values
 
-    def _run_node(
-        self, op: str, target: Any, label: str, fqn: str, func: Run, args: Any, kwargs: Any
-    ) -> Any:
-        name = fqn if op == "call_module" else f"{fqn}.{label}".strip(".")
-        seen = self._occurrences.get(name, 0)
-        if (f"{name}_{seen}" if seen else name) != self.change.node:
-            return super()._run_node(op, target, label, fqn, func, args, kwargs)
+    def _run_node(self, call: Call) -> Any:
+        seen = self._log._occurrences.get(call.name, 0)
+        if (f"{call.name}_{seen}" if seen else call.name) != self.change.node:
+            return super()._run_node(call)
         self.is_done = True
-        module = self.model.get_submodule(target) if op == "call_module" else None
+        module = self.model.get_submodule(call.target) if call.op == "call_module" else None
 
         def changed(*args: Any, **kwargs: Any) -> Any:
             return self._overwrite(module, args, kwargs)
 
-        return super()._run_node(op, target, label, fqn, changed, args, kwargs)
+        return super()._run_node(replace(call, function=changed))
 
     def _overwrite(self, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
         call = self.change.call
@@ -84,7 +83,7 @@ class _InPlace(Tracer):
         overwritten = [
             value
             for value in iterate_tensors(values)
-            if (origin := self._builder.find_origin(value)) is not None
+            if (origin := self._log.builder.find_origin(value)) is not None
             and self.nodes[origin.node].name == self.change.overwrites
         ]
         assert len({id(value) for value in overwritten}) == 1
