@@ -125,7 +125,7 @@ class _Writer:
             self._names.add(segment.name)
             inputs, outputs = _find_ends(members)
             inner.append(self.write_function(segment.name, members, depth + 1, (inputs, outputs)))
-            scope.call_segment(segment, self._root, inputs, outputs)
+            scope.call_segment(segment, self._root, inputs, outputs, _find_reads(members))
         if ends is not None:
             scope.add_output(ends[1])
         head, _, body = self._write_graph(scope.graph, name).partition("\n")
@@ -204,6 +204,7 @@ class _Scope:
         root: str,
         inputs: Sequence[fx.Node],
         outputs: Sequence[fx.Node],
+        reads: Sequence[str],
     ) -> None:
         options: dict[str, Any] = {"random": True} if segment.random else {}
         if segment.norms:
@@ -213,6 +214,8 @@ class _Scope:
                 (_Text(_format_target(root, module) if module else root), name)
                 for module, name in segment.states
             )
+        if reads:
+            options["reads"] = {name: _Text(_format_target(root, name)) for name in reads}
         arguments: Any = (_Text(segment.name), *map(self._find, inputs))
         name = outputs[0].name if len(outputs) == 1 else f"{segment.name}_results"
         call = self.graph.create_node("call_function", checkpoint, arguments, options, name=name)
@@ -246,6 +249,17 @@ def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     )
     outputs = [node for node in nodes if any(user not in members for user in node.users)]
     return [*inputs], outputs
+
+
+def _find_reads(nodes: Sequence[fx.Node]) -> list[str]:
+    """The names of the modules that a run of nodes calls, and of the tensors that it fetches."""
+    read = dict.fromkeys(
+        str(node.target)
+        for user in nodes
+        for node in (user, *user.all_input_nodes)
+        if node.op == "get_attr" or (node is user and node.op == "call_module")
+    )
+    return [*read]
 
 
 def _is_found_by_name(function: Any) -> bool:

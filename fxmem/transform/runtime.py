@@ -14,6 +14,10 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fxmem.errors import FxmemWarning
 from fxmem.transform.calls import ModelCall, find_call
+from fxmem.transform.random_numbers import RandomNumbers
+from fxmem.transform.versions import Reads, Versions
+
+_NOTHING: Reads = {}
 
 
 # A compiler takes the segments one by one: in its own checkpoints batch normalisations count
@@ -25,19 +29,28 @@ def checkpoint(
     random: bool = False,
     norms: Sequence[nn.Module] = (),
     states: Sequence[tuple[nn.Module, str]] = (),
+    reads: Reads = _NOTHING,
+    name: str = "",
 ) -> Any:
     """Runs a segment without saving what its backward needs, which computes it again.
 
     Args:
         segment: The code of the segment.
         inputs: What it takes; held until its backward is over.
-        random: Whether it draws random numbers, which must come out the same again.
+        random: Whether it draws random numbers, which must come out the same again. Where it is
+            not known to, and does, its numbers are kept too.
         norms: Its batch normalisations, whose statistics the second run must not update.
         states: What else it changes, as modules and names of their tensors: the second run
             begins with what the first began with, and leaves no trace.
+        reads: By name, the tensors that it reads, or the modules that hold them; backward must
+            find them as they are.
+        name: Of the segment, in errors; that of its function where there is none.
 
     Returns:
         What the segment returns.
+
+    Raises:
+        UsageError: In backward, where what the segment reads was changed in place meanwhile.
     """
     if not torch.is_grad_enabled():
         return segment(*inputs)
@@ -49,15 +62,27 @@ def checkpoint(
             stacklevel=3,
         )
         return segment(*inputs)
-    again = _SecondRun(norms, states, find_call())
+    label = name or getattr(segment, "__name__", "a segment")
+    versions = Versions(label, reads, inputs, _list_changed(norms, states))
+    numbers = None if random else RandomNumbers(inputs)
+    again = _SecondRun(norms, states, find_call(), versions, numbers)
     run, given = _merge_inputs(segment, inputs)
-    return torch_checkpoint(
+    result = torch_checkpoint(
         run,
         *given,
         use_reentrant=False,
         preserve_rng_state=random,
         context_fn=lambda: (contextlib.nullcontext(), again),
     )
+    if numbers is not None:
+        numbers.settle()
+    return result
+
+
+def _list_changed(norms: Sequence[nn.Module], states: Sequence[tuple[nn.Module, str]]) -> set[int]:
+    """The tensors that a segment changes itself, and gets copies of when it runs again."""
+    counted = (buffer for module in norms if module.training for buffer in module.buffers(False))
+    return {*map(id, counted), *(id(getattr(module, name)) for module, name in states)}
 
 
 def _merge_inputs(
@@ -92,18 +117,25 @@ class _SecondRun:
         norms: Sequence[nn.Module],
         states: Sequence[tuple[nn.Module, str]],
         call: ModelCall | None,
+        versions: Versions,
+        numbers: RandomNumbers | None,
     ) -> None:
         self._norms = norms
         self._states = [
             (module, name, getattr(module, name).detach().clone()) for module, name in states
         ]
         self._call = call
+        self._versions = versions
+        self._numbers = numbers
 
     def __enter__(self) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_alone)
             if self._call is not None:
                 stack.enter_context(self._call.repeat())
+            if self._numbers is not None:
+                stack.enter_context(self._numbers.repeat())
+            stack.enter_context(self._versions.guard())
             stack.enter_context(_spare_statistics(self._norms))
             stack.enter_context(_rewind_states(self._states))
             self._stack = stack.pop_all()

@@ -117,13 +117,19 @@ class CheckpointedForward(OwnForward):
         self.random = random
         self.norms = norms
         self.states = states
+        self._others = [
+            (f"{name}.{key}", inner, key)
+            for name, inner in module.named_modules(prefix=fqn)
+            for key, value in vars(inner).items()
+            if isinstance(value, torch.Tensor)
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module without saving what its backward needs.
 
         Raises:
             UsageError: It changed an object that it was given, which it would do once more; in
-                backward, where others changed one meanwhile.
+                backward, where others changed one, or a tensor of the module, meanwhile.
         """
         if not (self.module.training and torch.is_grad_enabled()):
             return self.call_own(*args, **kwargs)
@@ -152,7 +158,20 @@ class CheckpointedForward(OwnForward):
         return result
 
     def _checkpoint(self, run: Callable[..., Any], *values: Any) -> Any:
-        return checkpoint(run, *values, random=self.random, norms=self.norms, states=self.states)
+        return checkpoint(
+            run,
+            *values,
+            random=self.random,
+            norms=self.norms,
+            states=self.states,
+            reads={self.fqn: self.module, **self._find_others()},
+            name=self.fqn,
+        )
+
+    def _find_others(self) -> dict[str, torch.Tensor]:
+        """What modules hold as attributes beside parameters and buffers, and did not compute."""
+        found = ((name, vars(module).get(key)) for name, module, key in self._others)
+        return {n: held for n, held in found if isinstance(held, torch.Tensor) and held.is_leaf}
 
     def _check(self, before: Snapshot, values: Iterable[Any]) -> None:
         if not is_same(before, _take_snapshot(values)):

@@ -1,0 +1,113 @@
+"""Whether what a segment reads was changed in place between forward and backward.
+
+What autograd saves it watches itself. What a segment computes again from, parameters and buffers,
+nobody saves: changed meanwhile, they would give other gradients without a word. Changes are seen as
+autograd sees them, by the count of a tensor's versions; ``tensor.data`` has a count of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fxmem.errors import UsageError
+
+Reads = Mapping[str, nn.Module | Tensor]
+"""By name, what a segment reads: tensors, and modules for all the tensors that they hold."""
+_Named = tuple[str, str, Tensor]
+_CONTAINERS = (tuple, list, dict)
+
+
+class Versions:
+    """What a segment reads, as it is when it first runs.
+
+    Args:
+        segment: Its name.
+        reads: What its code reads.
+        inputs: What it is given: tensors within containers, as autograd watches the others.
+        changed: The tensors that it changes itself, which begin again as copies.
+    """
+
+    def __init__(
+        self, segment: str, reads: Reads, inputs: Sequence[Any], changed: Collection[int]
+    ) -> None:
+        self._segment = segment
+        found = [*_list_tensors(reads), *_iterate_inputs(inputs)]
+        self._seen = [
+            (owner, name, tensor, tensor._version)
+            for owner, name, tensor in found
+            if id(tensor) not in changed and not tensor.is_inference()
+        ]
+
+    def guard(self) -> contextlib.AbstractContextManager[Any]:
+        """While the segment runs again, lets it read nothing that was changed in place since."""
+        changed = {
+            f"{owner}.{name}" if name else owner: tensor
+            for owner, name, tensor, version in self._seen
+            if tensor._version != version
+        }
+        return _RefuseReads(changed, self._segment) if changed else contextlib.nullcontext()
+
+
+def _list_tensors(reads: Reads) -> list[_Named]:
+    """Each tensor with its owner's name and its own; each call of a segment waits for this."""
+    found: list[_Named] = []
+    waiting = [*reads.items()]
+    while waiting:
+        name, held = waiting.pop()
+        if isinstance(held, Tensor):
+            found.append((name, "", held))
+            continue
+        tables = held.__dict__
+        for key, tensor in (*tables["_parameters"].items(), *tables["_buffers"].items()):
+            if tensor is not None:
+                found.append((name, key, tensor))
+        for key, child in tables["_modules"].items():
+            if child is not None:
+                waiting.append((f"{name}.{key}", child))
+    return found
+
+
+def _iterate_inputs(inputs: Sequence[Any]) -> Iterator[_Named]:
+    for value in inputs:
+        if isinstance(value, _CONTAINERS):
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, Tensor):
+                    yield "a tensor that it is given", "", leaf
+
+
+class _RefuseReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stops a second run that reads a tensor which was changed since the first.
+
+    One that is changed and not read is no harm: an optimizer that steps in backward gets to the
+    last parameters of a segment before the rest of it is computed again.
+    """
+
+    def __init__(self, changed: Mapping[str, Tensor], segment: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._changed = {_find_memory(tensor): name for name, tensor in changed.items()}
+        self._segment = segment
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            name = self._changed.get(_find_memory(leaf)) if isinstance(leaf, Tensor) else None
+            if name is not None:
+                raise UsageError(
+                    f"{name} was changed in place between forward and backward, and"
+                    f" {self._segment} of the plan would be computed again from what it is now:"
+                    " gradients would not be the model's",
+                    hint="step the optimizer after backward, or train without the plan",
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def _find_memory(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse ones have none
+        return id(tensor)
