@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fxmem.analysis import Analysis
-from fxmem.planning.facts import is_batch_norm
+from fxmem.planning.module_state import is_batch_norm
 from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
 from fxmem.specs import TensorSpec, parse_spec
 from fxmem.tracing.arguments import gather_inputs

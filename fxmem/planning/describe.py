@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from fxmem.graph import MemoryGraph, Phase
-from fxmem.planning.facts import StepFacts, is_batch_norm
+from fxmem.planning.facts import StepFacts
 from fxmem.planning.limits import Limits
+from fxmem.planning.module_state import is_batch_norm
 from fxmem.planning.plan import Limit, LimitKind, Segment
 from fxmem.planning.regions import Region
 from fxmem.planning.scoring import Scorer

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save, Storage
+from fxmem.planning.module_state import find_states, find_statistics, may_draw
 
 RANDOM_STATE_BYTES = 5056
 """Of the CPU's generator: ``torch.get_rng_state().nbytes``."""
@@ -112,135 +113,67 @@ def gather_facts(
         autocast: Whether forward and loss are autocast.
         keeps_frames: Whether plans leave forward the user's own code.
     """
-    first, end = _find_ranges(graph)
-    nodes = sum(node.phase is Phase.FORWARD for node in graph.nodes)
-    owner = {index: node for node in range(nodes) for index in range(first[node], end[node])}
-    readers: dict[int, dict[int, int]] = {}  # storage -> node -> its last operation that reads it
-    for operation in graph.operations:
-        if operation.index in owner:
-            for index in (*operation.reads, *operation.writes):
-                readers.setdefault(index, {})[owner[operation.index]] = operation.index
-    for taker in graph.nodes[:nodes]:
-        if first[taker.index] == end[taker.index]:  # it hands on what it takes, as nn.Identity does
-            for index in (i for source in taker.inputs for i in graph.nodes[source].results):
-                readers.setdefault(index, {})[taker.index] = end[taker.index] - 1
-    if keeps_frames:
-        for call in graph.calls:  # whose checkpoint would hold all arguments, used or not
-            for index in call.inputs if call.stop > call.start else ():
-                readers.setdefault(index, {}).setdefault(call.start, end[call.start] - 1)
-    saves: dict[int, list[Save]] = {}
-    saves_by_node: list[list[Save]] = [[] for _ in graph.nodes]
-    for save in graph.saves:
-        saves.setdefault(save.storage, []).append(save)
-        if save.node is not None:
-            saves_by_node[save.node].append(save)
-    autocast_exit = end[-1] - 1 if end else 0
-    made = []
-    for storage in graph.storages:
-        if storage.born == RESIDENT or storage.born not in owner:
-            continue
-        node = owner[storage.born]
-        by_node = readers.get(storage.index, {})
-        own_end = end[node] - 1
-        kept = tuple(saves.get(storage.index, ()))
-        if storage.index not in graph.nodes[node].results:
-            own_end = max(storage.born, by_node.get(node, 0))
-            if storage.died is not None and storage.died <= end[node] - 1:
-                own_end = storage.died  # C++ holds temporaries to the end of their expression
-        if keeps_frames:
-            own_end = max(own_end, _find_frames_end(graph, storage, [*by_node.values()]))
-        is_cached = autocast and _is_cast(graph, storage)
-        held_to = _find_other_holder(graph, storage.died, kept)
-        made.append(
-            Made(
-                index=storage.index,
-                nbytes=storage.nbytes,
-                born=storage.born,
-                node=node,
-                readers=tuple(sorted(by_node.keys() - {node})),
-                local_end=own_end,
-                saves=kept,
-                held_to=max(held_to or 0, autocast_exit) if is_cached else held_to,
-                is_output=storage.died is None,
-                is_cached=is_cached,
-            )
-        )
-    state = Storage(
-        index=len(graph.storages),
-        nbytes=RANDOM_STATE_BYTES,
-        category=Category.WORKSPACE,
-        name="random number generator's state",
-        shape=(RANDOM_STATE_BYTES,),
-        dtype="uint8",
-        born=RESIDENT,
-        died=None,
+    forward = _find_forward(graph)
+    first, end = forward.first, forward.end
+    readers = _find_readers(graph, forward, keeps_frames=keeps_frames)
+    saves, saves_by_node = _group_saves(graph)
+    made = sorted(
+        (
+            _describe_made(graph, forward, storage, readers.get(storage.index, {}), saves)
+            for storage in graph.storages
+            if storage.born in forward.owner
+        ),
+        key=lambda storage: storage.born,
     )
-    made.sort(key=lambda storage: storage.born)
+    if keeps_frames:
+        made = [_hold_in_frames(graph, storage, readers.get(storage.index, {})) for storage in made]
+    if autocast:
+        made = [_hold_casts(graph, storage, end) for storage in made]
+    operations = [graph.operations[first[node] : end[node]] for node in range(forward.nodes)]
     return StepFacts(
         graph=graph,
         first_operation=first,
         end_operation=end,
         made=tuple(made),
-        saves_by_node=tuple(map(tuple, saves_by_node)),
-        nodes=nodes,
-        statistics=tuple(
-            _find_statistics(graph, graph.operations[first[node] : end[node]])
-            for node in range(nodes)
-        ),
-        states=tuple(
-            _find_states(graph, graph.operations[first[node] : end[node]]) for node in range(nodes)
-        ),
-        draws=tuple(
-            "Dropout" in graph.nodes[node].target
-            or any(o.effect is not None for o in graph.operations[first[node] : end[node]])
-            for node in range(nodes)
-        ),
-        random_state=state if counts_host else None,
+        saves_by_node=saves_by_node,
+        nodes=forward.nodes,
+        statistics=tuple(find_statistics(graph, ran) for ran in operations),
+        states=tuple(find_states(graph, ran) for ran in operations),
+        draws=tuple(map(may_draw, graph.nodes, operations)),
+        random_state=_describe_random_state(len(graph.storages)) if counts_host else None,
         makers={storage.index: storage for storage in made},
         births=tuple(storage.born for storage in made),
         keeps_frames=keeps_frames,
     )
 
 
-def is_batch_norm(operation: Operation) -> bool:
-    """Whether an operator is one of the batch normalisations, which update running statistics."""
-    return "batch_norm" in operation.name
+def find_node(facts: StepFacts, operation: int) -> int:
+    """The node of forward that an operation belongs to."""
+    return bisect_left(facts.end_operation, operation + 1)
 
 
-def _find_statistics(graph: MemoryGraph, operations: tuple[Operation, ...]) -> tuple[int, ...]:
-    if not any(is_batch_norm(operation) for operation in operations):
-        return ()
-    read = (index for o in operations for index in (*o.reads, *o.writes))
-    return tuple(
-        index for index in dict.fromkeys(read) if graph.storages[index].category is Category.BUFFER
-    )
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Which operations are whose.
 
-
-def _find_states(graph: MemoryGraph, operations: tuple[Operation, ...]) -> tuple[int, ...]:
-    if any(is_batch_norm(operation) for operation in operations):
-        return ()
-    written = dict.fromkeys(index for operation in operations for index in operation.writes)
-    return tuple(index for index in written if _is_state(graph.storages[index]))
-
-
-def _is_state(storage: Storage) -> bool:
-    """Whether a storage is one that a module holds under a name, and no parameter."""
-    return (
-        storage.born == RESIDENT
-        and storage.category is Category.BUFFER
-        and all(part.isidentifier() or part.isdigit() for part in storage.name.split("."))
-    )
-
-
-def _is_cast(graph: MemoryGraph, storage: Storage) -> bool:
-    """Whether a storage is a cast of a parameter, which autocast keeps.
-
-    Source: ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``.
+    Attributes:
+        first: By node, the index of its first operation of forward.
+        end: By node, the index after its last.
+        nodes: How many nodes of forward there are.
+        owner: By the index of an operation of theirs, the node.
     """
-    operation = graph.operations[storage.born]
-    return operation.name == "aten._to_copy.default" and all(
-        graph.storages[index].category is Category.PARAMETER for index in operation.reads
-    )
+
+    first: tuple[int, ...]
+    end: tuple[int, ...]
+    nodes: int
+    owner: Mapping[int, int]
+
+
+def _find_forward(graph: MemoryGraph) -> _Forward:
+    first, end = _find_ranges(graph)
+    nodes = sum(node.phase is Phase.FORWARD for node in graph.nodes)
+    owner = {index: node for node in range(nodes) for index in range(first[node], end[node])}
+    return _Forward(first, end, nodes, owner)
 
 
 def _find_ranges(graph: MemoryGraph) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -266,10 +199,101 @@ def _find_ranges(graph: MemoryGraph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(first), (*first[1:], stop)
 
 
-def _find_frames_end(graph: MemoryGraph, storage: Storage, reads: list[int]) -> int:
-    """The operation after which the user's variables do not hold a storage."""
-    let_go = graph.let_go[storage.index] if graph.let_go else None
-    return max([storage.born, *reads]) if let_go is None else let_go
+def _find_readers(
+    graph: MemoryGraph, forward: _Forward, *, keeps_frames: bool
+) -> dict[int, dict[int, int]]:
+    """By storage, the nodes that read it, each with its last operation that does."""
+    first, end, owner = forward.first, forward.end, forward.owner
+    readers: dict[int, dict[int, int]] = {}
+    for operation in graph.operations:
+        if operation.index in owner:
+            for index in (*operation.reads, *operation.writes):
+                readers.setdefault(index, {})[owner[operation.index]] = operation.index
+    for taker in graph.nodes[: forward.nodes]:
+        if first[taker.index] == end[taker.index]:  # it hands on what it takes, as nn.Identity does
+            for index in (i for source in taker.inputs for i in graph.nodes[source].results):
+                readers.setdefault(index, {})[taker.index] = end[taker.index] - 1
+    if keeps_frames:
+        for call in graph.calls:  # whose checkpoint would hold all arguments, used or not
+            for index in call.inputs if call.stop > call.start else ():
+                readers.setdefault(index, {}).setdefault(call.start, end[call.start] - 1)
+    return readers
+
+
+def _group_saves(
+    graph: MemoryGraph,
+) -> tuple[Mapping[int, list[Save]], tuple[tuple[Save, ...], ...]]:
+    """What autograd keeps: by storage, and by node."""
+    by_storage: dict[int, list[Save]] = {}
+    by_node: list[list[Save]] = [[] for _ in graph.nodes]
+    for save in graph.saves:
+        by_storage.setdefault(save.storage, []).append(save)
+        if save.node is not None:
+            by_node[save.node].append(save)
+    return by_storage, tuple(map(tuple, by_node))
+
+
+def _describe_made(
+    graph: MemoryGraph,
+    forward: _Forward,
+    storage: Storage,
+    readers: Mapping[int, int],
+    saves: Mapping[int, Sequence[Save]],
+) -> Made:
+    """A storage as a rewritten graph without autocast has it."""
+    node = forward.owner[storage.born]
+    own_end = forward.end[node] - 1
+    if storage.index not in graph.nodes[node].results:
+        if storage.died is not None and storage.died <= own_end:
+            own_end = storage.died  # C++ holds temporaries to the end of their expression
+        else:
+            own_end = max(storage.born, readers.get(node, 0))
+    kept = tuple(saves.get(storage.index, ()))
+    return Made(
+        index=storage.index,
+        nbytes=storage.nbytes,
+        born=storage.born,
+        node=node,
+        readers=tuple(sorted(readers.keys() - {node})),
+        local_end=own_end,
+        saves=kept,
+        held_to=_find_other_holder(graph, storage.died, kept),
+        is_output=storage.died is None,
+    )
+
+
+def _hold_in_frames(graph: MemoryGraph, made: Made, readers: Mapping[int, int]) -> Made:
+    """The same where the user's variables hold it."""
+    let_go = graph.let_go[made.index] if graph.let_go else None
+    frames_end = max([made.born, *readers.values()]) if let_go is None else let_go
+    return replace(made, local_end=max(made.local_end, frames_end))
+
+
+def _hold_casts(graph: MemoryGraph, made: Made, end: Sequence[int]) -> Made:
+    """The same where autocast keeps it, as a cast of a parameter, until it exits.
+
+    Source: ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``.
+    """
+    operation = graph.operations[made.born]
+    is_cast = operation.name == "aten._to_copy.default" and all(
+        graph.storages[index].category is Category.PARAMETER for index in operation.reads
+    )
+    if not is_cast:
+        return made
+    return replace(made, held_to=max(made.held_to or 0, end[-1] - 1), is_cached=True)
+
+
+def _describe_random_state(index: int) -> Storage:
+    return Storage(
+        index=index,
+        nbytes=RANDOM_STATE_BYTES,
+        category=Category.WORKSPACE,
+        name="random number generator's state",
+        shape=(RANDOM_STATE_BYTES,),
+        dtype="uint8",
+        born=RESIDENT,
+        died=None,
+    )
 
 
 def _find_other_holder(graph: MemoryGraph, died: int | None, saves: tuple[Save, ...]) -> int | None:
@@ -278,8 +302,3 @@ def _find_other_holder(graph: MemoryGraph, died: int | None, saves: tuple[Save, 
     # What backward never comes to, as of a sort whose values nobody uses, went with those.
     released = [save.released for save in saves if save.released is not None]
     return None if died <= max(released, default=-1) else died
-
-
-def find_node(facts: StepFacts, operation: int) -> int:
-    """The node of forward that an operation belongs to."""
-    return bisect_left(facts.end_operation, operation + 1)

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
-from fxmem.planning.facts import StepFacts, find_node, is_batch_norm
+from fxmem.planning.facts import StepFacts, find_node
+from fxmem.planning.module_state import is_batch_norm
 from fxmem.planning.regions import Region
 
 _REASONS = {

@@ -1,0 +1,143 @@
+"""What plans look up of a step: readers, lives, saves, and what nodes change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxmem
+from fxmem.graph import MemoryGraph
+from fxmem.planning.facts import Made, StepFacts, find_node, gather_facts
+
+
+class Model(nn.Module):
+    def __init__(self, run: Callable[[Model, Tensor], object]) -> None:
+        super().__init__()
+        self.run = run
+        self.norm = nn.BatchNorm1d(4)
+        self.layer = nn.Linear(4, 4)
+        self.same = nn.Identity()
+        self.drop = nn.Dropout(0.0)
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> object:
+        return self.run(self, x)
+
+
+def record(run: Callable[[Model, Tensor], object], **options: Any) -> MemoryGraph:
+    x = torch.zeros(3, 4, requires_grad=True)
+    return fxmem.analyze(Model(run), x, device="cpu", **options).graph
+
+
+def find_made(facts: StepFacts, name: str) -> Made:
+    """The result of the node of that name."""
+    node = next(node for node in facts.graph.nodes if node.name == name)
+    (index,) = node.results
+    return facts.makers[index]
+
+
+def name_nodes(facts: StepFacts, nodes: Any) -> list[str]:
+    return [facts.graph.nodes[node].name for node in nodes]
+
+
+def test_nodes_have_the_operations_from_theirs_to_the_next() -> None:
+    facts = gather_facts(record(lambda m, x: m.layer(x).exp().sin()))
+    assert name_nodes(facts, range(facts.nodes)) == ["x", "layer", "exp", "sin"]
+    ran = [[o.name for o in facts.list_operations(n, n + 1)] for n in range(facts.nodes)]
+    assert ran[2:] == [["aten.exp.default"], ["aten.sin.default"]]
+    assert [find_node(facts, start) for start in facts.first_operation[1:4]] == [1, 2, 3]
+
+
+def test_readers_are_those_that_come_later() -> None:
+    def run(m: Model, x: Tensor) -> Tensor:
+        y = x.exp()
+        return y.sin() + m.same(y).view(12).sum()
+
+    facts = gather_facts(record(run))
+    made = find_made(facts, "exp")
+    assert name_nodes(facts, made.readers) == ["sin", "same", "view", "sum"]
+
+
+def test_results_are_held_to_the_node_s_end_and_temporaries_as_long_as_they_were() -> None:
+    facts = gather_facts(record(lambda m, x: F.normalize(x.exp()).sin(), mode="infer"))
+    normalize = next(n for n in facts.graph.nodes if n.name == "normalize")
+    within = [made for made in facts.made if made.node == normalize.index]
+    last = facts.end_operation[normalize.index] - 1
+    ends = {made.index: made.local_end for made in within}
+    (result,) = normalize.results
+    assert ends.pop(result) == last
+    died = {i: facts.graph.storages[i].died for i in ends}
+    assert len(ends) == 2 and ends == died
+
+
+def hold_past_last_use(m: Model, x: Tensor) -> Tensor:
+    held = x.exp()
+    z = held.sin()
+    z = z.cos().tan()
+    del held
+    return z
+
+
+def test_the_user_s_variables_hold_values_and_a_rewritten_graph_does_not() -> None:
+    graph = record(hold_past_last_use, mode="infer")
+    rewritten, own = gather_facts(graph), gather_facts(graph, keeps_frames=True)
+    names = [
+        name_nodes(facts, [find_node(facts, find_made(facts, "exp").local_end)])
+        for facts in (rewritten, own)
+    ]
+    assert names == [["exp"], ["tan"]]
+
+
+def test_casts_of_parameters_stay_until_autocast_exits() -> None:
+    graph = record(lambda m, x: m.layer(x).exp(), autocast="bf16")
+    plain, cast = gather_facts(graph), gather_facts(graph, autocast=True)
+    assert not any(made.is_cached for made in plain.made)
+    kept = [made for made in cast.made if made.is_cached]
+    assert sorted(made.nbytes for made in kept) == [4 * 2, 4 * 4 * 2]
+    assert {made.held_to for made in kept} == {cast.end_operation[-1] - 1}
+
+
+def test_what_autograd_keeps_is_by_node_and_by_storage() -> None:
+    facts = gather_facts(record(lambda m, x: m.layer(x).exp().sin()))
+    exp = find_made(facts, "exp")
+    assert name_nodes(facts, [save.node for save in exp.saves]) == ["exp", "sin"]
+    assert [save.storage for save in facts.saves_by_node[exp.node]] == [exp.index]
+    assert exp.held_to is None
+
+
+def test_an_output_outlives_the_step() -> None:
+    facts = gather_facts(record(lambda m, x: x.exp().sin(), mode="infer"))
+    assert [find_made(facts, name).is_output for name in ("exp", "sin")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("run", "statistics", "states", "draws"),
+    [
+        (lambda m, x: m.norm(x), 3, 0, False),
+        (lambda m, x: m.spectral(x), 0, 2, False),
+        (lambda m, x: m.drop(x), 0, 0, True),
+        (lambda m, x: m.layer(x) + torch.rand(()), 0, 0, True),
+        (lambda m, x: m.layer(x), 0, 0, False),
+    ],
+    ids=["batch norm", "spectral norm", "dropout that is off", "rand", "linear"],
+)
+def test_what_nodes_change_and_draw(
+    run: Callable[[Model, Tensor], object], statistics: int, states: int, draws: bool
+) -> None:
+    facts = gather_facts(record(run))
+    assert len({index for found in facts.statistics for index in found}) == statistics
+    assert len({index for found in facts.states for index in found}) == states
+    assert any(facts.draws) == draws
+
+
+def test_the_generator_s_state_counts_where_it_lies_in_the_memory_that_counts() -> None:
+    graph = record(lambda m, x: x.exp())
+    assert gather_facts(graph).storages == graph.storages
+    *given, state = gather_facts(graph, counts_host=True).storages
+    assert tuple(given) == graph.storages
+    assert state.nbytes == torch.get_rng_state().nbytes
