@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.lowering import householder, inplace, linalg, values
+from fxmem.lowering import householder, inplace, linalg, strides, values
 
 # Imported for what they register with the target that every device builds upon.
-_MODULES = (householder, inplace, linalg, values)
+_MODULES = (householder, inplace, linalg, strides, values)

@@ -46,24 +46,6 @@ def native_layer_norm(
     return _dense_like(input), *(input.new_empty(shape, dtype=wide) for _ in range(2))
 
 
-@CUDA.kernel(_aten.native_layer_norm_backward.default)
-def native_layer_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-) -> Any:
-    """layer_norm_kernel.cu, ``layer_norm_backward_cuda``."""
-    if not is_on_gpu(input):
-        return NotImplemented
-    operands = zip((input, weight, bias), output_mask, strict=True)
-    return tuple(None if x is None or not wanted else _dense_like(x) for x, wanted in operands)
-
-
 @CUDA.workspace(_aten.native_layer_norm.default)
 def _layer_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """``layer_norm_cuda``: contiguous operands."""
