@@ -89,6 +89,52 @@ def lend_tensors(lent: Lent) -> Iterator[None]:
                 vars(module)[name] = vars(replica)[name]
 
 
+class HookMarks:
+    """What code notes on a module of the hooks that it put there: copies share the hooks.
+
+    Models of transformers install theirs in their first call that wants them, and note it in an
+    attribute; where only a copy had that, the next would install them once more.
+
+    Args:
+        pairs: Modules, each with its copy.
+    """
+
+    def __init__(self, pairs: Pairs) -> None:
+        self._pairs = [(module, replica) for module, replica in pairs if module is not replica]
+        self._tables = [
+            table
+            for module, _ in self._pairs
+            for table in (module._forward_pre_hooks, module._forward_hooks)
+        ]
+        self._hooks = self._count_hooks()
+
+    @contextmanager
+    def share(self) -> Iterator[None]:
+        """Around a call of the copies: what one of a pair has noted before it or in it, both have.
+
+        Where no hooks came or went, nothing is looked at.
+        """
+        self._update()
+        try:
+            yield
+        finally:
+            self._update()
+
+    def _update(self) -> None:
+        hooks = self._count_hooks()
+        if hooks == self._hooks:
+            return
+        self._hooks = hooks
+        for pair in self._pairs:
+            for one, other in (pair, pair[::-1]):
+                for name in vars(one).keys() - vars(other).keys():
+                    if isinstance(vars(one)[name], bool):
+                        vars(other)[name] = vars(one)[name]
+
+    def _count_hooks(self) -> int:
+        return sum(map(len, self._tables))
+
+
 def return_attributes(pairs: Pairs, held: Sequence[Mapping[str, Any]]) -> None:
     """Gives modules what became of their copies' attributes, their mode and children among them.
 

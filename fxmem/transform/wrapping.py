@@ -20,6 +20,7 @@ from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.holders import find_holders
 from fxmem.transform.replicas import (
+    HookMarks,
     Pairs,
     copy_modules,
     lend_tensors,
@@ -78,14 +79,17 @@ class PlannedForward(OwnForward):
         self.original = original
         self.pairs = pairs
         self._lent = list_lent(pairs)
+        self._marks = HookMarks(pairs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; what runs again in backward knows the call that it ran in first."""
-        is_plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
-        if is_plain or not self.module.training:
+        if torch.compiler.is_compiling():
             return self.call_own(*args, **kwargs)
-        with ModelCall(self.module).enter(), lend_tensors(self._lent):
-            return self.call_own(*args, **kwargs)
+        with self._marks.share():
+            if not (self.module.training and torch.is_grad_enabled()):
+                return self.call_own(*args, **kwargs)
+            with ModelCall(self.module).enter(), lend_tensors(self._lent):
+                return self.call_own(*args, **kwargs)
 
     def move(self, module: nn.Module, original: nn.Module) -> PlannedForward:
         """That of another object in the planned model's place, and in the original's."""

@@ -226,6 +226,24 @@ def test_hooks_stay_outside_of_the_checkpoint() -> None:
     assert calls == ["hook"]
 
 
+def test_hooks_that_a_call_installs_are_installed_once() -> None:
+    class Watching(Block):
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            if not getattr(self, "is_watched", False):
+                self.linear.register_forward_hook(lambda *_: calls.append("hook"))
+                self.is_watched = True
+            return super().forward(x)
+
+    calls: list[str] = []
+    model = Model()
+    model.first = Watching()
+    planned, again = wrap(model, "second"), wrap(model, "second")
+    for run in (planned, again, model, planned.eval(), copy.deepcopy(again)):
+        calls.clear()
+        run(torch.randn(3, 4))
+        assert calls == ["hook"]
+
+
 def test_hooks_within_a_wrapped_module_are_called_once_for_each_call() -> None:
     model = Model()
     calls: list[str] = []
