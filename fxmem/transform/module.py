@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from fxmem.errors import FxmemWarning
 from fxmem.planning.plan import Plan
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import CONSTANT
@@ -26,6 +24,7 @@ from fxmem.transform.codegen import SEGMENTS, SegmentCodeGen
 from fxmem.transform.hooks import find_hooked
 from fxmem.transform.retracing import is_graph_of
 from fxmem.transform.settings import Place, Settings, is_equal, watch_reads
+from fxmem.transform.warning import warn_caller
 
 _SHARED = (
     "_parameters",
@@ -187,20 +186,20 @@ class PlannedModule(fx.GraphModule):
             return None
         hooked = find_hooked(self, self._called)
         if hooked:
-            _warn(
+            warn_caller(
                 f"the plan's graph does not call {hooked}, which has hooks: this step runs without"
                 " it (a plan of style 'modules' calls it)"
             )
             return None
         switched = [n for n, module in self._coded if n and module.training is not is_train]
         if switched:
-            _warn(
+            warn_caller(
                 f"the plan's graph has {switched[0]} in the mode of the model, and its code may ask"
                 " for it: this step runs without the plan (one of style 'modules' runs that code)"
             )
             return None
         if tuple(map(type, self.original.modules())) != self._types:
-            _warn(
+            warn_caller(
                 "modules of the model were replaced since the plan was applied: this step runs"
                 " without it"
             )
@@ -208,12 +207,14 @@ class PlannedModule(fx.GraphModule):
         given = self._name_arguments(args, kwargs)
         mismatch = _find_mismatch(self._expected, given)
         if mismatch:
-            _warn(f"the plan was made for other arguments ({mismatch}): this step runs without it")
+            warn_caller(
+                f"the plan was made for other arguments ({mismatch}): this step runs without it"
+            )
             return None
         changed = [place for place in self._settings.find_changed() if place not in self._unread]
         if not self._fits_call(given, changed, args, kwargs):
             if not torch.compiler.is_compiling():
-                _warn(_explain(given, changed))
+                warn_caller(_explain(given, changed))
             return None
         return [given.get(argument.name, argument.constant) for argument in self._expected]
 
@@ -305,10 +306,6 @@ def _list_dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
 def _has_own_code(module: nn.Module) -> bool:
     """Whether a module's code was traced and is none of PyTorch's, which only calls others."""
     return not is_leaf(module) and not type(module).__module__.startswith("torch.nn")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, FxmemWarning, stacklevel=6)
 
 
 def _explain(given: Mapping[str, Any], changed: Sequence[Place]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from fxmem.errors import FxmemWarning
 from fxmem.transform.calls import ModelCall, find_call
 from fxmem.transform.random_numbers import RandomNumbers
 from fxmem.transform.versions import Reads, Versions
+from fxmem.transform.warning import warn_caller
 
 _NOTHING: Reads = {}
 
@@ -55,11 +54,9 @@ def checkpoint(
     if not torch.is_grad_enabled():
         return segment(*inputs)
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
-        warnings.warn(
+        warn_caller(
             "nothing can be computed again here (torch.func's transforms do not allow it): this"
-            " step runs without the plan",
-            FxmemWarning,
-            stacklevel=3,
+            " step runs without the plan"
         )
         return segment(*inputs)
     label = name or getattr(segment, "__name__", "a segment")
