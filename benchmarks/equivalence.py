@@ -24,7 +24,7 @@ from tabulate import tabulate
 
 from benchmarks.cases import Case, import_torchvision
 from benchmarks.equivalence_cases import CASES
-from benchmarks.equivalence_measure import OPTIMIZER, STEPS, Held, Outcome, examine
+from benchmarks.equivalence_measure import OPTIMIZER, STEPS, Outcome, examine
 
 KIB = 1024
 THREADS = 1  # scratch memory of some kernels is per thread
@@ -36,8 +36,6 @@ Row = Mapping[str, str]
 
 def describe(outcome: Outcome) -> Row:
     """A model's row."""
-    costly = [held for held in outcome.held if held.plan.overhead > 0 and held.time_ratio]
-    dearest = max(costly, key=lambda held: held.plan.overhead, default=None)
     return {
         "model": outcome.name,
         "style": outcome.style,
@@ -48,15 +46,8 @@ def describe(outcome: Outcome) -> Row:
         "drawn": str(sum(held.drawn for held in outcome.held)),
         "equal": str(len(outcome.held) - len(outcome.differing)),
         "worst error %": f"{100 * outcome.worst_error:.3f}",
-        "estimated time %": "-" if dearest is None else f"+{100 * dearest.plan.overhead:.0f}",
-        "measured time %": "-" if dearest is None else _show_time(dearest),
         "note": _explain(outcome).replace("|", "/").replace("\n", " "),
     }
-
-
-def _show_time(held: Held) -> str:
-    assert held.time_ratio is not None
-    return f"{100 * (held.time_ratio - 1):+.0f}"
 
 
 def _explain(outcome: Outcome) -> str:
@@ -109,8 +100,8 @@ each, from the same state, on one thread of a CPU with PyTorch {torch.__version_
 - equal: with how many of them outputs, loss, gradients, buffers, parameters, the optimizer's
   state, inputs and random numbers are the plain model's after each step, bit by bit.
 - worst error: the largest distance of a plan's peak from the measured one, over that.
-- time: what the dearest of the plans adds, by the estimate and as measured; steps of a few
-  milliseconds on a shared machine, where calls cost more than arithmetic: a rough figure.
+
+What plans add in time is measured at sizes where arithmetic takes it: [overhead](overhead.md).
 """
 
 

@@ -45,14 +45,12 @@ class Held:
         drawn: Whether it was drawn at random; else the search found it.
         difference: What is not equal, or the error; empty where all is.
         peak_bytes: Measured; None where the step fails.
-        time_ratio: Time of a step over the plain one's; None where it fails.
     """
 
     plan: fxmem.Plan
     drawn: bool
     difference: str
     peak_bytes: int | None = None
-    time_ratio: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -100,7 +98,7 @@ class Baseline:
         self._inputs = (args, kwargs)
         self._runner = self._make_runner(model)
         with keep_state(self._runner.roots):
-            self.records, self.seconds = _take_steps(self._runner)
+            self.records = _take_steps(self._runner)
             self.peak_bytes = self._runner.measure()
 
     def _make_runner(self, model: nn.Module) -> Runner:
@@ -115,26 +113,25 @@ class Baseline:
             theirs.target = ours.target
             with keep_state([*ours.roots, *theirs.roots]), warnings.catch_warnings():
                 warnings.simplefilter("error", FxmemWarning)
-                records, seconds = _take_steps(theirs)
+                records = _take_steps(theirs)
                 peak_bytes = theirs.measure()
         except Exception as error:  # one plan that fails is a row, not the end
             return Held(plan, drawn, f"{type(error).__name__}: {summarize_error(error)}")
         difference = next(filter(None, map(_compare, self.records, records)), "")
-        return Held(plan, drawn, difference, peak_bytes, seconds / self.seconds)
+        return Held(plan, drawn, difference, peak_bytes)
 
 
-def _take_steps(runner: Runner) -> tuple[list[Record], float]:
-    """Some steps one after the other, and the seconds of the quickest."""
+def _take_steps(runner: Runner) -> list[Record]:
+    """Some steps one after the other."""
     runner.prepare()
     seed_random_numbers(SEED)
-    records, seconds = [], []
+    records = []
     for _ in range(STEPS):
-        output, loss, time_s = runner.run()
+        output, loss, _ = runner.run()
         records.append(runner.record(output, loss))
-        seconds.append(time_s)
         del output, loss
         runner.release()
-    return records, min(seconds)
+    return records
 
 
 def _compare(ours: Record, theirs: Record) -> str:

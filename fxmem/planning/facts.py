@@ -23,6 +23,8 @@ class Made:
         born: Index of the operation that made it.
         node: Index of the node that operation belongs to.
         readers: Indices of the nodes that read it, without its own; ascending.
+        takers: Calls of modules that are given it, each as its first node and its last, where the
+            modules are wrapped: a checkpoint of one holds all arguments, used or not.
         local_end: The operation after which its own node lets go of it; where forward's frames
             are the user's, that after which they do.
         saves: Each time that autograd keeps it.
@@ -43,6 +45,13 @@ class Made:
     held_to: int | None
     is_output: bool
     is_cached: bool = False
+    takers: tuple[tuple[int, int], ...] = ()
+
+    def comes_into(self, nodes: range) -> bool:
+        """Whether nodes in a row, all later than its own, are given it."""
+        return any(node in nodes for node in self.readers) or any(
+            first in nodes and last in nodes for first, last in self.takers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,7 @@ def gather_facts(
     """
     forward = _find_forward(graph)
     first, end = forward.first, forward.end
-    readers = _find_readers(graph, forward, keeps_frames=keeps_frames)
+    readers = _find_readers(graph, forward)
     saves, saves_by_node = _group_saves(graph)
     made = sorted(
         (
@@ -126,7 +135,8 @@ def gather_facts(
         key=lambda storage: storage.born,
     )
     if keeps_frames:
-        made = [_hold_in_frames(graph, storage, readers.get(storage.index, {})) for storage in made]
+        takers = _find_takers(graph)
+        made = [_hold_in_frames(graph, m, tuple(takers.get(m.index, ())), end) for m in made]
     if autocast:
         made = [_hold_casts(graph, storage, end) for storage in made]
     operations = [graph.operations[first[node] : end[node]] for node in range(forward.nodes)]
@@ -199,9 +209,7 @@ def _find_ranges(graph: MemoryGraph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(first), (*first[1:], stop)
 
 
-def _find_readers(
-    graph: MemoryGraph, forward: _Forward, *, keeps_frames: bool
-) -> dict[int, dict[int, int]]:
+def _find_readers(graph: MemoryGraph, forward: _Forward) -> dict[int, dict[int, int]]:
     """By storage, the nodes that read it, each with its last operation that does."""
     first, end, owner = forward.first, forward.end, forward.owner
     readers: dict[int, dict[int, int]] = {}
@@ -213,11 +221,16 @@ def _find_readers(
         if first[taker.index] == end[taker.index]:  # it hands on what it takes, as nn.Identity does
             for index in (i for source in taker.inputs for i in graph.nodes[source].results):
                 readers.setdefault(index, {})[taker.index] = end[taker.index] - 1
-    if keeps_frames:
-        for call in graph.calls:  # whose checkpoint would hold all arguments, used or not
-            for index in call.inputs if call.stop > call.start else ():
-                readers.setdefault(index, {}).setdefault(call.start, end[call.start] - 1)
     return readers
+
+
+def _find_takers(graph: MemoryGraph) -> dict[int, list[tuple[int, int]]]:
+    """By storage, the calls of modules that are given it."""
+    takers: dict[int, list[tuple[int, int]]] = {}
+    for call in graph.calls:
+        for index in call.inputs if call.stop > call.start else ():
+            takers.setdefault(index, []).append((call.start, call.stop - 1))
+    return takers
 
 
 def _group_saves(
@@ -262,11 +275,15 @@ def _describe_made(
     )
 
 
-def _hold_in_frames(graph: MemoryGraph, made: Made, readers: Mapping[int, int]) -> Made:
+def _hold_in_frames(
+    graph: MemoryGraph, made: Made, takers: tuple[tuple[int, int], ...], end: Sequence[int]
+) -> Made:
     """The same where the user's variables hold it."""
     let_go = graph.let_go[made.index] if graph.let_go else None
-    frames_end = max([made.born, *readers.values()]) if let_go is None else let_go
-    return replace(made, local_end=max(made.local_end, frames_end))
+    if let_go is None:
+        readers = (*made.readers, *(first for first, _ in takers))
+        let_go = max([made.born, *(end[node] - 1 for node in readers)])
+    return replace(made, local_end=max(made.local_end, let_go), takers=takers)
 
 
 def _hold_casts(graph: MemoryGraph, made: Made, end: Sequence[int]) -> Made:

@@ -78,10 +78,14 @@ class Scorer:
         self._least_end = np.array(
             [self._find_least_end(position) for position in range(len(made))], dtype=np.int64
         )
-        readers = [(at, node) for at, m in enumerate(made) for node in m.readers]
-        self._readers = np.array(readers, dtype=np.int64).reshape(-1, 2)
+        readers = [
+            (at, first, last)
+            for at, m in enumerate(made)
+            for first, last in (*((node, node) for node in m.readers), *m.takers)
+        ]
+        self._readers = np.array(readers, dtype=np.int64).reshape(-1, 3)
         self._reader_ends = np.array(
-            [self._find_read_end(node) for _, node in readers], dtype=np.int64
+            [self._find_read_end(node) for _, node, _ in readers], dtype=np.int64
         )
         savers = [
             (
@@ -118,15 +122,15 @@ class Scorer:
     def _find_ends(self, parts: Sequence[_Part]) -> Ints:
         """The operation after which each storage that forward made is freed."""
         nodes = len(self._facts.graph.nodes) + 1
-        start, end, done = (np.full(nodes, -1, dtype=np.int64) for _ in range(3))
+        start, stop, end, done = (np.full(nodes, -1, dtype=np.int64) for _ in range(4))
         for part in parts:
             inside = slice(part.region.start, part.region.stop)
-            start[inside] = part.region.start
+            start[inside], stop[inside] = part.region.start, part.region.stop
             end[inside] = part.read_end
             done[inside] = part.done
         ends: Ints = self._least_end.copy()
-        at, node = self._readers.T
-        within = start[node] >= 0
+        at, node, last = self._readers.T
+        within = stop[node] > last
         comes_in = within & (self._maker[at] < start[node])
         stays = within & ~comes_in
         wanted = np.where(within, np.maximum(end[node], done[node]), self._reader_ends)

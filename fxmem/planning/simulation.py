@@ -262,9 +262,9 @@ class RegionLives:
                 if save.released is None:
                     return Life(storage.index, born, self._find_place(self._died(storage)))
                 ends.append(save.released)
-        for node in storage.readers:
+        for node in (*storage.readers, *(first for first, _ in storage.takers)):
             path = self._paths[node]
-            if path and storage.node < path[0].start and path[0].start in self._done:
+            if path and path[0].start in self._done and _is_input(storage, path[0]):
                 ends.append(self._done[path[0].start])
         return Life(storage.index, born, self._places[max(ends)])
 
@@ -363,7 +363,7 @@ def _find_libraries(graph: MemoryGraph, runs: Sequence[Run]) -> Iterator[int]:
 
 
 def _is_input(storage: Made, region: Region) -> bool:
-    return storage.node < region.start and any(node in region for node in storage.readers)
+    return storage.node < region.start and storage.comes_into(range(region.start, region.stop))
 
 
 def _measure(

@@ -141,3 +141,34 @@ def test_the_generator_s_state_counts_where_it_lies_in_the_memory_that_counts() 
     *given, state = gather_facts(graph, counts_host=True).storages
     assert tuple(given) == graph.storages
     assert state.nbytes == torch.get_rng_state().nbytes
+
+
+class _Biased(nn.Module):
+    """A block whose first module is not given all that the block is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        return self.linear(self.norm(x)) + bias
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _Biased()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x, x * 2)
+
+
+def test_an_argument_comes_into_a_call_and_not_into_its_first_module() -> None:
+    analysis = fxmem.analyze(_Net(), "3x4", device="cpu")
+    facts = gather_facts(analysis.graph, keeps_frames=True)
+    calls = {call.fqn: range(call.start, call.stop) for call in analysis.graph.calls}
+    bias = find_made(facts, "mul")
+    assert bias.comes_into(calls["block"])
+    assert not bias.comes_into(calls["block.norm"])
+    assert not bias.comes_into(calls["block.linear"])
