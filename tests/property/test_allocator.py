@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from naive_allocator import NaiveAllocator
+from trials import try_examples
 
 from fxmem.allocator import (
     AllocatorSettings,
@@ -28,13 +28,7 @@ from fxmem.allocator import (
 )
 
 MIB = 1024**2
-EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
-RUNS = settings(
-    max_examples=EXAMPLES or 300,
-    derandomize=not EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+RUNS = try_examples(300)
 
 # Around every limit that a rule has, and anything between.
 LIMITS = [1, 512, MIB, 2 * MIB, 9 * MIB, 10 * MIB, 20 * MIB, 24 * MIB, 40 * MIB, 64 * MIB]

@@ -5,23 +5,17 @@
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 
 from chain_machine import list_schedules, replay_schedule
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import try_examples
 
 from fxmem.planning.chain import Chain, Stage, StageOption, keep_stages, measure_schedule
 from fxmem.planning.chain_solver import find_least_memory, solve_chain
 
-EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
-RUNS = settings(
-    max_examples=EXAMPLES or 80,
-    derandomize=not EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+RUNS = try_examples(80)
 
 
 @st.composite

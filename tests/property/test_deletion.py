@@ -5,44 +5,20 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from generated_modules import Program, programs, runs
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from generated_steps import analyse
+from hypothesis import assume, given
+from trials import try_examples
 
-from fxmem.analysis import Analysis
-from fxmem.api import analyze
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.facts import gather_facts
 from fxmem.timeline import build_timeline
 
-EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
-STRICT = settings(
-    max_examples=EXAMPLES or 20,
-    derandomize=not EXAMPLES,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES else [])],
-)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """What the generated programs do is theirs: PyTorch warns of some of it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def analyse(program: Program, mode: str) -> Analysis:
-    case = program.case()
-    result: Analysis = analyze(case.model(), case.inputs()[0], device="cpu", mode=mode)
-    return result
+pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
+STRICT = try_examples(20, are_slow=True)
 
 
 @STRICT

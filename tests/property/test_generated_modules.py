@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import gc
-import os
-import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
 from generated_modules import Program, programs, runs
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume, given
+from trials import try_examples
 
 from benchmarks.accuracy import peak_without_workspace
 from benchmarks.cases import Spec
@@ -27,16 +26,9 @@ from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_mode, make_fake_model
 
-EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 GIVEN = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
-STRICT = settings(
-    max_examples=EXAMPLES or 40,
-    derandomize=not EXAMPLES,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES else [])],
-)
+pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
+STRICT = try_examples(40, are_slow=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,14 +44,6 @@ def _quick_collections() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """What the generated programs do is theirs: PyTorch warns of some of it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def record(program: Program, mode: Mode, *, symbolic_sizes: bool = True) -> Recording:

@@ -5,19 +5,16 @@
 
 from __future__ import annotations
 
-import os
 from itertools import permutations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import try_examples
 
 from fxmem.planning.scheduling import find_schedule
 from fxmem.planning.tasks import Program, Task, is_legal, measure_order
 
-EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
-STRICT = settings(
-    max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, database=None, deadline=None
-)
+STRICT = try_examples(100)
 MOST = 7
 """Tasks of which all orders are tried."""
 

@@ -5,21 +5,15 @@
 
 from __future__ import annotations
 
-import os
 from itertools import chain, combinations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import try_examples
 
 from fxmem.planning.segmented import Segment, SegmentedStep, Value, measure_peak, solve_segmented
 
-EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
-RUNS = settings(
-    max_examples=EXAMPLES or 100,
-    derandomize=not EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+RUNS = try_examples(100)
 
 
 @st.composite
