@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
-from cuda_steps import estimate, on_gpu, run_step, workspaces
+from cuda_steps import estimate, run_step, workspaces
 from torch import nn
 
 aten = torch.ops.aten
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def test_matrices(gpu: None) -> None:

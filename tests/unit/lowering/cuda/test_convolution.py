@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from cuda_steps import estimate, made, on_gpu, run_kernel, run_step, workspaces
+from cuda_steps import estimate, made, run_kernel, run_step, workspaces
 from torch import Tensor, nn
 
 from fxmem import analyze
@@ -19,12 +18,6 @@ from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
 LAST = torch.channels_last
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def geometry(stride: int = 1, groups: int = 1, **changed: object) -> Geometry:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from cuda_steps import estimate, made, on_gpu, run_step, saved
+from cuda_steps import estimate, made, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import Phase
 from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
 
 aten = torch.ops.aten
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def indices(*sizes: int) -> Tensor:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from cuda_steps import estimate, on_gpu, run_step, workspaces
+from cuda_steps import estimate, run_step, workspaces
 from torch import Tensor
 
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
 
 aten = torch.ops.aten
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def indices(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:

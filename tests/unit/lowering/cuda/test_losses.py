@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from cuda_steps import estimate, made, on_gpu, run_kernel, run_step, saved
+from cuda_steps import estimate, made, run_kernel, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import Phase
@@ -14,12 +12,6 @@ from fxmem.graph import Phase
 aten = torch.ops.aten
 F = nn.functional
 NONE, MEAN = 0, 1
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 @pytest.mark.parametrize("operator", [aten.mse_loss, aten.smooth_l1_loss])

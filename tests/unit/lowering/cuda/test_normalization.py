@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from cuda_steps import estimate, made, on_gpu, run_kernel, run_step, saved
+from cuda_steps import estimate, made, run_kernel, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import Phase
@@ -15,12 +13,6 @@ from fxmem.lowering.cuda.target import Gpu, use_gpu
 aten = torch.ops.aten
 F = nn.functional
 LAST = torch.channels_last
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def leaf(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:

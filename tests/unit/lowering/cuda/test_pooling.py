@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from cuda_steps import estimate, on_gpu, run_kernel, run_step, saved
+from cuda_steps import estimate, run_kernel, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.lowering.cuda import CUDA
@@ -14,12 +14,6 @@ from fxmem.lowering.cuda import CUDA
 aten = torch.ops.aten
 F = nn.functional
 LAST = torch.channels_last
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def image(channels: int = 8, last: bool = False) -> Tensor:

@@ -6,23 +6,17 @@ sizes, strides, types and dimensions).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from cuda_steps import estimate, on_gpu, run_step, workspaces
+from cuda_steps import estimate, run_step, workspaces
 
 from fxmem.lowering.cuda.iterator import make_reduction
 from fxmem.lowering.cuda.reduce_kernel import Kernel, reduction_bytes
 from fxmem.lowering.cuda.target import Gpu, use_gpu
 
+pytestmark = pytest.mark.usefixtures("gpu")
+
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def test_the_gradient_of_a_bias_takes_a_place_for_each_thread() -> None:

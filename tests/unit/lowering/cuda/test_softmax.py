@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from cuda_steps import estimate, made, on_gpu, run_step, saved
+from cuda_steps import estimate, made, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import Phase
 
 aten = torch.ops.aten
 F = nn.functional
-
-
-@pytest.fixture
-def gpu() -> Iterator[None]:
-    with on_gpu():
-        yield
 
 
 def leaf(dtype: torch.dtype) -> Tensor:
