@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.lowering.target import ANY, Function
+from fxmem.tracing.dispatch import LeanDispatchMode
 
 _aten = torch.ops.aten
 _add = _aten.add.Tensor
@@ -32,16 +32,12 @@ _PRODUCTS = frozenset(
 """What a matrix product ends in: ``matmul`` folds its operands and unfolds the result."""
 
 
-class _AddsInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AddsInPlace(LeanDispatchMode):  # type: ignore[no-untyped-call]
     """Turns the addition to a product that the last operator returned into one in place."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._product: int | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in fxmem.recording.recorder.Recorder
 
     def __torch_dispatch__(
         self,

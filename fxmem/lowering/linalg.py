@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.lowering.target import ANY, Function
+from fxmem.tracing.dispatch import LeanDispatchMode
 
 _aten = torch.ops.aten
 _LEFT_OUT = {
@@ -24,12 +24,8 @@ _LEFT_OUT = {
 """Decompositions, and the argument that says whether vectors are wanted."""
 
 
-class _WithoutVectors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _WithoutVectors(LeanDispatchMode):  # type: ignore[no-untyped-call]
     """Decomposes for the values alone."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in fxmem.recording.recorder.Recorder
 
     def __torch_dispatch__(
         self,

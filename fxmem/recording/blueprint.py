@@ -15,9 +15,10 @@ from fxmem.lowering.cuda.target import use_gpu
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.losses import Loss
+from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options
 from fxmem.recording.placement import place_inputs, place_model
-from fxmem.recording.step import OptimizerFactory, Recording, Step, record_step
+from fxmem.recording.step import Recording, Step, record_step
 from fxmem.tracing.building import replace_converted
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_model

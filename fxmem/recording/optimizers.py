@@ -14,10 +14,10 @@ import torch
 from torch import nn, optim
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.recording.adam8bit import Adam8bit
+from fxmem.tracing.dispatch import LeanDispatchMode
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
 
@@ -199,7 +199,7 @@ def refuse_real_parameters() -> Iterator[None]:
         handle.remove()
 
 
-class _AnswerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AnswerValues(LeanDispatchMode):  # type: ignore[no-untyped-call]
     """Answers 1 where ``.item()`` has no answer on a fake tensor.
 
     Such a number scales an update, which changes no allocation; and where it decides (ASGD

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.graph import RESIDENT, Category, Operation, Phase
 from fxmem.lowering.sparse import estimate_sparse_workspace, is_on_sparse
@@ -32,6 +31,7 @@ from fxmem.recording.saving import SaveLog, is_own_output
 from fxmem.recording.sequences import SequenceLog
 from fxmem.recording.strangers import Strangers
 from fxmem.recording.visible import VisibleTensors
+from fxmem.tracing.dispatch import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.sparse_parts import is_sparse
 
@@ -54,7 +54,7 @@ class _Ran:
     kept: tuple[tuple[str, int], ...]
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators and storages while it is active.
 
     Args:
@@ -90,12 +90,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._engine = inplace.EngineWatch()
         self._autograd: tuple[str, int] | None = None
         self._autograd_start = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # The wrapper that TorchDispatchMode puts around __torch_dispatch__ otherwise imports
-        # torch._dynamo, which takes longer than a whole analysis.
-        return False
 
     # -- the step ------------------------------------------------------------------------------
 

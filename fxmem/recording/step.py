@@ -24,14 +24,12 @@ from fxmem.lowering.functions import lower_functions
 from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss, NoGradientError
-from fxmem.recording.optimizers import answer_values, refuse_real_parameters
+from fxmem.recording.optimizers import OptimizerFactory, answer_values, refuse_real_parameters
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.reach import iterate_reached
 from fxmem.tracing.tracer import Tracer
-
-OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, slots=True)
