@@ -9,7 +9,7 @@ threads of a parallel loop take for themselves are not among them.
 
 from __future__ import annotations
 
-from fxmem.lowering.cpu import (
+from fxmem.lowering.cpu import (  # noqa: F401 - for what they register
     activation,
     attention,
     columns,
@@ -39,32 +39,3 @@ from fxmem.lowering.cpu import (
 from fxmem.lowering.cpu.target import CPU
 
 __all__ = ["CPU"]
-
-# Imported for what they register.
-_MODULES = (
-    activation,
-    attention,
-    columns,
-    convolution_operators,
-    copying,
-    decompositions,
-    embedding,
-    grouped,
-    indexing,
-    linalg,
-    linear,
-    losses,
-    masked,
-    mkldnn_rnn,
-    normalization,
-    pointwise,
-    pooling,
-    reduction,
-    resampling,
-    rnn,
-    sampling,
-    sorting,
-    spectral,
-    transformer,
-    trilinear,
-)

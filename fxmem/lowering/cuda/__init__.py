@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.lowering.cuda import (
+from fxmem.lowering.cuda import (  # noqa: F401 - for what they register
     attention,
     attention_cudnn,
     attention_efficient,
@@ -36,36 +36,3 @@ from fxmem.lowering.cuda import (
 from fxmem.lowering.cuda.target import CUDA
 
 __all__ = ["CUDA"]
-
-# Imported for what they register.
-_MODULES = (
-    attention,
-    attention_cudnn,
-    attention_efficient,
-    attention_flash,
-    autocast,
-    batch_norm,
-    batch_norm_kernels,
-    blas,
-    convolution,
-    copying,
-    cublas,
-    dropout,
-    embedding,
-    flex_attention,
-    grad_scaler,
-    indexing,
-    losses,
-    normalization,
-    pointwise,
-    pooling,
-    reduction,
-    resampling,
-    rnn,
-    rnn_cells,
-    softmax,
-    sorting,
-    surroundings,
-    transformer,
-    unmodelled,
-)

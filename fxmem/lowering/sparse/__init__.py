@@ -8,7 +8,13 @@ allocate would be wrong.
 
 from __future__ import annotations
 
-from fxmem.lowering.sparse import arithmetic, bags, coalescing, making, products
+from fxmem.lowering.sparse import (  # noqa: F401 - for what they register
+    arithmetic,
+    bags,
+    coalescing,
+    making,
+    products,
+)
 from fxmem.lowering.sparse.coalescing import coalesce
 from fxmem.lowering.sparse.registry import (
     estimate_sparse_workspace,
@@ -17,6 +23,3 @@ from fxmem.lowering.sparse.registry import (
 )
 
 __all__ = ["coalesce", "estimate_sparse_workspace", "is_on_sparse", "run_on_sparse"]
-
-# Imported for what they register.
-_MODULES = (arithmetic, bags, coalescing, making, products)
