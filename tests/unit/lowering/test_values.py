@@ -7,18 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from allocator_peaks import check_peak
 from torch import Tensor
 
-import fxmem
 from benchmarks.cases import Case
 from benchmarks.catalogue.core import Apply
-from benchmarks.measure import measure_allocator
+from benchmarks.step import Mode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SIZES = (40, 300)
-NUMBERS_BYTES = 16
-"""Python numbers on their way into operators, and what the real step reads to decide."""
 
 
 def weigh(x: Tensor, reduction: str) -> Tensor:
@@ -53,11 +51,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("mode", ["train", "infer"])
-def test_the_peak_is_that_of_the_allocator(name: str, mode: str) -> None:
-    case = Case(name, lambda: Apply(FUNCTIONS[name], (SIZES,)))
-    measured = measure_allocator(case, mode)["peak_bytes"]  # type: ignore[arg-type]
-    predicted = fxmem.analyze(case.model(), mode=mode, device="cpu").peak_bytes
-    assert abs(predicted - measured) <= NUMBERS_BYTES
+def test_the_peak_is_that_of_the_allocator(name: str, mode: Mode) -> None:
+    check_peak(Case(name, lambda: Apply(FUNCTIONS[name], (SIZES,))), mode)
 
 
 @pytest.mark.parametrize(
