@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
@@ -65,8 +65,12 @@ def find_limits(facts: StepFacts) -> Limits:
         operations = facts.list_operations(node, node + 1)
         own = {*facts.states[node]}
         reasons = (_find_reason(graph, o, operations, own) for o in operations)
-        reason = next(filter(None, reasons), "") or _find_later_change(
-            graph, node, operations, {i: by for i, by in changed.items() if i not in own}
+        reason = (
+            next(filter(None, reasons), "")
+            or _find_early_save(facts, node, operations)
+            or _find_later_change(
+                graph, node, operations, {i: by for i, by in changed.items() if i not in own}
+            )
         )
         if reason:
             fixed[node] = reason
@@ -91,6 +95,18 @@ def _find_reason(
             continue
         if not (storage.category is Category.BUFFER and counts):
             return f"changes {storage.name} in place"
+    return ""
+
+
+def _find_early_save(facts: StepFacts, node: int, operations: Iterable[Operation]) -> str:
+    """What an operator fills after autograd has kept it, as ``rrelu_with_noise`` does its noise.
+
+    A checkpoint stops when all is kept that is to be: before the operator runs, if it is the last.
+    """
+    kept = {(save.position, save.storage) for save in facts.saves_by_node[node]}
+    for operation in operations:
+        if any((operation.index, i) in kept and i in facts.makers for i in operation.writes):
+            return "fills what it has saved, which is too late for a run that ends there"
     return ""
 
 

@@ -164,3 +164,26 @@ def test_a_nested_region_may_not_begin_where_none_may() -> None:
     limits = Limits(fixed={}, starts={2: "changed in place"})
     assert limits.allows(Region(1, 4))
     assert not limits.allows(Region(1, 4, (Region(2, 3),)))
+
+
+def test_noise_that_is_kept_before_it_is_drawn_is_not_drawn_again() -> None:
+    facts, limits = find(lambda model, x: F.rrelu(model.norm(model.layer(x)), training=True))
+    assert name(facts, limits.fixed) == {
+        "rrelu": "fills what it has saved, which is too late for a run that ends there"
+    }
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_gradients_through_such_noise_are_the_plain_ones(style: str) -> None:
+    block = nn.Sequential(nn.Linear(64, 64), nn.RReLU(), nn.Linear(64, 64), nn.RReLU(), nn.Tanh())
+    model = nn.Sequential(block, nn.Linear(64, 64))
+    x = torch.randn(512, 64)
+    analysis = fxmem.analyze(model, x, device="cpu")
+    for plan in fxmem.pareto(analysis, style=style, time_limit_s=0.5):
+        found = []
+        for run in (model, fxmem.apply(model, plan)):
+            torch.manual_seed(0)
+            model.zero_grad()
+            run(x).sum().backward()
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert all(map(torch.equal, *found))
