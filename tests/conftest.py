@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the golden tests expect anew, from what they get; then read the diff",
     )
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Kernels on one thread: more would spin where processors are shared, and some kernels take
+    scratch memory for each."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """Measurements collect garbage again and again; what is loaded by now is none."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-import torch
 
 from benchmarks.accuracy import analyse, compare_saved, peak_without_workspace
 from benchmarks.cases import Case, hugging_face, ids, image, vision
@@ -26,8 +25,11 @@ from benchmarks.models import GPT2, find
 from benchmarks.step import MODES, Mode
 from fxmem.analysis import Analysis
 
-# A reentrant checkpoint warns where nothing requires grad, as in inference.
-pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # A reentrant checkpoint warns where nothing requires grad, as in inference.
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
 
 OWN = (
     "inplace",
@@ -49,16 +51,6 @@ CASES = {name: (find(name), "") for name in OWN} | {
         "transformers",
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """One thread: more would spin where processors are shared, and some kernels take scratch
-    memory for each."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ from benchmarks.accuracy import analyse
 from benchmarks.cases import Case, ids, image
 from benchmarks.measure import measure_allocator
 from fxmem.graph import Category
+
+pytestmark = pytest.mark.usefixtures("one_thread", "frozen_heap")
 
 ROWS, WIDTH = 300, 16
 Layer = Callable[[], nn.Module]
@@ -62,16 +63,6 @@ OPTIMIZERS: dict[str, Any] = {
     "sparse adam": torch.optim.SparseAdam,
     "adagrad": torch.optim.Adagrad,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 def check(build: Layer, *args: Any) -> None:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
-import torch
 from reaching_models import BUILDERS, WIDTH, forget_globals
 
 from benchmarks.accuracy import analyse
 from benchmarks.cases import Case, image
 from benchmarks.measure import measure_allocator
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As where the other steps are measured."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread", "frozen_heap")
 
 
 # A hook on a module whose input needs no gradient.

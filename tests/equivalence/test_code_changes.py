@@ -8,7 +8,7 @@ by the events of the CPU's allocator.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ from fxmem.planning.deletion import find_deletions
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.inplace import choose_inplace, find_inplace
 from fxmem.planning.plan import InplaceChange, Plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BIGGEST, DRAWN = 5, 3
 TOLERANCE = 0.01
@@ -111,14 +113,6 @@ QUICK = ("unet", "plain resnet, trained", "gpt2")
 each_model = pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
-
-
-@pytest.fixture(autouse=True)
-def _few_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def choose(found: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -19,6 +19,8 @@ import benchmarks.libraries  # noqa: F401  (it says how libraries of models are 
 import fxmem
 from benchmarks.cases import import_torchvision
 from examples.unet import UNet
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 0.01
 
@@ -39,14 +41,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
 }
 """What each is called with, and whether another order takes less."""
 QUICK = ("two branches", "inception", "resolutions", "unet")
-
-
-@pytest.fixture(autouse=True)
-def _few_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
