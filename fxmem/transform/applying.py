@@ -15,6 +15,7 @@ from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import MODULES, Plan
 from fxmem.tracing.description import describe_model, find_difference, recall_model
 from fxmem.transform.checkpointing import build_module
+from fxmem.transform.lazy import plans_itself, release_model
 from fxmem.transform.module import PlannedModule
 from fxmem.transform.wrapping import find_original, unwrap_modules, wrap_modules
 
@@ -23,18 +24,21 @@ def unapply(model: nn.Module) -> nn.Module:
     """The model that a plan was applied to, with parameters and attributes as they are now.
 
     Args:
-        model: From :func:`apply`.
+        model: From :func:`apply`; or from :func:`fxmem.auto`, which then plans itself no more.
 
     Raises:
         UsageError: No plan was applied to it.
     """
-    if find_original(model) is not None:
-        return unwrap_modules(model)
-    if not isinstance(model, PlannedModule):
+    if isinstance(model, PlannedModule):
+        return model.original
+    original = model if find_original(model) is None else unwrap_modules(model)
+    if plans_itself(original):
+        release_model(original)
+    elif original is model:
         raise UsageError(
             f"no plan was applied to this {type(model).__name__}", hint="it is as it was"
         )
-    return model.original
+    return original
 
 
 def apply(

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
 
 from fxmem.api import analyze
 from fxmem.devices import find_gpu
 from fxmem.errors import UsageError
-from fxmem.planning.plan import Plan
 from fxmem.planning.planner import TIME_LIMIT_S, plan
 from fxmem.transform.applying import apply
-from fxmem.transform.module import PlannedModule
-from fxmem.transform.wrapping import PlannedForward, find_original
+from fxmem.transform.lazy import plan_lazily
+from fxmem.transform.surroundings import find_autocast, run_apart
 from fxmem.units import parse_bytes
 
-_HELD = "_fxmem_held"
 _Makes = TypeVar("_Makes", bound=Callable[..., nn.Module])
 
 
@@ -36,13 +32,20 @@ class _Choices:
 
     def make_planned(self, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
         """The model with a plan for some inputs; the model itself where it fits without."""
-        analysis = analyze(model, () if args is None else args, kwargs, **self.analysis)
+        positional = () if args is None else args
+        # Of what surrounds a call only what the options say is part of the step.
+        analysis = run_apart(lambda: analyze(model, positional, kwargs, **self.analysis))
         budget = self.limits.get("budget")
         if budget is not None:
             budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
             if analysis.peak_bytes <= budget_bytes:
                 return model
         return apply(model, plan(analysis, **self.limits, **self.planning))
+
+    def plan_step(self, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
+        """The same for a step that runs now, under the autocast that it runs under."""
+        analysis = {"autocast": find_autocast((args, kwargs)), **self.analysis}
+        return replace(self, analysis=analysis).make_planned(model, args, kwargs)
 
 
 @overload
@@ -120,9 +123,9 @@ def auto(
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are two limits", hint="give one of them")
     if model is None:
-        return functools.partial(_plan_lazily, choices=choices)
+        return functools.partial(plan_lazily, make_planned=choices.plan_step)
     if args is None and kwargs is None:
-        return _plan_lazily(model, choices=choices)
+        return plan_lazily(model, choices.plan_step)
     return choices.make_planned(model, args, kwargs)
 
 
@@ -135,118 +138,3 @@ def _find_capacity(device: str, gpu: str | None) -> int:
         "a plan needs a limit, and here is no GPU whose memory it could be",
         hint="budget='8GiB', gpu='a100-40gb' or max_overhead=0.1",
     )
-
-
-def _plan_lazily(model: Any, *, choices: _Choices) -> Any:
-    """A model, a class or a function, each of whose models plans itself."""
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        _route_calls(model, choices)
-        return model
-    if isinstance(model, nn.Module):
-        model.__class__ = _make_kind(type(model), choices)
-        return model
-    if not callable(model):
-        raise UsageError(
-            f"{type(model).__name__} is no model, and makes none",
-            hint="a module, a class of modules, or a function that returns one",
-        )
-
-    @functools.wraps(model)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        return _plan_lazily(model(*args, **kwargs), choices=choices)
-
-    return make
-
-
-def _make_kind(base: type[nn.Module], choices: _Choices) -> type[nn.Module]:
-    """A class for one model, which is to all appearances the model's own."""
-
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        state = self.__getstate__()  # type: ignore[no-untyped-call]
-        return _make_again, (base, choices), state
-
-    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    kind: Any = type(base.__name__, (base,), {**names, "__reduce_ex__": reduce})
-    _route_calls(kind, choices)
-    made: type[nn.Module] = kind
-    return made
-
-
-def _make_again(base: type[nn.Module], choices: _Choices) -> nn.Module:
-    """What a copy, or what a file is read into, begins as."""
-    kind = _make_kind(base, choices)
-    return kind.__new__(kind)
-
-
-def _route_calls(kind: type[nn.Module], choices: _Choices) -> None:
-    """Has the calls of a class's models run by plans that the first of them makes."""
-    own = vars(kind).get("__call__")
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        planned = _find_planned(self, args, kwargs, choices)
-        if planned is not None:
-            return planned(*args, **kwargs)
-        if own is not None:
-            return own(self, *args, **kwargs)
-        above: Any = super(kind, self)
-        return above.__call__(*args, **kwargs)
-
-    kind.__call__ = call  # type: ignore[method-assign]
-
-
-class _Held:
-    """What a model was given as a plan; a copy of the model makes its own.
-
-    Attributes:
-        planned: The module that runs in the model's place; None where the model itself does.
-    """
-
-    def __init__(self, planned: nn.Module | None = None) -> None:
-        self.planned = planned
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
-
-    def __reduce__(self) -> Any:
-        return type(None), ()
-
-
-def _find_planned(
-    model: nn.Module, args: Any, kwargs: Mapping[str, Any], choices: _Choices
-) -> nn.Module | None:
-    """What runs a call in the place of the model; None where the model itself does."""
-    is_step = model.training and torch.is_grad_enabled()
-    if not is_step or find_original(model) is not None:
-        return None
-    held: _Held | None = vars(model).get(_HELD)
-    if held is not None:
-        return held.planned
-    # A compiler's call and an analysis are no steps.
-    leaves = () if torch.compiler.is_compiling() else tree_leaves((args, kwargs))
-    if not leaves or any(isinstance(leaf, FakeTensor) for leaf in leaves):
-        return None
-    if isinstance(vars(model).get("plan"), Plan):  # of what it is a copy of
-        del vars(model)["plan"]
-    planned = choices.make_planned(model, args, kwargs)
-    if not isinstance(planned, PlannedModule):
-        if planned is not model:
-            _become(model, planned)
-        vars(model)[_HELD] = _Held()
-        return None
-    if not hasattr(model, "plan"):
-        vars(model)["plan"] = planned.plan
-    vars(model)[_HELD] = _Held(planned)
-    return planned
-
-
-def _become(model: nn.Module, planned: nn.Module) -> None:
-    """Makes a model the one that a plan of modules has made of it.
-
-    What its attributes lead to has to be what runs: a rate that is changed, a layer that is frozen.
-    """
-    original = object.__new__(type(model))
-    vars(original).update({**vars(model), _HELD: _Held()})
-    vars(model).update(vars(planned))
-    planned.__dict__ = model.__dict__  # what the modules refer to as their parent
-    forward: PlannedForward = vars(planned)["forward"]
-    vars(model)["forward"] = forward.move(model, original)

@@ -11,16 +11,14 @@ import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
 from fxmem.api import analyze
 from fxmem.errors import FxmemError
 from fxmem.transform.state import keep_random_numbers
+from fxmem.transform.surroundings import find_autocast, find_device, run_apart
 
 
 def is_graph_of(
@@ -41,14 +39,12 @@ def is_graph_of(
         mode: ``"train"`` or ``"infer"``.
         size_hint: What was assumed of sizes that depend on data.
     """
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    device = "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
-    is_autocast = torch.is_autocast_enabled(device)
+    inputs = args, kwargs
     options: dict[str, Any] = {
         "mode": mode,
-        "device": device,
+        "device": find_device(inputs),
         "size_hint": size_hint,
-        "autocast": torch.get_autocast_dtype(device) if is_autocast else None,
+        "autocast": find_autocast(inputs),
     }
 
     def trace() -> fx.Graph | None:
@@ -62,11 +58,9 @@ def is_graph_of(
 
     restore = keep_random_numbers()
     try:
-        with warnings.catch_warnings(), ThreadPoolExecutor(1) as other_thread:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # What surrounds the call is of its thread: a caller's checkpoint that counts what is
-            # saved, transforms of functions, other modes.
-            traced = other_thread.submit(trace).result()
+            traced = run_apart(trace)
     finally:
         restore()
     return traced is not None and [*_list_calls(graph)] == [*_list_calls(traced)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fxmem
 from fxmem.devices import find_gpu
 from fxmem.transform import auto as auto_module
+from fxmem.transform import lazy
 from fxmem.transform.module import PlannedModule
 
 LIMIT: dict[str, Any] = {"max_overhead": 1.0, "device": "cpu", "time_limit_s": 1}
@@ -231,3 +232,43 @@ def test_a_plan_of_modules_comes_off_a_model_that_planned_itself() -> None:
     original.load_state_dict(state)
     check_same(take_steps(original), expected)
     assert not any("forward" in vars(module) for module in original.modules())
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("style", ["graph", "modules"])
+@pytest.mark.parametrize("way", ["model", "class"])
+def test_a_model_from_which_the_plan_is_taken_makes_no_other(
+    way: str, style: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(Net):
+        pass
+
+    if way == "class":
+        fxmem.auto(Own, style=style, **LIMIT)
+    model = make(Own)
+    if way == "model":
+        fxmem.auto(model, style=style, **LIMIT)
+    take_steps(model, (6,) * steps)
+    assert hasattr(model, "plan") is bool(steps)
+    original = fxmem.unapply(model)
+    assert type(original) is Own
+    assert not hasattr(original, "plan")
+    monkeypatch.setattr(lazy, "PlannedModule", None)  # what asks for a plan fails
+    plain = make()
+    plain.load_state_dict(original.state_dict())
+    expected = take_steps(plain)
+    for run in (copy.deepcopy(original), original):
+        check_same(take_steps(run), expected)
+        assert not hasattr(run, "plan")
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_step_is_planned_with_the_autocast_that_it_runs_under(is_told: bool) -> None:
+    x, options = torch.randn(64, 8), {"autocast": None} if is_told else {}
+    model = fxmem.auto(make(), **options, **LIMIT)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().square().sum()
+    loss.backward()
+    autocast = None if is_told else "bf16"
+    analysis = fxmem.analyze(make(), (x,), device="cpu", autocast=autocast)
+    assert model.plan.baseline_peak_bytes == analysis.peak_bytes

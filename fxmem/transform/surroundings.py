@@ -1,0 +1,42 @@
+"""What surrounds a call: autocast, which is part of the step, and what is none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+_Made = TypeVar("_Made")
+
+
+def find_autocast(inputs: Any) -> torch.dtype | None:
+    """What a call is autocast to where its tensors are; None for nothing.
+
+    Args:
+        inputs: Of the call, in whatever structure.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     find_autocast([torch.ones(1)])
+    torch.bfloat16
+    """
+    device = find_device(inputs)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def find_device(inputs: Any) -> str:
+    """Where the tensors of a call are: ``"cuda"`` or ``"cpu"``."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
+
+
+def run_apart(function: Callable[[], _Made]) -> _Made:
+    """Runs a function in a thread of its own.
+
+    What surrounds a call is of its thread: a caller's checkpoint that counts what is saved,
+    transforms of functions, autocast and other modes.
+    """
+    with ThreadPoolExecutor(1) as other_thread:
+        return other_thread.submit(function).result()
