@@ -99,7 +99,7 @@ class Baseline:
         self._runner = self._make_runner(model)
         with keep_state(self._runner.roots):
             self.records = _take_steps(self._runner)
-            self.peak_bytes = self._runner.measure()
+            self.peak_bytes = self._runner.measure(SEED)
 
     def _make_runner(self, model: nn.Module) -> Runner:
         loss, optimizer = resolve_loss(None), resolve_optimizer(OPTIMIZER)
@@ -114,7 +114,7 @@ class Baseline:
             with keep_state([*ours.roots, *theirs.roots]), warnings.catch_warnings():
                 warnings.simplefilter("error", FxmemWarning)
                 records = _take_steps(theirs)
-                peak_bytes = theirs.measure()
+                peak_bytes = theirs.measure(SEED)
         except Exception as error:  # one plan that fails is a row, not the end
             return Held(plan, drawn, f"{type(error).__name__}: {summarize_error(error)}")
         difference = next(filter(None, map(_compare, self.records, records)), "")

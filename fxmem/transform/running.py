@@ -22,7 +22,7 @@ from fxmem.tracing.fakes import read_leaf
 from fxmem.tracing.user_state import iterate_holders
 from fxmem.transform.comparing import Record, iterate_leaves
 from fxmem.transform.measuring import measure_peak
-from fxmem.transform.state import drop_gradients, list_random_states
+from fxmem.transform.state import drop_gradients, list_random_states, seed_random_numbers
 from fxmem.transform.verification import Kind
 
 _INTEGERS = 2
@@ -172,15 +172,21 @@ class Runner:
         drop_gradients(self.model.parameters())
         self._inputs = ((), {})
 
-    def measure(self) -> int:
-        """The peak of a step in bytes, with what is there before it."""
+    def measure(self, seed: int) -> int:
+        """The peak of a step in bytes, with what is there before it.
+
+        Args:
+            seed: Of its random numbers, which may decide which layers run.
+        """
+
+        def prepare() -> None:
+            seed_random_numbers(seed)
+            self._inputs = _copy_inputs(self.given)
+
         self.release()
         return measure_peak(
-            self._prepare_step, self._iterate_residents, self._take_step, self.release, self.device
+            prepare, self._iterate_residents, self._take_step, self.release, self.device
         )
-
-    def _prepare_step(self) -> None:
-        self._inputs = _copy_inputs(self.given)
 
     def _iterate_residents(self) -> Iterator[Tensor]:
         for value in (*iterate_holders([self.model]), *tree_iter(self._inputs), self.target):

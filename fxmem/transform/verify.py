@@ -107,7 +107,7 @@ def verify(
         )
         with keep_state([*ours.roots, *theirs.roots]):
             comparison = compare_models(ours, theirs, steps, seed)
-            peaks = [ours.measure(), theirs.measure() if comparison.runs else None]
+            peaks = [ours.measure(seed), theirs.measure(seed) if comparison.runs else None]
         with keep_state(ours.roots):
             notes = check_repetition(ours, comparison, seed)
     plan = getattr(planned, "plan", None)

@@ -459,3 +459,23 @@ def test_a_plan_for_other_arguments_proves_nothing() -> None:
     planned = fxmem.apply(model, fxmem.pareto(analysis, points=2, time_limit_s=1)[-1])
     with pytest.raises(UsageError, match="the plan was made for other arguments"):
         fxmem.verify(model, planned, "4x3", {"scale": 2})
+
+
+class Dropping(nn.Module):
+    """Drops whole layers at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if torch.rand(()) < 0.5:
+                x = torch.sigmoid(layer(x))
+        return x
+
+
+def test_peaks_are_those_of_the_same_random_numbers() -> None:
+    model = Dropping()
+    found = fxmem.verify(model, copy.deepcopy(model), torch.randn(512, 64), device="cpu")
+    assert found.baseline.peak_bytes == found.planned.peak_bytes
