@@ -477,5 +477,5 @@ class Dropping(nn.Module):
 
 def test_peaks_are_those_of_the_same_random_numbers() -> None:
     model = Dropping()
-    found = fxmem.verify(model, copy.deepcopy(model), torch.randn(512, 64), device="cpu")
+    found = fxmem.verify(model, copy.deepcopy(model), (torch.randn(512, 64),))
     assert found.baseline.peak_bytes == found.planned.peak_bytes
