@@ -26,9 +26,14 @@ from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss, NoGradientError
 from fxmem.recording.optimizers import OptimizerFactory, answer_values, refuse_real_parameters
 from fxmem.recording.recorder import Recorder
+from fxmem.recording.residents import (
+    allocate_model,
+    iterate_held,
+    label_gradients,
+    label_residents,
+)
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.reach import iterate_reached
 from fxmem.tracing.tracer import Tracer
 
 
@@ -142,14 +147,14 @@ class _StepRunner:
         self._previous: tuple[Any, Any] = None, None
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
-        for _, value in self._iterate_reached():
+        for _, value in iterate_held(step.model):
             if isinstance(value, torch.optim.Optimizer):  # hooks step it in backward
                 answer_values(value)
 
     def run(self, symbolic_sizes: bool) -> Recording:
         step, recorder = self._step, self._recorder
         with recorder:
-            self._allocate_model()
+            allocate_model(recorder, step.model)
             self._label_residents()
             self._run_once(self._run_model, self._run_loss)
             # What the first step left in reference cycles is gone in a steady run, sooner or
@@ -216,7 +221,7 @@ class _StepRunner:
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         self._recorder.set_phase(Phase.BACKWARD)
         scaled.backward()
-        self._label_gradients()
+        label_gradients(self._recorder, self._step.model, self._named_inputs())
 
     def _run_optimizer(self) -> None:
         if self._optimizer is None:
@@ -243,78 +248,18 @@ class _StepRunner:
         for tensor in iterate_tensors((self._step.args, self._step.kwargs)):
             tensor.grad = None  # each step has a batch of its own
 
-    def _label_gradients(self) -> None:
-        for name, parameter in self._step.model.named_parameters():
-            if parameter.grad is not None:
-                self._recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
-        for name, value in self._named_inputs():
-            for tensor in iterate_tensors(value):
-                if tensor.is_leaf and tensor.grad is not None:
-                    self._recorder.label(tensor.grad, Category.GRADIENT, f"{name}.grad")
-
-    def _allocate_model(self) -> None:
-        """In the order in which ``model.to(device)`` does (``Module._apply``): children first."""
-        order: list[nn.Module] = []
-
-        def visit(module: nn.Module) -> None:
-            for child in module.children():
-                visit(child)
-            order.append(module)
-
-        visit(self._step.model)
-        for module in order:
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    self._recorder.track(tensor)
-
     def _label_residents(self) -> None:
-        """Says what is there before the step, most specific first: parameters to leftovers."""
-        label, model = self._recorder.label, self._step.model
-        names: dict[torch.Tensor, str] = {
-            parameter: name for name, parameter in model.named_parameters()
-        }
-        for name, parameter in model.named_parameters():
-            label(parameter, Category.PARAMETER, name)
-        for name, buffer in model.named_buffers():
-            label(buffer, Category.BUFFER, name)
-        for name, value in self._named_inputs():
-            label(value, Category.INPUT, name)
-        label(self._target, Category.INPUT, "target")
-        reached = [*self._iterate_reached(), ("", self._optimizer)]
-        for _, optimizer in reached:
-            if isinstance(optimizer, torch.optim.Optimizer):
-                for owner, values in optimizer.state.items():
-                    for key, value in values.items():
-                        label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
-        if self._scaler is not None:
-            label(self._scaler.state_tensors, Category.OPTIMIZER_STATE, "gradient scaler")
-        self._label_gradients()
-        for name, value in reached:
-            if isinstance(value, torch.Tensor):
-                label(value.grad if value.is_leaf else None, Category.GRADIENT, f"{name}.grad")
-                label(value, Category.BUFFER, name)
-
-    def _iterate_reached(self) -> Iterator[tuple[str, object]]:
-        """What the model's code reaches beyond what is registered, and what holds it."""
-        seen: dict[int, object] = {}
-        for prefix, module in self._step.model.named_modules():
-            for name, attribute in vars(module).items():
-                if _holds_nothing(attribute):  # most of a module's
-                    continue
-                holders = attribute if name in ("_parameters", "_buffers") else {name: attribute}
-                for holder, held in holders.items() if name != "_modules" else ():
-                    held_by = f"{prefix}.{holder}".strip(".")
-                    for value in iterate_reached(held, seen):
-                        yield held_by if value is held else f"held by {held_by}", value
+        label_residents(
+            self._recorder,
+            self._step.model,
+            self._named_inputs(),
+            target=self._target,
+            optimizer=self._optimizer,
+            scaler_state=None if self._scaler is None else self._scaler.state_tensors,
+        )
 
     def _named_inputs(self) -> Iterator[tuple[str, Any]]:
         return bind_arguments(self._step.model, self._step.args, self._step.kwargs)
-
-
-def _holds_nothing(value: object) -> bool:
-    if isinstance(value, (dict, list, tuple)):
-        return not value
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,107 @@
+"""What is there before a step: allocated as a model's move to a device does, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxmem.graph import Category
+from fxmem.recording.recorder import Recorder
+from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.reach import iterate_reached
+
+NamedInputs = Iterable[tuple[str, Any]]
+
+
+def allocate_model(recorder: Recorder, model: nn.Module) -> None:
+    """In the order in which ``model.to(device)`` does (``Module._apply``): children first."""
+    order: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            visit(child)
+        order.append(module)
+
+    visit(model)
+    for module in order:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                recorder.track(tensor)
+
+
+def label_residents(
+    recorder: Recorder,
+    model: nn.Module,
+    inputs: NamedInputs,
+    *,
+    target: Any,
+    optimizer: torch.optim.Optimizer | None,
+    scaler_state: Any,
+) -> None:
+    """Says what is there before the step, most specific first: parameters to leftovers.
+
+    Args:
+        recorder: What knows the storages.
+        model: The model.
+        inputs: What it is called with.
+        target: What the loss compares its output with.
+        optimizer: The step's own.
+        scaler_state: The tensors of its gradient scaler.
+    """
+    label, inputs = recorder.label, [*inputs]
+    names: dict[torch.Tensor, str] = {
+        parameter: name for name, parameter in model.named_parameters()
+    }
+    for name, parameter in model.named_parameters():
+        label(parameter, Category.PARAMETER, name)
+    for name, buffer in model.named_buffers():
+        label(buffer, Category.BUFFER, name)
+    for name, value in inputs:
+        label(value, Category.INPUT, name)
+    label(target, Category.INPUT, "target")
+    reached = [*iterate_held(model), ("", optimizer)]
+    for _, holder in reached:
+        if isinstance(holder, torch.optim.Optimizer):
+            for owner, values in holder.state.items():
+                for key, value in values.items():
+                    label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
+    label(scaler_state, Category.OPTIMIZER_STATE, "gradient scaler")
+    label_gradients(recorder, model, inputs)
+    for name, value in reached:
+        if isinstance(value, torch.Tensor):
+            label(value.grad if value.is_leaf else None, Category.GRADIENT, f"{name}.grad")
+            label(value, Category.BUFFER, name)
+
+
+def label_gradients(recorder: Recorder, model: nn.Module, inputs: NamedInputs) -> None:
+    """Names the gradients of parameters and inputs, where there are any."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
+    for name, value in inputs:
+        for tensor in iterate_tensors(value):
+            if tensor.is_leaf and tensor.grad is not None:
+                recorder.label(tensor.grad, Category.GRADIENT, f"{name}.grad")
+
+
+def iterate_held(model: nn.Module) -> Iterator[tuple[str, object]]:
+    """What the model's code reaches beyond what is registered, and what holds it."""
+    seen: dict[int, object] = {}
+    for prefix, module in model.named_modules():
+        for name, attribute in vars(module).items():
+            if _holds_nothing(attribute):  # most of a module's
+                continue
+            holders = attribute if name in ("_parameters", "_buffers") else {name: attribute}
+            for holder, held in holders.items() if name != "_modules" else ():
+                held_by = f"{prefix}.{holder}".strip(".")
+                for value in iterate_reached(held, seen):
+                    yield held_by if value is held else f"held by {held_by}", value
+
+
+def _holds_nothing(value: object) -> bool:
+    if isinstance(value, (dict, list, tuple)):
+        return not value
+    return value is None or isinstance(value, (bool, int, float, str))
