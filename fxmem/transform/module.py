@@ -104,6 +104,8 @@ class PlannedModule(fx.GraphModule):
         if model is not None:
             own._run_plan = own.forward
             own.forward = _make_forward(model)
+            for name in _list_special(type(model)):
+                setattr(own, name, _hand_over(name))
             # What each call asks of the graph, as what a compiler can follow.
             nodes = [*self.graph.nodes]
             self.__dict__["_called"] = frozenset(
@@ -354,6 +356,24 @@ def _find_mismatch(expected: Sequence[_Argument], given: Mapping[str, Any]) -> s
         elif name not in given:
             return f"no {name}"
     return ", ".join(name for name in given if name not in names and given[name] is not None)
+
+
+def _list_special(kind: type) -> list[str]:
+    """What Python looks up in a class, as ``len`` does: that of containers, and not of modules."""
+    return [
+        name
+        for name in dir(kind)
+        if name.startswith("__")
+        and not hasattr(nn.Module, name)
+        and inspect.isfunction(getattr(kind, name))
+    ]
+
+
+def _hand_over(name: str) -> Callable[..., Any]:
+    def call(self: PlannedModule, *args: Any) -> Any:
+        return getattr(self.original, name)(*args)
+
+    return call
 
 
 def _make_forward(model: nn.Module) -> Callable[..., Any]:

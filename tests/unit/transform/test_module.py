@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,15 @@ def test_signature_and_the_rest_of_the_model_stay() -> None:
     assert type(planned).__name__ == "Net"
     with pytest.raises(AttributeError, match="nothing"):
         _ = planned.nothing
+
+
+def test_a_container_stays_one() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plan = fxmem.pareto(fxmem.analyze(model, "5x4", device="cpu"), style="graph")[-1]
+    planned: Any = fxmem.apply(model, plan)
+    assert len(planned) == 3 and planned[0] is model[0] and [*planned] == [*model]
+    assert len(copy.deepcopy(planned)[:2]) == 2
+    assert not hasattr(make()[1], "__len__")
 
 
 def test_evaluation_and_inference_run_the_model_itself() -> None:
