@@ -160,7 +160,7 @@ def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tup
 _CONSTANTS = (type(None), bool, int, float, complex, str, Tensor)
 """What needs no copy among the inputs: nothing changes it, or it is one already."""
 
-_STARTS_LIKE_SPEC = re.compile(r"\s*([0-9]|scalar\b)")
+_STARTS_LIKE_SPEC = re.compile(r"\s*(-?[0-9]|scalar\b)")
 
 
 def read_leaf(leaf: object) -> object:

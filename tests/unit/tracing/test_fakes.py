@@ -14,7 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec
-from fxmem.tracing.fakes import describe_inputs, make_fake_inputs, make_fake_mode, make_fake_model
+from fxmem.tracing.fakes import (
+    describe_inputs,
+    make_fake_inputs,
+    make_fake_mode,
+    make_fake_model,
+    read_leaf,
+)
 from fxmem.tracing.lazy import settle_lazy
 
 
@@ -393,3 +399,9 @@ def test_a_view_that_the_model_keeps_is_one_of_the_copy(fake_mode: FakeTensorMod
     assert fake.turned.grad_fn.name() == "TBackward0"
     assert fake.row._base is fake.weight
     assert model.weight.grad is None
+
+
+def test_a_text_that_starts_with_a_size_is_no_other_argument() -> None:
+    with pytest.raises(UsageError, match="bad shape '-1x3'"):
+        read_leaf("-1x3")
+    assert read_leaf("-x") == "-x"
