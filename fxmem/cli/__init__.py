@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ exit codes:
   1  a finding: a peak over --budget, no plan within it, or one that changes what is computed
   2  bad usage, or a model that cannot be loaded or traced
 """
+_NEGATIVE = re.compile(r"-\.?\d")
 _NOT_PLANNED = {
     "--accumulate": "a plan is for one micro-batch",
 }
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stderr is None:  # closed; what is written there is for nobody
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    argv = sys.argv[1:] if argv is None else argv
+    argv = _join_negative(sys.argv[1:] if argv is None else argv)
     parser = _build_parser()
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         write_line(_explain_command(argv[0]))
@@ -76,6 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except Exception as error:
         return _report_error(error, arguments.debug)
+
+
+def _join_negative(argv: Sequence[str]) -> list[str]:
+    """Puts ``=`` between an option and a negative value, in which argparse sees an option."""
+    joined: list[str] = []
+    for text in argv:
+        if _NEGATIVE.match(text) and joined and joined[-1].startswith("--"):
+            joined[-1] += f"={text}"
+        else:
+            joined.append(text)
+    return joined
 
 
 def _explain_command(name: str) -> str:

@@ -273,6 +273,7 @@ def test_fit_takes_the_cheapest_that_fits(
         (["--budget", "8"], "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
         (["--max-overhead", "much"], "--max-overhead: 'much' is no share (0.1 or 10%)"),
         (["--max-overhead", "-0.1"], "--max-overhead is -0.1 (0 or more)"),
+        (["--max-overhead", "-5%"], "--max-overhead is -5% (0 or more)"),
         (["--max-overhead", "nan"], "--max-overhead is nan (0 or more)"),
         (
             ["--max-overhead-flops", "10"],
