@@ -132,26 +132,9 @@ def analyze(
         check_inputs(blueprint.model, *given)
         specs = describe_inputs(*given)
         served = _record(blueprint, specs)
-    remember_model(served.recording.fx_graph, described)
-    setup = Setup(
-        model=model if isinstance(model, str) else type(model).__name__,
-        inputs=specs,
-        mode=mode,
-        device=options.target.name,
-        autocast=options.autocast,
-        gpu=options.gpu.name if options.gpu else None,
-        optimizer=name_choice(optimizer),
-        loss=name_choice(loss),
-        frontend=served.frontend,
-        frontend_reason=served.reason,
-        notes=(
-            *note_devices(blueprint.named_devices, options.target.name),
-            *note_unused(mode, loss, optimizer),
-            *note_recording(served.recording, options.target),
-        ),
-        size_hint=size_hint,
-    )
     recording = served.recording
+    remember_model(recording.fx_graph, described)
+    setup = _describe_setup(model, loss, optimizer, specs, blueprint, served)
     return Analysis(setup, recording.graph, settings, options.gpu, recording.fx_graph)
 
 
@@ -202,6 +185,37 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
             lambda symbolic_sizes: blueprint.record(symbolic_sizes, inputs),
             blueprint.options.frontend,
         )
+
+
+def _describe_setup(
+    model: nn.Module | str,
+    loss: LossChoice,
+    optimizer: OptimizerChoice,
+    inputs: tuple[str, ...],
+    blueprint: Blueprint,
+    served: Served,
+) -> Setup:
+    """What was analysed: as the caller gave it, and as it was recorded."""
+    options = blueprint.options
+    device = options.target.name
+    return Setup(
+        model=model if isinstance(model, str) else type(model).__name__,
+        inputs=inputs,
+        mode=options.mode,
+        device=device,
+        autocast=options.autocast,
+        gpu=options.gpu.name if options.gpu else None,
+        optimizer=name_choice(optimizer),
+        loss=name_choice(loss),
+        frontend=served.frontend,
+        frontend_reason=served.reason,
+        notes=(
+            *note_devices(blueprint.named_devices, device),
+            *note_unused(options.mode, loss, optimizer),
+            *note_recording(served.recording, options.target),
+        ),
+        size_hint=options.size_hint,
+    )
 
 
 def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:
