@@ -21,6 +21,7 @@ from fxmem.recording.placement import place_inputs, place_model
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.tracing.building import replace_converted
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
+from fxmem.tracing.fake_checks import answer_fake_checks
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
 
@@ -100,6 +101,7 @@ class Blueprint:
                 replace_devices(self.named_devices, target.device),
                 use_gpu(self.options.architecture),
                 replace_converted(),
+                answer_fake_checks(),
             ):
                 return record_step(step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint)
         except FxmemError:
