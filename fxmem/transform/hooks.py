@@ -8,6 +8,7 @@ called again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any
 
@@ -16,6 +17,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 _Table = MutableMapping[int, Callable[..., Any]]
+
+_EVERY_MODULES: tuple[_Table, ...] = (
+    torch.nn.modules.module._global_forward_pre_hooks,
+    torch.nn.modules.module._global_forward_hooks,
+)
 
 
 class ForwardHooks:
@@ -27,12 +33,9 @@ class ForwardHooks:
 
     def __init__(self, model: nn.Module) -> None:
         self.changing: set[tuple[int, int]] = set()
-        self._tables: list[_Table] = [
-            table
-            for module in model.modules()
-            for table in (module._forward_pre_hooks, module._forward_hooks)
-            if table
-        ]
+        own = ((m._forward_pre_hooks, m._forward_hooks) for m in model.modules())
+        tables = (*itertools.chain.from_iterable(own), *_EVERY_MODULES)
+        self._tables: list[_Table] = [table for table in tables if table]
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:

@@ -152,3 +152,22 @@ def test_without_its_hooks_a_module_is_not_planned_around() -> None:
     ]
     assert all(map(torch.equal, found, expected))
     assert seen == ["block", "block"]
+
+
+def test_a_hook_on_all_modules_is_called_once_for_each_call() -> None:
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    segment = Segment("first.linear", "first.sin", 2, fqn="first")
+    planned = fxmem.apply(model, fxmem.Plan("", 1, 1, segments=(segment,), style="modules"))
+    seen: list[type] = []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: seen.append(type(module))
+    )
+    try:
+        expected = take_gradients(model, x)
+        plain = [*seen]
+        seen.clear()
+        found = take_gradients(planned, x)
+    finally:
+        handle.remove()
+    assert seen == plain == [nn.Linear, Block, nn.Linear, Net]
+    assert all(map(torch.equal, found, expected))
