@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 _KEY = "fxmem_model"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Types of attributes that are looked at as values."""
-INTERNAL = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
+INTERNAL = frozenset({*vars(nn.Module()), "_is_torch_compile"})
+"""Attributes that every module has, and one that ``torch.compile`` marks those with it is given."""
 
 _UNKNOWN = "?"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -64,6 +65,11 @@ class OwnForward:
     @property
     def __name__(self) -> str:
         return str(getattr(self.__wrapped__, "__name__", "forward"))
+
+    @property
+    def __code__(self) -> CodeType:
+        code: CodeType = self.__wrapped__.__code__  # which ``torch.export`` names in errors
+        return code
 
 
 class PlannedForward(OwnForward):

@@ -120,6 +120,12 @@ def test_a_plan_for_another_model_or_input_is_refused(
     )
 
 
+def test_a_plan_is_for_a_model_that_was_compiled_meanwhile(plan: Plan) -> None:
+    model = Net()
+    torch.compile(model)
+    assert fxmem.unapply(fxmem.apply(model, plan)) is model
+
+
 def test_there_is_nothing_to_take_off_a_model_without_a_plan() -> None:
     with pytest.raises(fxmem.UsageError, match=r"^no plan was applied to this Linear \(it is as"):
         fxmem.unapply(nn.Linear(1, 1))

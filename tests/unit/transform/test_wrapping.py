@@ -493,3 +493,11 @@ def test_a_plan_from_a_file_needs_no_inputs_and_checks_those_it_gets() -> None:
     assert type(fxmem.apply(model, read, ("3x4",))) is Model
     with pytest.raises(UsageError, match="the plan was made for another model or other inputs"):
         fxmem.apply(model, read, ("5x4",))
+
+
+def test_a_wrapped_model_is_exported() -> None:
+    model = Model().eval()
+    planned = wrap(model, "first").eval()
+    x = torch.randn(3, 4)
+    exported = torch.export.export(planned, (x,))
+    torch.testing.assert_close(exported.module()(x), model(x), rtol=0, atol=0)
