@@ -1,36 +1,36 @@
 """The search for plans that compute whole modules again.
 
-There are few modules, so simple ways find much: the same modules of every block, every second
-block and so on, two such patterns together, and from nothing the next best module, or where there
-are many the next best pattern, again and again. What they find is then improved by small changes,
-as in :mod:`fxmem.planning.search`.
+There are few modules, so simple ways find much: from nothing the next best module of all blocks,
+again and again, the same modules of every block, every second block and so on, two such patterns
+together, and where there are few modules the next best single one. What they find is then improved
+by small changes, as in :mod:`fxmem.planning.search`, which begins with it too.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from fxmem.planning.facts import StepFacts
-from fxmem.planning.modules import ModuleChoice, nest_spans
+from fxmem.planning.front import Candidate, Tried, find_near
+from fxmem.planning.modules import ModuleChoice, group_modules, nest_spans
 from fxmem.planning.scoring import Scorer
-from fxmem.planning.search import Candidate, find_near, is_better, prune_candidates
 
 _STEPS = (2, 3, 4)
 """Every second, third and fourth block."""
 _FIRSTS = 6
 """In how many steps the first blocks become all."""
 _PAIRS = 300
+_LITTLE = 0.05
+"""Of what the next step can save at most: what saves less is next to free, and waits."""
 _MANY = 64
 """Modules that are not tried one by one."""
 _TRIALS = 4000
 _DRAWS = 4 * _TRIALS
 _SHARE = 0.6
 """Of the time there is, for what is proposed; the rest is for improving it."""
-_NUMBER = re.compile(r"\d+")
 
 Chosen = frozenset[int]
 """Positions of modules in the list of them all."""
@@ -57,90 +57,99 @@ def find_module_front(
     Returns:
         Cheapest first; the first computes nothing again.
     """
-    search = _Search(facts, choices, costs, time.monotonic() + time_limit_s)
-    search.try_all(_propose_patterns(choices), _SHARE * time_limit_s)
-    search.grow(_SHARE * time_limit_s)
-    search.improve(random.Random(0), goal_bytes, goal_cost)
-    return search.front
+    began = time.monotonic()
+    tried = Tried(Scorer(facts, costs))
+    search = _Search(choices, tried)
+    search.propose(began + _SHARE * time_limit_s)
+    search.improve(random.Random(0), began + time_limit_s, goal_bytes, goal_cost)
+    return tried.front
+
+
+def try_modules(tried: Tried, choices: Sequence[ModuleChoice], deadline: float) -> None:
+    """Scores choices of modules that are simple to find, as a beginning for other searches.
+
+    Args:
+        tried: Where they are scored.
+        choices: The modules that may be computed again.
+        deadline: When to stop, by ``time.monotonic()``.
+    """
+    _Search(choices, tried).propose(deadline)
 
 
 class _Search:
-    """What was scored, and the best of it."""
+    """Choices of modules, and what they scored."""
 
-    def __init__(
-        self,
-        facts: StepFacts,
-        choices: Sequence[ModuleChoice],
-        costs: Sequence[float],
-        deadline: float,
-    ) -> None:
+    def __init__(self, choices: Sequence[ModuleChoice], tried: Tried) -> None:
         self._choices = choices
-        self._scorer = Scorer(facts, costs)
-        self._began = time.monotonic()
-        self._deadline = deadline
+        self._groups = [*group_modules(choices).values()]
+        self._tried = tried
         self._found: dict[Chosen, Candidate] = {}
         self._chosen: dict[Candidate, Chosen] = {}
-        self.front: tuple[Candidate, ...] = ()
-        self._try(frozenset())
+        self._score(frozenset())
 
-    def try_all(self, proposals: Iterator[Chosen], time_s: float) -> None:
-        """Scores proposals as long as there is time."""
-        for chosen in proposals:
-            if time.monotonic() - self._began > time_s:
+    def propose(self, deadline: float) -> None:
+        """Scores what grows from nothing, and patterns."""
+        self._grow([frozenset(group) for group in self._groups], deadline)
+        for chosen in _propose_patterns(self._groups):
+            if time.monotonic() > deadline:
                 return
-            self._try(chosen)
+            self._score(chosen)
+        if len(self._choices) <= _MANY:
+            self._grow([frozenset({at}) for at in range(len(self._choices))], deadline)
 
-    def grow(self, time_s: float) -> None:
+    def _grow(self, units: Sequence[Chosen], deadline: float) -> None:
         """From nothing, adds what saves most for its cost, again and again."""
-        units = [frozenset({at}) for at in range(len(self._choices))]
-        if len(units) > _MANY:
-            units = [frozenset(group) for group in _group(self._choices).values()]
-        current = self._found[frozenset()]
-        while True:
+        current: Candidate | None = self._score(frozenset())
+        while current is not None:
             chosen = self._chosen[current]
-            best, best_worth = None, 0.0
+            more = []
             for unit in units:
-                if unit <= chosen:
-                    continue
-                if time.monotonic() - self._began > time_s:
+                if time.monotonic() > deadline:
                     return
-                candidate = self._try(chosen | unit)
-                saving = current.peak_bytes - candidate.peak_bytes
-                worth = saving / max(candidate.cost - current.cost, 1e-9)
-                if saving > 0 and worth > best_worth:
-                    best, best_worth = candidate, worth
-            if best is None:
-                return
-            current = best
+                if not unit <= chosen:
+                    more.append(self._score(chosen | unit))
+            current = _choose_next(current, more)
 
-    def improve(self, rng: random.Random, goal_bytes: int | None, goal_cost: float | None) -> None:
+    def improve(
+        self,
+        rng: random.Random,
+        deadline: float,
+        goal_bytes: int | None,
+        goal_cost: float | None,
+    ) -> None:
         """Small changes to what is best, drawn at random."""
         if not self._choices:
             return
-        groups = [*_group(self._choices).values()]
         tried = len(self._found) + _TRIALS
         for _ in range(_DRAWS):
-            if len(self._found) >= tried or time.monotonic() > self._deadline:
+            if len(self._found) >= tried or time.monotonic() > deadline:
                 return
-            parents = [self._chosen[c] for c in find_near(self.front, goal_bytes, goal_cost)]
-            self._try(_mutate(rng, parents, groups, len(self._choices)))
+            near = find_near(self._tried.front, goal_bytes, goal_cost)
+            parents = [self._chosen[candidate] for candidate in near]
+            self._score(_mutate(rng, parents, self._groups, len(self._choices)))
 
-    def _try(self, chosen: Chosen) -> Candidate:
+    def _score(self, chosen: Chosen) -> Candidate:
         candidate = self._found.get(chosen)
         if candidate is None:
             regions = nest_spans(span for at in chosen for span in self._choices[at].spans)
-            candidate = Candidate(regions, *self._scorer.score(regions))
-            self._found[chosen] = candidate
-            if not self.front or is_better(candidate, self.front):
-                self._chosen[candidate] = chosen
-                self.front = prune_candidates((*self.front, candidate))
+            self._found[chosen] = candidate = self._tried.score(regions)
             self._chosen.setdefault(candidate, chosen)
         return candidate
 
 
-def _propose_patterns(choices: Sequence[ModuleChoice]) -> Iterator[Chosen]:
+def _choose_next(current: Candidate, more: Sequence[Candidate]) -> Candidate | None:
+    """The one of some larger choices that saves most for its cost; None where none saves."""
+    most = current.peak_bytes - min((c.peak_bytes for c in more), default=current.peak_bytes)
+    saving = [c for c in more if current.peak_bytes - c.peak_bytes >= max(1, _LITTLE * most)]
+    return max(
+        saving,
+        key=lambda c: (current.peak_bytes - c.peak_bytes) / max(c.cost - current.cost, 1e-9),
+        default=None,
+    )
+
+
+def _propose_patterns(groups: Sequence[Sequence[int]]) -> Iterator[Chosen]:
     """Modules whose names differ in numbers only, all, every k-th or the first; and two such."""
-    groups = [*_group(choices).values()]
     for group in groups:
         yield frozenset(group)
     several = [group for group in groups if len(group) > 1]
@@ -157,19 +166,6 @@ def _propose_patterns(choices: Sequence[ModuleChoice]) -> Iterator[Chosen]:
             stop = len(group) * step // _FIRSTS
             yield frozenset(group[:stop])
             yield frozenset(group[stop:])
-
-
-def _group(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
-    """Positions of modules by their names without numbers.
-
-    >>> choices = [ModuleChoice(name, ()) for name in ("h.0", "h.0.mlp", "h.1", "h.1.mlp")]
-    >>> _group(choices)
-    {'h.*': [0, 2], 'h.*.mlp': [1, 3]}
-    """
-    groups: dict[str, list[int]] = {}
-    for at, choice in enumerate(choices):
-        groups.setdefault(_NUMBER.sub("*", choice.fqn), []).append(at)
-    return groups
 
 
 def _mutate(

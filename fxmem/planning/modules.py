@@ -6,7 +6,8 @@ A module is computed again in all of its calls or in none: what decides at run t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, ModuleCall
@@ -15,6 +16,7 @@ from fxmem.planning.limits import Limits
 from fxmem.planning.regions import Region
 
 Span = tuple[int, int]
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,45 @@ def list_modules(
             taken.update(choice.spans)
     apart.sort(key=lambda c: (c.spans[0][0], -c.spans[0][1]))
     return tuple(apart), reasons
+
+
+def list_calls(facts: StepFacts, limits: Limits) -> tuple[ModuleChoice, ...]:
+    """The modules whose calls a rewritten graph may compute again, with those calls.
+
+    Of modules that run the same nodes, it is the outermost.
+
+    Args:
+        facts: The step.
+        limits: What may not be computed again.
+
+    Returns:
+        Modules by where their first call begins, outer before inner.
+    """
+    calls: dict[str, set[Span]] = {}
+    for call in facts.graph.calls:
+        if limits.allows(Region(call.start, call.stop)):
+            calls.setdefault(call.fqn, set()).add((call.start, call.stop))
+    choices: dict[tuple[Span, ...], ModuleChoice] = {}
+    for fqn in sorted(calls, key=lambda name: name.count(".")):
+        spans = tuple(sorted(calls[fqn]))
+        choices.setdefault(spans, ModuleChoice(fqn, spans))
+    return tuple(sorted(choices.values(), key=lambda c: (c.spans[0][0], -c.spans[0][1])))
+
+
+def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
+    """Positions of modules by their names without numbers.
+
+    Args:
+        choices: The modules.
+
+    >>> choices = [ModuleChoice(name, ()) for name in ("h.0", "h.0.mlp", "h.1", "h.1.mlp")]
+    >>> group_modules(choices)
+    {'h.*': [0, 2], 'h.*.mlp': [1, 3]}
+    """
+    groups: dict[str, list[int]] = {}
+    for at, choice in enumerate(choices):
+        groups.setdefault(_NUMBER.sub("*", choice.fqn), []).append(at)
+    return groups
 
 
 def nest_spans(spans: Iterable[Span]) -> tuple[Region, ...]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from fxmem.planning.facts import StepFacts
 from fxmem.planning.limits import Limits
-from fxmem.planning.regions import Region
+from fxmem.planning.modules import Span, nest_spans
+from fxmem.planning.regions import Region, iterate_regions
 
 Regions = tuple[Region, ...]
 _MOST_STAGES = 8
 """That a new region spans."""
+_MODULES = 0.05
+"""How often whole modules are what is changed."""
+_JOINED = 0.4
+"""How often two plans are put together."""
 _FURTHER = 0.3
 """How often one more change follows: some only pay together."""
 
@@ -22,6 +27,7 @@ def mutate_regions(
     rng: random.Random,
     parents: Sequence[Regions],
     positions: Sequence[int],
+    groups: Sequence[Sequence[Sequence[Span]]],
     facts: StepFacts,
     limits: Limits,
 ) -> Regions:
@@ -31,6 +37,7 @@ def mutate_regions(
         rng: Where chance comes from.
         parents: The plans.
         positions: Where stages begin: cuts are drawn there most of the time.
+        groups: Calls of modules, by module, of those that are alike.
         facts: The step.
         limits: What may not be computed again.
 
@@ -39,9 +46,12 @@ def mutate_regions(
     """
     at = rng.randrange(len(parents))
     parent = parents[at]
-    if rng.random() < 0.3 and len(parents) > 1:
-        other = parents[max(0, min(len(parents) - 1, at + rng.choice((-2, -1, 1, 2))))]
-        changed = _join(parent, other, rng.choice(positions))
+    if groups and rng.random() < _MODULES:
+        changed = _toggle_modules(rng, parent, groups)
+    elif rng.random() < _JOINED and len(parents) > 1:
+        near = max(0, min(len(parents) - 1, at + rng.choice((-2, -1, 1, 2))))
+        other = parents[near if rng.random() < 0.5 else rng.randrange(len(parents))]
+        changed = join_regions(parent, other, rng.choice(positions))
     else:
         cuts = positions if rng.random() < 0.6 else range(positions[0], facts.nodes)
         changed = _change(rng, parent, cuts, facts.nodes)
@@ -50,11 +60,52 @@ def mutate_regions(
     return changed if all(map(limits.allows, changed)) else parent
 
 
-def _join(head: Regions, tail: Regions, position: int) -> Regions:
-    """The regions of one plan before a position, and those of another after it."""
+def join_regions(head: Regions, tail: Regions, position: int) -> Regions:
+    """The regions of one plan before a position, and those of another after it.
+
+    Args:
+        head: Those of the one.
+        tail: Those of the other.
+        position: A node.
+    """
     before = tuple(region for region in head if region.stop <= position)
     after = tuple(region for region in tail if region.start >= position)
     return before + after
+
+
+def _toggle_modules(
+    rng: random.Random, regions: Regions, groups: Sequence[Sequence[Sequence[Span]]]
+) -> Regions:
+    """Calls of some modules that are alike come to be regions, or no longer are."""
+    group = rng.choice(groups)
+    at = rng.randrange(len(group))
+    spans = {span for module in group[at : rng.randint(at + 1, len(group))] for span in module}
+    known = {(region.start, region.stop) for region in iterate_regions(regions)}
+    return lay_spans(known - spans, spans - known)
+
+
+def lay_spans(spans: Set[Span], others: Set[Span]) -> Regions:
+    """Regions of spans that lie apart or within each other, without those that others cross.
+
+    Args:
+        spans: Of which none crosses another.
+        others: Likewise.
+
+    >>> [(r.start, r.stop, len(r.children)) for r in lay_spans({(0, 4), (5, 6)}, {(3, 8)})]
+    [(3, 8, 1)]
+    """
+    around: list[Span] = []
+    crossed = set()
+    for span in sorted(spans | others, key=lambda span: (span[0], -span[1])):
+        while around and around[-1][1] <= span[0]:
+            around.pop()
+        while around and around[-1][1] < span[1] and span in others:
+            crossed.add(around.pop())
+        if around and around[-1][1] < span[1]:
+            crossed.add(span)
+        else:
+            around.append(span)
+    return nest_spans((spans | others) - crossed)
 
 
 def _change(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) -> Regions:

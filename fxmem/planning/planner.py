@@ -23,11 +23,12 @@ from fxmem.planning.describe import (
     fingerprint_graph,
 )
 from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.front import Candidate
 from fxmem.planning.limits import Limits, find_limits
 from fxmem.planning.module_search import find_module_front
 from fxmem.planning.modules import ModuleChoice, list_modules, name_spans
 from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
-from fxmem.planning.search import Candidate, find_front
+from fxmem.planning.search import find_front
 from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.timeline import build_timeline
 from fxmem.units import format_bytes, parse_bytes
@@ -110,9 +111,9 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
     backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
     if Phase.FORWARD in phases[backward:]:
         raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
-    on_cpu, autocast = analysis.setup.device == "cpu", analysis.setup.autocast is not None
+    on_cpu = analysis.setup.device == "cpu"
     facts, requested = (
-        gather_facts(graph, counts_host=on_cpu, autocast=autocast, keeps_frames=style == MODULES)
+        gather_facts(graph, counts_host=on_cpu, keeps_frames=style == MODULES)
         for graph in (analysis.allocated_graph, analysis.graph)
     )
     roofline = find_roofline(analysis.setup.device, analysis.gpu)

@@ -1,23 +1,28 @@
 """The search for plans: many candidates, each scored on the true peak of the simulated step.
 
-The chain's solver proposes schedules for several ways to cut the step into stages and many budgets,
-the program over segments what to save value by value; patterns (:mod:`fxmem.planning.patterns`)
-are proposed before them. Whatever was found is then improved by small changes and by putting the
-beginning of one together with the end of another.
+Whole modules that are alike come first (:mod:`fxmem.planning.module_search`). The chain's solver
+proposes schedules for several ways to cut the step into stages and many budgets, the program over
+segments what to save value by value; patterns (:mod:`fxmem.planning.patterns`) are proposed before
+them. Where the best then lie far apart, the beginning of one is put together with the end of the
+other, and all is improved by small changes.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 from fxmem.planning.chain import keep_stages, measure_schedule
 from fxmem.planning.chain_solver import find_least_memory, solve_chain
 from fxmem.planning.facts import StepFacts
+from fxmem.planning.front import Candidate, Tried, find_near
 from fxmem.planning.limits import Limits
-from fxmem.planning.mutation import mutate_regions
+from fxmem.planning.module_search import try_modules
+from fxmem.planning.modules import group_modules, list_calls
+from fxmem.planning.mutation import join_regions, mutate_regions
 from fxmem.planning.patterns import propose_patterns
 from fxmem.planning.regions import Region
 from fxmem.planning.scoring import Scorer
@@ -29,31 +34,20 @@ _STAGES = (48, 32, 20, 12, 8)
 _LEVELS = (1, 2, 3)
 """How many numbers of a module's name make a block."""
 _BUDGETS = 40
-_NEAR = 6
-"""Candidates on each side of the goal that are varied, where there is a goal."""
 _MOST_STAGES = 200
 _MOST_SOLVED = 96
 """The chain's solver takes time in the third power of this."""
-_TRIALS = 6000
+_GAPS = 80
+"""Between neighbours of the best, the widest first, that are tried to be closed."""
+_CUTS = 6
+"""Where that is tried, in each."""
+_TRIALS = 6500
 _DRAWS = 2 * _TRIALS
 """What is drawn is often known already where the step is small."""
 _SHARE = 0.5
-"""Of the time there is, for what the solver proposes; the rest is for improving it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Regions with their score.
-
-    Attributes:
-        regions: What is computed again.
-        peak_bytes: Of the whole step.
-        cost: What is computed again, in the unit of the costs that were given.
-    """
-
-    regions: tuple[Region, ...]
-    peak_bytes: int
-    cost: float
+"""Of the time there is, for what is proposed; the rest is for improving it."""
+_MODULES_SHARE = 0.1
+"""Likewise for choices of modules, which come first."""
 
 
 def find_front(
@@ -80,61 +74,51 @@ def find_front(
         Cheapest first; the first computes nothing again.
     """
     began = time.monotonic()
-    scorer = Scorer(facts, costs)
+    tried = Tried(Scorer(facts, costs))
+    modules = list_calls(facts, limits)
+    try_modules(tried, modules, began + _MODULES_SHARE * time_limit_s)
     cuts = _list_cuts(facts, limits)
-    found: dict[tuple[Region, ...], Candidate] = {}
     for regions in _propose_regions(facts, limits, filter(len, (costs, other_costs)), cuts):
-        if regions not in found:
-            found[regions] = Candidate(regions, *scorer.score(regions))
+        tried.score(regions)
         if time.monotonic() - began > _SHARE * time_limit_s:
             break
-    front = prune_candidates(found.values())
     positions = sorted({start for cut in cuts for start in cut})
+    _fill_gaps(tried, positions, goal_bytes, goal_cost, began + time_limit_s)
+    groups = [[modules[at].spans for at in group] for group in group_modules(modules).values()]
     rng = random.Random(0)
-    tried = len(found) + _TRIALS
+    most = len(tried.found) + _TRIALS
     for _ in range(_DRAWS):
-        if len(found) == tried or time.monotonic() - began > time_limit_s:
+        if len(tried.found) == most or time.monotonic() - began > time_limit_s:
             break
-        parents = [c.regions for c in find_near(front, goal_bytes, goal_cost)]
-        regions = mutate_regions(rng, parents, positions, facts, limits)
-        if regions not in found:
-            found[regions] = candidate = Candidate(regions, *scorer.score(regions))
-            if is_better(candidate, front):
-                front = prune_candidates((*front, candidate))
-    return front
+        parents = [c.regions for c in find_near(tried.front, goal_bytes, goal_cost)]
+        tried.score(mutate_regions(rng, parents, positions, groups, facts, limits))
+    return tried.front
 
 
-def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Those that no other beats in both memory and cost; cheapest first."""
-    front: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: (c.cost, c.peak_bytes)):
-        if not front or candidate.peak_bytes < front[-1].peak_bytes:
-            front.append(candidate)
-    return tuple(front)
-
-
-def find_near(
-    front: Sequence[Candidate], goal_bytes: int | None, goal_cost: float | None
-) -> Sequence[Candidate]:
-    """Those next to a goal; all where there is none.
-
-    Args:
-        front: Cheapest first.
-        goal_bytes: The peak that matters most.
-        goal_cost: Likewise the cost.
-    """
-    if goal_bytes is not None:
-        at = sum(candidate.peak_bytes > goal_bytes for candidate in front)
-    elif goal_cost is not None:
-        at = sum(candidate.cost <= goal_cost for candidate in front)
-    else:
-        return front
-    return front[max(0, at - _NEAR) : at + _NEAR]
-
-
-def is_better(candidate: Candidate, front: Sequence[Candidate]) -> bool:
-    """Whether nothing of a front takes and costs as little."""
-    return not any(c.cost <= candidate.cost and c.peak_bytes <= candidate.peak_bytes for c in front)
+def _fill_gaps(
+    tried: Tried,
+    positions: Sequence[int],
+    goal_bytes: int | None,
+    goal_cost: float | None,
+    deadline: float,
+) -> None:
+    """Between neighbours that lie far apart, begins as one of them does and ends as the other."""
+    done: set[tuple[Candidate, Candidate]] = set()
+    for _ in range(_GAPS):
+        pairs = pairwise(find_near(tried.front, goal_bytes, goal_cost))
+        waiting = [pair for pair in pairs if pair not in done]
+        if not waiting:
+            return
+        one, other = max(waiting, key=lambda pair: pair[0].peak_bytes / pair[1].peak_bytes)
+        done.add((one, other))
+        apart = {*one.regions} ^ {*other.regions}
+        low, high = min(r.start for r in apart), max(r.stop for r in apart)
+        cuts = positions[bisect_right(positions, low) : bisect_left(positions, high)]
+        for cut in cuts[:: len(cuts) // _CUTS + 1]:
+            if time.monotonic() > deadline:
+                return
+            tried.score(join_regions(one.regions, other.regions, cut))
+            tried.score(join_regions(other.regions, one.regions, cut))
 
 
 def _list_cuts(facts: StepFacts, limits: Limits) -> list[tuple[int, ...]]:
@@ -151,7 +135,6 @@ def _propose_regions(
     cuts: Sequence[tuple[int, ...]],
 ) -> Iterator[tuple[Region, ...]]:
     """What takes longer to find comes later, since time may be up before."""
-    yield ()
     for costs in measures:
         steps = []
         for starts in cuts:

@@ -17,10 +17,11 @@ from fxmem import analyze
 from fxmem.planning.bound import bound_cost
 from fxmem.planning.costs import CPU_ROOFLINE, price_operations
 from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.front import Candidate, prune_candidates
 from fxmem.planning.limits import find_limits
 from fxmem.planning.regions import Region
 from fxmem.planning.scoring import Scorer
-from fxmem.planning.search import Candidate, find_front, prune_candidates
+from fxmem.planning.search import find_front
 
 BATCH = 16384
 WIDTHS = (64, 128, 256, 512)
