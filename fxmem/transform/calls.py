@@ -9,30 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
-
-from torch import nn
 
 from fxmem.transform.hooks import ForwardHooks
+from fxmem.transform.walk import Walk
 
 
 class ModelCall:
     """One call of a model: its hooks, and the tensors that it finds in its modules.
 
     Args:
-        model: That is called.
+        walk: Of the model that is called, as it is now.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._hooks = ForwardHooks(model)
-        tables: list[dict[str, Any]] = [
-            table
-            for module in model.modules()
-            for table in (module._parameters, module._buffers)
-            if table
-        ]
-        self._tensors = [(table, table.copy()) for table in tables]
-        self._modes = [(module, module.training) for module in model.modules()]
+    def __init__(self, walk: Walk) -> None:
+        self._hooks = ForwardHooks(walk.list_forward_hooks())
+        self._tensors = [(table, table.copy()) for table in walk.list_tensor_tables()]
+        self._modes = [(module, module.training) for module in walk.modules]
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:

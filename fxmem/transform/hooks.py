@@ -8,8 +8,7 @@ called again.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +26,16 @@ _EVERY_MODULES: tuple[_Table, ...] = (
 class ForwardHooks:
     """The forward hooks of a model, during one step.
 
+    Args:
+        tables: What modules have them in; global ones are added.
+
     Attributes:
         changing: Those found to change something, by table and key.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, tables: Sequence[_Table]) -> None:
         self.changing: set[tuple[int, int]] = set()
-        own = ((m._forward_pre_hooks, m._forward_hooks) for m in model.modules())
-        tables = (*itertools.chain.from_iterable(own), *_EVERY_MODULES)
-        self._tables: list[_Table] = [table for table in tables if table]
+        self._tables = [*tables, *(table for table in _EVERY_MODULES if table)]
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -79,31 +79,6 @@ class ForwardHooks:
         self, place: tuple[int, int], hook: Callable[..., Any]
     ) -> Callable[..., Any]:
         return hook if place in self.changing else _do_nothing
-
-
-def find_hooked(model: nn.Module, called: Collection[str]) -> str:
-    """A module with hooks that a graph of the model's operations does not call; empty for none.
-
-    Such a module's operations are in the graph, and its ``__call__`` is not. The model itself is
-    left out: whoever runs the graph calls that.
-
-    Args:
-        model: The model.
-        called: The names of the modules that the graph calls.
-    """
-    for name, module in model.named_modules(remove_duplicate=False):
-        hooks = (
-            module._forward_pre_hooks,
-            module._forward_hooks,
-            module._backward_pre_hooks,
-            module._backward_hooks,
-        )
-        if not name or not any(hooks):
-            continue
-        parts = name.split(".")
-        if not any(".".join(parts[:end]) in called for end in range(1, len(parts) + 1)):
-            return str(name)
-    return ""
 
 
 def _do_nothing(*_: Any) -> None:

@@ -21,9 +21,9 @@ from fxmem.tracing.signatures import SIGNATURE, describe_value
 from fxmem.tracing.tracer import is_leaf
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SEGMENTS, SegmentCodeGen
-from fxmem.transform.hooks import find_hooked
 from fxmem.transform.retracing import is_graph_of
 from fxmem.transform.settings import Place, Settings, is_equal, watch_reads
+from fxmem.transform.walk import Walk
 from fxmem.transform.warning import warn_caller
 
 _SHARED = (
@@ -62,7 +62,7 @@ class PlannedModule(fx.GraphModule):
 
     original: nn.Module
     plan_mode: str
-    _called: frozenset[str]
+    _walk: Walk
     _expected: tuple[_Argument, ...]
     _names: tuple[str, ...] | None
     _coded: tuple[tuple[str, nn.Module], ...]
@@ -108,9 +108,8 @@ class PlannedModule(fx.GraphModule):
                 setattr(own, name, _hand_over(name))
             # What each call asks of the graph, as what a compiler can follow.
             nodes = [*self.graph.nodes]
-            self.__dict__["_called"] = frozenset(
-                str(node.target) for node in nodes if node.op == "call_module"
-            )
+            called = frozenset(str(n.target) for n in nodes if n.op == "call_module")
+            walk = self.__dict__["_walk"] = Walk(self, called)
             self.__dict__["_expected"] = tuple(
                 _Argument(
                     str(n.target), CONSTANT in n.meta, n.meta.get(CONSTANT), n.meta.get(SIGNATURE)
@@ -127,8 +126,8 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["_decisive"] = set()
             self.__dict__["_is_unsure"] = False
             self.__dict__["_runs_again"] = any(node.meta.get(SEGMENTS) for node in nodes)
-            self.__dict__["_types"] = tuple(map(type, model.modules()))
-            self.__dict__["_dtypes"] = _list_dtypes(model)
+            self.__dict__["_types"] = tuple(map(type, walk.modules))
+            self.__dict__["_dtypes"] = walk.list_dtypes()
         return code
 
     @property
@@ -186,7 +185,8 @@ class PlannedModule(fx.GraphModule):
         is_train = self.plan_mode == "train"
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
-        hooked = find_hooked(self, self._called)
+        self._walk.update()
+        hooked = self._walk.find_hooked()
         if hooked:
             warn_caller(
                 f"the plan's graph does not call {hooked}, which has hooks: this step runs without"
@@ -200,7 +200,7 @@ class PlannedModule(fx.GraphModule):
                 " for it: this step runs without the plan (one of style 'modules' runs that code)"
             )
             return None
-        if tuple(map(type, self.original.modules())) != self._types:
+        if tuple(map(type, self._walk.modules)) != self._types:
             warn_caller(
                 "modules of the model were replaced since the plan was applied: this step runs"
                 " without it"
@@ -230,7 +230,7 @@ class PlannedModule(fx.GraphModule):
         """Whether the graph is what the model's code does for these sizes and attributes."""
         taken = [argument for argument in self._expected if not argument.is_constant]
         described = tuple(describe_value(given[argument.name]) for argument in taken)
-        dtypes = _list_dtypes(self.original)
+        dtypes = self._walk.list_dtypes()
         is_known = described == tuple(argument.signature for argument in taken)
         if is_known and dtypes == self._dtypes and not changed and not self._is_unsure:
             return True
@@ -298,11 +298,6 @@ class _Argument:
     is_constant: bool
     constant: Any = None
     signature: Any = None
-
-
-def _list_dtypes(model: nn.Module) -> tuple[torch.dtype, ...]:
-    """Those of the parameters, which code may cast other tensors to, each once."""
-    return tuple(dict.fromkeys(parameter.dtype for parameter in model.parameters()))
 
 
 def _has_own_code(module: nn.Module) -> bool:
@@ -385,7 +380,7 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
             return self.original.forward(*args, **kwargs)
         if torch.compiler.is_compiling() or not self._runs_again:
             return self._run_plan(*values)
-        with ModelCall(self).enter():
+        with ModelCall(self._walk).enter():
             return self._run_plan(*values)
 
     with contextlib.suppress(TypeError, ValueError):  # no signature

@@ -29,6 +29,7 @@ from fxmem.transform.replicas import (
     return_attributes,
 )
 from fxmem.transform.runtime import checkpoint
+from fxmem.transform.walk import Walk
 
 
 class OwnForward:
@@ -86,6 +87,7 @@ class PlannedForward(OwnForward):
         self.pairs = pairs
         self._lent = list_lent(pairs)
         self._marks = HookMarks(pairs)
+        self._walk = Walk(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; what runs again in backward knows the call that it ran in first."""
@@ -94,7 +96,8 @@ class PlannedForward(OwnForward):
         with self._marks.share():
             if not (self.module.training and torch.is_grad_enabled()):
                 return self.call_own(*args, **kwargs)
-            with ModelCall(self.module).enter(), lend_tensors(self._lent):
+            self._walk.update()
+            with ModelCall(self._walk).enter(), lend_tensors(self._lent):
                 return self.call_own(*args, **kwargs)
 
     def move(self, module: nn.Module, original: nn.Module) -> PlannedForward:

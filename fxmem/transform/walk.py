@@ -1,0 +1,100 @@
+"""A model's modules, as each call looks at them: walked once, and again where one was replaced."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+class Walk:
+    """The modules of a model, and the tables that they hold.
+
+    Args:
+        model: The model.
+        called: The names of modules whose hooks, and those of the modules within, need no look.
+
+    Attributes:
+        modules: Each once, the model first.
+    """
+
+    modules: list[nn.Module]
+    _childless: list[dict[str, Any]]
+    _children: list[tuple[dict[str, Any], list[Any]]]
+
+    def __init__(self, model: nn.Module, called: Collection[str] = ()) -> None:
+        self._model = model
+        self._called = called
+        self._collect()
+
+    def _collect(self) -> None:
+        named = dict(self._model.named_modules(remove_duplicate=False))
+        self.modules = [*dict.fromkeys(named.values())]
+        children = [module._modules for module in self.modules]
+        self._children = [(table, [*table.values()]) for table in children if table]
+        self._childless = [table for table in children if not table]
+        self._parameters: list[dict[str, Any]] = [module._parameters for module in self.modules]
+        self._buffers: list[dict[str, Any]] = [module._buffers for module in self.modules]
+        self._forward_hooks = [
+            table for m in self.modules for table in (m._forward_pre_hooks, m._forward_hooks)
+        ]
+        self._uncalled = [
+            (name, getattr(module, key))
+            for name, module in named.items()
+            if name and not self._is_called(name)
+            for key in _HOOKS
+        ]
+        self._uncalled_hooks = [table for _, table in self._uncalled]
+
+    def _is_called(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in self._called for end in range(1, len(parts) + 1))
+
+    def update(self) -> None:
+        """Looks for modules that were replaced, added or taken away."""
+        same = not any(self._childless) and all(
+            len(table) == len(children) and all(map(operator.is_, table.values(), children))
+            for table, children in self._children
+        )
+        if not same:
+            self._collect()
+
+    def __getstate__(self) -> Any:
+        return self._model, self._called
+
+    def __setstate__(self, state: Any) -> None:
+        # The model itself may not be there yet: the first look is that of the first call.
+        self._model, self._called = state
+        self._childless, self._children = [{"": self._model}], []
+
+    def find_hooked(self) -> str:
+        """A module with hooks that is not called, nor within one that is; empty for none.
+
+        The model itself is left out.
+        """
+        if not any(self._uncalled_hooks):
+            return ""
+        return next(str(name) for name, table in self._uncalled if table)
+
+    def list_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Those of the parameters, which code may cast other tensors to, each once."""
+        found = {
+            parameter.dtype: None
+            for table in self._parameters
+            for parameter in table.values()
+            if parameter is not None
+        }
+        return tuple(found)
+
+    def list_tensor_tables(self) -> list[dict[str, Any]]:
+        """The tables of parameters and of buffers that are not empty."""
+        return [table for table in (*self._parameters, *self._buffers) if table]
+
+    def list_forward_hooks(self) -> list[Any]:
+        """The tables of forward hooks that are not empty."""
+        return [table for table in self._forward_hooks if table]
