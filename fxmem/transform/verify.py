@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -118,11 +118,9 @@ def verify(
         "autocast": autocast,
         "size_hint": plan.size_hint if isinstance(plan, Plan) else None,
     }
-    predicted = [_predict(m, given, device, options) for m in (model, planned)]
-    figures = [
-        StepFigures(peak, bytes_, statistics.median(times) if times else None)
-        for peak, (bytes_, _), times in zip(peaks, predicted, comparison.times_s, strict=True)
-    ]
+    figures, missing = _gather_figures(
+        (model, planned), peaks, comparison.times_s, lambda m: _predict(m, given, device, options)
+    )
     return Verification(
         equal=not comparison.differences,
         model=type(model).__name__,
@@ -138,7 +136,7 @@ def verify(
         differences=comparison.differences,
         baseline=figures[0],
         planned=figures[1],
-        notes=(*notes, *dict.fromkeys(note for _, note in predicted if note)),
+        notes=(*notes, *missing),
     )
 
 
@@ -257,6 +255,21 @@ def _cast_specs(inputs: Any, dtype: str) -> Any:
         return leaf
 
     return tree_map(cast, inputs)
+
+
+def _gather_figures(
+    models: Iterable[nn.Module],
+    peaks: Iterable[int | None],
+    times_s: Iterable[Sequence[float]],
+    predict: Callable[[nn.Module], tuple[int | None, str]],
+) -> tuple[list[StepFigures], list[str]]:
+    """What a step of each model takes, and why an analysis says nothing of some, each once."""
+    predicted = [predict(model) for model in models]
+    figures = [
+        StepFigures(peak, bytes_, statistics.median(times) if times else None)
+        for peak, (bytes_, _), times in zip(peaks, predicted, times_s, strict=True)
+    ]
+    return figures, [*dict.fromkeys(note for _, note in predicted if note)]
 
 
 def _predict(
