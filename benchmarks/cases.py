@@ -36,12 +36,21 @@ class Spec:
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the inputs of its step; nothing is built until asked for."""
+    """A model and the inputs of its step; nothing is built until asked for.
+
+    Attributes:
+        name: Of the case.
+        build: Makes the model.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        autocast: What the equivalence suite autocasts forward and loss to; None for nothing.
+    """
 
     name: str
     build: Callable[[], nn.Module]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
 
     def model(self) -> nn.Module:
         """Builds the model with a fixed seed."""

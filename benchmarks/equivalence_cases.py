@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -206,10 +207,24 @@ HARD = [
     ),
 ]
 
-CASES: tuple[Case, ...] = (
+_PLAIN = (
     *TORCHVISION,
     *TIMM,
     *HUGGING_FACE,
     *(case for case in OWN if case.name not in _LEFT_OUT),
     *HARD,
 )
+_AUTOCAST_NAMES = """
+    resnet18 swin vision_transformer hf/gpt2 hf/bert hf/t5 lstm reused_module tied_weights aliases
+    mlps_dropout noise
+""".split()
+AUTOCAST = [
+    replace(case, name=f"{case.name} bf16", autocast=torch.bfloat16)
+    for case in (
+        *(case for case in _PLAIN if case.name in _AUTOCAST_NAMES),
+        Case("unrolled", hard.Unrolled, _ROWS),
+        Case("adapted", hard.Adapted, _ROWS),
+    )
+]
+
+CASES: tuple[Case, ...] = (*_PLAIN, *AUTOCAST)

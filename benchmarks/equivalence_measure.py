@@ -94,8 +94,15 @@ class Outcome:
 class Baseline:
     """The plain model's steps, which those of plans are held against."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self._inputs = (args, kwargs)
+        self._autocast = autocast
         self._runner = self._make_runner(model)
         with keep_state(self._runner.roots):
             self.records = _take_steps(self._runner)
@@ -103,7 +110,7 @@ class Baseline:
 
     def _make_runner(self, model: nn.Module) -> Runner:
         loss, optimizer = resolve_loss(None), resolve_optimizer(OPTIMIZER)
-        return Runner(model, self._inputs, loss, optimizer, torch.device("cpu"))
+        return Runner(model, self._inputs, loss, optimizer, torch.device("cpu"), self._autocast)
 
     def hold(self, plan: fxmem.Plan, *, drawn: bool = False) -> Held:
         """Takes the same steps with a plan."""
@@ -153,7 +160,7 @@ def draw_plan(step: PlanningStep, limits: Limits, seed: int) -> fxmem.Plan | Non
         regions, names = (), None
         for _ in range(_CHANGES if first < facts.nodes else 0):
             positions = range(first, facts.nodes)
-            regions = mutate_regions(rng, [regions], positions, facts, limits)
+            regions = mutate_regions(rng, [regions], positions, (), facts, limits)
         regions = tuple(r for r in regions if not _is_idle(step, r))
     if not regions:
         return None
@@ -226,9 +233,9 @@ def examine(
     """
     model = case.model().train()
     args, kwargs = case.inputs()
-    options = {"optimizer": OPTIMIZER, "size_hint": SIZE_HINT}
+    options = {"optimizer": OPTIMIZER, "size_hint": SIZE_HINT, "autocast": case.autocast}
     analysis = fxmem.analyze(model, args, kwargs, device="cpu", **options)
-    baseline = Baseline(model, args, kwargs)
+    baseline = Baseline(model, args, kwargs, case.autocast)
     plain_error = analysis.peak_bytes / baseline.peak_bytes - 1
     reason = "" if analysis.frontend == "fx" else str(analysis.setup.frontend_reason)
     for style in styles if analysis.frontend == "fx" else (MODULES,):

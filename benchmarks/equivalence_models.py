@@ -305,6 +305,41 @@ class AutocastInside(nn.Module):
         return self.norm(x + y.float())
 
 
+class Unrolled(nn.Module):
+    """One cell for all moments, whose weights autocast casts once."""
+
+    def __init__(self, width: int = 32, moments: int = 6) -> None:
+        super().__init__()
+        self.moments = moments
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.LayerNorm(width))
+        self.cell = nn.LSTMCell(width, width)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = torch.zeros_like(x)
+        outputs = []
+        for moment in range(self.moments):
+            h, c = self.cell(self.inner(x * (moment + 1)), (h, c))
+            outputs.append(torch.tanh(h))
+        return self.head(torch.stack(outputs))
+
+
+class Adapted(nn.Module):
+    """Frozen layers, each with a small one that trains beside it."""
+
+    def __init__(self, width: int = 32, rank: int = 4, blocks: int = 3) -> None:
+        super().__init__()
+        self.frozen = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
+        self.frozen.requires_grad_(False)
+        self.inner = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(blocks))
+        self.outer = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for frozen, inner, outer in zip(self.frozen, self.inner, self.outer, strict=True):
+            x = x + F.gelu(frozen(x) + outer(F.dropout(inner(x), 0.1, self.training)))
+        return x
+
+
 class Cached(nn.Module):
     """Attention whose blocks append to a cache that they are given, and read all of it."""
 

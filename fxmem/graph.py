@@ -119,6 +119,8 @@ class Storage:
         saved_by: Indices of the nodes that saved it for backward, first to last.
         death_rank: Orders the frees of one operation: lower goes first.
         slack_bytes: What of it was not asked for, where the allocator hands out larger blocks.
+        cast_until: Index of the operation to which autocast keeps it at least, as the cast of a
+            weight that other operators may use too; None where it does not.
     """
 
     index: int
@@ -133,6 +135,7 @@ class Storage:
     saved_by: tuple[int, ...] = ()
     death_rank: int = 0
     slack_bytes: int = 0
+    cast_until: int | None = None
 
 
 class Effect(str, Enum):

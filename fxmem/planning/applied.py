@@ -81,7 +81,6 @@ def gather_changed(
     return gather_facts(
         reorder_nodes(changed, reorders) if reorders else changed,
         counts_host=analysis.setup.device == "cpu",
-        autocast=analysis.setup.autocast is not None,
         keeps_frames=style == MODULES,
     )
 

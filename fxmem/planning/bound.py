@@ -77,7 +77,8 @@ def _list_values(
             save.unpacked is not None and save.unpacked <= at <= (save.released or at)
             for save in storage.saves
         )
-        held = storage.index in alive and (taken or storage.held_to is not None)
+        is_held = storage.held_to is not None and storage.held_to >= at
+        held = storage.index in alive and (taken or is_held)
         later = any(save.unpacked is not None and save.unpacked > at for save in storage.saves)
         values.append(
             Value(

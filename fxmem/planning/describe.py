@@ -49,7 +49,7 @@ def describe_segments(
     segments = []
     for region, saving in zip(regions, savings, strict=True):
         runs = iterate_runs([*plan_runs(facts, [region])])
-        again = [index for run in runs for index in range(run.first, run.stop)]
+        again = [index for run in runs for index in run.list_operations(facts)]
         segments.append(_describe(facts, region, saving, again, costs_s, names))
     return tuple(segments)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save, Storage
@@ -22,7 +22,8 @@ class Made:
         nbytes: Its size.
         born: Index of the operation that made it.
         node: Index of the node that operation belongs to.
-        readers: Indices of the nodes that read it, without its own; ascending.
+        readers: Indices of the nodes that read it, without its own; ascending. None of a cast that
+            autocast keeps: nobody hands it to them.
         takers: Calls of modules that are given it, each as its first node and its last, where the
             modules are wrapped: a checkpoint of one holds all arguments, used or not.
         local_end: The operation after which its own node lets go of it; where forward's frames
@@ -31,8 +32,8 @@ class Made:
         held_to: Index of the operation to which something else than autograd and forward's own
             frames holds it; None where nothing does.
         is_output: Whether it outlives the step.
-        is_cached: Whether it is a parameter's cast that autocast keeps until it exits: forward's
-            to the end of loss, a region's own to the end of its run.
+        is_cached: Whether it is a weight's cast that autocast keeps until it exits, which in a
+            region's run is at the end of that.
     """
 
     index: int
@@ -64,6 +65,8 @@ class StepFacts:
         end_operation: By node, the index after its last; the same where it runs none.
         made: The storages that forward made in nodes.
         saves_by_node: By node, what autograd keeps of it.
+        casts: Operations of forward, each with a weight's cast that it reads and autocast keeps;
+            ascending.
         nodes: How many nodes of forward there are; loss comes after.
         statistics: By node, the indices of the buffers that its batch normalisation updates.
         states: By node, those of what else of its modules it changes, as spectral normalisation
@@ -90,6 +93,7 @@ class StepFacts:
     random_state: Storage | None
     makers: Mapping[int, Made]
     births: tuple[int, ...]
+    casts: tuple[tuple[int, int], ...] = ()
     keeps_frames: bool = False
 
     @property
@@ -111,7 +115,6 @@ def gather_facts(
     graph: MemoryGraph,
     *,
     counts_host: bool = False,
-    autocast: bool = False,
     keeps_frames: bool = False,
 ) -> StepFacts:
     """Looks up what plans ask of a step.
@@ -119,7 +122,6 @@ def gather_facts(
     Args:
         graph: A step as it was recorded, without accumulation of gradients.
         counts_host: Whether what lies in the host's memory counts.
-        autocast: Whether forward and loss are autocast.
         keeps_frames: Whether plans leave forward the user's own code.
     """
     forward = _find_forward(graph)
@@ -137,8 +139,6 @@ def gather_facts(
     if keeps_frames:
         takers = _find_takers(graph)
         made = [_hold_in_frames(graph, m, tuple(takers.get(m.index, ())), end) for m in made]
-    if autocast:
-        made = [_hold_casts(graph, storage, end) for storage in made]
     operations = [graph.operations[first[node] : end[node]] for node in range(forward.nodes)]
     return StepFacts(
         graph=graph,
@@ -153,6 +153,7 @@ def gather_facts(
         random_state=_describe_random_state(len(graph.storages)) if counts_host else None,
         makers={storage.index: storage for storage in made},
         births=tuple(storage.born for storage in made),
+        casts=tuple(_find_casts(graph, forward)),
         keeps_frames=keeps_frames,
     )
 
@@ -233,6 +234,14 @@ def _find_takers(graph: MemoryGraph) -> dict[int, list[tuple[int, int]]]:
     return takers
 
 
+def _find_casts(graph: MemoryGraph, forward: _Forward) -> Iterator[tuple[int, int]]:
+    """Operations of forward, each with a cast in autocast's cache that it reads."""
+    kept = {storage.index for storage in graph.storages if storage.cast_until is not None}
+    for operation in graph.operations if kept else ():
+        if operation.index in forward.owner:
+            yield from ((operation.index, index) for index in operation.reads if index in kept)
+
+
 def _group_saves(
     graph: MemoryGraph,
 ) -> tuple[Mapping[int, list[Save]], tuple[tuple[Save, ...], ...]]:
@@ -267,11 +276,12 @@ def _describe_made(
         nbytes=storage.nbytes,
         born=storage.born,
         node=node,
-        readers=tuple(sorted(readers.keys() - {node})),
+        readers=tuple(sorted(readers.keys() - {node})) if storage.cast_until is None else (),
         local_end=own_end,
         saves=kept,
-        held_to=_find_other_holder(graph, storage.died, kept),
+        held_to=_find_other_holder(graph, storage, kept),
         is_output=storage.died is None,
+        is_cached=storage.cast_until is not None,
     )
 
 
@@ -284,20 +294,6 @@ def _hold_in_frames(
         readers = (*made.readers, *(first for first, _ in takers))
         let_go = max([made.born, *(end[node] - 1 for node in readers)])
     return replace(made, local_end=max(made.local_end, let_go), takers=takers)
-
-
-def _hold_casts(graph: MemoryGraph, made: Made, end: Sequence[int]) -> Made:
-    """The same where autocast keeps it, as a cast of a parameter, until it exits.
-
-    Source: ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``.
-    """
-    operation = graph.operations[made.born]
-    is_cast = operation.name == "aten._to_copy.default" and all(
-        graph.storages[index].category is Category.PARAMETER for index in operation.reads
-    )
-    if not is_cast:
-        return made
-    return replace(made, held_to=max(made.held_to or 0, end[-1] - 1), is_cached=True)
 
 
 def _describe_random_state(index: int) -> Storage:
@@ -313,9 +309,10 @@ def _describe_random_state(index: int) -> Storage:
     )
 
 
-def _find_other_holder(graph: MemoryGraph, died: int | None, saves: tuple[Save, ...]) -> int | None:
+def _find_other_holder(graph: MemoryGraph, storage: Storage, saves: tuple[Save, ...]) -> int | None:
+    died = storage.died
     if died is None or graph.operations[died].phase is Phase.FORWARD:
-        return None
+        return storage.cast_until
     # What backward never comes to, as of a sort whose values nobody uses, went with those.
     released = [save.released for save in saves if save.released is not None]
-    return None if died <= max(released, default=-1) else died
+    return storage.cast_until if died <= max(released, default=-1) else died

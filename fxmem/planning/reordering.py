@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from fxmem.graph import RESIDENT, MemoryGraph, Node, Operation, Phase, Storage
-from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.facts import Made, StepFacts, gather_facts
 from fxmem.planning.inplace_forms import copies_where_it_must, may_return_input
 from fxmem.planning.plan import Reorder
 from fxmem.planning.scheduling import Schedule, find_schedule
@@ -72,7 +72,7 @@ def build_program(facts: StepFacts, precedences: Iterable[tuple[str, str]] = ())
     for first, second in precedences:
         if first in indices and second in indices and indices[first] < indices[second]:
             after[indices[second]].add(indices[first])
-    lasting = [made for made in facts.made if made.readers or made.is_output]
+    lasting = [made for made in facts.made if _outlasts_node(made)]
     makes: list[list[int]] = [[] for _ in after]
     takes: list[list[int]] = [[] for _ in after]
     for value, made in enumerate(lasting):
@@ -88,7 +88,9 @@ def build_program(facts: StepFacts, precedences: Iterable[tuple[str, str]] = ())
             for index in range(facts.nodes)
         ),
         sizes=tuple(made.nbytes for made in lasting),
-        kept=frozenset(value for value, made in enumerate(lasting) if made.is_output),
+        kept=frozenset(
+            value for value, made in enumerate(lasting) if made.is_output or made.is_cached
+        ),
     )
     program = pin_independent(program, arguments)
     last = max(arguments, default=len(after))
@@ -259,12 +261,16 @@ def _may_share(node: Node, operations: Iterable[Operation]) -> bool:
     )
 
 
+def _outlasts_node(made: Made) -> bool:
+    return bool(made.readers) or made.is_output or made.is_cached
+
+
 def _measure_rises(facts: StepFacts) -> list[int]:
     """By node, the most that its own storages and workspaces take while it runs."""
     own: list[list[tuple[int, int, int]]] = [[] for _ in range(facts.nodes)]
     for made in facts.made:
         last = facts.end_operation[made.node] - 1
-        end = last if made.readers or made.is_output else min(last, made.local_end)
+        end = last if _outlasts_node(made) else min(last, made.local_end)
         own[made.node].append((made.born, end, made.nbytes))
     rises = []
     for node in range(facts.nodes):
@@ -334,6 +340,8 @@ def _find_death(facts: StepFacts, storage: Storage, places: Mapping[int, int]) -
     if storage.died is None:
         return None
     made = facts.makers.get(storage.index)
+    if made is not None and made.is_cached:  # autocast exits after forward
+        return len(places) - 1
     if made is None or storage.died < facts.end_operation[made.node]:
         return places[storage.died]
     ends = [facts.end_operation[node] - 1 for node in (made.node, *made.readers)]

@@ -186,7 +186,7 @@ class Scorer:
         follow: dict[int, int] = {}
         for run in every:  # those before the same operation follow each other, parents first
             run.base = (run.trigger - 1) * _SPREAD + 1 + follow.get(run.trigger, 0)
-            follow[run.trigger] = follow.get(run.trigger, 0) + run.stop - run.first
+            follow[run.trigger] = follow.get(run.trigger, 0) + run.size
         region_lives = RegionLives(facts, [region], runs, self._places)
         lives = [*region_lives.iterate_again()]
         inner = [
@@ -196,7 +196,7 @@ class Scorer:
         operations = (o for run in every for o in facts.graph.operations[run.first : run.stop])
         return _Part(
             region=region,
-            cost=float(sum(self._costs[run.stop] - self._costs[run.first] for run in every)),
+            cost=float(sum(map(self._price, every))),
             done=runs[0].done if runs else -1,
             read_end=self._find_read_end(region.stop - 1),
             changes=self._list_changes(lives),
@@ -204,6 +204,13 @@ class Scorer:
             inner=_tabulate(inner),
             libraries=frozenset(name for o in operations for name in o.keeps),
         )
+
+    def _price(self, run: Run) -> float:
+        cost: float = self._costs[run.stop] - self._costs[run.first]
+        for _, cast in run.casts:
+            born = self._facts.makers[cast].born
+            cost += self._costs[born + 1] - self._costs[born]
+        return cost
 
     def _list_made(self, region: Region) -> range:
         first = self._facts.first_operation[region.start]
@@ -235,7 +242,7 @@ class Scorer:
         nbytes = np.array([self._sizes[life.storage] for life in lives], dtype=np.int64)
         found = []
         for run in runs:
-            size = run.stop - run.first
+            size = run.size
             if not size:
                 continue
             before = (run.trigger - 1) * _SPREAD
@@ -246,7 +253,7 @@ class Scorer:
             np.add.at(deltas, first[is_here], nbytes[is_here])
             np.subtract.at(deltas, last[is_here] + 1, nbytes[is_here])
             alive_before = int(nbytes[(born <= before) & (died > before)].sum())
-            live = np.cumsum(deltas)[:size] + self._workspaces[run.first : run.stop]
+            live = np.cumsum(deltas)[:size] + self._workspaces[run.list_operations(self._facts)]
             found.append((run.trigger, int(live.max()) - alive_before))
         return _tabulate(found)
 

@@ -10,6 +10,7 @@ backward is over. What runs in which order is that of ``torch/utils/checkpoint.p
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -31,12 +32,41 @@ class Run:
     stop: int
     done: int  # after which operation of backward nothing of the region is needed
     saved: dict[int, list[int]]  # what it keeps itself, not the regions within, and how long
+    casts: Sequence[tuple[int, int]] = ()  # what autocast casts anew, before which operation
     children: list[Run] = field(default_factory=list)
     base: int = 0  # where its first operation comes to stand
 
+    @property
+    def size(self) -> int:
+        """How many operations run."""
+        return self.stop - self.first + len(self.casts)
+
+    @property
+    def end(self) -> int:
+        """Where its last operation comes to stand."""
+        return self.base + self.size - 1
+
     def place(self, operation: int) -> int:
         """Where an operation of forward comes to stand, in it or after it was over."""
-        return self.base + min(operation, self.stop - 1) - self.first
+        operation = min(operation, self.stop - 1)
+        casts = bisect_right(self.casts, operation, key=_get_operation) if self.casts else 0
+        return self.base + operation - self.first + casts
+
+    def iterate_casts(self) -> Iterator[tuple[int, int]]:
+        """What autocast casts anew, each with where that comes to stand."""
+        for number, (operation, storage) in enumerate(self.casts):
+            yield self.base + operation - self.first + number, storage
+
+    def list_operations(self, facts: StepFacts) -> list[int]:
+        """The operations of forward that run, in order."""
+        operations = [*range(self.first, self.stop)]
+        for operation, storage in reversed(self.casts):
+            operations.insert(operation - self.first, facts.makers[storage].born)
+        return operations
+
+
+def _get_operation(cast: tuple[int, int]) -> int:
+    return cast[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +113,7 @@ def simulate_regions(facts: StepFacts, regions: Sequence[Region]) -> Simulation:
         regions: Apart from each other and in order.
     """
     runs = [*plan_runs(facts, regions)]
-    order, places = _order_operations(facts.graph, runs)
+    order, places = _order_operations(facts, runs)
     lives = tuple(RegionLives(facts, regions, runs, places).iterate())
     return Simulation(facts, order, lives, _measure(facts, order, lives))
 
@@ -156,16 +186,33 @@ def _plan_region(facts: StepFacts, region: Region, depth: int) -> Iterator[Run]:
     direct = [save for save in saves if not any(save.node in c for c in region.children)]
     first = facts.first_operation[region.start]
     inputs = [facts.first_operation[child.start] for child in region.children]
+    stop = max([first, *(save.position for save in direct), *inputs])
     yield Run(
         region,
         depth,
         trigger=min(unpacked),
         first=first,
-        stop=max([first, *(save.position for save in direct), *inputs]),
+        stop=stop,
+        casts=_find_casts(facts, first, stop),
         done=max(save.released for save in saves if save.released is not None),
         saved=_group_releases(direct),
         children=[r for child in region.children for r in _plan_region(facts, child, depth + 1)],
     )
+
+
+def _find_casts(facts: StepFacts, first: int, stop: int) -> list[tuple[int, int]]:
+    """The casts of weights that forward found in autocast's cache; a run begins with an empty one.
+
+    Source: ``_checkpoint_without_reentrant_generator`` enters autocast anew, and what
+    ``torch/amp/autocast_mode.py`` does when the outermost one exits.
+    """
+    at = bisect_left(facts.casts, first, key=_get_operation)
+    end = bisect_left(facts.casts, stop, key=_get_operation)
+    anew: dict[int, int] = {}
+    for operation, storage in facts.casts[at:end]:
+        if facts.makers[storage].born < first:
+            anew.setdefault(storage, operation)
+    return [(operation, storage) for storage, operation in anew.items()]
 
 
 def _group_releases(saves: Iterable[Save]) -> dict[int, list[int]]:
@@ -184,17 +231,17 @@ def iterate_runs(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _order_operations(
-    graph: MemoryGraph, runs: Sequence[Run]
+    facts: StepFacts, runs: Sequence[Run]
 ) -> tuple[tuple[tuple[int, bool], ...], list[int]]:
     triggered: dict[int, list[Run]] = {}
     for run in iterate_runs(runs):  # what holds a region's inputs runs before it
         triggered.setdefault(run.trigger, []).append(run)
     order: list[tuple[int, bool]] = []
     places = []
-    for index in range(len(graph.operations)):
+    for index in range(len(facts.graph.operations)):
         for run in triggered.get(index, ()):
             run.base = len(order)
-            order += [(again, True) for again in range(run.first, run.stop)]
+            order += [(again, True) for again in run.list_operations(facts)]
         places.append(len(order))
         order.append((index, False))
     return tuple(order), places
@@ -234,6 +281,9 @@ class RegionLives:
         for run in iterate_runs(self._runs):
             for again in self._facts.list_made(run.first, run.stop):
                 yield self._live_again(again, run)
+            for born, index in run.iterate_casts():
+                kept = self._find_saved_ends(self._facts.makers[index], run)
+                yield Life(index, born, max([run.end, *kept]))
             yield from self._live_beside(run)
 
     def find_forward_end(self, storage: Made) -> int:
@@ -276,7 +326,7 @@ class RegionLives:
         end = run.place(self._find_local_end(storage, run.depth + 1, run))
         ends = [end, *self._find_saved_ends(storage, run)]
         if storage.is_cached:
-            ends.append(run.place(run.stop - 1))
+            ends.append(run.end)
         for child in run.children:
             ends += self._find_input_ends(storage, child)
         return Life(storage.index, run.place(storage.born), max(ends))
@@ -284,7 +334,7 @@ class RegionLives:
     def _live_beside(self, run: Run) -> Iterator[Life]:
         """Copies of running statistics and states, those of the random number generator too."""
         facts, region = self._facts, run.region
-        end = run.place(run.stop - 1)
+        end = run.end
         if run.stop > run.first:
             for node in range(region.start, region.stop):
                 for index in facts.statistics[node]:
@@ -317,7 +367,7 @@ class RegionLives:
 
     def _find_input_ends(self, storage: Made, run: Run) -> Iterator[int]:
         if _is_input(storage, run.region):
-            yield run.place(run.stop - 1)
+            yield run.end
             yield from self._find_saved_ends(storage, run)
             for child in run.children:
                 yield from self._find_input_ends(storage, child)

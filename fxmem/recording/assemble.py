@@ -49,6 +49,7 @@ def assemble_graph(
             node=storage.node,
             saved_by=tuple(storage.saved_by),
             death_rank=storage.death_rank,
+            cast_until=storage.cast_until,
         )
         for index, storage in enumerate(recorder.ledger.storages)
     )

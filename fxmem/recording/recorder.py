@@ -21,6 +21,7 @@ from fxmem.lowering.sparse import estimate_sparse_workspace, is_on_sparse
 from fxmem.lowering.target import Target
 from fxmem.recording import inplace
 from fxmem.recording.arguments import iterate_memory, list_tensors
+from fxmem.recording.casts import CastLog
 from fxmem.recording.costs import KernelCosts
 from fxmem.recording.effects import find_effect, find_written
 from fxmem.recording.ledger import NO_STORAGE, Ledger
@@ -70,6 +71,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         sequences: Which function of autograd is whose, and when it ran.
         strangers: Real tensors that the step met.
         visible: The tensors that nodes returned.
+        casts: What autocast keeps.
     """
 
     def __init__(self, target: Target, size_hint: int | None = None) -> None:
@@ -82,6 +84,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.sequences = SequenceLog()
         self.strangers = Strangers()
         self.visible = VisibleTensors(self.ledger)
+        self.casts = CastLog(self.ledger, target.name)
         self._costs = KernelCosts(target, self.ledger)
         self._packing = False
         self._phase = Phase.FORWARD
@@ -123,12 +126,14 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self._node_operators = len(self.operations)
         self._node_storages = len(self.ledger.storages)
         self.sequences.enter_node()
+        self.casts.enter_node()
 
     def exit_node(self, index: int, result: Any) -> int:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
         self._node = None
         self.sequences.exit_node(index)
         results = {self.track(tensor) for tensor in iterate_memory(result)}
+        self.casts.exit_node(results)
         if self.ledger.recording:
             self._watch_results(result)
         self.node_records[index] = NodeRecord(
@@ -284,7 +289,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             )
         )
         for tensor in ran.made:
-            self.track(tensor, index, node)
+            self.casts.see(func, ran.args, tensor, self.track(tensor, index, node))
         self.ledger.hold(ran.workspace_bytes)
 
     def _list_storages(

@@ -21,6 +21,7 @@ class LiveStorage:
     category: Category = Category.TEMPORARY
     name: str = ""
     saved_by: list[int] = field(default_factory=list)
+    cast_until: int | None = None
 
 
 @dataclass(slots=True)

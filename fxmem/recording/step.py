@@ -108,6 +108,7 @@ def record_step(
     with (
         _no_garbage_collection(),
         _watch_random_state(recorder),
+        recorder.casts.watch_exits(),
         lower_functions(target),
         refuse_real_parameters(),
         _restore_gradients(recorder),

@@ -12,11 +12,17 @@ from fxmem.planning.scoring import Scorer
 from fxmem.planning.simulation import simulate_regions
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("device", "autocast"),
+    [("cpu", None), ("cuda", None), ("cpu", "bf16")],
+    ids="cpu cuda bf16".split(),
+)
 @pytest.mark.parametrize("name", PLANNED)
-def test_score_is_the_peak_and_the_cost_of_the_simulated_step(name: str, device: str) -> None:
+def test_score_is_the_peak_and_the_cost_of_the_simulated_step(
+    name: str, device: str, autocast: str | None
+) -> None:
     make, spec = PLANNED[name]
-    graph = analyze(make(), (spec,), device=device).graph
+    graph = analyze(make(), (spec,), device=device, autocast=autocast).graph
     facts = gather_facts(graph, counts_host=device == "cpu")
     costs = [float(index % 7) for index in range(len(graph.operations))]
     scorer = Scorer(facts, costs)

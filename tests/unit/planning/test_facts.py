@@ -94,12 +94,15 @@ def test_the_user_s_variables_hold_values_and_a_rewritten_graph_does_not() -> No
 
 
 def test_casts_of_parameters_stay_until_autocast_exits() -> None:
-    graph = record(lambda m, x: m.layer(x).exp(), autocast="bf16")
-    plain, cast = gather_facts(graph), gather_facts(graph, autocast=True)
-    assert not any(made.is_cached for made in plain.made)
-    kept = [made for made in cast.made if made.is_cached]
-    assert sorted(made.nbytes for made in kept) == [4 * 2, 4 * 4 * 2]
-    assert {made.held_to for made in kept} == {cast.end_operation[-1] - 1}
+    facts = gather_facts(record(lambda m, x: m.layer(m.layer(x)).exp(), autocast="bf16"))
+    kept = [made for made in facts.made if made.is_cached]
+    # Bias, input and weight: leaves that require grad.
+    assert sorted(made.nbytes for made in kept) == [4 * 2, 3 * 4 * 2, 4 * 4 * 2]
+    assert {made.held_to for made in kept} == {facts.end_operation[-1] - 1}
+    # Nobody hands them on: each node finds them in the cache.
+    assert {made.readers for made in kept} == {()}
+    readers = [find_node(facts, operation) for operation, _ in facts.casts]
+    assert name_nodes(facts, dict.fromkeys(readers)) == ["layer", "layer_1"]
 
 
 def test_what_autograd_keeps_is_by_node_and_by_storage() -> None:

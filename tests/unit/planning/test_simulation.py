@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -63,12 +64,70 @@ def sort_rows(model: Model, x: Tensor) -> Tensor:
 def test_the_planned_step_takes_what_was_computed(
     run: Callable[[Model, Tensor], object], regions: tuple[Region, ...]
 ) -> None:
+    check_planned(Model(run), regions)
+
+
+def use_twice(model: Model, x: Tensor) -> Tensor:
+    """A run finds none of the casts that forward's autocast keeps, and keeps its own to its end."""
+    y = model.layer(x).tanh()
+    y = (model.layer(y).tanh() + model.layer(y).exp()).sin()
+    return torch.exp(y * 2)
+
+
+def end_high(model: Model, x: Tensor) -> Tensor:
+    """What autocast keeps counts to its end."""
+    y = use_twice(model, x)
+    return y.sum() + y.detach().repeat(64, 1).sum()
+
+
+def cast_by_hand(model: Model, x: Tensor) -> Tensor:
+    """Autocast keeps no cast but its own."""
+    y = x.bfloat16() @ model.layer.weight.bfloat16()
+    y = torch.tanh(y).exp()
+    return y.sum() + y.detach().repeat(64, 1).sum()
+
+
+@pytest.mark.parametrize(
+    "run, regions, is_frozen",
+    [
+        (use_twice, (), False),
+        (use_twice, (Region(1, 3),), False),
+        (use_twice, (Region(1, 3), Region(3, 9)), False),
+        (use_twice, (Region(1, 9, (Region(1, 5), Region(5, 7))),), False),
+        (use_twice, (Region(1, 8, (Region(3, 8, (Region(5, 7),)),)),), False),
+        (end_high, (Region(1, 3), Region(3, 9)), False),
+        (end_high, (Region(1, 3), Region(3, 9)), True),
+        (cast_by_hand, (), False),
+        (cast_by_hand, (Region(1, 6),), False),
+    ],
+    ids=[
+        "plain",
+        "first",
+        "both",
+        "nested",
+        "nested twice",
+        "to the end",
+        "frozen",
+        "by hand",
+        "by hand, region",
+    ],
+)
+def test_autocast_casts_anew_what_a_region_reads(
+    run: Callable[[Model, Tensor], object], regions: tuple[Region, ...], is_frozen: bool
+) -> None:
     model = Model(run)
-    analysis = fxmem.analyze(model, ("8x64",), device="cpu")
+    model.layer.requires_grad_(not is_frozen)
+    check_planned(model, regions, autocast="bf16")
+
+
+def check_planned(model: Model, regions: tuple[Region, ...], **options: Any) -> None:
+    """The planned model, analysed, holds what was computed of it."""
+    inputs = (torch.zeros(8, 64, requires_grad=True),)
+    analysis = fxmem.analyze(model, inputs, device="cpu", **options)
     facts = gather_facts(analysis.graph, counts_host=True)
     segments = describe_segments(facts, regions, [0.0] * len(analysis.graph.operations))
     planned = build_module(model, analysis.fx_graph, segments)
-    recorded = fxmem.analyze(planned, ("8x64",), device="cpu")
+    recorded = fxmem.analyze(planned, inputs, device="cpu", **options)
     simulation = simulate_regions(facts, regions)
     live = build_timeline(recorded.graph).profile()
     assert simulation.peak_bytes == max(live)
