@@ -111,9 +111,9 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
     backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
     if Phase.FORWARD in phases[backward:]:
         raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
-    on_cpu, autocast = analysis.setup.device == "cpu", analysis.setup.autocast is not None
+    on_cpu = analysis.setup.device == "cpu"
     facts, requested = (
-        gather_facts(graph, counts_host=on_cpu, autocast=autocast, keeps_frames=style == MODULES)
+        gather_facts(graph, counts_host=on_cpu, keeps_frames=style == MODULES)
         for graph in (analysis.allocated_graph, analysis.graph)
     )
     roofline = find_roofline(analysis.setup.device, analysis.gpu)
