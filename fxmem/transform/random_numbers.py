@@ -46,8 +46,8 @@ def _iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
     """PyTorch's own, of the CPU and of the GPUs that hold inputs."""
     yield torch.default_generator
     gpus = {value.device.index for value in inputs if isinstance(value, Tensor) and value.is_cuda}
-    # While a graph is captured, a GPU's generator cannot be asked.
-    if gpus and not torch.cuda.is_current_stream_capturing():
+    # In an analysis there may be no GPU; while a graph is captured, its generator cannot be asked.
+    if gpus and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         yield from (torch.cuda.default_generators[at] for at in sorted(gpus))
 
 

@@ -110,3 +110,9 @@ def test_nothing_is_kept_where_nothing_is_drawn() -> None:
     torch.rand(1)
     numbers.settle()
     assert [generator for generator, _ in numbers._begin] == [torch.default_generator]
+
+
+def test_a_planned_model_is_analysed_for_a_gpu_without_one() -> None:
+    model = Net()
+    planned = fxmem.apply(model, fxmem.pareto(fxmem.analyze(model, f"8x{WIDTH}", device="cpu"))[-1])
+    assert fxmem.analyze(planned, f"8x{WIDTH}", gpu="a100-40gb").peak_bytes > 0
