@@ -44,6 +44,9 @@ _SHARED = (
     "_backward_hooks",
 )
 """What the planned module has in common with the model, and not a copy of."""
+_REPLACED = (
+    "modules of the model were replaced since the plan was applied: this step runs without it"
+)
 
 
 class PlannedModule(fx.GraphModule):
@@ -72,7 +75,8 @@ class PlannedModule(fx.GraphModule):
     _decisive: set[Place]
     _is_unsure: bool
     _runs_again: bool
-    _types: tuple[type[nn.Module], ...]
+    _is_replaced: bool
+    _described: tuple[Any, ...]
     _dtypes: tuple[torch.dtype, ...]
 
     def __init__(
@@ -118,15 +122,12 @@ class PlannedModule(fx.GraphModule):
                 if n.op == "placeholder"
             )
             self.__dict__["_names"] = _list_names(model)
-            self.__dict__["_coded"] = tuple(
-                (name, module) for name, module in model.named_modules() if _has_own_code(module)
-            )
-            self.__dict__["_settings"] = Settings(self._coded)
-            self.__dict__["_unread"] = set()
-            self.__dict__["_decisive"] = set()
+            self.__dict__["_coded"] = _list_coded(model)
+            self._take_settings()
             self.__dict__["_is_unsure"] = False
+            self.__dict__["_is_replaced"] = False
             self.__dict__["_runs_again"] = any(node.meta.get(SEGMENTS) for node in nodes)
-            self.__dict__["_types"] = tuple(map(type, walk.modules))
+            self.__dict__["_described"] = self._describe_modules()
             self.__dict__["_dtypes"] = walk.list_dtypes()
         return code
 
@@ -165,7 +166,7 @@ class PlannedModule(fx.GraphModule):
         # A copy of the graph does not know the module that it belongs to.
         arguments = self.original, copy.deepcopy(self.graph), self.plan_mode
         settings = self.__dict__.get("plan"), self.size_hint, self._differs()
-        return _restore, (*arguments, *settings)
+        return _restore, (*arguments, *settings, self._described)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
         original, graph = copy.deepcopy(self.original, memo), copy.deepcopy(self.graph)
@@ -176,6 +177,7 @@ class PlannedModule(fx.GraphModule):
             self.__dict__.get("plan"),
             self.size_hint,
             self._differs(),
+            self._described,
         )
         memo[id(self)] = copied
         return copied
@@ -185,7 +187,8 @@ class PlannedModule(fx.GraphModule):
         is_train = self.plan_mode == "train"
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
-        self._walk.update()
+        if self._walk.update():
+            self._meet_modules()
         hooked = self._walk.find_hooked()
         if hooked:
             warn_caller(
@@ -200,11 +203,8 @@ class PlannedModule(fx.GraphModule):
                 " for it: this step runs without the plan (one of style 'modules' runs that code)"
             )
             return None
-        if tuple(map(type, self._walk.modules)) != self._types:
-            warn_caller(
-                "modules of the model were replaced since the plan was applied: this step runs"
-                " without it"
-            )
+        if self._describe_modules() != self._described:
+            warn_caller(_REPLACED)
             return None
         given = self._name_arguments(args, kwargs)
         mismatch = _find_mismatch(self._expected, given)
@@ -216,9 +216,27 @@ class PlannedModule(fx.GraphModule):
         changed = [place for place in self._settings.find_changed() if place not in self._unread]
         if not self._fits_call(given, changed, args, kwargs):
             if not torch.compiler.is_compiling():
-                warn_caller(_explain(given, changed))
+                warn_caller(_REPLACED if self._is_replaced else _explain(given, changed))
             return None
         return [given.get(argument.name, argument.constant) for argument in self._expected]
+
+    def _meet_modules(self) -> None:
+        """Takes what others put in the place of modules whose code was traced for unknown."""
+        coded = _list_coded(self.original)
+        if coded != self._coded:
+            self.__dict__["_coded"] = coded
+            self._take_settings()
+            self.__dict__["_fits"] = {}
+            self.__dict__["_is_unsure"] = self.__dict__["_is_replaced"] = True
+
+    def _describe_modules(self) -> tuple[Any, ...]:
+        """Their classes, and how many buffers they have, which hooks on weights add to."""
+        return tuple(map(type, self._walk.modules[1:])), self._walk.count_buffers()
+
+    def _take_settings(self) -> None:
+        self.__dict__["_settings"] = Settings(self._coded)
+        self.__dict__["_unread"] = set()
+        self.__dict__["_decisive"] = set()
 
     def _fits_call(
         self,
@@ -243,8 +261,8 @@ class PlannedModule(fx.GraphModule):
         key = described, dtypes, self._settings.read_values(changed)
         if key not in self._fits:
             self._fits[key] = self._trace_again(changed, args, kwargs)
-        if self._fits[key]:
-            self.__dict__["_is_unsure"] = False
+        if self._fits[key] and not changed:
+            self.__dict__["_is_unsure"] = self.__dict__["_is_replaced"] = False
         return self._fits[key]
 
     def _trace_again(
@@ -273,6 +291,8 @@ class PlannedModule(fx.GraphModule):
 
     def _differs(self) -> bool:
         """Whether attributes are other than for the plan, which a copy cannot see."""
+        if self._walk.update():
+            self._meet_modules()
         return self._is_unsure or not self._unread.issuperset(self._settings.find_changed())
 
 
@@ -283,10 +303,12 @@ def _restore(
     plan: Plan | None,
     size_hint: int | None,
     is_unsure: bool,
+    described: tuple[Any, ...],
 ) -> PlannedModule:
     """A copy of a planned module; where attributes differed, its first call traces the model."""
     planned = PlannedModule(model, graph, mode, plan, size_hint)
     planned.__dict__["_is_unsure"] = is_unsure
+    planned.__dict__["_described"] = described
     return planned
 
 
@@ -303,6 +325,11 @@ class _Argument:
 def _has_own_code(module: nn.Module) -> bool:
     """Whether a module's code was traced and is none of PyTorch's, which only calls others."""
     return not is_leaf(module) and not type(module).__module__.startswith("torch.nn")
+
+
+def _list_coded(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
+    """By name, the modules whose own code was traced."""
+    return tuple((name, part) for name, part in model.named_modules() if _has_own_code(part))
 
 
 def _explain(given: Mapping[str, Any], changed: Sequence[Place]) -> str:

@@ -55,14 +55,15 @@ class Walk:
         parts = name.split(".")
         return any(".".join(parts[:end]) in self._called for end in range(1, len(parts) + 1))
 
-    def update(self) -> None:
-        """Looks for modules that were replaced, added or taken away."""
+    def update(self) -> bool:
+        """Looks for modules that were replaced, added or taken away; whether any was."""
         same = not any(self._childless) and all(
             len(table) == len(children) and all(map(operator.is_, table.values(), children))
             for table, children in self._children
         )
         if not same:
             self._collect()
+        return not same
 
     def __getstate__(self) -> Any:
         return self._model, self._called
@@ -90,6 +91,10 @@ class Walk:
             if parameter is not None
         }
         return tuple(found)
+
+    def count_buffers(self) -> int:
+        """How many there are; hooks that normalise a weight, as those of old, add some."""
+        return sum(map(len, self._buffers))
 
     def list_tensor_tables(self) -> list[dict[str, Any]]:
         """The tables of parameters and of buffers that are not empty."""

@@ -122,6 +122,11 @@ def test_a_copy_does_not_take_what_it_finds_for_what_was_planned(
         assert torch.equal(copied(X), model(X))
     model.beta = 0.0
     assert torch.equal(make(planned)(X), model(X))
+    copied.original.beta = 0.0
+    assert torch.equal(copied(X), model(X))
+    copied.original.beta = model.beta = 0.5
+    with pytest.warns(fxmem.FxmemWarning, match="this step runs without"):
+        assert torch.equal(copied(X), model(X)), "one value that fits is not that of the copy"
 
 
 def test_a_replaced_module_is_run(pair: tuple[Net, Any]) -> None:
@@ -132,6 +137,62 @@ def test_a_replaced_module_is_run(pair: tuple[Net, Any]) -> None:
     assert str(caught[0].message) == (
         "modules of the model were replaced since the plan was applied: this step runs without it"
     )
+
+
+def test_another_object_of_the_same_class_is_traced(
+    pair: tuple[Net, Any], traces: list[bool]
+) -> None:
+    model, planned = pair
+    first = model.blocks[1]
+    planned.blocks[1] = other = copy.deepcopy(first)
+    for _ in range(2):
+        assert torch.equal(planned(X), model(X))
+    assert traces == [True], "once, and the plan runs again"
+    other.scale = 0.5
+    with pytest.warns(fxmem.FxmemWarning, match=r"^blocks\.1\.scale is not what it was"):
+        assert torch.equal(planned(X), model(X))
+    planned.blocks[1] = copy.deepcopy(other)
+    copies = planned, copy.deepcopy(planned)
+    for run in (*copies, copy.deepcopy(planned), *copies):
+        with pytest.warns(fxmem.FxmemWarning, match="this step runs without") as caught:
+            assert torch.equal(run(X), model(X))
+        if run is planned:
+            assert str(caught[0].message).startswith("modules of the model were replaced since")
+    planned.blocks[1] = first
+    assert torch.equal(planned(X), model(X))
+    assert traces[-1]
+
+
+def test_leaves_of_the_same_class_are_called_as_they_are(
+    pair: tuple[Net, Any], traces: list[bool]
+) -> None:
+    model, planned = pair
+    model.blocks[1].linear = nn.Linear(16, 16)
+    assert torch.equal(planned(X), model(X))
+    assert not traces
+
+
+@pytest.mark.parametrize("make", [lambda m: m, copy.deepcopy], ids=["itself", "a copy"])
+def test_hooks_that_normalise_a_weight_run_without_the_plan(
+    pair: tuple[Net, Any], make: Any
+) -> None:
+    model, planned = pair
+    nn.utils.spectral_norm(model.blocks[1].linear)
+    twin = copy.deepcopy(model)
+    planned = make(planned)
+    for _ in range(2):
+        with pytest.warns(fxmem.FxmemWarning, match="^modules of the model were replaced since"):
+            assert torch.equal(planned(X), twin(X))
+
+
+def test_a_block_is_replaced_before_the_model_is_compiled(pair: tuple[Net, Any]) -> None:
+    model, planned = pair
+    model.blocks[1] = Block()
+    model.blocks[1].scale = 0.5  # type: ignore[assignment]
+    compiled = torch.compile(planned, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(X), model(X))
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
