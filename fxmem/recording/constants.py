@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxmem.lowering.target import ANY
 from fxmem.tracing.known_values import (
     MAX_ELEMENTS,
+    Memory,
     Value,
     attach_value,
     find_attached,
@@ -72,7 +73,7 @@ def remember_inputs(fakes: Any, given: Any) -> None:
     for fake, real in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
         if type(real) is torch.Tensor and real.device.type == "cpu" and _is_index(real):
             with _disable_current_modes():
-                attach_value(fake, real.detach().clone())
+                attach_value(fake, real.detach().clone(), Memory(held=True))
 
 
 def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
@@ -84,7 +85,7 @@ def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
     """
     if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
         with _disable_current_modes():
-            attach_value(fake, real.detach().clone())
+            attach_value(fake, real.detach().clone(), Memory(held=True))
 
 
 @ANY.function(torch.isfinite, torch.Tensor.isfinite)
@@ -148,6 +149,7 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     """Gives a result its value, if all that it was computed from has one."""
     if func in _REDUCTIONS and args[0].__dict__.get(_ALL) is not None:
         _fill(result, args[0].__dict__[_ALL], True)
+        _hold(result)
         return
     if func in _DRAWS or func in _FILLS:
         drawn = func in _DRAWS
@@ -198,6 +200,8 @@ def _looks_at_values(func: Any) -> bool:
 def _attach(fake: torch.Tensor, real: torch.Tensor, sources: list[Value]) -> None:
     address = real.untyped_storage()._cdata
     memory = next((s.memory for s in sources if s.real.untyped_storage()._cdata == address), None)
+    memory = memory or Memory()
+    memory.held |= any(source.memory.held for source in sources)
     attach_value(fake, real, memory, drawn=any(source.drawn for source in sources))
 
 
@@ -218,6 +222,13 @@ def _fill(result: torch.Tensor, number: Any, single: bool, drawn: bool = False) 
         with _disable_current_modes():
             real = torch.full(tuple(result.shape), number, dtype=result.dtype)
         attach_value(result, real, drawn=drawn)
+
+
+def _hold(result: torch.Tensor) -> None:
+    """Notes that an assumed value need not be that of each step."""
+    value = find_attached(result)
+    if value is not None:
+        value.memory.held = True
 
 
 def _forget_overwritten(func: Any, args: tuple[Any, ...]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fxmem.graph import RESIDENT, Category, Operation, Phase
+from fxmem.graph import RESIDENT, Category, Operation, Phase, SourceLocation
 from fxmem.lowering.sparse import estimate_sparse_workspace, is_on_sparse
 from fxmem.lowering.target import Target
 from fxmem.recording import inplace
@@ -34,6 +34,7 @@ from fxmem.recording.strangers import Strangers
 from fxmem.recording.visible import VisibleTensors
 from fxmem.tracing.dispatch import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.source import find_source
 from fxmem.tracing.sparse_parts import is_sparse
 
 _prim_device = torch.ops.prim.device.default
@@ -71,6 +72,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         sequences: Which function of autograd is whose, and when it ran.
         strangers: Real tensors that the step met.
         visible: The tensors that nodes returned.
+        seeding: Lines of forward that set the state of a random number generator.
         casts: What autocast keeps.
     """
 
@@ -86,6 +88,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.visible = VisibleTensors(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
         self._costs = KernelCosts(target, self.ledger)
+        self.seeding: dict[SourceLocation | None, None] = {}
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
@@ -230,6 +233,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             autograd = torch._C._current_autograd_node()
             self._see_autograd_node(autograd)
             result = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
+        else:
+            self.sequences.see_early(torch._C._current_autograd_node())
         workspace_bytes = None
         on_sparse = is_on_sparse(func, args, read)
         if result is None and on_sparse:
@@ -324,6 +329,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self.ledger.operation = index
         storage = self.ledger.storages[self.track(state)]
         storage.category, storage.name = Category.WORKSPACE, "random number generator's state"
+
+    def see_seeding(self) -> None:
+        """A state was set; what does so within a node does it again wherever that runs."""
+        if self.ledger.recording and self._node is None and self._phase is Phase.FORWARD:
+            self.seeding[find_source()] = None
 
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
         """See :meth:`fxmem.recording.ledger.Ledger.track`; of the node that runs if none is."""

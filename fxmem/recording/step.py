@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.losses import Loss, NoGradientError
 from fxmem.recording.optimizers import OptimizerFactory, answer_values, refuse_real_parameters
+from fxmem.recording.randomness import watch_random_state
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.residents import (
     allocate_model,
@@ -33,8 +34,9 @@ from fxmem.recording.residents import (
     label_residents,
 )
 from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.tracer import Tracer
+from fxmem.tracing.tracer import Tracer, is_leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,15 @@ def record_step(
     recorder = Recorder(target, size_hint)
     with (
         _no_garbage_collection(),
-        _watch_random_state(recorder),
+        watch_random_state(recorder),
         recorder.casts.watch_exits(),
-        lower_functions(target),
+        lower_functions(target) as notes,
         refuse_real_parameters(),
         _restore_gradients(recorder),
     ):
         try:
-            return _StepRunner(step, target, recorder).run(symbolic_sizes)
+            recording = _StepRunner(step, target, recorder).run(symbolic_sizes)
+            return replace(recording, notes=(*recording.notes, *notes))
         except NoGradientError as error:
             if not recorder.runner.draws:
                 raise
@@ -130,9 +133,13 @@ def _note_draws(recorder: Recorder) -> Iterator[str]:
         yield f"A random draw decides{at}: taken as 0.5."
 
 
-def _explain_draws(recorder: Recorder) -> str:
-    """Why no graph can be replayed whose way was drawn."""
-    return "a random draw decides which way it goes" if recorder.runner.draws else ""
+def _explain_randomness(recorder: Recorder) -> str:
+    """Why no graph can be replayed whose way was drawn, or that leaves seeds out."""
+    if recorder.runner.draws:
+        return "a random draw decides which way it goes"
+    for source in recorder.seeding:
+        return f"it sets the state of the random numbers{f' at {source}' if source else ''}"
+    return ""
 
 
 class _StepRunner:
@@ -146,6 +153,7 @@ class _StepRunner:
         self._recorder = recorder
         self._target: Any = None
         self._previous: tuple[Any, Any] = None, None
+        self._first_change = ""
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
         for _, value in iterate_held(step.model):
@@ -157,7 +165,7 @@ class _StepRunner:
         with recorder:
             allocate_model(recorder, step.model)
             self._label_residents()
-            self._run_once(self._run_model, self._run_loss)
+            self._run_once(self._run_first_model, self._run_loss)
             # What the first step left in reference cycles is gone in a steady run, sooner or
             # later; all of it is in the youngest generation.
             gc.collect(0)
@@ -173,7 +181,7 @@ class _StepRunner:
         return Recording(
             graph,
             tracer.graph,
-            tracer.reason or _explain_draws(recorder),
+            tracer.reason or self._first_change or _explain_randomness(recorder),
             tuple(recorder.ledger.live_bytes),
             tuple(_note_draws(recorder)),
         )
@@ -208,6 +216,12 @@ class _StepRunner:
         self._run_optimizer()
         recorder.end_step()
         self._keep(output, loss)
+
+    def _run_first_model(self) -> Any:
+        state = ForwardState(self._step.model, is_leaf)
+        output = self._run_model()
+        self._first_change = state.find_change(is_first=True)
+        return output
 
     def _run_model(self) -> Any:
         return self._step.model(*self._step.args, **self._step.kwargs)
@@ -261,26 +275,6 @@ class _StepRunner:
 
     def _named_inputs(self) -> Iterator[tuple[str, Any]]:
         return bind_arguments(self._step.model, self._step.args, self._step.kwargs)
-
-
-@contextlib.contextmanager
-def _watch_random_state(recorder: Recorder) -> Iterator[None]:
-    """Sees the states of the random number generator that checkpoints keep until backward.
-
-    They are real tensors, made without an operator.
-    """
-    get_state = torch.get_rng_state
-
-    def get_watched_state() -> torch.Tensor:
-        state = get_state()
-        recorder.see_random_state(state)
-        return state
-
-    torch.get_rng_state = torch.random.get_rng_state = get_watched_state
-    try:
-        yield
-    finally:
-        torch.get_rng_state = torch.random.get_rng_state = get_state
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Code that looks at a value only to raise: ``assert mask.any()``, ``if (x < 0).any(): raise``.
 
 An analysis is of a step that goes well, so it knows what such a test must have said: an assert
-holds, and a branch that ends in ``raise`` is not taken. PyTorch's own checks (the arguments of a
-distribution, the variances of ``gaussian_nll_loss``) are of that kind as much as the user's.
+holds, and a branch that ends in ``raise``, or does no more than warn, is not taken. PyTorch's own
+checks (the arguments of a distribution, the variances of ``gaussian_nll_loss``) are of that kind as
+much as the user's.
 """
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ import contextlib
 import functools
 import linecache
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+import torch
+
 from fxmem.tracing.source import Span, find_span
 
-_FXMEM = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH = os.path.dirname(torch.__file__)
+_BETWEEN = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.join(_TORCH, "_tensor.py"),
+    os.path.join(_TORCH, "overrides.py"),
+)
+"""Where what runs the operators begins: fxmem, and the methods of tensors."""
+_HARMLESS = re.compile(r"^(getattr|len|repr|str|type)$|\.(format|join)$")
+_TELLING = re.compile(r"(warn(ing)?(_once)?|print|info|debug|error|log|critical)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +69,14 @@ def find_passing_answer(frame: FrameType | None) -> bool | None:
     """What the test that is being evaluated must say for the code not to raise.
 
     Args:
-        frame: The innermost frame; those of fxmem, which runs the operators, are passed over.
+        frame: The innermost frame; those that run the operators are passed over.
 
     Returns:
         None where both answers let the code go on.
     """
     if _assumed:
         return _assumed[-1]
-    while frame is not None and frame.f_code.co_filename.startswith(_FXMEM):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     if frame is None:
         return None
@@ -95,6 +107,11 @@ def _list_checks(filename: str) -> tuple[_Check, ...]:
 
 def _iterate_checks(tree: ast.Module) -> Iterator[_Check]:
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            for statement in ast.walk(node):
+                if isinstance(statement, ast.If) and _only_tells(statement, node):
+                    for test, passes in _split_test(statement.test, False):
+                        yield _Check(_span_of(test), _span_of(statement), passes)
         if isinstance(node, ast.Assert):
             tests = _split_test(node.test, True)
         elif isinstance(node, ast.If) and _ends_in_raise(node.body) != _ends_in_raise(node.orelse):
@@ -107,6 +124,37 @@ def _iterate_checks(tree: ast.Module) -> Iterator[_Check]:
 
 def _ends_in_raise(body: list[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Raise)
+
+
+def _only_tells(statement: ast.If, function: ast.FunctionDef) -> bool:
+    """Whether a branch only warns or logs: nothing that it sets is read elsewhere."""
+    if statement.orelse or not all(map(_is_telling, statement.body)):
+        return False
+    inner = {*ast.walk(statement)}
+    if not any(isinstance(node, ast.Expr) for node in inner):
+        return False
+    names = {node.id for node in inner if isinstance(node, ast.Name) and _is_written(node)}
+    return not any(
+        isinstance(node, ast.Name) and node.id in names and node not in inner
+        for node in ast.walk(function)
+    )
+
+
+def _is_written(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def _is_telling(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.If):
+        return all(map(_is_telling, (*statement.body, *statement.orelse)))
+    if isinstance(statement, ast.Assign | ast.AugAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        calls = (node for node in ast.walk(statement.value) if isinstance(node, ast.Call))
+        is_plain = all(_HARMLESS.search(ast.unparse(call.func)) for call in calls)
+        return is_plain and all(isinstance(target, ast.Name) for target in targets)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return _TELLING.search(ast.unparse(statement.value.func)) is not None
+    return isinstance(statement, ast.Pass)
 
 
 def _split_test(test: ast.expr, passes: bool) -> Iterator[tuple[ast.expr, bool]]:

@@ -12,6 +12,9 @@ import torch
 
 _DEVICES = ("cpu", "cuda")
 
+Autocast = tuple[torch.dtype | None, ...]
+"""By device, what code is autocast to; None where it is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -23,7 +26,7 @@ class Context:
     """
 
     grad: bool
-    autocast: tuple[torch.dtype | None, ...]
+    autocast: Autocast
 
 
 def read_context() -> Context:
@@ -33,13 +36,51 @@ def read_context() -> Context:
     ...     read_context()
     Context(grad=False, autocast=(torch.bfloat16, None))
     """
-    return Context(
-        torch.is_grad_enabled(),
-        tuple(
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            for device in _DEVICES
-        ),
+    return Context(torch.is_grad_enabled(), read_autocast())
+
+
+def read_autocast() -> Autocast:
+    """What the caller's code is autocast to.
+
+    >>> read_autocast()
+    (None, None)
+    """
+    return tuple(
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        for device in _DEVICES
     )
+
+
+def read_settings() -> dict[str, tuple[Any, ...]]:
+    """What else code sets around its calls, which no call of a graph can set.
+
+    By what it decides: ``torch.backends``, :func:`torch.nn.attention.sdpa_kernel` and their like,
+    and :class:`torch.autograd.graph.saved_tensors_hooks`.
+
+    >>> before = read_settings()
+    >>> with torch.backends.mkldnn.flags(enabled=False):
+    ...     [name for name, value in read_settings().items() if value != before[name]]
+    ['which kernels run']
+    """
+    read: Any = torch._C
+    return {
+        "which kernels run": (
+            read._get_flash_sdp_enabled(),
+            read._get_mem_efficient_sdp_enabled(),
+            read._get_math_sdp_enabled(),
+            read._get_cudnn_sdp_enabled(),
+            read._get_cudnn_enabled(),
+            read._get_cudnn_benchmark(),
+            read._get_cudnn_deterministic(),
+            read._get_mkldnn_enabled(),
+            read._get_deterministic_algorithms(),
+            read._get_float32_matmul_precision(),
+        ),
+        "the default dtype": (torch.get_default_dtype(),),
+        "what autograd does with what it saves": (
+            read._autograd._top_saved_tensors_default_hooks(True) or ()
+        ),
+    }
 
 
 class Within:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import nn
 
-from fxmem.tracing.changes import is_same, take_snapshot
+from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
 
 
 class ForwardState:
@@ -24,17 +34,42 @@ class ForwardState:
 
     def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
         self._modules = [*_iterate_entered(model, "", is_leaf)]
-        self._before = [take_snapshot(vars(module).values()) for _, module in self._modules]
+        self._before = [(frozenset(vars(m)), _take(m)) for _, m in self._modules]
+        self._all = [*model.modules()]
+        self._hooks = [*map(_take_hooks, self._all)]
+        self._restore = _draw_random_numbers()
         self._random = read_random_states()
 
-    def find_change(self) -> str:
-        """What a forward has changed since; empty where nothing."""
-        for (name, module), before in zip(self._modules, self._before, strict=True):
-            if not is_same(before, take_snapshot(vars(module).values())):
+    def find_change(self, *, is_first: bool = False) -> str:
+        """What a forward has changed since; empty where nothing. To be called once.
+
+        Args:
+            is_first: Whether it may be the model's first, in which those of transformers install
+                hooks, and note that they did: the graph has what these do.
+        """
+        is_drawn = self._random != read_random_states()
+        if not is_drawn:
+            self._restore()
+        hooked = not all(map(is_same, self._hooks, map(_take_hooks, self._all)))
+        for (name, module), (names, before) in zip(self._modules, self._before, strict=True):
+            new = vars(module).keys() - names if hooked and is_first else ()
+            marks = [key for key in new if isinstance(vars(module)[key], bool)]
+            if not is_same(before, _take(module, marks)):
                 return f"{name or 'the model'} changes what it holds in its forward"
-        if self._random != read_random_states():
-            return "it draws random numbers that are not PyTorch's"
-        return ""
+        if hooked and not is_first:
+            return "its forward installs hooks"
+        return "it draws random numbers that are not PyTorch's" if is_drawn else ""
+
+
+def _take(module: nn.Module, but: Collection[str] = ()) -> Snapshot:
+    """What a module holds, without its hooks."""
+    return take_snapshot(
+        value for name, value in vars(module).items() if name not in _HOOKS and name not in but
+    )
+
+
+def _take_hooks(module: nn.Module) -> Snapshot:
+    return take_snapshot(vars(module)[name] for name in _HOOKS)
 
 
 def _iterate_entered(
@@ -52,6 +87,27 @@ def _iterate_entered(
         for key, child in module.named_children():
             if not is_leaf(child) or isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 waiting.append((f"{name}.{key}".strip("."), child))
+
+
+def _draw_random_numbers() -> Callable[[], None]:
+    """Draws one of each kind, as a forward that seeds may come to where the states are already.
+
+    Returns:
+        What puts the states back.
+    """
+    numpy_random: Any = sys.modules.get("numpy.random")
+    state = random.getstate()
+    numpy_state = None if numpy_random is None else numpy_random.get_state()
+    random.random()
+    if numpy_random is not None:
+        numpy_random.random()
+
+    def restore() -> None:
+        random.setstate(state)
+        if numpy_random is not None:
+            numpy_random.set_state(numpy_state)
+
+    return restore
 
 
 def read_random_states() -> tuple[Any, ...]:

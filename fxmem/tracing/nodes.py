@@ -10,7 +10,7 @@ from torch import nn
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.contexts import read_context, run_within
+from fxmem.tracing.contexts import read_context, read_settings, run_within
 from fxmem.tracing.fxgraph import CONSTANT, NODE, GraphBuilder, iterate_tensors
 from fxmem.tracing.signatures import SIGNATURE, describe_value
 from fxmem.tracing.source import find_source
@@ -81,13 +81,13 @@ class NodeLog:
         self.builder = GraphBuilder(model)
         self._model = model
         self._occurrences: dict[str, int] = {}
-        self._context = read_context()
+        self._context, self._settings = read_context(), read_settings()
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Adds the placeholders; the graph is for the context of the caller."""
         for name, value in bind_arguments(self._model, args, kwargs):
             self._add_placeholder(name, value)
-        self._context = read_context()
+        self._context, self._settings = read_context(), read_settings()
 
     def add(self, call: Call, result: Any, phase: Phase) -> None:
         """Adds the node of a call that has returned, with its result."""
@@ -147,6 +147,9 @@ class NodeLog:
     def _keep_context(self, call: Call, result: Any) -> tuple[str, Any]:
         """What the graph calls so that it runs in the context in which the code has it."""
         outer, inner = self._context, read_context()
+        for name, value in read_settings().items():
+            if value != self._settings[name]:
+                self.builder.give_up(f"the code itself sets {name}")
         if outer == inner:
             return call.op, call.target
         is_module = call.op == "call_module"

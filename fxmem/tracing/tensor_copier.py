@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fxmem.errors import TraceError
 from fxmem.specs import TensorSpec
-from fxmem.tracing.known_values import attach_value, find_value
+from fxmem.tracing.known_values import attach_value, find_value, mark_held
 from fxmem.tracing.sparse_parts import Parts, find_parts, is_sparse, make_sparse
 
 _CPU = torch.device("cpu")
@@ -57,6 +57,7 @@ class TensorCopier:
             raise TraceError("a quantized tensor has no fake copy", hint="analyse the float model")
         meta = _cast(self._copy_to_meta(tensor), dtype)
         fake = self._wrap(meta, _find_constant(tensor) if meta.dtype == tensor.dtype else None)
+        mark_held(fake)
         if type(tensor) not in _PLAIN:
             fake.__class__ = _make_fake_class(type(tensor))
         for flag in ("_is_param", "_is_buffer"):

@@ -11,6 +11,7 @@ Follows ``torch/fx/_symbolic_trace.py`` (``Tracer.is_leaf_module``, patching of
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -20,14 +21,21 @@ from torch import fx, nn
 
 from fxmem.graph import Phase
 from fxmem.tracing.calls import patch_calls
+from fxmem.tracing.checks import find_passing_answer
 from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import describe_function, iterate_tensors
+from fxmem.tracing.known_values import comes_of_held
 from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_numel, make_shape
+from fxmem.tracing.source import find_source
 
 _SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})
+_HOOKS = frozenset(
+    {"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"}
+)
+"""Ways of a tensor to what backward does with it, which are no part of a graph."""
 _CONTAINERS = (
     nn.Sequential,
     nn.Transformer,
@@ -137,6 +145,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
         op, target, label = describe_function(func)
         if label in _SIZE_QUERIES:
             return self._query_size(func, label, args, kwargs)
+        if label in _HOOKS:
+            self._give_up(f"it calls {label} of a tensor")
         if target is getattr and label not in _TENSOR_PROPERTIES:
             return func(*args, **kwargs)
         return self._run_node(Call(op, target, label, self._scopes[-1], func, args, kwargs))
@@ -163,11 +173,28 @@ class Tracer(torch.overrides.TorchFunctionMode):
             self._listener.enter_node(index)
             result = call.function(*call.args, **call.kwargs)
             operators = self._listener.exit_node(index, result)
-            if operators or next(iterate_tensors(result), None) is not None:
+            has_tensor = next(iterate_tensors(result), None) is not None
+            if operators and not has_tensor and result is not None:
+                self._see_value(call, result)
+            if operators or has_tensor:
                 self._log.add(call, result, self._phase)
+            elif call.target in (setattr, delattr):
+                self._give_up(f"it sets {call.label} of a tensor")
         finally:
             self._opaque_depth -= 1
         return result
+
+    def _see_value(self, call: Call, answer: Any) -> None:
+        """The code was told of the values of tensors, and goes on as they are now."""
+        is_check = isinstance(answer, bool) and find_passing_answer(sys._getframe(1)) is not None
+        if not is_check and comes_of_held((call.args, call.kwargs), answer):
+            self._give_up("a value that may change decides")
+
+    def _give_up(self, reason: str) -> None:
+        """Says of the line that is running why no graph can be replayed."""
+        if self._phase is Phase.FORWARD:
+            source = find_source()
+            self._log.builder.give_up(f"{reason} at {source}" if source else reason)
 
     # -- what is patched while the user's code runs ---------------------------------------------
 

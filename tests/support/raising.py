@@ -5,6 +5,7 @@ In a file of its own: pytest rewrites the asserts of test files.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 a: Any = None
@@ -92,3 +93,25 @@ def decide_within() -> None:
 def mixed() -> None:
     if a and not b:
         raise ValueError
+
+
+def warn_if() -> None:
+    if a:
+        text = "it is"
+        text += " so"
+        if text:
+            warnings.warn(text, stacklevel=1)
+
+
+def set_if() -> str:
+    text = "it is not"
+    if a:
+        text = "it is"
+        print(text)
+    return text
+
+
+def call_if() -> None:
+    if a:
+        print("it is")
+        branch()

@@ -41,11 +41,12 @@ GO_ON = [
     raising.raise_if_not,
     raising.raise_else,
     raising.raise_elif,
+    raising.warn_if,
 ]
 
 
 @pytest.mark.parametrize("code", GO_ON, ids=lambda code: code.__name__)
-def test_a_test_that_only_raises_passes(code: Callable[[], None]) -> None:
+def test_a_test_that_only_raises_or_warns_passes(code: Callable[[], None]) -> None:
     code()
 
 
@@ -55,6 +56,8 @@ STOP = [
     raising.loop,
     raising.convert_within,
     raising.decide_within,
+    raising.set_if,
+    raising.call_if,
 ]
 
 
