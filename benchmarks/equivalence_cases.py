@@ -198,6 +198,7 @@ HARD = [
     Case("data_dependent", hard.DataDependent, _ROWS),
     Case("autocast_inside", hard.AutocastInside, _ROWS),
     Case("cached", hard.Cached, (image(2, 8, 16),)),
+    Case("slopes", hard.Slopes, _ROWS),
     Case("nested_output", hard.NestedOutput, (image(8, 24),)),
     Case("complex_and_double", hard.ComplexAndDouble, _ROWS),
     Case("ragged", hard.Ragged, (ids(4, 7, high=50),)),

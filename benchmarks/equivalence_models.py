@@ -305,6 +305,25 @@ class AutocastInside(nn.Module):
         return self.norm(x + y.float())
 
 
+class Slopes(nn.Module):
+    """Steps down the slope of what layers say, as forces follow from an energy."""
+
+    def __init__(self, width: int = 32, blocks: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(blocks)
+        )
+        self.head = nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            z = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(block(z).square().sum(), z, create_graph=True)
+            x = x - 0.1 * slope
+        return self.head(x)
+
+
 class Unrolled(nn.Module):
     """One cell for all moments, whose weights autocast casts once."""
 

@@ -78,6 +78,7 @@ class Node:
         forward_flops: Floating-point operations of its forward; a multiply-add is 2.
         backward_flops: Those of its backward, recomputation included.
         results: Indices of the storages that its result lies on, views included.
+        early_backward: Whether forward itself runs its backward, as ``torch.autograd.grad`` does.
     """
 
     index: int
@@ -96,6 +97,7 @@ class Node:
     forward_flops: int = 0
     backward_flops: int = 0
     results: tuple[int, ...] = ()
+    early_backward: bool = False
 
 
 RESIDENT = -1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
@@ -23,9 +23,14 @@ from torch.overrides import TorchFunctionMode
 
 from fxmem.lowering.target import Function, Target
 
+_NESTED = (
+    "nn.TransformerEncoder makes nested tensors of what its padding mask leaves, whose sizes and"
+    " memory depend on values: taken as padded, as enable_nested_tensor=False has them."
+)
+
 
 @contextlib.contextmanager
-def lower_functions(target: Target) -> Iterator[None]:
+def lower_functions(target: Target) -> Iterator[Mapping[str, None]]:
     """Replaces a target's functions within; modes entered later see a call before that.
 
     A mode of torch functions keeps modules of ``torch.nn`` from their fast paths in inference
@@ -34,12 +39,17 @@ def lower_functions(target: Target) -> Iterator[None]:
 
     Args:
         target: What to replace with.
+
+    Yields:
+        Notes on what runs otherwise than it does on the target, as they come up.
     """
     is_overridden = torch.overrides.has_torch_function
+    notes: dict[str, None] = {}
 
     def is_overridden_by_tensors(args: Iterable[Any]) -> bool:
         if sys._getframe(1).f_code is nn.TransformerEncoder.forward.__code__:
-            # It would make nested tensors, of sizes that the values of the mask decide.
+            if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args)):
+                notes[_NESTED] = None
             return is_overridden(args)
         return any(_overrides_functions(type(tensor)) for tensor in args)
 
@@ -49,7 +59,7 @@ def lower_functions(target: Target) -> Iterator[None]:
             for surrounding in target.surroundings:
                 stack.enter_context(surrounding())
             stack.enter_context(Lowering(target))
-            yield
+            yield notes
     finally:
         torch.overrides.has_torch_function = is_overridden
 

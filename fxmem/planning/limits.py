@@ -10,6 +10,7 @@ from fxmem.planning.facts import StepFacts, find_node
 from fxmem.planning.module_state import is_batch_norm
 from fxmem.planning.regions import Region
 
+_EARLY = "forward runs its backward, which would compute it again before it is over"
 _REASONS = {
     Effect.GENERATOR: "draws from a generator of its own, whose state is not restored",
     Effect.DATA: "its sizes or values depend on the data",
@@ -66,7 +67,7 @@ def find_limits(facts: StepFacts) -> Limits:
         own = {*facts.states[node]}
         reasons = (_find_reason(graph, o, operations, own) for o in operations)
         reason = (
-            next(filter(None, reasons), "")
+            next(filter(None, reasons), _EARLY if graph.nodes[node].early_backward else "")
             or _find_early_save(facts, node, operations)
             or _find_later_change(
                 graph, node, operations, {i: by for i, by in changed.items() if i not in own}

@@ -168,6 +168,7 @@ def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[No
                 forward_flops=forward_flops[node.index],
                 backward_flops=backward_flops[node.index],
                 results=record.results,
+                early_backward=node.index in recorder.sequences.early,
             )
         )
     return tuple(nodes)

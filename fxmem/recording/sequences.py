@@ -13,10 +13,12 @@ class SequenceLog:
 
     Attributes:
         ran: By the number of a function, the first and last operation of its backward.
+        early: The nodes whose backward forward runs, as ``torch.autograd.grad`` in it does.
     """
 
     def __init__(self) -> None:
         self.ran: dict[int, tuple[int, int]] = {}
+        self.early: set[int] = set()
         self._entered = 0
         self._starts: list[int] = []
         self._ends: list[tuple[int, int]] = []
@@ -36,6 +38,12 @@ class SequenceLog:
         """A function of autograd runs an operation."""
         sequence = function._sequence_nr()
         self.ran[sequence] = self.ran.get(sequence, (operation, 0))[0], operation
+
+    def see_early(self, function: Any) -> None:
+        """A function of autograd, or none, runs an operation before backward."""
+        node = None if function is None else self.find_node(function)
+        if node is not None:
+            self.early.add(node)
 
     def find_node(self, function: Any) -> int | None:
         """The node whose forward made a function of autograd.

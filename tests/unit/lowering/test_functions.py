@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
+import fxmem
 from fxmem.lowering.functions import lower_functions
 from fxmem.lowering.target import Target
 
@@ -202,6 +203,34 @@ def test_encoder_makes_no_nested_tensors_of_unknown_sizes() -> None:
     call = _Call(lambda x, mask: model(x, src_key_padding_mask=mask))
     call.model = model  # type: ignore[assignment]
     assert run_fake(call, torch.randn(3, 5, 16), padding, mode="infer").operators
+
+
+@pytest.mark.parametrize(
+    ("mode", "masked", "options", "noted"),
+    [
+        ("infer", True, {}, True),
+        ("infer", False, {}, False),
+        ("infer", True, {"enable_nested_tensor": False}, False),
+        ("train", True, {}, False),
+    ],
+)
+def test_nested_tensors_that_are_taken_as_padded_are_noted(
+    mode: str, masked: bool, options: dict[str, Any], noted: bool
+) -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, **options)
+    padding = torch.zeros(3, 5, dtype=torch.bool) if masked else None
+    inputs = ("3x5x16",), {"src_key_padding_mask": padding}
+    notes = fxmem.analyze(model, *inputs, mode=mode, device="cpu").setup.notes
+    assert notes == (
+        (
+            "nn.TransformerEncoder makes nested tensors of what its padding mask leaves, whose"
+            " sizes and memory depend on values: taken as padded, as enable_nested_tensor=False"
+            " has them.",
+        )
+        if noted
+        else ()
+    )
 
 
 @pytest.mark.parametrize(

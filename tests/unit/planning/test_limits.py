@@ -77,6 +77,17 @@ def read_statistics(model: Model, x: Tensor) -> Tensor:
     return model.norm(y)
 
 
+def follow_slope(model: Model, x: Tensor) -> Tensor:
+    """What ``torch.autograd.grad`` in forward takes out, a checkpoint would compute again there."""
+    z = model.layer(x).detach().requires_grad_()
+    energy = model.layer(z).square().sum()
+    (slope,) = torch.autograd.grad(energy, z, create_graph=True)
+    return torch.tanh(x - slope)
+
+
+_EARLY = "forward runs its backward, which would compute it again before it is over"
+
+
 @pytest.mark.parametrize(
     "run, reasons",
     [
@@ -102,8 +113,9 @@ def read_statistics(model: Model, x: Tensor) -> Tensor:
         (normalise, {}),
         (read_statistics, {"sub": "reads norm.running_mean, which norm changes in place"}),
         (lambda model, x: F.dropout(model.layer(x)), {}),
+        (follow_slope, {"layer_1": _EARLY, "square": _EARLY, "sum": _EARLY}),
     ],
-    ids=["generator", "input", "parameter", "buffer", "norm", "statistics", "dropout"],
+    ids=["generator", "input", "parameter", "buffer", "norm", "statistics", "dropout", "slope"],
 )
 def test_what_is_never_computed_again(
     run: Callable[[Model, Tensor], Tensor], reasons: dict[str, str]
