@@ -11,8 +11,8 @@ from fxmem.planning.limits import Limits
 from fxmem.planning.module_state import is_batch_norm
 from fxmem.planning.plan import Limit, LimitKind, Segment
 from fxmem.planning.regions import Region
+from fxmem.planning.runs import iterate_runs, plan_runs
 from fxmem.planning.scoring import Scorer
-from fxmem.planning.simulation import iterate_runs, plan_runs
 
 
 def fingerprint_graph(graph: MemoryGraph) -> str:

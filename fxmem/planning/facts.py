@@ -32,8 +32,9 @@ class Made:
         held_to: Index of the operation to which something else than autograd and forward's own
             frames holds it; None where nothing does.
         is_output: Whether it outlives the step.
-        is_cached: Whether it is a weight's cast that autocast keeps until it exits, which in a
-            region's run is at the end of that.
+        is_cached: Whether it is a weight's cast that autocast keeps until it exits.
+        fills_run: Whether a region's run holds it to its end: such a cast, or a number's tensor,
+            which no checkpoint sees autograd keep.
     """
 
     index: int
@@ -46,6 +47,7 @@ class Made:
     held_to: int | None
     is_output: bool
     is_cached: bool = False
+    fills_run: bool = False
     takers: tuple[tuple[int, int], ...] = ()
 
     def comes_into(self, nodes: range) -> bool:
@@ -282,6 +284,7 @@ def _describe_made(
         held_to=_find_other_holder(graph, storage, kept),
         is_output=storage.died is None,
         is_cached=storage.cast_until is not None,
+        fills_run=storage.cast_until is not None or any(save.node is None for save in kept),
     )
 
 

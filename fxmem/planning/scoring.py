@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fxmem.graph import RESIDENT, Phase
 from fxmem.planning.facts import StepFacts
+from fxmem.planning.lives import Life, RegionLives
 from fxmem.planning.regions import Region
-from fxmem.planning.simulation import Life, RegionLives, Run, iterate_runs, plan_runs
+from fxmem.planning.runs import Run, iterate_runs, plan_runs
 
 Ints = NDArray[np.int64]
 _SPREAD = 1 << 24

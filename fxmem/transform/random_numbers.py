@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,8 @@ def _iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
     yield torch.default_generator
     gpus = {value.device.index for value in inputs if isinstance(value, Tensor) and value.is_cuda}
     # In an analysis there may be no GPU; while a graph is captured, its generator cannot be asked.
-    if gpus and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    is_there: Callable[[], bool] = torch.cuda.is_initialized
+    if gpus and is_there() and not torch.cuda.is_current_stream_capturing():
         yield from (torch.cuda.default_generators[at] for at in sorted(gpus))
 
 

@@ -1,0 +1,195 @@
+"""From when to when each storage of a rewritten step lives, and who holds it.
+
+Forward keeps a tensor as long as the rewritten graph does, whose every value goes after its last
+use, or as long as the user's code did where that is what runs; autograd keeps what nodes outside
+of all regions save. What a region saves when it runs again lives until its function's backward is
+over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fxmem.graph import RESIDENT, MemoryGraph, Phase
+from fxmem.planning.facts import Made, StepFacts
+from fxmem.planning.regions import Region, iterate_regions
+from fxmem.planning.runs import Run, iterate_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A storage of the rewritten step, in places of its operations."""
+
+    storage: int
+    born: int
+    died: int | None
+
+
+class RegionLives:
+    """From when to when each storage lives, in forward and each time it is computed again."""
+
+    def __init__(
+        self,
+        facts: StepFacts,
+        regions: Sequence[Region],
+        runs: Sequence[Run],
+        places: Sequence[int],
+    ) -> None:
+        self._facts = facts
+        self._runs = runs
+        self._done = {run.region.start: run.done for run in runs}
+        self._places = places
+        self._paths: list[tuple[Region, ...]] = [()] * len(facts.graph.nodes)
+        self._lay_paths(regions)
+
+    def iterate(self) -> Iterator[Life]:
+        for storage in self._facts.graph.storages:
+            made = self._facts.makers.get(storage.index)
+            if made is not None:
+                yield self._live_in_forward(made)
+                continue
+            born = RESIDENT if storage.born == RESIDENT else self._places[storage.born]
+            yield Life(storage.index, born, self._find_place(storage.died))
+        yield from self.iterate_again()
+        for index in _find_libraries(self._facts.graph, self._runs):
+            yield Life(index, RESIDENT, None)
+
+    def iterate_again(self) -> Iterator[Life]:
+        """What regions make when they run again, and what their checkpoints keep."""
+        for run in iterate_runs(self._runs):
+            for again in self._facts.list_made(run.first, run.stop):
+                yield self._live_again(again, run)
+            for born, index in run.iterate_casts():
+                kept = self._find_saved_ends(self._facts.makers[index], run)
+                yield Life(index, born, max([run.end, *kept]))
+            yield from self._live_beside(run)
+
+    def find_forward_end(self, storage: Made) -> int:
+        """The operation after which forward's frames let go of a storage."""
+        return self._find_local_end(storage, 0)
+
+    def _lay_paths(self, regions: Sequence[Region]) -> None:
+        for region in regions:
+            for node in range(region.start, region.stop):
+                self._paths[node] = (*self._paths[node], region)
+            self._lay_paths(region.children)
+
+    def _find_place(self, operation: int | None) -> int | None:
+        return None if operation is None else self._places[operation]
+
+    def _live_in_forward(self, storage: Made) -> Life:
+        """Held by forward's frames, by autograd outside of regions, and as a region's input."""
+        born = self._places[storage.born]
+        if storage.is_output:
+            return Life(storage.index, born, None)
+        ends = [self._find_local_end(storage, 0)]
+        if storage.held_to is not None:
+            ends.append(storage.held_to)
+        for save in storage.saves:
+            if save.node is None or not self._paths[save.node]:
+                if save.released is None:
+                    return Life(storage.index, born, self._find_place(self._died(storage)))
+                ends.append(save.released)
+        for node in (*storage.readers, *(first for first, _ in storage.takers)):
+            path = self._paths[node]
+            if path and path[0].start in self._done and _is_input(storage, path[0]):
+                ends.append(self._done[path[0].start])
+        return Life(storage.index, born, self._places[max(ends)])
+
+    def _live_again(self, storage: Made, run: Run) -> Life:
+        """Held by the run's frames, by what it saves, and as the input of a region within."""
+        if storage.is_output and storage.index not in self._facts.graph.nodes[storage.node].results:
+            # A module's hook puts it in the place of forward's, as it does a normalised weight.
+            return Life(storage.index, run.place(storage.born), run.place(storage.born))
+        end = run.place(self._find_local_end(storage, run.depth + 1, run))
+        ends = [end, *self._find_saved_ends(storage, run)]
+        if storage.is_cached:
+            ends.append(run.end)
+        for child in run.children:
+            ends += self._find_input_ends(storage, child)
+        return Life(storage.index, run.place(storage.born), max(ends))
+
+    def _live_beside(self, run: Run) -> Iterator[Life]:
+        """Copies of running statistics and states, those of the random number generator too."""
+        facts, region = self._facts, run.region
+        end = run.end
+        if run.stop > run.first:
+            for node in range(region.start, region.stop):
+                for index in facts.statistics[node]:
+                    kept = (self._places[released] for released in run.saved.get(index, ()))
+                    yield Life(index, run.base, max([end, *kept]))
+        born = self._places[facts.first_operation[region.start]]
+        for index in self._list_states(region):
+            yield Life(index, born, self._places[run.done])
+            if run.stop > run.first:
+                kept = (self._places[released] for released in run.saved.get(index, ()))
+                yield Life(index, run.base, max([end, *kept]))
+        for inner in iterate_regions(region.children):  # their checkpoints are made again
+            first = facts.first_operation[inner.start]
+            if first < run.stop:
+                for index in self._list_states(inner):
+                    yield Life(index, run.place(first), end)
+
+    def _list_states(self, region: Region) -> list[int]:
+        """What a checkpoint keeps a copy of: states, and that of the random number generator."""
+        facts = self._facts
+        nodes = range(region.start, region.stop)
+        states = [*dict.fromkeys(index for node in nodes for index in facts.states[node])]
+        if facts.random_state and any(facts.draws[region.start : region.stop]):
+            states.append(facts.random_state.index)
+        return states
+
+    def _find_saved_ends(self, storage: Made, run: Run) -> Iterator[int]:
+        for released in run.saved.get(storage.index, ()):
+            yield self._places[released]
+
+    def _find_input_ends(self, storage: Made, run: Run) -> Iterator[int]:
+        if _is_input(storage, run.region):
+            yield run.end
+            yield from self._find_saved_ends(storage, run)
+            for child in run.children:
+                yield from self._find_input_ends(storage, child)
+
+    def _find_local_end(self, storage: Made, depth: int, run: Run | None = None) -> int:
+        """The operation of forward after which the frames let go of a storage.
+
+        A call of a region holds its arguments until it returns, and what it returns too.
+        """
+        if run is not None and storage.is_output:
+            return run.stop  # it is returned
+        if self._facts.keeps_frames:
+            return storage.local_end
+        end, path = storage.local_end, self._paths[storage.node][depth:]
+        for node in storage.readers:
+            if run is not None and node >= run.region.stop:
+                return run.stop  # it is returned
+            unit = next(
+                (
+                    inner
+                    for at, inner in enumerate(self._paths[node][depth:])
+                    if at >= len(path) or path[at] is not inner
+                ),
+                None,
+            )
+            last = node if unit is None else unit.stop - 1
+            end = max(end, self._facts.end_operation[last] - 1)
+        return end
+
+    def _died(self, storage: Made) -> int | None:
+        return self._facts.graph.storages[storage.index].died
+
+
+def _find_libraries(graph: MemoryGraph, runs: Sequence[Run]) -> Iterator[int]:
+    """What libraries take for backward's thread because forward's operators run there too."""
+    taken = {name for o in graph.operations if o.phase is Phase.BACKWARD for name in o.keeps}
+    for run in iterate_runs(runs):
+        for operation in graph.operations[run.first : run.stop]:
+            for name in operation.keeps:
+                if name not in taken:
+                    taken.add(name)
+                    yield next(s.index for s in graph.storages if s.name == name)
+
+
+def _is_input(storage: Made, region: Region) -> bool:
+    return storage.node < region.start and storage.comes_into(range(region.start, region.stop))
