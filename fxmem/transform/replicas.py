@@ -150,6 +150,7 @@ def return_attributes(pairs: Pairs, held: Sequence[Mapping[str, Any]]) -> None:
     for (module, replica), attributes in zip(pairs, held, strict=True):
         if module is replica:
             continue
+        module.__class__ = type(replica)  # another where a weight got a parametrization
         own = vars(module)
         for name in own.keys() - attributes.keys():
             del own[name]

@@ -71,6 +71,7 @@ def checkpoint(
         preserve_rng_state=random,
         context_fn=lambda: (contextlib.nullcontext(), again),
     )
+    versions.settle()
     if numbers is not None:
         numbers.settle()
     return result

@@ -43,15 +43,26 @@ class Versions:
             for owner, name, tensor in found
             if id(tensor) not in changed and not tensor.is_inference()
         ]
+        self._own: set[str] = set()
+
+    def settle(self) -> None:
+        """After the first run: whatever changed by then, the segment changes by itself."""
+        self._own.update(self._find_changed())
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """While the segment runs again, lets it read nothing that was changed in place since."""
-        changed = {
+        changed = self._find_changed()
+        if not changed:
+            return contextlib.nullcontext()
+        return _RefuseReads(changed, self._own, self._segment)
+
+    def _find_changed(self) -> dict[str, Tensor]:
+        """By name, what has another version than before the first run."""
+        return {
             f"{owner}.{name}" if name else owner: tensor
             for owner, name, tensor, version in self._seen
             if tensor._version != version
         }
-        return _RefuseReads(changed, self._segment) if changed else contextlib.nullcontext()
 
 
 def _list_tensors(reads: Reads) -> list[_Named]:
@@ -88,14 +99,21 @@ class _RefuseReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     last parameters of a segment before the rest of it is computed again.
     """
 
-    def __init__(self, changed: Mapping[str, Tensor], segment: str) -> None:
+    def __init__(self, changed: Mapping[str, Tensor], own: Collection[str], segment: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._changed = {_find_memory(tensor): name for name, tensor in changed.items()}
+        self._own = own
         self._segment = segment
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             name = self._changed.get(_find_memory(leaf)) if isinstance(leaf, Tensor) else None
+            if name is not None and name in self._own:
+                raise UsageError(
+                    f"{self._segment} of the plan changes {name}, which it did not when the plan"
+                    " was made: computed again in backward, it would do so twice",
+                    hint="make the plan for the model as it is now",
+                )
             if name is not None:
                 raise UsageError(
                     f"{name} was changed in place between forward and backward, and"

@@ -114,7 +114,7 @@ class CheckpointedForward(OwnForward):
         fqn: The module's name.
         random: Whether it draws random numbers.
         norms: The batch normalisations within it.
-        states: What else it changes, as modules and names of their tensors.
+        states: What else it is known to change, as modules and names of their tensors.
     """
 
     def __init__(
@@ -130,6 +130,8 @@ class CheckpointedForward(OwnForward):
         self.random = random
         self.norms = norms
         self.states = states
+        self._walk = Walk(module)
+        self._known = {inner: frozenset(inner._buffers) for inner in module.modules()}
         self._others = [
             (f"{name}.{key}", inner, key)
             for name, inner in module.named_modules(prefix=fqn)
@@ -176,10 +178,24 @@ class CheckpointedForward(OwnForward):
             *values,
             random=self.random,
             norms=self.norms,
-            states=self.states,
+            states=self._list_states(),
             reads={self.fqn: self.module, **self._find_others()},
             name=self.fqn,
         )
+
+    def _list_states(self) -> list[tuple[nn.Module, str]]:
+        """What the module changes, as far as is known, and buffers that came to it since.
+
+        Those of another layer, or of a weight's normalisation, may change with every call.
+        """
+        self._walk.update()
+        new = [
+            (module, name)
+            for module in self._walk.modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in self._known.get(module, ())
+        ]
+        return [*((module, name) for module, name in self.states if hasattr(module, name)), *new]
 
     def _find_others(self) -> dict[str, torch.Tensor]:
         """What modules hold as attributes beside parameters and buffers, and did not compute."""

@@ -292,6 +292,91 @@ def test_parametrizations_are_computed_by_the_copies() -> None:
     assert torch.equal(planned(x), expected(x))
 
 
+def add_layer(block: nn.Module) -> None:
+    block.norm = nn.Sequential(block.norm, nn.BatchNorm1d(4))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "parametrization": lambda block: parametrizations.spectral_norm(block.linear),
+    "hook": lambda block: nn.utils.spectral_norm(block.linear),
+    "layer": add_layer,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_put_in_afterwards_changes_once_for_each_call(
+    change: Callable[[Any], Any], compiled: bool
+) -> None:
+    model, x = Model(), torch.randn(5, 4)
+    planned = wrap(copy.deepcopy(model), "first", "second")
+    results = []
+    for each in (model, planned, copy.deepcopy(planned)):
+        torch.manual_seed(0)
+        change(each.first)
+        run = torch.compile(each, backend="aot_eager") if compiled else each
+        for _ in range(3):
+            run(x).square().sum().backward()
+        results.append((dict(each.state_dict()), {n: p.grad for n, p in each.named_parameters()}))
+        torch._dynamo.reset()
+    for state, gradients in results[1:]:
+        torch.testing.assert_close(state, results[0][0], rtol=0, atol=0)
+        torch.testing.assert_close(gradients, results[0][1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_put_in_afterwards_stays_where_the_plan_comes_off(
+    change: Callable[[Any], Any],
+) -> None:
+    planned = wrap(Model(), "first")
+    change(planned.first)
+    x = torch.randn(5, 4)
+    planned(x).sum().backward()
+    expected = planned.eval()(x)
+    assert torch.equal(fxmem.unapply(planned)(x), expected)
+
+
+class Counting(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = False
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        if self.counts:
+            self.count += 1
+        return super().forward(x, scale=scale)
+
+
+def test_a_buffer_that_begins_to_change_is_told_in_backward() -> None:
+    model = Model()
+    model.first = Counting()
+    planned = wrap(model, "first")
+    planned(torch.randn(3, 4)).sum().backward()
+    planned.first.counts = True
+    with pytest.raises(UsageError) as caught:
+        planned(torch.randn(3, 4)).sum().backward()
+    assert str(caught.value) == (
+        "first of the plan changes first.count, which it did not when the plan was made: computed"
+        " again in backward, it would do so twice (make the plan for the model as it is now)"
+    )
+
+
+def test_a_normalisation_that_is_taken_away_is_missed_by_nobody() -> None:
+    model, x = Model(), torch.randn(5, 4)
+    nn.utils.spectral_norm(model.first.linear)
+    states = ("first.linear.weight_u",)
+    segment = Segment("a", "b", 2, fqn="first", norms=("first.norm",), states=states)
+    plan = Plan("0123", 200, 100, segments=(segment,), style="modules")
+    planned: Any = fxmem.apply(copy.deepcopy(model), plan)
+    for each in (model, planned):
+        nn.utils.remove_spectral_norm(each.first.linear)
+    expected, got = model.second.eval()(model.first.eval()(x)), planned.eval()(x)
+    assert torch.equal(expected, got)
+    planned.train()(x).sum().backward()
+
+
 class Holding(nn.Module):
     """Holds a registered module once more."""
 
