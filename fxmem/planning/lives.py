@@ -104,7 +104,7 @@ class RegionLives:
             return Life(storage.index, run.place(storage.born), run.place(storage.born))
         end = run.place(self._find_local_end(storage, run.depth + 1, run))
         ends = [end, *self._find_saved_ends(storage, run)]
-        if storage.is_cached:
+        if storage.fills_run:
             ends.append(run.end)
         for child in run.children:
             ends += self._find_input_ends(storage, child)

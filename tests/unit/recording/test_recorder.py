@@ -20,7 +20,7 @@ from fxmem.tracing.fakes import make_fake_mode
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     """A recorder in the middle of a step."""
-    recorder = Recorder(Target("test"))
+    recorder = Recorder(Target("cpu"))
     with make_fake_mode(), recorder:
         recorder.begin_step()
         yield recorder
@@ -73,7 +73,7 @@ def test_what_takes_no_memory_has_no_storage(recorder: Recorder) -> None:
 
 
 def test_a_stranger_was_there_all_the_time() -> None:
-    recorder = Recorder(Target("test"))
+    recorder = Recorder(Target("cpu"))
     with make_fake_mode() as mode, recorder:
         recorder.begin_step()
         x = torch.zeros(4)
@@ -98,7 +98,7 @@ def test_a_label_stays(recorder: Recorder) -> None:
 
 
 def test_workspace_rises_and_falls_within_its_operator() -> None:
-    target = Target("test")
+    target = Target("cpu")
     target.workspace(torch.ops.aten.exp.default)(lambda *_: 100)
     recorder = Recorder(target)
     with make_fake_mode(), recorder:
@@ -178,7 +178,7 @@ def test_backward_belongs_to_the_node_of_its_forward(recorder: Recorder) -> None
 
 
 def test_only_what_is_alive_is_resident() -> None:
-    recorder = Recorder(Target("test"))
+    recorder = Recorder(Target("cpu"))
     with make_fake_mode(), recorder:
         output, cache, gone = torch.zeros(4), torch.zeros(2), torch.zeros(8)
         recorder.label(output, Category.OUTPUT, "output")
@@ -202,7 +202,7 @@ def test_deaths_after_the_step_are_not_recorded(recorder: Recorder) -> None:
 
 
 def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
-    target = Target("test")
+    target = Target("cpu")
     target.keeper(torch.ops.aten.exp.default)(lambda args: (("its workspace", 100),))
     recorder = Recorder(target)
     with make_fake_mode(), recorder:
@@ -221,7 +221,7 @@ def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
 
 
 def test_what_a_library_may_take_is_noted_and_not_counted() -> None:
-    target = Target("test")
+    target = Target("cpu")
     target.library(torch.ops.aten.exp.default)(lambda args, kwargs, out: 100)
     recorder = Recorder(target)
     with make_fake_mode(), recorder:
