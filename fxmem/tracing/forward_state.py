@@ -34,9 +34,11 @@ class ForwardState:
 
     def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
         self._modules = [*_iterate_entered(model, "", is_leaf)]
-        self._before = [(frozenset(vars(m)), _take(m)) for _, m in self._modules]
-        self._all = [*model.modules()]
-        self._hooks = [*map(_take_hooks, self._all)]
+        self._before = [
+            (frozenset(vars(m)), _take(m), _take(m, but=_HOOKS)) for _, m in self._modules
+        ]
+        self._tables = [vars(module)[key] for module in model.modules() for key in _HOOKS]
+        self._hooks = sum(map(len, self._tables))
         self._restore = _draw_random_numbers()
         self._random = read_random_states()
 
@@ -50,26 +52,22 @@ class ForwardState:
         is_drawn = self._random != read_random_states()
         if not is_drawn:
             self._restore()
-        hooked = not all(map(is_same, self._hooks, map(_take_hooks, self._all)))
-        for (name, module), (names, before) in zip(self._modules, self._before, strict=True):
-            new = vars(module).keys() - names if hooked and is_first else ()
-            marks = [key for key in new if isinstance(vars(module)[key], bool)]
-            if not is_same(before, _take(module, marks)):
+        installed = is_first and sum(map(len, self._tables)) != self._hooks
+        for (name, module), (names, whole, rest) in zip(self._modules, self._before, strict=True):
+            if installed:
+                new = vars(module).keys() - names
+                marks = {key for key in new if isinstance(vars(module)[key], bool)}
+                same = is_same(rest, _take(module, but=marks.union(_HOOKS)))
+            else:
+                same = is_same(whole, _take(module))
+            if not same:
                 return f"{name or 'the model'} changes what it holds in its forward"
-        if hooked and not is_first:
-            return "its forward installs hooks"
         return "it draws random numbers that are not PyTorch's" if is_drawn else ""
 
 
 def _take(module: nn.Module, but: Collection[str] = ()) -> Snapshot:
-    """What a module holds, without its hooks."""
-    return take_snapshot(
-        value for name, value in vars(module).items() if name not in _HOOKS and name not in but
-    )
-
-
-def _take_hooks(module: nn.Module) -> Snapshot:
-    return take_snapshot(vars(module)[name] for name in _HOOKS)
+    """What a module holds, but for some attributes."""
+    return take_snapshot(value for name, value in vars(module).items() if name not in but)
 
 
 def _iterate_entered(

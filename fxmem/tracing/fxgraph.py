@@ -18,6 +18,8 @@ NODE = "fxmem_node"
 """Key of an FX node's ``meta``: the name of the traced node that it is."""
 CONSTANT = "fxmem_constant"
 """Key of a placeholder's ``meta``: its value, where no tensor is in it: the graph is for that."""
+SURROUNDINGS = "fxmem_surroundings"
+"""Key of the output's ``meta``: what calls were autocast to, and the kinds of the parameters."""
 _DEVICE = "device"
 _ORIGIN = "_fxmem_origin"
 _CONSTANTS = (

@@ -11,8 +11,8 @@ from torch import nn
 from fxmem.graph import Phase, SourceLocation
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.contexts import read_context, read_settings, run_within
-from fxmem.tracing.fxgraph import CONSTANT, NODE, GraphBuilder, iterate_tensors
-from fxmem.tracing.signatures import SIGNATURE, describe_value
+from fxmem.tracing.fxgraph import CONSTANT, NODE, SURROUNDINGS, GraphBuilder, iterate_tensors
+from fxmem.tracing.signatures import SIGNATURE, Kind, describe_value, list_kinds
 from fxmem.tracing.source import find_source
 
 ACCESSORS = (getattr, setattr, delattr)
@@ -82,12 +82,20 @@ class NodeLog:
         self._model = model
         self._occurrences: dict[str, int] = {}
         self._context, self._settings = read_context(), read_settings()
+        self._kinds: tuple[Kind, ...] = ()
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Adds the placeholders; the graph is for the context of the caller."""
         for name, value in bind_arguments(self._model, args, kwargs):
             self._add_placeholder(name, value)
         self._context, self._settings = read_context(), read_settings()
+        self._kinds = list_kinds(module._parameters for module in self._model.modules())
+
+    def end(self, output: Any) -> None:
+        """Adds the output."""
+        self.builder.set_output(output)
+        for node in self.builder.graph.find_nodes(op="output"):
+            node.meta[SURROUNDINGS] = self._context.autocast, self._kinds
 
     def add(self, call: Call, result: Any, phase: Phase) -> None:
         """Adds the node of a call that has returned, with its result."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,28 @@ from torch import Tensor
 SIGNATURE = "fxmem_signature"
 """Key of a placeholder's ``meta``: the description of what it was traced with."""
 _PLAIN = (type(None), bool, int, float, complex, str)
+
+Kind = tuple[torch.dtype, bool]
+"""Of a parameter: its dtype, which code may ask for, and whether it wants a gradient."""
+
+
+def list_kinds(tables: Iterable[Mapping[str, Tensor | None]]) -> tuple[Kind, ...]:
+    """What of the parameters of modules decides what code does with them.
+
+    Args:
+        tables: Of each module, those that it holds.
+
+    >>> list_kinds([torch.nn.Linear(2, 1)._parameters])
+    ((torch.float32, True), (torch.float32, True))
+    """
+    return tuple(
+        [
+            (parameter.dtype, parameter.requires_grad)
+            for table in tables
+            for parameter in table.values()
+            if parameter is not None
+        ]
+    )
 
 
 def describe_value(value: Any) -> Hashable:

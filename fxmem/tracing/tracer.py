@@ -120,7 +120,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         state = ForwardState(self.model, is_leaf) if self._symbolic_sizes else None
         with self._tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
-        self._log.builder.set_output(output)
+        self._log.end(output)
         if state is not None:
             self._log.builder.give_up(state.find_change())
         return output

@@ -47,6 +47,8 @@ def build_module(
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     output = copied.output(copied.graph_copy(graph, copies))
+    for traced in graph.find_nodes(op="output"):
+        output.meta.update(traced.meta)
     owners = find_owners(graph)
     codes = _iterate_codes(segments, _find_prefix(graph), model)
     paths = _lay_paths(codes, [*dict.fromkeys(owners.values())])

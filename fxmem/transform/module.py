@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.planning.plan import Plan
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.fxgraph import CONSTANT
-from fxmem.tracing.signatures import SIGNATURE, describe_value
+from fxmem.tracing.contexts import Autocast, read_autocast
+from fxmem.tracing.fxgraph import CONSTANT, SURROUNDINGS
+from fxmem.tracing.signatures import SIGNATURE, Kind, describe_value
 from fxmem.tracing.tracer import is_leaf
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SEGMENTS, SegmentCodeGen
@@ -26,6 +27,8 @@ from fxmem.transform.settings import Place, Settings, is_equal, watch_reads
 from fxmem.transform.walk import Walk
 from fxmem.transform.warning import warn_caller
 
+_Surroundings = tuple[Autocast, tuple[Kind, ...]]
+"""What is autocast to, and what the parameters are."""
 _SHARED = (
     "_parameters",
     "_buffers",
@@ -77,7 +80,7 @@ class PlannedModule(fx.GraphModule):
     _runs_again: bool
     _is_replaced: bool
     _described: tuple[Any, ...]
-    _dtypes: tuple[torch.dtype, ...]
+    _surroundings: _Surroundings
 
     def __init__(
         self,
@@ -128,7 +131,9 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["_is_replaced"] = False
             self.__dict__["_runs_again"] = any(node.meta.get(SEGMENTS) for node in nodes)
             self.__dict__["_described"] = self._describe_modules()
-            self.__dict__["_dtypes"] = walk.list_dtypes()
+            traced = [node.meta[SURROUNDINGS] for node in nodes if SURROUNDINGS in node.meta]
+            now = read_autocast(), walk.list_kinds()
+            self.__dict__["_surroundings"] = traced[0] if traced else now
         return code
 
     @property
@@ -216,7 +221,7 @@ class PlannedModule(fx.GraphModule):
         changed = [place for place in self._settings.find_changed() if place not in self._unread]
         if not self._fits_call(given, changed, args, kwargs):
             if not torch.compiler.is_compiling():
-                warn_caller(_REPLACED if self._is_replaced else _explain(given, changed))
+                warn_caller(self._explain(given, changed))
             return None
         return [given.get(argument.name, argument.constant) for argument in self._expected]
 
@@ -248,9 +253,10 @@ class PlannedModule(fx.GraphModule):
         """Whether the graph is what the model's code does for these sizes and attributes."""
         taken = [argument for argument in self._expected if not argument.is_constant]
         described = tuple(describe_value(given[argument.name]) for argument in taken)
-        dtypes = self._walk.list_dtypes()
+        surroundings = read_autocast(), self._walk.list_kinds()
         is_known = described == tuple(argument.signature for argument in taken)
-        if is_known and dtypes == self._dtypes and not changed and not self._is_unsure:
+        is_known = is_known and surroundings == self._surroundings
+        if is_known and not changed and not self._is_unsure:
             return True
         if not self._decisive.isdisjoint(changed):
             return False
@@ -258,7 +264,7 @@ class PlannedModule(fx.GraphModule):
             return False
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
             return not changed  # an analysis, whose sizes have to be those of the plan
-        key = described, dtypes, self._settings.read_values(changed)
+        key = described, surroundings, self._settings.read_values(changed)
         if key not in self._fits:
             self._fits[key] = self._trace_again(changed, args, kwargs)
         if self._fits[key] and not changed:
@@ -278,6 +284,27 @@ class PlannedModule(fx.GraphModule):
         else:
             self._decisive.update(read)
         return fits
+
+    def _explain(self, given: Mapping[str, Any], changed: Sequence[Place]) -> str:
+        """Why a call is not the graph's."""
+        if self._is_replaced:
+            return _REPLACED
+        autocast, kinds = self._surroundings
+        if changed:
+            difference = f"{'.'.join(filter(None, changed[0]))} is not what it was for the plan"
+        elif read_autocast() != autocast:
+            difference = "autocast is not what it was for the plan"
+        elif self._walk.list_kinds() != kinds:
+            difference = "which parameters want gradients, or their dtypes, is not as for the plan"
+        else:
+            return (
+                "for arguments of these sizes the model's code does other things than for those of"
+                f" the plan ({_write_sizes(given)}): this step runs without it"
+            )
+        return (
+            f"{difference}, and the model's code may do other things with it: this step runs"
+            " without the plan (one of style 'modules' runs that code)"
+        )
 
     def _name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = self._names
@@ -330,19 +357,6 @@ def _has_own_code(module: nn.Module) -> bool:
 def _list_coded(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
     """By name, the modules whose own code was traced."""
     return tuple((name, part) for name, part in model.named_modules() if _has_own_code(part))
-
-
-def _explain(given: Mapping[str, Any], changed: Sequence[Place]) -> str:
-    if changed:
-        name = ".".join(filter(None, changed[0]))
-        return (
-            f"{name} is not what it was for the plan, and the model's code may do other things with"
-            " it: this step runs without the plan (one of style 'modules' runs that code)"
-        )
-    return (
-        "for arguments of these sizes the model's code does other things than for those of the"
-        f" plan ({_write_sizes(given)}): this step runs without it"
-    )
 
 
 def _write_sizes(given: Mapping[str, Any]) -> str:

@@ -50,10 +50,11 @@ def is_graph_of(
     def trace() -> fx.Graph | None:
         try:
             with _without_hooks(model):  # who calls the planned module has called them
-                # Whatever the frontend.
-                traced: fx.Graph = analyze(model, tuple(args), kwargs, **options).fx_graph
+                analysis = analyze(model, tuple(args), kwargs, **options)
         except FxmemError:  # it cannot be told: for these sizes the model's own code runs
             return None
+        # Where the graph leaves something out, it says too little.
+        traced: fx.Graph | None = analysis.fx_graph if analysis.frontend == "fx" else None
         return traced
 
     restore = keep_random_numbers()

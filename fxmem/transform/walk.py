@@ -6,8 +6,9 @@ import operator
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import nn
+
+from fxmem.tracing.signatures import Kind, list_kinds
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -82,15 +83,9 @@ class Walk:
             return ""
         return next(str(name) for name, table in self._uncalled if table)
 
-    def list_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Those of the parameters, which code may cast other tensors to, each once."""
-        found = {
-            parameter.dtype: None
-            for table in self._parameters
-            for parameter in table.values()
-            if parameter is not None
-        }
-        return tuple(found)
+    def list_kinds(self) -> tuple[Kind, ...]:
+        """Those of the parameters; see :func:`fxmem.tracing.signatures.list_kinds`."""
+        return list_kinds(self._parameters)
 
     def count_buffers(self) -> int:
         """How many there are; hooks that normalise a weight, as those of old, add some."""

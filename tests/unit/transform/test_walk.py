@@ -42,7 +42,7 @@ def test_changed_modules_are_seen(change: Any) -> None:
     change(model)
     walk.update()
     assert walk.modules == [*model.modules()]
-    assert {*walk.list_dtypes()} == {p.dtype for p in model.parameters()}
+    assert {*walk.list_kinds()} == {(p.dtype, True) for p in model.parameters()}
     tables = [t for m in model.modules() for t in (m._parameters, m._buffers) if t]
     assert {*map(id, walk.list_tensor_tables())} == {*map(id, tables)}
 
@@ -57,7 +57,7 @@ def test_tensors_put_in_place_of_others_are_seen() -> None:
     model = make()
     walk = Walk(model)
     model[1].weight = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    assert {*walk.list_dtypes()} == {torch.float32, torch.float64}
+    assert {*walk.list_kinds()} == {(torch.float32, True), (torch.float64, True)}
 
 
 @pytest.mark.parametrize(
