@@ -58,9 +58,9 @@ def read_settings() -> dict[str, tuple[Any, ...]]:
     and :class:`torch.autograd.graph.saved_tensors_hooks`.
 
     >>> before = read_settings()
-    >>> with torch.backends.mkldnn.flags(enabled=False):
+    >>> with torch.autograd.graph.save_on_cpu():
     ...     [name for name, value in read_settings().items() if value != before[name]]
-    ['which kernels run']
+    ['what autograd does with what it saves']
     """
     read: Any = torch._C
     return {
