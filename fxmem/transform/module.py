@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
 from fxmem.planning.plan import Plan
@@ -78,6 +79,7 @@ class PlannedModule(fx.GraphModule):
     _decisive: set[Place]
     _is_unsure: bool
     _runs_again: bool
+    _is_miscompiled: bool
     _is_replaced: bool
     _described: tuple[Any, ...]
     _surroundings: _Surroundings
@@ -131,6 +133,9 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["_is_replaced"] = False
             self.__dict__["_runs_again"] = any(node.meta.get(SEGMENTS) for node in nodes)
             self.__dict__["_described"] = self._describe_modules()
+            self.__dict__["_is_miscompiled"] = self._runs_again and any(
+                isinstance(module, _SpectralNorm) for module in walk.modules
+            )
             traced = [node.meta[SURROUNDINGS] for node in nodes if SURROUNDINGS in node.meta]
             now = read_autocast(), walk.list_kinds()
             self.__dict__["_surroundings"] = traced[0] if traced else now
@@ -191,6 +196,12 @@ class PlannedModule(fx.GraphModule):
         """What the graph takes of a call's arguments; None where the model's own forward runs."""
         is_train = self.plan_mode == "train"
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
+            return None
+        if self._is_miscompiled and torch.compiler.is_compiling():
+            warn_caller(
+                "PyTorch compiles spectral normalisation to other values where segments break the"
+                " graph: this model is compiled without the plan"
+            )
             return None
         if self._walk.update():
             self._meet_modules()

@@ -174,3 +174,40 @@ def test_a_model_without_a_plan_has_none_to_take_off() -> None:
     with pytest.raises(fxmem.UsageError) as error:
         fxmem.unapply(nn.Linear(1, 1))
     assert str(error.value) == "no plan was applied to this Linear (it is as it was)"
+
+
+class Normalised(nn.Module):
+    """What crosses a segment's end is overwritten, and a norm writes into its buffer (``out=``)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.relu = nn.LeakyReLU(0.2, inplace=True)
+        self.last = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softplus(self.last(self.relu(self.first(x)))).mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_normalised_weight_is_compiled_without_the_plan() -> None:
+    torch.manual_seed(0)
+    model, x = Normalised(), torch.randn(16, 8)
+    analysis = fxmem.analyze(model, (x,), device="cpu", loss=lambda output: output)
+    plan = fxmem.pareto(analysis, time_limit_s=1, style="graph")[-1]
+    assert plan.segments
+    planned = fxmem.apply(copy.deepcopy(model), plan)
+    torch.compiler.reset()
+    with pytest.warns(fxmem.FxmemWarning) as caught:
+        loss = torch.compile(planned, backend="aot_eager")(x)
+    assert str(caught[0].message) == (
+        "PyTorch compiles spectral normalisation to other values where segments break the graph:"
+        " this model is compiled without the plan"
+    )
+    expected = model(x)
+    assert torch.equal(loss, expected)
+    loss.backward()
+    expected.backward()
+    for own, other in zip(planned.parameters(), model.parameters(), strict=True):
+        assert own.grad is not None and other.grad is not None
+        assert torch.equal(own.grad, other.grad)
