@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,6 +143,34 @@ def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_inp
             buffer += channels * wide
         tape.allocate(buffer)
     return tape.peak_bytes
+
+
+def _statistics_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
+    """aten/src/ATen/native/cpu/mixed_data_type.h, ``is_mixed_type`` and ``param_scalar_type``."""
+    parameter = bias if weight is None else weight
+    return x.dtype if parameter is None or parameter.dtype == x.dtype else torch.float32
+
+
+@CPU.kernel(_aten.native_layer_norm.default)
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """layer_norm.cpp, ``layer_norm_cpu``: statistics in float32 where the parameters are."""
+    rows = [*x.shape[: x.dim() - len(shape)], *(1 for _ in shape)]
+    dtype = _statistics_dtype(x, weight, bias)
+    return x.new_empty(x.shape), x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
+
+
+@CPU.kernel(_aten.native_group_norm.default)
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """aten/src/ATen/native/group_norm.cpp, ``native_group_norm``: likewise."""
+    batch, _channels, _pixels, groups, _eps = sizes
+    dtype = _statistics_dtype(x, weight, bias)
+    y = torch.empty_like(x, memory_format=suggest_memory_format(x))
+    means, scales = (x.new_empty((batch, groups), dtype=dtype) for _ in range(2))
+    return y, means, scales
 
 
 @CPU.workspace(_aten.native_layer_norm.default)
