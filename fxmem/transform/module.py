@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
 from fxmem.planning.plan import Plan
@@ -25,6 +24,7 @@ from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SEGMENTS, SegmentCodeGen
 from fxmem.transform.retracing import is_graph_of
 from fxmem.transform.settings import Place, Settings, is_equal, watch_reads
+from fxmem.transform.surroundings import MISCOMPILED, is_normalised
 from fxmem.transform.walk import Walk
 from fxmem.transform.warning import warn_caller
 
@@ -133,9 +133,7 @@ class PlannedModule(fx.GraphModule):
             self.__dict__["_is_replaced"] = False
             self.__dict__["_runs_again"] = any(node.meta.get(SEGMENTS) for node in nodes)
             self.__dict__["_described"] = self._describe_modules()
-            self.__dict__["_is_miscompiled"] = self._runs_again and any(
-                isinstance(module, _SpectralNorm) for module in walk.modules
-            )
+            self.__dict__["_is_miscompiled"] = self._runs_again and is_normalised(walk.modules)
             traced = [node.meta[SURROUNDINGS] for node in nodes if SURROUNDINGS in node.meta]
             now = read_autocast(), walk.list_kinds()
             self.__dict__["_surroundings"] = traced[0] if traced else now
@@ -198,10 +196,7 @@ class PlannedModule(fx.GraphModule):
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
         if self._is_miscompiled and torch.compiler.is_compiling():
-            warn_caller(
-                "PyTorch compiles spectral normalisation to other values where segments break the"
-                " graph: this model is compiled without the plan"
-            )
+            warn_caller(MISCOMPILED)
             return None
         if self._walk.update():
             self._meet_modules()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
 _Made = TypeVar("_Made")
+
+MISCOMPILED = (
+    "PyTorch compiles spectral normalisation to other values where segments break the graph: this"
+    " model is compiled without the plan"
+)
 
 
 def find_autocast(inputs: Any) -> torch.dtype | None:
@@ -40,3 +47,12 @@ def run_apart(function: Callable[[], _Made]) -> _Made:
     """
     with ThreadPoolExecutor(1) as other_thread:
         return other_thread.submit(function).result()
+
+
+def is_normalised(modules: Iterable[nn.Module]) -> bool:
+    """Whether a weight's norm is computed with ``out=``, into a buffer.
+
+    Where a compiled part of a model overwrites what it was given, PyTorch 2.13 then returns the
+    buffer in the place of a result.
+    """
+    return any(isinstance(module, _SpectralNorm) for module in modules)

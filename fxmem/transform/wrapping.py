@@ -29,7 +29,9 @@ from fxmem.transform.replicas import (
     return_attributes,
 )
 from fxmem.transform.runtime import checkpoint
+from fxmem.transform.surroundings import MISCOMPILED, is_normalised
 from fxmem.transform.walk import Walk
+from fxmem.transform.warning import warn_caller
 
 
 class OwnForward:
@@ -88,10 +90,13 @@ class PlannedForward(OwnForward):
         self._lent = list_lent(pairs)
         self._marks = HookMarks(pairs)
         self._walk = Walk(module)
+        self._is_miscompiled = is_normalised(module.modules())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; what runs again in backward knows the call that it ran in first."""
         if torch.compiler.is_compiling():
+            if self._is_miscompiled and self.module.training and torch.is_grad_enabled():
+                warn_caller(MISCOMPILED)  # here, as it breaks the graph
             return self.call_own(*args, **kwargs)
         with self._marks.share():
             if not (self.module.training and torch.is_grad_enabled()):
@@ -115,6 +120,7 @@ class CheckpointedForward(OwnForward):
         random: Whether it draws random numbers.
         norms: The batch normalisations within it.
         states: What else it is known to change, as modules and names of their tensors.
+        is_miscompiled: Whether a compiler does not take it under a checkpoint.
     """
 
     def __init__(
@@ -124,12 +130,14 @@ class CheckpointedForward(OwnForward):
         random: bool,
         norms: tuple[nn.Module, ...],
         states: tuple[tuple[nn.Module, str], ...] = (),
+        is_miscompiled: bool = False,
     ) -> None:
         super().__init__(module)
         self.fqn = fqn
         self.random = random
         self.norms = norms
         self.states = states
+        self.is_miscompiled = is_miscompiled
         self._walk = Walk(module)
         self._known = {inner: frozenset(inner._buffers) for inner in module.modules()}
         self._others = [
@@ -147,6 +155,8 @@ class CheckpointedForward(OwnForward):
                 backward, where others changed one, or a tensor of the module, meanwhile.
         """
         if not (self.module.training and torch.is_grad_enabled()):
+            return self.call_own(*args, **kwargs)
+        if self.is_miscompiled and torch.compiler.is_compiling():
             return self.call_own(*args, **kwargs)
         names, count = tuple(kwargs), len(args)
         values = (*args, *kwargs.values())
@@ -290,13 +300,16 @@ def wrap_modules(model: nn.Module, segments: Iterable[Segment]) -> nn.Module:
         if isinstance(modules[fqn], torch.jit.ScriptModule):
             raise UsageError(f"{fqn} is a script, which runs as it was compiled")
     replicas = copy_modules(model)
+    is_miscompiled = is_normalised(model.modules())
     for fqn, (random, norms, states) in choices.items():
         module = replicas[id(modules[fqn])]
         inside = tuple(replicas[id(modules[name])] for name in norms if name in modules)
         held = tuple(
             (replicas[id(modules[owner])], name) for owner, name in find_holders(model, states)
         )
-        vars(module)["forward"] = CheckpointedForward(module, fqn, random, inside, held)
+        vars(module)["forward"] = CheckpointedForward(
+            module, fqn, random, inside, held, is_miscompiled
+        )
     root = replicas[id(model)]
     pairs = tuple((module, replicas[id(module)]) for module in model.modules())
     vars(root)["forward"] = PlannedForward(root, model, pairs)
