@@ -106,6 +106,8 @@ def _find_early_save(facts: StepFacts, node: int, operations: Iterable[Operation
     """
     kept = {(save.position, save.storage) for save in facts.saves_by_node[node]}
     for operation in operations:
+        if operation.name.split(".")[1].endswith("_"):  # of one part, where another is kept
+            continue
         if any((operation.index, i) in kept and i in facts.makers for i in operation.writes):
             return "fills what it has saved, which is too late for a run that ends there"
     return ""

@@ -199,3 +199,9 @@ def test_gradients_through_such_noise_are_the_plain_ones(style: str) -> None:
             run(x).sum().backward()
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         assert all(map(torch.equal, *found))
+
+
+def test_a_recurrent_layer_that_works_in_place_is_computed_again() -> None:
+    analysis = fxmem.analyze(nn.GRU(8, 8), "6x4x8", device="cpu")
+    facts = gather_facts(analysis.graph, counts_host=True)
+    assert not find_limits(facts).fixed
