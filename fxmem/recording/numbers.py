@@ -71,6 +71,10 @@ class NumberLog:
         reference, operation, node = self._pending
         self._pending = None
         result = reference()
+        # A view that was changed in place makes its function anew, under a lock that whoever runs
+        # the operator at hand may hold: ``VariableHooks::grad_fn``.
+        if result is not None and result._is_view():
+            return
         with torch._C.DisableTorchFunction():
             function = None if result is None else result.grad_fn
             number = getattr(function, "_saved_other", None)
