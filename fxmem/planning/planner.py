@@ -207,8 +207,8 @@ def plan(
 
     Raises:
         InfeasibleError: No plan that was found keeps the budget.
-        UsageError: Not exactly one limit is given, or the step adds up several micro-batches; or
-            there is no such style for it.
+        UsageError: Not exactly one limit is given, or it is none; or the step adds up several
+            micro-batches, or there is no such style for it.
     """
     budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
     if analysis.setup.mode != "train":
@@ -225,6 +225,9 @@ def plan(
             "a plan needs one limit",
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
+    for share in (max_overhead, max_overhead_flops):
+        if share is not None and not (isinstance(share, int | float) and share >= 0):
+            raise UsageError(f"an overhead cannot be {share!r}", hint="0.1 for a tenth more")
     step = prepare_step(analysis, style)
     found = _plan_segments(step, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
     return add_changes(analysis, found)

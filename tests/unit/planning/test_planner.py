@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -49,6 +50,14 @@ def test_a_plan_needs_one_limit(analysis: fxmem.Analysis, limits: dict[str, floa
     assert str(caught.value) == (
         "a plan needs one limit (budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1)"
     )
+
+
+@pytest.mark.parametrize("share", ["10%", -0.1, float("nan")])
+@pytest.mark.parametrize("limit", ["max_overhead", "max_overhead_flops"])
+def test_an_overhead_is_a_number(analysis: fxmem.Analysis, limit: str, share: Any) -> None:
+    with pytest.raises(fxmem.UsageError) as caught:
+        plan_step(analysis, **{limit: share})
+    assert str(caught.value) == f"an overhead cannot be {share!r} (0.1 for a tenth more)"
 
 
 def test_inference_has_no_trade_offs() -> None:
