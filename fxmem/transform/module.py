@@ -6,7 +6,6 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +14,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fxmem.planning.plan import Plan
-from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.contexts import Autocast, read_autocast
-from fxmem.tracing.fxgraph import CONSTANT, SURROUNDINGS
-from fxmem.tracing.signatures import SIGNATURE, Kind, describe_value
+from fxmem.tracing.fxgraph import SURROUNDINGS
+from fxmem.tracing.signatures import Kind, describe_value
 from fxmem.tracing.tracer import is_leaf
+from fxmem.transform.arguments import (
+    Argument,
+    find_mismatch,
+    list_expected,
+    list_names,
+    name_arguments,
+    write_sizes,
+)
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SEGMENTS, SegmentCodeGen
 from fxmem.transform.retracing import is_graph_of
-from fxmem.transform.settings import Place, Settings, is_equal, watch_reads
+from fxmem.transform.settings import Place, Settings, watch_reads
 from fxmem.transform.surroundings import MISCOMPILED, is_normalised
 from fxmem.transform.walk import Walk
 from fxmem.transform.warning import warn_caller
@@ -70,7 +76,7 @@ class PlannedModule(fx.GraphModule):
     original: nn.Module
     plan_mode: str
     _walk: Walk
-    _expected: tuple[_Argument, ...]
+    _expected: tuple[Argument, ...]
     _names: tuple[str, ...] | None
     _coded: tuple[tuple[str, nn.Module], ...]
     _fits: dict[tuple[Any, ...], bool]
@@ -119,14 +125,8 @@ class PlannedModule(fx.GraphModule):
             nodes = [*self.graph.nodes]
             called = frozenset(str(n.target) for n in nodes if n.op == "call_module")
             walk = self.__dict__["_walk"] = Walk(self, called)
-            self.__dict__["_expected"] = tuple(
-                _Argument(
-                    str(n.target), CONSTANT in n.meta, n.meta.get(CONSTANT), n.meta.get(SIGNATURE)
-                )
-                for n in nodes
-                if n.op == "placeholder"
-            )
-            self.__dict__["_names"] = _list_names(model)
+            self.__dict__["_expected"] = list_expected(nodes)
+            self.__dict__["_names"] = list_names(model)
             self.__dict__["_coded"] = _list_coded(model)
             self._take_settings()
             self.__dict__["_is_unsure"] = False
@@ -217,8 +217,8 @@ class PlannedModule(fx.GraphModule):
         if self._describe_modules() != self._described:
             warn_caller(_REPLACED)
             return None
-        given = self._name_arguments(args, kwargs)
-        mismatch = _find_mismatch(self._expected, given)
+        given = name_arguments(self.original, self._names, args, kwargs)
+        mismatch = find_mismatch(self._expected, given)
         if mismatch:
             warn_caller(
                 f"the plan was made for other arguments ({mismatch}): this step runs without it"
@@ -305,22 +305,12 @@ class PlannedModule(fx.GraphModule):
         else:
             return (
                 "for arguments of these sizes the model's code does other things than for those of"
-                f" the plan ({_write_sizes(given)}): this step runs without it"
+                f" the plan ({write_sizes(given)}): this step runs without it"
             )
         return (
             f"{difference}, and the model's code may do other things with it: this step runs"
             " without the plan (one of style 'modules' runs that code)"
         )
-
-    def _name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        names = self._names
-        if (
-            names is None
-            or len(args) > len(names)
-            or any(name in kwargs for name in names[: len(args)])
-        ):
-            return dict(bind_arguments(self.original, args, kwargs))
-        return {**dict(zip(names, args, strict=False)), **kwargs}
 
     def _differs(self) -> bool:
         """Whether attributes are other than for the plan, which a copy cannot see."""
@@ -345,16 +335,6 @@ def _restore(
     return planned
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """What the graph takes; a constant was traced as what it is, all else by its signature."""
-
-    name: str
-    is_constant: bool
-    constant: Any = None
-    signature: Any = None
-
-
 def _has_own_code(module: nn.Module) -> bool:
     """Whether a module's code was traced and is none of PyTorch's, which only calls others."""
     return not is_leaf(module) and not type(module).__module__.startswith("torch.nn")
@@ -363,41 +343,6 @@ def _has_own_code(module: nn.Module) -> bool:
 def _list_coded(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
     """By name, the modules whose own code was traced."""
     return tuple((name, part) for name, part in model.named_modules() if _has_own_code(part))
-
-
-def _write_sizes(given: Mapping[str, Any]) -> str:
-    tensors = [
-        f"{name} {'x'.join(map(str, value.shape))}"
-        for name, value in given.items()
-        if isinstance(value, torch.Tensor)
-    ]
-    return ", ".join(tensors) or ", ".join(given)
-
-
-def _list_names(model: nn.Module) -> tuple[str, ...] | None:
-    """The names of the arguments that ``forward`` takes by position; None where it takes any."""
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    kinds = {parameter.kind for parameter in parameters}
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return None
-    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    return tuple(parameter.name for parameter in parameters if parameter.kind not in keyword)
-
-
-def _find_mismatch(expected: Sequence[_Argument], given: Mapping[str, Any]) -> str:
-    """What of a call's arguments the graph was not traced for; empty where it fits."""
-    names = [argument.name for argument in expected]
-    for argument in expected:
-        name = argument.name
-        if argument.is_constant:
-            if name in given and not is_equal(given[name], argument.constant):
-                return f"{name}={given[name]!r}"
-        elif name not in given:
-            return f"no {name}"
-    return ", ".join(name for name in given if name not in names and given[name] is not None)
 
 
 def _list_special(kind: type) -> list[str]:
