@@ -201,8 +201,7 @@ class Save:
 
     Attributes:
         storage: Index of the storage.
-        node: Index of the node in which it was kept; None outside of nodes, and of what hooks on
-            saved tensors do not see: the tensor that stands for a Python number.
+        node: Index of the node in which it was kept; None outside of nodes.
         position: Index of the operation that runs next when it is kept.
         unpacked: Index of the first operation of the function's backward, before which the
             storage is taken out; None where that backward runs no operator.

@@ -25,7 +25,6 @@ from fxmem.recording.casts import CastLog
 from fxmem.recording.costs import KernelCosts
 from fxmem.recording.effects import find_effect, find_written
 from fxmem.recording.ledger import NO_STORAGE, Ledger
-from fxmem.recording.numbers import NumberLog
 from fxmem.recording.overwriting import find_overwritable
 from fxmem.recording.records import NodeRecord
 from fxmem.recording.running import OperatorRunner
@@ -88,7 +87,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.strangers = Strangers()
         self.visible = VisibleTensors(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
-        self._numbers = NumberLog(self.ledger, self.saving)
         self._costs = KernelCosts(target, self.ledger)
         self.seeding: dict[SourceLocation | None, None] = {}
         self._packing = False
@@ -135,7 +133,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def exit_node(self, index: int, result: Any) -> int:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
-        self._numbers.look()
         self._node = None
         self.sequences.exit_node(index)
         results = {self.track(tensor) for tensor in iterate_memory(result)}
@@ -231,7 +228,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
     ) -> Any:
         """Runs an operator, which reads these tensors, and notes what it did."""
-        self._numbers.look()
         autograd, result = None, None
         if self._phase is Phase.BACKWARD:
             autograd = torch._C._current_autograd_node()
@@ -261,10 +257,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if workspace_bytes is None:
             workspace_bytes = self._costs.estimate_workspace_bytes(func, args, kwargs, result)
-        number_bytes = self._numbers.measure(func, args)
-        if number_bytes:
-            self._numbers.expect(result, len(self.operations), self._node)
-            workspace_bytes -= number_bytes
         self._record(_Ran(func, args, kwargs, result, read, made, workspace_bytes, kept), autograd)
         return result
 
