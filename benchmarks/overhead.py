@@ -1,6 +1,6 @@
 """Holds the time that plans are estimated to add against the time that they add on a CPU.
 
-    python -m benchmarks.overhead [--only NAME ...] [--rounds 5] [-o docs/overhead.md]
+    python -m benchmarks.overhead [--only NAME ...] [--rounds 3] [-o docs/overhead.md]
 
 The steps are those of `benchmarks.planner`, long enough that arithmetic is what takes the time.
 What a segment costs besides, in Python, is measured on one that computes next to nothing.
@@ -27,7 +27,7 @@ from benchmarks.planner_measure import Trainer
 from fxmem.planning.plan import GRAPH, MODULES
 
 THREADS = 1  # the steadiest
-POINTS = 4
+POINTS = 3
 _LAYERS = 100
 
 
@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     names = [case.case.name for case in CASES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these alone")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each step is timed")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each step is timed")
     parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
