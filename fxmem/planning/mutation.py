@@ -19,6 +19,8 @@ _MODULES = 0.05
 """How often whole modules are what is changed."""
 _JOINED = 0.4
 """How often two plans are put together."""
+_JOINED_NEAR = 0.3
+"""Likewise where changes are to be small: neighbours only."""
 _FURTHER = 0.3
 """How often one more change follows: some only pay together."""
 
@@ -37,7 +39,7 @@ def mutate_regions(
         rng: Where chance comes from.
         parents: The plans.
         positions: Where stages begin: cuts are drawn there most of the time.
-        groups: Calls of modules, by module, of those that are alike.
+        groups: Calls of modules, by module, of those that are alike; none for small changes only.
         facts: The step.
         limits: What may not be computed again.
 
@@ -48,9 +50,9 @@ def mutate_regions(
     parent = parents[at]
     if groups and rng.random() < _MODULES:
         changed = _toggle_modules(rng, parent, groups)
-    elif rng.random() < _JOINED and len(parents) > 1:
+    elif rng.random() < (_JOINED if groups else _JOINED_NEAR) and len(parents) > 1:
         near = max(0, min(len(parents) - 1, at + rng.choice((-2, -1, 1, 2))))
-        other = parents[near if rng.random() < 0.5 else rng.randrange(len(parents))]
+        other = parents[near if not groups or rng.random() < 0.5 else rng.randrange(len(parents))]
         changed = join_regions(parent, other, rng.choice(positions))
     else:
         cuts = positions if rng.random() < 0.6 else range(positions[0], facts.nodes)

@@ -42,8 +42,10 @@ _GAPS = 80
 _CUTS = 6
 """Where that is tried, in each."""
 _TRIALS = 6500
-_DRAWS = 2 * _TRIALS
-"""What is drawn is often known already where the step is small."""
+_TRIALS_NEAR = 9000
+"""Where there is a goal: small changes, next to it."""
+_DRAWS = 2
+"""For each trial: what is drawn is often known already where the step is small."""
 _SHARE = 0.5
 """Of the time there is, for what is proposed; the rest is for improving it."""
 _MODULES_SHARE = 0.1
@@ -84,10 +86,13 @@ def find_front(
             break
     positions = sorted({start for cut in cuts for start in cut})
     _fill_gaps(tried, positions, goal_bytes, goal_cost, began + time_limit_s)
-    groups = [[modules[at].spans for at in group] for group in group_modules(modules).values()]
+    has_goal = goal_bytes is not None or goal_cost is not None
+    kinds = () if has_goal else group_modules(modules).values()
+    groups = [[modules[at].spans for at in kind] for kind in kinds]
+    trials = _TRIALS_NEAR if has_goal else _TRIALS
     rng = random.Random(0)
-    most = len(tried.found) + _TRIALS
-    for _ in range(_DRAWS):
+    most = len(tried.found) + trials
+    for _ in range(_DRAWS * trials):
         if len(tried.found) == most or time.monotonic() - began > time_limit_s:
             break
         parents = [c.regions for c in find_near(tried.front, goal_bytes, goal_cost)]
