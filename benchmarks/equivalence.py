@@ -101,9 +101,6 @@ each, from the same state, on one thread of a CPU with PyTorch {torch.__version_
   state, inputs and random numbers are the plain model's after each step, bit by bit.
 - worst error: the largest distance of a plan's peak from the measured one, over that.
 
-A look at the random number generator's state takes 5 KB for a moment, more than `one_operation`
-takes in all: its plans promise too little.
-
 What plans add in time is measured at sizes where arithmetic takes it: [overhead](overhead.md).
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,14 +14,13 @@ from torch import nn
 import fxmem
 from benchmarks.cases import SEED, Case
 from fxmem.errors import FxmemWarning, summarize_error
-from fxmem.planning.describe import describe_segments, fingerprint_graph
-from fxmem.planning.limits import Limits, find_limits
+from fxmem.planning.describe import describe_segments
 from fxmem.planning.modules import name_spans, nest_spans
 from fxmem.planning.mutation import mutate_regions
 from fxmem.planning.plan import GRAPH, MODULES
-from fxmem.planning.planner import PlanningStep, prepare_step
 from fxmem.planning.regions import Region, iterate_regions
 from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.step import PlanningStep, prepare_step
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.transform.comparing import Record, compare_records
@@ -147,11 +146,11 @@ def _compare(ours: Record, theirs: Record) -> str:
     return ""
 
 
-def draw_plan(step: PlanningStep, limits: Limits, seed: int) -> fxmem.Plan | None:
+def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
     """A plan at random; None where chance finds none that computes anything again."""
     rng = random.Random(seed)
     facts = step.facts
-    if step.style == MODULES:
+    if step.base.style == MODULES:
         chosen = [choice for choice in step.modules if rng.random() < 0.4]
         regions = nest_spans(span for choice in chosen for span in choice.spans)
         names = name_spans(step.modules)
@@ -160,19 +159,16 @@ def draw_plan(step: PlanningStep, limits: Limits, seed: int) -> fxmem.Plan | Non
         regions, names = (), None
         for _ in range(_CHANGES if first < facts.nodes else 0):
             positions = range(first, facts.nodes)
-            regions = mutate_regions(rng, [regions], positions, (), facts, limits)
+            regions = mutate_regions(rng, [regions], positions, (), facts, step.limits)
         regions = tuple(r for r in regions if not _is_idle(step, r))
     if not regions:
         return None
     simulation = simulate_regions(facts, regions)
-    return fxmem.Plan(
-        fingerprint=fingerprint_graph(facts.graph),
-        baseline_peak_bytes=step.baseline_peak_bytes,
+    return replace(
+        step.base,
         peak_bytes=simulation.peak_bytes,
         overhead=sum(step.costs_s[index] for index in simulation.recomputed) / step.step_s,
         segments=describe_segments(facts, regions, step.costs_s, with_savings=False, names=names),
-        style=step.style,
-        fx_graph=step.fx_graph,
     )
 
 
@@ -200,11 +196,10 @@ def list_plans(
     found = fxmem.pareto(analysis, style=style, points=points, time_limit_s=time_limit_s)
     yield from ((plan, False) for plan in found)
     step = prepare_step(analysis, style)
-    limits = find_limits(step.facts)
     seen = {plan.segments for plan in found}
     wanted = drawn + points - len(found)
     for seed in range(4 * wanted):
-        plan = draw_plan(step, limits, seed)
+        plan = draw_plan(step, seed)
         if plan is not None and plan.segments not in seen and wanted:
             seen.add(plan.segments)
             wanted -= 1

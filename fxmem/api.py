@@ -34,6 +34,7 @@ from fxmem.tracing.building import silence_fake_kernels
 from fxmem.tracing.description import describe_model, remember_model
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
+from fxmem.tracing.generators import save_random_states
 from fxmem.tracing.loading import load_target, prepare_targets
 from fxmem.tracing.user_state import restore_user_state
 
@@ -44,7 +45,7 @@ def analyze(
     kwargs: Mapping[str, Any] | None = None,
     *,
     mode: str = "train",
-    device: str = "cuda",
+    device: str | torch.device = "cuda",
     gpu: str | None = None,
     dtype: str | torch.dtype | None = None,
     autocast: str | torch.dtype | None = None,
@@ -180,7 +181,8 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
     """Records the step, and leaves what the user's code keeps as it was."""
     kinds = {type(module) for module in blueprint.model.modules()}
     users = [*kinds, blueprint.loss, blueprint.make_optimizer]
-    with restore_user_state(users), blueprint.fake_mode:
+    with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
+        after.callback(save_random_states())
         return record_with_frontend(
             lambda symbolic_sizes: blueprint.record(symbolic_sizes, inputs),
             blueprint.options.frontend,

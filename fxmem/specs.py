@@ -78,8 +78,8 @@ class TensorSpec:
             if size < 0:
                 raise UsageError(f"a tensor cannot have a size of {size}", hint="0 or more")
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "dtype", parse_dtype(str(self.dtype).removeprefix("torch.")))
-        memory_format = str(self.memory_format).removeprefix("torch.")
+        object.__setattr__(self, "dtype", parse_dtype(self.dtype))
+        memory_format = strip_torch(self.memory_format)
         _check_format(memory_format, len(shape))
         object.__setattr__(self, "memory_format", memory_format)
         if math.prod(shape) * _count_bytes(self.dtype) > _MOST_BYTES:
@@ -102,8 +102,13 @@ def _check_format(name: str, dims: int) -> None:
         )
 
 
-def parse_dtype(text: str) -> str:
-    """The name of a torch dtype, from it or a short form.
+def strip_torch(value: object) -> str:
+    """The name of a dtype, a layout or a memory format: ``float32`` for ``torch.float32``."""
+    return str(value).removeprefix("torch.")
+
+
+def parse_dtype(dtype: object) -> str:
+    """The name of a torch dtype, from it, the dtype itself or a short form.
 
     Raises:
         UsageError: No dtype is called that.
@@ -111,6 +116,7 @@ def parse_dtype(text: str) -> str:
     >>> parse_dtype("bf16"), parse_dtype("int64")
     ('bfloat16', 'int64')
     """
+    text = strip_torch(dtype)
     name = text.lower()
     name = DTYPES.get(name, name)
     if name not in _TORCH_DTYPES:

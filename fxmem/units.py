@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
+from numbers import Real
 
 from fxmem.errors import UsageError
 
@@ -48,7 +50,30 @@ def parse_bytes(text: str) -> int:
         for power, name in enumerate(_UNITS):
             if unit in (name.upper(), name[0].upper()):
                 return int(number * 1024**power)
-    raise UsageError(f"{text!r} is no size in bytes", hint="write it as 8GiB, 512MiB or 80GB")
+    raise _refuse_size(text)
+
+
+def resolve_bytes(size: str | float) -> int:
+    """Bytes of a size that may be a number or text.
+
+    Args:
+        size: A number of bytes, or what :func:`parse_bytes` reads.
+
+    Raises:
+        UsageError: It is no size.
+
+    >>> resolve_bytes("8GiB"), resolve_bytes(0.5 * 2**30)
+    (8589934592, 536870912)
+    """
+    if isinstance(size, str):
+        return parse_bytes(size)
+    if isinstance(size, bool) or not (isinstance(size, Real) and 0 <= size < math.inf):
+        raise _refuse_size(size)
+    return int(size)
+
+
+def _refuse_size(size: object) -> UsageError:
+    return UsageError(f"{size!r} is no size in bytes", hint="write it as 8GiB, 512MiB or 80GB")
 
 
 def format_flops(flops: int) -> str:

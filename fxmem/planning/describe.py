@@ -5,27 +5,53 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
+from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.planning.facts import StepFacts
 from fxmem.planning.limits import Limits
 from fxmem.planning.module_state import is_batch_norm
-from fxmem.planning.plan import Limit, LimitKind, Segment
+from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
 from fxmem.planning.regions import Region
 from fxmem.planning.runs import iterate_runs, plan_runs
 from fxmem.planning.scoring import Scorer
 
+_HALF = 8
+"""Of the digits of a fingerprint."""
+
 
 def fingerprint_graph(graph: MemoryGraph) -> str:
-    """What changes where the nodes of a model or their shapes do.
+    """What changes where the nodes of a model (its first half) or their shapes (its second) do.
 
     The loss is no part of it, nor are dtypes, which autocast decides.
 
     Args:
         graph: A step's memory graph.
     """
-    nodes = (node for node in graph.nodes if node.phase is Phase.FORWARD)
-    described = [(node.name, node.target, node.shape, node.inputs) for node in nodes]
-    return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+    nodes = [node for node in graph.nodes if node.phase is Phase.FORWARD]
+    described = [(node.name, node.target, node.inputs) for node in nodes]
+    parts = (described, [node.shape for node in nodes])
+    return "".join(hashlib.sha256(repr(part).encode()).hexdigest()[:_HALF] for part in parts)
+
+
+def check_fingerprint(plan: Plan, graph: MemoryGraph, command: str) -> None:
+    """Checks that a plan was made for a step.
+
+    Args:
+        plan: The plan.
+        graph: The step's memory graph.
+        command: What makes another.
+
+    Raises:
+        UsageError: It was made for another model, other inputs, or other sizes of either.
+    """
+    found = fingerprint_graph(graph)
+    if found == plan.fingerprint:
+        return
+    if found[:_HALF] == plan.fingerprint[:_HALF]:
+        cause = "the plan was made for other sizes, of the inputs or of the model's layers"
+    else:
+        cause = "the plan was made for another model or other inputs"
+    raise UsageError(cause, hint=f"make it anew with {command}")
 
 
 def describe_segments(

@@ -103,9 +103,14 @@ class StepFacts:
         """Those of the step, and what checkpoints add."""
         return (*self.graph.storages, *((self.random_state,) if self.random_state else ()))
 
+    def find_made(self, first: int, stop: int) -> range:
+        """Positions in ``made`` of what operations from one to another make; that is left out."""
+        return range(bisect_left(self.births, first), bisect_left(self.births, stop))
+
     def list_made(self, first: int, stop: int) -> tuple[Made, ...]:
         """The storages made by the operations from one to another, which is left out."""
-        return self.made[bisect_left(self.births, first) : bisect_left(self.births, stop)]
+        positions = self.find_made(first, stop)
+        return self.made[positions.start : positions.stop]
 
     def list_operations(self, start: int, stop: int) -> tuple[Operation, ...]:
         """The operations of forward of the nodes from one to another, which is left out."""

@@ -13,9 +13,9 @@ _NEAR = 6
 """Candidates on each side of the goal that are varied, where there is a goal."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """Regions with their score.
+    """Regions with their score: one for each regions, so that it is equal to itself alone.
 
     Attributes:
         regions: What is computed again.

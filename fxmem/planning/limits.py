@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
 from fxmem.planning.facts import StepFacts, find_node
 from fxmem.planning.module_state import is_batch_norm
-from fxmem.planning.regions import Region
+from fxmem.planning.regions import Region, iterate_regions
 
 _EARLY = "forward runs its backward, which would compute it again before it is over"
 _REASONS = {
@@ -31,11 +31,10 @@ class Limits:
 
     def allows(self, region: Region) -> bool:
         """Whether a region, and those within it, may be computed again."""
-        if region.start in self.starts or region.stop <= region.start:
-            return False
         if any(region.start <= node < region.stop for node in self.fixed):
             return False
-        return all(map(self.allows, region.children))
+        every = iterate_regions([region])
+        return all(each.start < each.stop and each.start not in self.starts for each in every)
 
 
 def find_limits(facts: StepFacts) -> Limits:
@@ -69,9 +68,7 @@ def find_limits(facts: StepFacts) -> Limits:
         reason = (
             next(filter(None, reasons), _EARLY if graph.nodes[node].early_backward else "")
             or _find_early_save(facts, node, operations)
-            or _find_later_change(
-                graph, node, operations, {i: by for i, by in changed.items() if i not in own}
-            )
+            or _find_later_change(graph, node, operations, changed, own)
         )
         if reason:
             fixed[node] = reason
@@ -114,11 +111,17 @@ def _find_early_save(facts: StepFacts, node: int, operations: Iterable[Operation
 
 
 def _find_later_change(
-    graph: MemoryGraph, node: int, operations: tuple[Operation, ...], changed: Mapping[int, int]
+    graph: MemoryGraph,
+    node: int,
+    operations: tuple[Operation, ...],
+    changed: Mapping[int, int],
+    own: Collection[int],
 ) -> str:
     """What a node reads that a later one changes: a second time it would read something else."""
     is_norm = any(map(is_batch_norm, operations))
     for index in (index for operation in operations for index in operation.reads):
+        if index in own:
+            continue
         storage = graph.storages[index]
         # Batch normalisation takes copies of what it updates itself.
         if changed.get(index, node) > node and not (

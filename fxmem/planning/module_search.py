@@ -16,6 +16,7 @@ from itertools import combinations
 from fxmem.planning.facts import StepFacts
 from fxmem.planning.front import Candidate, Tried, find_near
 from fxmem.planning.modules import ModuleChoice, group_modules, nest_spans
+from fxmem.planning.mutation import draw_neighbour
 from fxmem.planning.scoring import Scorer
 
 _STEPS = (2, 3, 4)
@@ -40,7 +41,7 @@ def find_module_front(
     facts: StepFacts,
     choices: Sequence[ModuleChoice],
     costs: Sequence[float],
-    time_limit_s: float = 10.0,
+    time_limit_s: float,
     goal_bytes: int | None = None,
     goal_cost: float | None = None,
 ) -> tuple[Candidate, ...]:
@@ -83,7 +84,6 @@ class _Search:
         self._choices = choices
         self._groups = [*group_modules(choices).values()]
         self._tried = tried
-        self._found: dict[Chosen, Candidate] = {}
         self._chosen: dict[Candidate, Chosen] = {}
         self._score(frozenset())
 
@@ -120,20 +120,18 @@ class _Search:
         """Small changes to what is best, drawn at random."""
         if not self._choices:
             return
-        tried = len(self._found) + _TRIALS
+        most = len(self._tried.found) + _TRIALS
         for _ in range(_DRAWS):
-            if len(self._found) >= tried or time.monotonic() > deadline:
+            if len(self._tried.found) == most or time.monotonic() > deadline:
                 return
             near = find_near(self._tried.front, goal_bytes, goal_cost)
             parents = [self._chosen[candidate] for candidate in near]
             self._score(_mutate(rng, parents, self._groups, len(self._choices)))
 
     def _score(self, chosen: Chosen) -> Candidate:
-        candidate = self._found.get(chosen)
-        if candidate is None:
-            regions = nest_spans(span for at in chosen for span in self._choices[at].spans)
-            self._found[chosen] = candidate = self._tried.score(regions)
-            self._chosen.setdefault(candidate, chosen)
+        regions = nest_spans(span for at in chosen for span in self._choices[at].spans)
+        candidate = self._tried.score(regions)
+        self._chosen[candidate] = chosen
         return candidate
 
 
@@ -175,7 +173,7 @@ def _mutate(
     at = rng.randrange(len(parents))
     chosen = set(parents[at])
     if len(parents) > 1 and rng.random() < 0.3:
-        other = parents[max(0, min(len(parents) - 1, at + rng.choice((-2, -1, 1, 2))))]
+        other = parents[draw_neighbour(rng, at, len(parents))]
         cut = rng.randrange(count + 1)
         return frozenset({a for a in chosen if a < cut} | {a for a in other if a >= cut})
     while True:

@@ -50,7 +50,7 @@ def list_modules(
     for call in facts.graph.calls:
         calls.setdefault(call.fqn, []).append(call)
     leaving = _list_leaving(facts)
-    choices: dict[tuple[Span, ...], ModuleChoice] = {}
+    spans: dict[str, list[Span]] = {}
     reasons: dict[str, str] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
         ran = [call for call in calls[fqn] if call.stop > call.start]
@@ -58,17 +58,15 @@ def list_modules(
         if reason:
             reasons[fqn] = reason
         elif ran:
-            spans = tuple(sorted((call.start, call.stop) for call in ran))
-            choices.setdefault(spans, ModuleChoice(fqn, spans))
+            spans[fqn] = [(call.start, call.stop) for call in ran]
     # Two may share some of their calls and not all.
     taken: set[Span] = set()
     apart = []
-    for choice in choices.values():
+    for choice in _choose_outermost(spans):
         if taken.isdisjoint(choice.spans):
             apart.append(choice)
             taken.update(choice.spans)
-    apart.sort(key=lambda c: (c.spans[0][0], -c.spans[0][1]))
-    return tuple(apart), reasons
+    return _sort_choices(apart), reasons
 
 
 def list_calls(facts: StepFacts, limits: Limits) -> tuple[ModuleChoice, ...]:
@@ -87,11 +85,20 @@ def list_calls(facts: StepFacts, limits: Limits) -> tuple[ModuleChoice, ...]:
     for call in facts.graph.calls:
         if limits.allows(Region(call.start, call.stop)):
             calls.setdefault(call.fqn, set()).add((call.start, call.stop))
+    return _sort_choices(_choose_outermost(calls))
+
+
+def _choose_outermost(calls: Mapping[str, Iterable[Span]]) -> list[ModuleChoice]:
+    """Modules, outer ones first; of those with the same spans the outermost."""
     choices: dict[tuple[Span, ...], ModuleChoice] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
         spans = tuple(sorted(calls[fqn]))
         choices.setdefault(spans, ModuleChoice(fqn, spans))
-    return tuple(sorted(choices.values(), key=lambda c: (c.spans[0][0], -c.spans[0][1])))
+    return [*choices.values()]
+
+
+def _sort_choices(choices: Iterable[ModuleChoice]) -> tuple[ModuleChoice, ...]:
+    return tuple(sorted(choices, key=lambda c: (c.spans[0][0], -c.spans[0][1])))
 
 
 def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:

@@ -23,6 +23,10 @@ _JOINED_NEAR = 0.3
 """Likewise where changes are to be small: neighbours only."""
 _FURTHER = 0.3
 """How often one more change follows: some only pay together."""
+_AT_STAGES = 0.6
+"""How often cuts are drawn where stages begin."""
+_WITHIN = 0.3
+"""How often what lies within a region is what is changed."""
 
 
 def mutate_regions(
@@ -32,6 +36,7 @@ def mutate_regions(
     groups: Sequence[Sequence[Sequence[Span]]],
     facts: StepFacts,
     limits: Limits,
+    is_near: bool = False,
 ) -> Regions:
     """A variation of one of some plans, or two of them put together.
 
@@ -39,27 +44,40 @@ def mutate_regions(
         rng: Where chance comes from.
         parents: The plans.
         positions: Where stages begin: cuts are drawn there most of the time.
-        groups: Calls of modules, by module, of those that are alike; none for small changes only.
+        groups: Calls of modules, by module, of those that are alike.
         facts: The step.
         limits: What may not be computed again.
+        is_near: Whether the change is to be a small one.
 
     Returns:
         Regions that may be computed again; the same as a parent's where no change was possible.
     """
     at = rng.randrange(len(parents))
     parent = parents[at]
-    if groups and rng.random() < _MODULES:
+    if groups and not is_near and rng.random() < _MODULES:
         changed = _toggle_modules(rng, parent, groups)
-    elif rng.random() < (_JOINED if groups else _JOINED_NEAR) and len(parents) > 1:
-        near = max(0, min(len(parents) - 1, at + rng.choice((-2, -1, 1, 2))))
-        other = parents[near if not groups or rng.random() < 0.5 else rng.randrange(len(parents))]
+    elif rng.random() < (_JOINED_NEAR if is_near else _JOINED) and len(parents) > 1:
+        near = draw_neighbour(rng, at, len(parents))
+        other = parents[near if is_near or rng.random() < 0.5 else rng.randrange(len(parents))]
         changed = join_regions(parent, other, rng.choice(positions))
     else:
-        cuts = positions if rng.random() < 0.6 else range(positions[0], facts.nodes)
+        is_stage = rng.random() < _AT_STAGES
+        cuts = positions if is_stage else range(positions[0], facts.nodes)
         changed = _change(rng, parent, cuts, facts.nodes)
         while rng.random() < _FURTHER:
             changed = _change(rng, changed, cuts, facts.nodes)
     return changed if all(map(limits.allows, changed)) else parent
+
+
+def draw_neighbour(rng: random.Random, at: int, count: int) -> int:
+    """A position one or two before or after another, of as many as there are.
+
+    Args:
+        rng: Where chance comes from.
+        at: The other.
+        count: How many positions there are, from 0 on.
+    """
+    return max(0, min(count - 1, at + rng.choice((-2, -1, 1, 2))))
 
 
 def join_regions(head: Regions, tail: Regions, position: int) -> Regions:
@@ -112,7 +130,7 @@ def lay_spans(spans: Set[Span], others: Set[Span]) -> Regions:
 
 def _change(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) -> Regions:
     """One change among some regions, or among those within one of them."""
-    if regions and rng.random() < 0.3:
+    if regions and rng.random() < _WITHIN:
         at = rng.randrange(len(regions))
         region = regions[at]
         within = [cut for cut in cuts if region.start <= cut < region.stop]
@@ -160,8 +178,7 @@ def _add(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) 
 
 def _step(rng: random.Random, cuts: Sequence[int], value: int, low: int, high: int) -> int:
     """A position a little before or after one, between two others."""
-    at = bisect_left(cuts, value) + rng.choice((-2, -1, 1, 2))
-    return max(low, min(high, cuts[max(0, min(len(cuts) - 1, at))]))
+    return max(low, min(high, cuts[draw_neighbour(rng, bisect_left(cuts, value), len(cuts))]))
 
 
 def _reshape(region: Region, start: int, stop: int) -> Region:

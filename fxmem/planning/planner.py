@@ -3,146 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from fxmem.allocation import measure_allocation
-from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.graph import Phase
 from fxmem.liveness import build_profile
 from fxmem.planning.bound import bound_cost
 from fxmem.planning.code_changes import add_changes, plan_changes
-from fxmem.planning.costs import find_roofline, price_operations
-from fxmem.planning.describe import (
-    describe_limits,
-    describe_modules,
-    describe_segments,
-    fingerprint_graph,
-)
-from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.describe import describe_segments
 from fxmem.planning.front import Candidate
-from fxmem.planning.limits import Limits, find_limits
 from fxmem.planning.module_search import find_module_front
-from fxmem.planning.modules import ModuleChoice, list_modules, name_spans
-from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
+from fxmem.planning.modules import name_spans
+from fxmem.planning.plan import MODULES, Plan
 from fxmem.planning.search import find_front
 from fxmem.planning.simulation import build_graph, simulate_regions
+from fxmem.planning.step import PlanningStep, check_analysis, prepare_step
 from fxmem.timeline import build_timeline
-from fxmem.units import format_bytes, parse_bytes
+from fxmem.units import format_bytes, resolve_bytes
 
 TIME_LIMIT_S = 10.0
 _SEARCH_SHARE = 0.65
 """Of the time there is; the rest is for replaying the allocator and for the bound."""
 _SLACK = 1.02
 """How far above a budget the search's sum may be and the allocator's blocks fit all the same."""
-_TIE = 1e-3
-"""Where FLOPs are what counts, how much time does besides: to tell what has none apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningStep:
-    """An analysed step, prepared for planning.
-
-    Attributes:
-        facts: What plans ask of it.
-        baseline_peak_bytes: Its peak as the user runs it.
-        costs_s: Seconds of each operation, by its index.
-        fx_graph: What a plan is applied to.
-        requested: ``facts``, with sizes as they are asked for.
-        settings: The allocator's; None where none caches.
-        style: How plans are applied.
-        modules: Those that may be computed again, for that style.
-        obstacles: Why others may not, by name.
-        size_hint: What was assumed of sizes that depend on data.
-    """
-
-    facts: StepFacts
-    baseline_peak_bytes: int
-    costs_s: tuple[float, ...]
-    fx_graph: Any
-    requested: StepFacts
-    settings: AllocatorSettings | None
-    style: str = GRAPH
-    modules: tuple[ModuleChoice, ...] = ()
-    obstacles: Mapping[str, str] = field(default_factory=dict)
-    size_hint: int | None = None
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the whole step, by the roofline."""
-        return sum(self.costs_s)
-
-    @property
-    def step_flops(self) -> int:
-        """FLOPs of the whole step."""
-        return sum(operation.flops for operation in self.facts.graph.operations)
-
-    def list_costs(self, by_flops: bool) -> tuple[float, ...]:
-        """What the search minimises: shares of the step's time, or of its FLOPs."""
-        step_s, step_flops = self.step_s or 1.0, self.step_flops
-        if not by_flops or not step_flops:
-            return tuple(cost / step_s for cost in self.costs_s)
-        return tuple(
-            operation.flops / step_flops + _TIE * cost / step_s
-            for operation, cost in zip(self.facts.graph.operations, self.costs_s, strict=True)
-        )
-
-
-def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
-    """Prepares an analysed step.
-
-    Args:
-        analysis: Of the step.
-        style: As for :func:`plan`.
-
-    Raises:
-        UsageError: The step is none of training, or adds up gradients of several micro-batches;
-            or there is no such style for it.
-    """
-    style = _choose_style(analysis, style)
-    if analysis.setup.mode != "train":
-        raise UsageError(
-            "inference saves nothing that could be computed again", hint="mode='train'"
-        )
-    phases = [operation.phase for operation in analysis.graph.operations]
-    backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
-    if Phase.FORWARD in phases[backward:]:
-        raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
-    on_cpu = analysis.setup.device == "cpu"
-    facts, requested = (
-        gather_facts(graph, counts_host=on_cpu, keeps_frames=style == MODULES)
-        for graph in (analysis.allocated_graph, analysis.graph)
-    )
-    roofline = find_roofline(analysis.setup.device, analysis.gpu)
-    modules, obstacles = list_modules(facts, find_limits(facts)) if style == MODULES else ((), {})
-    return PlanningStep(
-        facts=facts,
-        baseline_peak_bytes=analysis.peak_bytes,
-        costs_s=price_operations(analysis.graph, roofline),
-        fx_graph=analysis.fx_graph if style == GRAPH else None,
-        requested=requested,
-        settings=analysis.settings,
-        style=style,
-        modules=modules,
-        obstacles=obstacles,
-        size_hint=analysis.setup.size_hint,
-    )
-
-
-def _choose_style(analysis: Analysis, style: str | None) -> str:
-    if style is None:
-        return GRAPH if analysis.frontend == "fx" else MODULES
-    if style not in STYLES:
-        raise UsageError(f"unknown style {style!r}", hint=" or ".join(STYLES))
-    if style == GRAPH and analysis.frontend != "fx":
-        raise UsageError(
-            f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
-            hint="style='modules'",
-        )
-    return style
 
 
 def pareto(
@@ -173,16 +59,16 @@ def pareto(
             no such style for it.
     """
     step = prepare_step(analysis, style)
-    limits = find_limits(step.facts)
-    front = _search(step, limits, by_flops, time_limit_s)
-    chosen = _spread_points(front, points)
-    return tuple(_build_plan(step, limits, candidate, in_full=False) for candidate in chosen)
+    chosen = _spread_points(_search(step, by_flops, time_limit_s), points)
+    return tuple(
+        _describe(step, candidate, _measure(step, candidate), in_full=False) for candidate in chosen
+    )
 
 
 def plan(
     analysis: Analysis,
     *,
-    budget: str | int | None = None,
+    budget: str | float | None = None,
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -210,7 +96,8 @@ def plan(
         UsageError: Not exactly one limit is given, or it is none; or the step adds up several
             micro-batches, or there is no such style for it.
     """
-    budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
+    check_analysis(analysis)
+    budget_bytes = None if budget is None else resolve_bytes(budget)
     if analysis.setup.mode != "train":
         changes = plan_changes(analysis, _SEARCH_SHARE * time_limit_s)
         if budget_bytes is not None and changes.peak_bytes > budget_bytes:
@@ -226,51 +113,58 @@ def plan(
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
     for share in (max_overhead, max_overhead_flops):
-        if share is not None and not (isinstance(share, int | float) and share >= 0):
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if share is not None and not (is_number and share >= 0):
             raise UsageError(f"an overhead cannot be {share!r}", hint="0.1 for a tenth more")
     step = prepare_step(analysis, style)
-    found = _plan_segments(step, budget_bytes, max_overhead, max_overhead_flops, time_limit_s)
+    if budget_bytes is not None:
+        found = _plan_budget(step, budget_bytes, time_limit_s)
+    elif max_overhead is not None:
+        found = _plan_overhead(step, max_overhead, False, time_limit_s)
+    else:
+        assert max_overhead_flops is not None
+        found = _plan_overhead(step, max_overhead_flops, True, time_limit_s)
     return add_changes(analysis, found)
 
 
-def _plan_segments(
-    step: PlanningStep,
-    budget_bytes: int | None,
-    max_overhead: float | None,
-    max_overhead_flops: float | None,
-    time_limit_s: float,
-) -> Plan:
-    limits = find_limits(step.facts)
-    most = max_overhead if max_overhead_flops is None else max_overhead_flops
-    front = _search(step, limits, max_overhead_flops is not None, time_limit_s, budget_bytes, most)
-    if budget_bytes is not None:
+def _plan_budget(step: PlanningStep, budget_bytes: int, time_limit_s: float) -> Plan:
+    """The cheapest plan within a budget."""
+    began = time.monotonic()
+    front = _search(step, False, time_limit_s, goal_bytes=budget_bytes)
+    is_over = time.monotonic() - began < _SEARCH_SHARE * time_limit_s
+    for candidate in front:
         # The search adds up blocks as the plain step has them; another order may give others.
-        nearly = [c for c in front if c.peak_bytes <= budget_bytes * _SLACK]
-        for candidate in nearly:
-            if _measure_peak(step, candidate)[0] <= budget_bytes:
-                return _build_plan(step, limits, candidate)
-        bound_s = bound_cost(step.facts, limits, step.costs_s, int(budget_bytes * _SLACK))
-        found = "exists" if math.isinf(bound_s) else "was found"
-        leanest = _explain_leanest(step, front[-1])
-        raise InfeasibleError(f"no plan within {format_bytes(budget_bytes)} {found}; {leanest}")
-    plans = (_measure_overhead(step, candidate) for candidate in front)
-    if max_overhead is not None:
-        allowed = [c for c, (time, _) in zip(front, plans, strict=True) if time <= max_overhead]
-    else:
-        most = max_overhead_flops or 0.0
-        allowed = [c for c, (_, flops) in zip(front, plans, strict=True) if flops <= most]
-    return _build_plan(step, limits, allowed[-1])
+        if candidate.peak_bytes <= budget_bytes * _SLACK:
+            measured = _measure(step, candidate)
+            if measured.peak_bytes <= budget_bytes:
+                return _describe(step, candidate, measured)
+    bound_s = bound_cost(step.facts, step.limits, step.costs_s, int(budget_bytes * _SLACK))
+    found = "exists" if math.isinf(bound_s) else "was found"
+    raise InfeasibleError(
+        f"no plan within {format_bytes(budget_bytes)} {found}; {_explain_leanest(step, front[-1])}",
+        hint="" if is_over or math.isinf(bound_s) else "with a longer time limit one may be found",
+    )
+
+
+def _plan_overhead(step: PlanningStep, most: float, by_flops: bool, time_limit_s: float) -> Plan:
+    """The leanest plan that adds no more of a step's time, or of its FLOPs."""
+    front = _search(step, by_flops, time_limit_s, goal_cost=most)
+    leanest = next(
+        candidate
+        for candidate in reversed(front)  # the first adds nothing
+        if _measure_overhead(step, candidate)[by_flops] <= most
+    )
+    return _describe(step, leanest, _measure(step, leanest))
 
 
 def _search(
     step: PlanningStep,
-    limits: Limits,
     by_flops: bool,
     time_limit_s: float,
     goal_bytes: int | None = None,
     goal_cost: float | None = None,
 ) -> Sequence[Candidate]:
-    if step.style == MODULES:
+    if step.base.style == MODULES:
         return find_module_front(
             step.facts,
             step.modules,
@@ -281,12 +175,27 @@ def _search(
         )
     return find_front(
         step.facts,
-        limits,
+        step.limits,
         step.list_costs(by_flops),
         _SEARCH_SHARE * time_limit_s,
         goal_bytes,
         goal_cost,
         step.list_costs(not by_flops),
+    )
+
+
+def _measure(step: PlanningStep, candidate: Candidate) -> Plan:
+    """A candidate as a plan that does not tell of its segments yet."""
+    overhead, overhead_flops = _measure_overhead(step, candidate)
+    peak_bytes, reserved_bytes = _measure_peak(step, candidate)
+    if not candidate.regions:  # values go no later than in the code as it is
+        peak_bytes = min(peak_bytes, step.base.peak_bytes)
+    return replace(
+        step.base,
+        peak_bytes=peak_bytes,
+        reserved_bytes=reserved_bytes,
+        overhead=overhead,
+        overhead_flops=overhead_flops,
     )
 
 
@@ -334,37 +243,23 @@ def _spread_points(front: Sequence[Candidate], points: int) -> Sequence[Candidat
     return [*dict.fromkeys(nearest)]
 
 
-def _bound_overhead(step: PlanningStep, limits: Limits, candidate: Candidate) -> float:
-    bound_s = bound_cost(step.facts, limits, step.costs_s, candidate.peak_bytes)
-    # The plan is one of those that it bounds, but for rounding.
-    return min(bound_s / (step.step_s or 1.0), _measure_overhead(step, candidate)[0])
-
-
-def _build_plan(
-    step: PlanningStep, limits: Limits, candidate: Candidate, *, in_full: bool = True
+def _describe(
+    step: PlanningStep, candidate: Candidate, measured: Plan, *, in_full: bool = True
 ) -> Plan:
-    """A candidate as a plan; in full with what each segment saves, and the bound."""
-    overhead, overhead_flops = _measure_overhead(step, candidate)
-    peak_bytes, reserved_bytes = _measure_peak(step, candidate)
-    if not candidate.regions:  # values go no later than in the code as it is
-        peak_bytes = min(peak_bytes, step.baseline_peak_bytes)
-    if step.style == MODULES:
-        names, told = name_spans(step.modules), describe_modules(step.facts, step.obstacles)
-    else:
-        names, told = None, describe_limits(step.facts, limits)
-    return Plan(
-        fingerprint=fingerprint_graph(step.facts.graph),
-        baseline_peak_bytes=step.baseline_peak_bytes,
-        peak_bytes=peak_bytes,
-        reserved_bytes=reserved_bytes,
-        overhead=overhead,
-        overhead_flops=overhead_flops,
+    """A candidate's plan with its segments; in full with what each saves, and the bound."""
+    bound = None
+    if in_full:
+        bound_s = bound_cost(step.facts, step.limits, step.costs_s, candidate.peak_bytes)
+        # The plan is one of those that it bounds, but for rounding.
+        bound = min(bound_s / (step.step_s or 1.0), measured.overhead)
+    return replace(
+        measured,
         segments=describe_segments(
-            step.facts, candidate.regions, step.costs_s, with_savings=in_full, names=names
+            step.facts,
+            candidate.regions,
+            step.costs_s,
+            with_savings=in_full,
+            names=name_spans(step.modules) if step.base.style == MODULES else None,
         ),
-        lower_bound_overhead=_bound_overhead(step, limits, candidate) if in_full else None,
-        limits=told,
-        style=step.style,
-        size_hint=step.size_hint,
-        fx_graph=step.fx_graph,
+        lower_bound_overhead=bound,
     )

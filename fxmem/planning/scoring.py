@@ -74,7 +74,7 @@ class Scorer:
         self._fixed = self._measure_fixed()
         made = facts.made
         self._nbytes = np.array([m.nbytes for m in made], dtype=np.int64)
-        self._born = np.array([m.born for m in made], dtype=np.int64)
+        self._born = np.array(facts.births, dtype=np.int64)
         self._maker = np.array([m.node for m in made], dtype=np.int64)
         self._least_end = np.array(
             [self._find_least_end(position) for position in range(len(made))], dtype=np.int64
@@ -182,6 +182,7 @@ class Scorer:
 
     def _work_out(self, region: Region) -> _Part:
         facts = self._facts
+        first, stop = facts.first_operation[region.start], facts.end_operation[region.stop - 1]
         runs = [*plan_runs(facts, [region])]
         every = [*iterate_runs(runs)]
         follow: dict[int, int] = {}
@@ -192,7 +193,7 @@ class Scorer:
         lives = [*region_lives.iterate_again()]
         inner = [
             (position, region_lives.find_forward_end(facts.made[position]))
-            for position in self._list_made(region)
+            for position in facts.find_made(first, stop)
         ]
         operations = (o for run in every for o in facts.graph.operations[run.first : run.stop])
         return _Part(
@@ -212,12 +213,6 @@ class Scorer:
             born = self._facts.makers[cast].born
             cost += self._costs[born + 1] - self._costs[born]
         return cost
-
-    def _list_made(self, region: Region) -> range:
-        first = self._facts.first_operation[region.start]
-        end = self._facts.end_operation[region.stop - 1]
-        low, high = np.searchsorted(self._born, (first, end))
-        return range(int(low), int(high))
 
     def _list_changes(self, lives: Iterable[Life]) -> Ints:
         """Where what lives during operations changes, and what is alive after them."""

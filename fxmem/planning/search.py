@@ -9,10 +9,11 @@ other, and all is improved by small changes.
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from fxmem.planning.chain import keep_stages, measure_schedule
@@ -56,7 +57,7 @@ def find_front(
     facts: StepFacts,
     limits: Limits,
     costs: Sequence[float],
-    time_limit_s: float = 10.0,
+    time_limit_s: float,
     goal_bytes: int | None = None,
     goal_cost: float | None = None,
     other_costs: Sequence[float] = (),
@@ -76,6 +77,7 @@ def find_front(
         Cheapest first; the first computes nothing again.
     """
     began = time.monotonic()
+    deadline = began + time_limit_s
     tried = Tried(Scorer(facts, costs))
     modules = list_calls(facts, limits)
     try_modules(tried, modules, began + _MODULES_SHARE * time_limit_s)
@@ -85,19 +87,43 @@ def find_front(
         if time.monotonic() - began > _SHARE * time_limit_s:
             break
     positions = sorted({start for cut in cuts for start in cut})
-    _fill_gaps(tried, positions, goal_bytes, goal_cost, began + time_limit_s)
-    has_goal = goal_bytes is not None or goal_cost is not None
-    kinds = () if has_goal else group_modules(modules).values()
-    groups = [[modules[at].spans for at in kind] for kind in kinds]
-    trials = _TRIALS_NEAR if has_goal else _TRIALS
-    rng = random.Random(0)
+    _fill_gaps(tried, positions, goal_bytes, goal_cost, deadline)
+    groups = [[modules[at].spans for at in kind] for kind in group_modules(modules).values()]
+    mutate = functools.partial(
+        mutate_regions,
+        random.Random(0),
+        positions=positions,
+        groups=groups,
+        facts=facts,
+        limits=limits,
+    )
+    near = functools.partial(mutate, is_near=True)
+    if goal_bytes is None and goal_cost is None:
+        # Where there are no modules, small changes find the most.
+        _vary(tried, mutate if groups else near, None, None, _TRIALS, deadline)
+        return tried.front
+    _vary(tried, near, goal_bytes, goal_cost, _TRIALS_NEAR, deadline)
+    if goal_bytes is not None and tried.front[-1].peak_bytes > goal_bytes:
+        _vary(tried, mutate, None, None, _TRIALS, deadline)  # it may be reached from elsewhere
+        _vary(tried, near, goal_bytes, None, _TRIALS_NEAR, deadline)
+    return tried.front
+
+
+def _vary(
+    tried: Tried,
+    mutate: Callable[[Sequence[tuple[Region, ...]]], tuple[Region, ...]],
+    goal_bytes: int | None,
+    goal_cost: float | None,
+    trials: int,
+    deadline: float,
+) -> None:
+    """Changes to the best, next to a goal where there is one."""
     most = len(tried.found) + trials
     for _ in range(_DRAWS * trials):
-        if len(tried.found) == most or time.monotonic() - began > time_limit_s:
-            break
-        parents = [c.regions for c in find_near(tried.front, goal_bytes, goal_cost)]
-        tried.score(mutate_regions(rng, parents, positions, groups, facts, limits))
-    return tried.front
+        if len(tried.found) == most or time.monotonic() > deadline:
+            return
+        near = find_near(tried.front, goal_bytes, goal_cost)
+        tried.score(mutate([candidate.regions for candidate in near]))
 
 
 def _fill_gaps(

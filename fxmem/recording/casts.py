@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fxmem.recording.ledger import Ledger
+from fxmem.tracing.contexts import read_autocast_on
 
 _to_copy = torch.ops.aten._to_copy.default
 
@@ -34,8 +35,7 @@ class CastLog:
 
     def enter_node(self) -> None:
         """A node begins: below it, autocast is off to who asks."""
-        is_on = torch.is_autocast_enabled(self._device) and torch.is_autocast_cache_enabled()
-        self._dtype = torch.get_autocast_dtype(self._device) if is_on else None
+        self._dtype = read_autocast_on(self._device) if torch.is_autocast_cache_enabled() else None
 
     def exit_node(self, results: Container[int]) -> None:
         """It is over, and this is what its result lies on.

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fxmem.specs import strip_torch
+
 _aten = torch.ops.aten
 _LOW = (torch.bfloat16, torch.float16)
 # Arguments of one dtype; the tests hold this against what real tensors do.
@@ -44,7 +46,8 @@ def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
         first, second = args[pair[0]].dtype, args[pair[1]].dtype
         if first != second:
             raise RuntimeError(
-                f"two tensors must have the same dtype, but got {_name(first)} and {_name(second)}"
+                f"two tensors must have the same dtype, but got {strip_torch(first)} and "
+                f"{strip_torch(second)}"
             )
         return
     pair = _NORMS.get(func)
@@ -52,10 +55,6 @@ def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
         first, second = args[pair[0]].dtype, args[pair[1]].dtype
         if first != second and not (first in _LOW and second == torch.float32):
             raise RuntimeError(
-                f"an input of {_name(first)} cannot be normalized with parameters of "
-                f"{_name(second)}"
+                f"an input of {strip_torch(first)} cannot be normalized with parameters of "
+                f"{strip_torch(second)}"
             )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -44,6 +44,7 @@ _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.*?)\)>")
 _CHANGED_IN_PLACE = re.compile(
     r"modified by an inplace operation: .* which is output [0-9]+ of (\w+),", re.DOTALL
 )
+_NUMBER_PASSED = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]+):float32")
 _DEBUG = "see the whole traceback with --debug"
 
 
@@ -125,6 +126,8 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
     if hint := suggest_shape(inputs):
         return hint
     text = str(error)
+    if isinstance(error, TypeError) and (hint := _suggest_number(inputs)):
+        return hint
     if _ACCELERATOR.search(text):
         return "there is no GPU in an analysis: ask torch.cuda.is_available() first"
     if "process group" in text:
@@ -150,12 +153,24 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
     return _DEBUG
 
 
+def _suggest_number(inputs: Sequence[str]) -> str:
+    """What to try where a named number was taken for a shape; empty where none is like one."""
+    for match in filter(None, map(_NUMBER_PASSED.fullmatch, inputs)):
+        name, size = match["name"], match["size"]
+        return (
+            f"{name}={size} is a tensor of {size} elements, as any shape: numbers are given in"
+            f" Python, kwargs={{{name!r}: {size}}}"
+        )
+    return ""
+
+
 def _find_submodule(error: BaseException) -> str:
     """The innermost module of torch that ran, with its name in the model; empty at the root."""
     root: nn.Module | None = None
     inner: nn.Module | None = None
     for frame in _iterate_frames(error.__traceback__):
-        module = frame.f_locals.get("self")
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        module = frame.f_locals.get(names[0]) if names else None  # whatever self is called
         if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
             root, inner = root or module, module
     if root is None or inner is root or not is_machinery(inspect.getfile(type(inner))):

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.graph import RESIDENT, Category
 from fxmem.recording.records import LiveStorage
+from fxmem.specs import strip_torch
 
 _HOST = torch.device("cpu")
 NO_STORAGE = -2
@@ -114,7 +115,7 @@ class Ledger:
         if born is None:
             born = self.operation
         index = self._add(
-            key, LiveStorage(nbytes, tuple(tensor.shape), dtype_name(tensor.dtype), born, node)
+            key, LiveStorage(nbytes, tuple(tensor.shape), strip_torch(tensor.dtype), born, node)
         )
         self._references[key] = weakref.ref(storage, functools.partial(self._see_death, key))
         if born == RESIDENT and self.recording:
@@ -182,9 +183,3 @@ class Ledger:
         self.live_now_bytes += nbytes
         self.peak_bytes += nbytes
         self.live_bytes = [live + nbytes for live in self.live_bytes]
-
-
-@functools.cache
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fxmem.errors import TraceError, UsageError
+from fxmem.specs import strip_torch
+from fxmem.tracing.contexts import read_autocast
 
 _OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": functional.cross_entropy,
@@ -278,14 +280,14 @@ def _make_classes(output: Any) -> Tensor:
 def _make_values(output: Any) -> Tensor:
     prediction = _find_prediction(output)
     # A batch of data is not autocast: an output that was has a target of float32 beside it.
-    autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    autocast = any(read_autocast())
     return torch.zeros_like(prediction, dtype=torch.float32 if autocast else prediction.dtype)
 
 
 def _describe(output: object) -> str:
     if isinstance(output, Tensor):
         shape = "x".join(map(str, output.shape)) or "scalar"
-        return f"a tensor {shape}:{str(output.dtype).removeprefix('torch.')}"
+        return f"a tensor {shape}:{strip_torch(output.dtype)}"
     if isinstance(output, bool | int | float | str | None):
         return repr(output)
     name = type(output).__name__

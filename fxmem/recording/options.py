@@ -13,7 +13,7 @@ from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.target import Gpu, describe_gpu
 from fxmem.lowering.target import Target
 from fxmem.recording.frontends import FRONTENDS
-from fxmem.specs import parse_dtype
+from fxmem.specs import parse_dtype, strip_torch
 
 MODES = ("train", "infer")
 TARGETS = {target.name: target for target in (CUDA, CPU)}
@@ -84,7 +84,7 @@ def resolve_options(
         target=TARGETS[device],
         gpu=model,
         architecture=describe_gpu(model),
-        dtype=None if dtype is None else parse_dtype(str(dtype).removeprefix("torch.")),
+        dtype=None if dtype is None else parse_dtype(dtype),
         autocast=autocast,
         autocast_to=_find_autocast(device, autocast),
         accumulate=accumulate,
@@ -95,12 +95,21 @@ def resolve_options(
     )
 
 
-def _check_step(mode: str, device: str, accumulate: int) -> None:
+def check_mode(mode: object) -> None:
+    """Checks that there is such a mode.
+
+    Raises:
+        UsageError: There is none.
+    """
     if mode not in MODES:
         raise UsageError(
             f"unknown mode {mode!r}",
-            hint="did you mean infer?" if mode == "eval" else "train or infer",
+            hint="did you mean infer?" if mode == "eval" else " or ".join(MODES),
         )
+
+
+def _check_step(mode: str, device: str, accumulate: int) -> None:
+    check_mode(mode)
     if device not in TARGETS:
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
@@ -126,7 +135,7 @@ def _find_gpu(device: str, gpu: str | None) -> GpuModel | None:
 
 def _name_autocast(autocast: object) -> str | None:
     if autocast is None or isinstance(autocast, str | torch.dtype):
-        return None if autocast is None else str(autocast).removeprefix("torch.")
+        return None if autocast is None else strip_torch(autocast)
     raise UsageError(f"autocast={autocast!r} is no dtype", hint="bf16, fp16, or None for none")
 
 

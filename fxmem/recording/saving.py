@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from fxmem.recording.ledger import dtype_name
 from fxmem.recording.records import SavedRecord, SaveRecord
+from fxmem.specs import strip_torch
 
 _CLONE = "CloneBackward0"
 
@@ -41,7 +41,7 @@ class SaveLog:
         self.saves.append(SaveRecord(storage, node, position, _find_saver(maker)))
         if storage not in self._storages:
             self._storages.add(storage)
-            shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+            shape, dtype = tuple(tensor.shape), strip_torch(tensor.dtype)
             self.saved.append(SavedRecord(storage, node, shape, dtype))
 
 

@@ -218,9 +218,9 @@ class _StepRunner:
         self._keep(output, loss)
 
     def _run_first_model(self) -> Any:
-        state = ForwardState(self._step.model, is_leaf)
+        state = ForwardState(self._step.model, is_leaf, is_first=True)
         output = self._run_model()
-        self._first_change = state.find_change(is_first=True)
+        self._first_change = state.find_change()
         return output
 
     def _run_model(self) -> Any:

@@ -9,7 +9,7 @@ from functools import partial
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
-from fxmem.planning.describe import fingerprint_graph
+from fxmem.planning.describe import check_fingerprint
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Plan
 from fxmem.report.cutting import Detail
@@ -103,11 +103,7 @@ def render_dot(analysis: Analysis, options: RenderOptions) -> str:
 
 
 def _check_plan(analysis: Analysis, plan: Plan) -> None:
-    if fingerprint_graph(analysis.graph) != plan.fingerprint:
-        raise UsageError(
-            "the plan was made for another model or other inputs",
-            hint="make it anew with fxmem plan -o",
-        )
+    check_fingerprint(plan, analysis.graph, "fxmem plan -o")
 
 
 def _render_dot(analysis: Analysis, options: RenderOptions) -> bytes:

@@ -30,7 +30,12 @@ _BETWEEN = (
 )
 """Where what runs the operators begins: fxmem, and the methods of tensors."""
 _HARMLESS = re.compile(r"^(getattr|len|repr|str|type)$|\.(format|join)$")
-_TELLING = re.compile(r"(warn(ing)?(_once)?|print|info|debug|error|log|critical)$")
+_TELLING = re.compile(
+    r"^(print|_?warn(ing)?(_once)?|rank_zero_(warn|info|debug))$"
+    r"|(^|[._])(log|logger|logging|warnings|getLogger\(.*\))"
+    r"\.(warn|warning|info|debug|error|exception|critical|log)(_once)?$"
+)
+"""What warns or logs and does nothing else: by names, for a method of another may do anything."""
 
 
 @dataclass(frozen=True, slots=True)

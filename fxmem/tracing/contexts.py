@@ -45,10 +45,12 @@ def read_autocast() -> Autocast:
     >>> read_autocast()
     (None, None)
     """
-    return tuple(
-        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        for device in _DEVICES
-    )
+    return tuple([read_autocast_on(device) for device in _DEVICES])
+
+
+def read_autocast_on(device: str) -> torch.dtype | None:
+    """What the caller's code is autocast to on a device; None for nothing."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def read_settings() -> dict[str, tuple[Any, ...]]:

@@ -11,7 +11,7 @@ _KEY = "fxmem_model"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Types of attributes that are looked at as values."""
 INTERNAL = frozenset({*vars(nn.Module()), "_is_torch_compile"})
-"""Attributes that every module has, and one that ``torch.compile`` marks those with it is given."""
+"""Attributes that every module has, and the one with which ``torch.compile`` marks a module."""
 
 _UNKNOWN = "?"
 

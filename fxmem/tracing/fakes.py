@@ -24,7 +24,7 @@ from torch.utils._pytree import (
 )
 
 from fxmem.errors import TraceError, UsageError
-from fxmem.specs import TensorSpec, parse_spec
+from fxmem.specs import TensorSpec, parse_spec, strip_torch
 from fxmem.tracing.lazy import bind_lazy
 from fxmem.tracing.model_copier import copy_model, copy_objects
 from fxmem.tracing.tensor_copier import TensorCopier, find_spans
@@ -180,7 +180,7 @@ def read_leaf(leaf: object) -> object:
 def _describe_leaf(leaf: object) -> str:
     leaf = read_leaf(leaf)
     if isinstance(leaf, Tensor):
-        dtype = str(leaf.dtype).removeprefix("torch.")
+        dtype = strip_torch(leaf.dtype)
         return str(TensorSpec(tuple(leaf.shape), dtype, memory_format=_name_format(leaf)))
     if isinstance(leaf, TensorSpec):
         return str(leaf)

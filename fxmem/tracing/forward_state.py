@@ -2,67 +2,57 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 from torch import nn
 
 from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
-
-_HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-)
+from fxmem.tracing.generators import DRAWS, draw_random_numbers, read_random_states
+from fxmem.tracing.hooks import HOOK_TABLES
 
 
 class ForwardState:
     """What a model's modules hold, as it is before a forward, and draws from Python's numbers.
 
-    A graph has what the code did with them as constants.
+    A graph has what the code did with them as constants. A number is drawn of each generator,
+    which the caller puts back.
 
     Args:
         model: The model.
         is_leaf: Whether a module is one node of the graph, which runs it as it is.
+        is_first: Whether it may be the model's first, in which those of transformers install
+            hooks, and note that they did: the graph has what these do.
     """
 
-    def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
+    def __init__(
+        self, model: nn.Module, is_leaf: Callable[[nn.Module], bool], *, is_first: bool = False
+    ) -> None:
         self._modules = [*_iterate_entered(model, "", is_leaf)]
         self._before = [
-            (frozenset(vars(m)), _take(m), _take(m, but=_HOOKS)) for _, m in self._modules
+            (frozenset(vars(m)), _take(m), _take(m, but=HOOK_TABLES) if is_first else ())
+            for _, m in self._modules
         ]
-        self._tables = [vars(module)[key] for module in model.modules() for key in _HOOKS]
+        self._is_first = is_first
+        self._tables = [vars(module)[key] for module in model.modules() for key in HOOK_TABLES]
         self._hooks = sum(map(len, self._tables))
-        self._restore = _draw_random_numbers()
+        # A forward that seeds may come to where the states are already.
+        draw_random_numbers()
         self._random = read_random_states()
 
-    def find_change(self, *, is_first: bool = False) -> str:
-        """What a forward has changed since; empty where nothing. To be called once.
-
-        Args:
-            is_first: Whether it may be the model's first, in which those of transformers install
-                hooks, and note that they did: the graph has what these do.
-        """
+    def find_change(self) -> str:
+        """What a forward has changed since; empty where nothing."""
         is_drawn = self._random != read_random_states()
-        if not is_drawn:
-            self._restore()
-        installed = is_first and sum(map(len, self._tables)) != self._hooks
+        installed = self._is_first and sum(map(len, self._tables)) != self._hooks
         for (name, module), (names, whole, rest) in zip(self._modules, self._before, strict=True):
             if installed:
                 new = vars(module).keys() - names
                 marks = {key for key in new if isinstance(vars(module)[key], bool)}
-                same = is_same(rest, _take(module, but=marks.union(_HOOKS)))
+                same = is_same(rest, _take(module, but=marks.union(HOOK_TABLES)))
             else:
                 same = is_same(whole, _take(module))
             if not same:
                 return f"{name or 'the model'} changes what it holds in its forward"
-        return "it draws random numbers that are not PyTorch's" if is_drawn else ""
+        return DRAWS if is_drawn else ""
 
 
 def _take(module: nn.Module, but: Collection[str] = ()) -> Snapshot:
@@ -85,33 +75,3 @@ def _iterate_entered(
         for key, child in module.named_children():
             if not is_leaf(child) or isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 waiting.append((f"{name}.{key}".strip("."), child))
-
-
-def _draw_random_numbers() -> Callable[[], None]:
-    """Draws one of each kind, as a forward that seeds may come to where the states are already.
-
-    Returns:
-        What puts the states back.
-    """
-    numpy_random: Any = sys.modules.get("numpy.random")
-    state = random.getstate()
-    numpy_state = None if numpy_random is None else numpy_random.get_state()
-    random.random()
-    if numpy_random is not None:
-        numpy_random.random()
-
-    def restore() -> None:
-        random.setstate(state)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_state)
-
-    return restore
-
-
-def read_random_states() -> tuple[Any, ...]:
-    """Those of Python's generator and of NumPy's, where NumPy's is in use."""
-    numpy_random: Any = sys.modules.get("numpy.random")
-    if numpy_random is None:
-        return (random.getstate(),)
-    kind, keys, *rest = numpy_random.get_state()
-    return random.getstate(), kind, keys.tobytes(), *rest

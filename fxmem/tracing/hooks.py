@@ -8,11 +8,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fxmem.errors import FxmemWarning, summarize_error
 from fxmem.tracing.deepcopy import Memo, find_accumulator, undo_failed
 from fxmem.tracing.reach import HOOKS, find_attributes, reaches_state
+
+CALLED_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""The tables that a module has its hooks in."""
+HOOK_TABLES = (
+    *CALLED_HOOKS,
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+"""Those, and the tables of what each hook takes."""
+GLOBAL_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = tuple(
+    getattr(torch.nn.modules.module, f"_global{name}") for name in CALLED_HOOKS
+)
+"""The tables of hooks that are called for all modules."""
 
 _Function = Callable[..., Any]
 

@@ -8,8 +8,6 @@ as it is registered; and where it looks at the values of parameters, for real.
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch.utils import _device
 
 from fxmem.errors import LoadError, summarize_error
 from fxmem.tracing.building import make_parameters_fake, raised_by_fakes
+from fxmem.tracing.generators import save_random_states
 from fxmem.tracing.importing import (
     explain_missing_package,
     find_object,
@@ -201,14 +200,10 @@ def _keep_random_state() -> Iterator[None]:
     # Asking for the generators of a GPU that nobody uses yet would start it.
     is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = range(torch.cuda.device_count()) if is_in_use else ()
-    python_state, grad_enabled = random.getstate(), torch.is_grad_enabled()
-    numpy_random = sys.modules.get("numpy.random")
-    numpy_state = numpy_random.get_state() if numpy_random else None
+    restore_others, grad_enabled = save_random_states(), torch.is_grad_enabled()
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
             torch.set_grad_enabled(grad_enabled)
-            random.setstate(python_state)
-            if numpy_random:
-                numpy_random.set_state(numpy_state)
+            restore_others()

@@ -10,10 +10,9 @@ from torch import nn
 
 from fxmem.graph import ModuleCall
 from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
-from fxmem.tracing.forward_state import read_random_states
+from fxmem.tracing.generators import DRAWS, read_random_states
 
 _CHANGES_ITSELF = "it changes what its module holds"
-_DRAWS = "it draws random numbers that are not PyTorch's"
 _CHANGES_ARGUMENT = "it changes an object that it is given, such as a cache"
 _HAS_HOOKS = "hooks run with it"
 
@@ -136,7 +135,7 @@ class CallLog:
         if not is_same(opened.arguments, take_snapshot((*args, *kwargs.values()))):
             reason = _CHANGES_ARGUMENT
         if opened.random != read_random_states():
-            reason = _DRAWS
+            reason = DRAWS
         results = self._finder.find_storages(result)
         stop = self._count_nodes()
         self.calls.append(ModuleCall(fqn, opened.start, stop, opened.inputs, results, reason))

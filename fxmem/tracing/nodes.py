@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fxmem.graph import Phase, SourceLocation
+from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.contexts import read_context, read_settings, run_within
 from fxmem.tracing.fxgraph import CONSTANT, NODE, SURROUNDINGS, GraphBuilder, iterate_tensors
@@ -190,4 +191,4 @@ def _find_shape(value: Any) -> tuple[int, ...] | None:
 
 def _find_dtype(value: Any) -> str | None:
     first = next(iterate_tensors(value), None)
-    return None if first is None else str(first.dtype).removeprefix("torch.")
+    return None if first is None else strip_torch(first.dtype)

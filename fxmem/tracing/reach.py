@@ -7,6 +7,7 @@ arguments, and the globals that its code names.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -19,6 +20,7 @@ from types import (
     CodeType,
     FunctionType,
     GenericAlias,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
 )
@@ -31,14 +33,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """The hooks on a tensor: attributes, each a dict from ids to functions, or None."""
 
+NUMBERS_AND_TEXT = (type(None), bool, int, float, complex, str, bytes)
 LEAVES = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
+    *NUMBERS_AND_TEXT,
     type,
     ModuleType,
     CodeType,
@@ -145,29 +142,46 @@ def find_held(value: Any) -> Iterable[object]:
         if isinstance(value, kind):
             iterate: Any = kind.__iter__
             elements = [*iterate(value)]
-    return elements + _list_attributes(value)
+    return elements + list_attributes(value)
 
 
-def _list_attributes(value: Any) -> list[object]:
-    """The values of an object's attributes, in its ``__dict__`` and its slots."""
-    attributes = getattr(value, "__dict__", None)
-    values = [*attributes.values()] if isinstance(attributes, dict) else []
+def list_slots(value: object) -> tuple[str, ...]:
+    """The names of the attributes that an object has in slots, filled or not.
+
+    >>> class Point:
+    ...     __slots__ = ["x", "__secret"]
+    >>> sorted(list_slots(Point()))
+    ['_Point__secret', 'x']
+    """
     kind: Any = type(value)
-    for name in _list_slots(kind):
-        try:
-            values.append(getattr(value, name))
-        except Exception:  # a slot that is not filled, or a property that fails
-            continue
-    return values
+    return _find_slots(kind)
 
 
 @functools.lru_cache(maxsize=4096)
-def _list_slots(kind: type) -> tuple[str, ...]:
-    names: list[str] = []
-    for owner in kind.__mro__:
-        if owner.__module__ != "builtins" and isinstance(owner.__dict__.get("__slots__"), tuple):
-            names += owner.__dict__["__slots__"]
-    return tuple(name for name in names if not name.startswith("__"))
+def _find_slots(kind: type) -> tuple[str, ...]:
+    return tuple(
+        name
+        for owner in kind.__mro__
+        if "__slots__" in vars(owner)
+        for name, held in vars(owner).items()
+        if isinstance(held, MemberDescriptorType)
+    )
+
+
+def list_attributes(value: Any) -> list[object]:
+    """The values of an object's attributes, in its ``__dict__`` and its slots."""
+    attributes = getattr(value, "__dict__", None)
+    values = [*attributes.values()] if isinstance(attributes, dict) else []
+    return [*values, *read_slots(value).values()]
+
+
+def read_slots(value: Any) -> dict[str, object]:
+    """What an object holds in its slots, by their names; those that are not filled are left out."""
+    found: dict[str, object] = {}
+    for name in list_slots(value):
+        with contextlib.suppress(Exception):  # none is there, or a property that fails
+            found[name] = getattr(value, name)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

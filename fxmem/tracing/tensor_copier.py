@@ -13,7 +13,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fxmem.errors import TraceError
-from fxmem.specs import TensorSpec
+from fxmem.specs import TensorSpec, strip_torch
 from fxmem.tracing.known_values import attach_value, find_value, mark_held
 from fxmem.tracing.sparse_parts import Parts, find_parts, is_sparse, make_sparse
 
@@ -68,7 +68,7 @@ class TensorCopier:
 
     def _copy_sparse(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         if not is_sparse(tensor):
-            name = str(tensor.layout).removeprefix("torch.")
+            name = strip_torch(tensor.layout)
             raise TraceError(
                 f"a tensor of layout {name} has no fake copy",
                 hint="a dense one, or to_sparse_coo()",

@@ -276,9 +276,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
         """Takes the place of ``torch.autograd.Function.apply``: one node."""
         if self._opaque_depth:
             return apply(*args, **kwargs)
-        label = function.__name__
-        if label == "CheckpointFunction":  # torch.utils.checkpoint, reentrant
-            label = "checkpoint"
+        is_reentrant = function is torch.utils.checkpoint.CheckpointFunction
+        label = "checkpoint" if is_reentrant else function.__name__
         fqn = self._scopes[-1]
         return self._run_node(Call("call_function", apply, label, fqn, apply, args, kwargs))
 

@@ -20,7 +20,14 @@ from typing import Any
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fxmem.tracing.reach import LEAVES, find_globals, find_held, iterate_reached
+from fxmem.tracing.reach import (
+    LEAVES,
+    find_globals,
+    find_held,
+    iterate_reached,
+    list_slots,
+    read_slots,
+)
 
 _Restore = Callable[[], None]
 _FOREIGN = frozenset({"torch", "numpy", *sys.stdlib_module_names})
@@ -105,6 +112,8 @@ def _remember(holder: Any) -> Iterator[_Restore]:
         attributes = getattr(holder, "__dict__", None)
         if isinstance(attributes, dict):
             yield functools.partial(_restore_dict, attributes, dict(attributes))
+        if list_slots(holder):
+            yield functools.partial(_restore_slots, holder, read_slots(holder))
 
 
 def _restore_cache(cache: Any) -> None:
@@ -134,6 +143,15 @@ def _restore_dict(current: dict[Any, Any], before: dict[Any, Any]) -> None:
                 dict.__setitem__(current, key, before[key])
             else:
                 dict.__delitem__(current, key)
+
+
+def _restore_slots(holder: Any, before: dict[str, Any]) -> None:
+    for name, value in read_slots(holder).items():
+        if before.get(name, _MISSING) is not value and _holds_fake(value):
+            if name in before:
+                object.__setattr__(holder, name, before[name])
+            else:
+                object.__delattr__(holder, name)
 
 
 def _restore_sequence(current: Any, before: list[Any]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.errors import UsageError
-from fxmem.planning.describe import fingerprint_graph
+from fxmem.planning.describe import check_fingerprint
 from fxmem.planning.plan import MODULES, Plan
 from fxmem.tracing.description import describe_model, find_difference, recall_model
 from fxmem.transform.checkpointing import build_module
@@ -130,9 +130,5 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
         device="cpu",
         size_hint=plan.size_hint,
     )
-    if fingerprint_graph(analysis.graph) != plan.fingerprint:
-        raise UsageError(
-            "the plan was made for another model or other inputs",
-            hint="make it anew with fxmem.plan",
-        )
+    check_fingerprint(plan, analysis.graph, "fxmem.plan")
     return analysis

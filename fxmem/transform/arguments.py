@@ -6,16 +6,17 @@ Written in words that compilers follow: they look into each call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import CONSTANT
-from fxmem.tracing.signatures import SIGNATURE
+from fxmem.tracing.signatures import SIGNATURE, describe_value
 from fxmem.transform.settings import is_equal
 
 
@@ -89,11 +90,41 @@ def find_mismatch(expected: Sequence[Argument], given: Mapping[str, Any]) -> str
     return ", ".join(name for name in given if name not in names and given[name] is not None)
 
 
-def write_sizes(given: Mapping[str, Any]) -> str:
-    """The sizes of the tensors among a call's arguments; their names where there is none."""
-    tensors = [
-        f"{name} {'x'.join(map(str, value.shape))}"
-        for name, value in given.items()
-        if isinstance(value, torch.Tensor)
+def write_difference(expected: Sequence[Argument], given: Mapping[str, Any]) -> tuple[str, str]:
+    """In what arguments are not as a graph was traced for, and what they are.
+
+    >>> traced = Argument("x", False, signature=describe_value(torch.ones(2)))
+    >>> write_difference([traced], {"x": torch.ones(3)})
+    ('of these sizes', 'x 3')
+    >>> write_difference([traced], {"x": torch.ones(2, dtype=torch.float64)})
+    ('of these dtypes', 'x 2:float64')
+    >>> write_difference([traced], {"x": torch.ones(2).requires_grad_()})
+    ('like these', 'x 2')
+    """
+    taken = [argument for argument in expected if not argument.is_constant]
+    before = [*_list_tensors(tuple(argument.signature for argument in taken))]
+    now = [*_list_tensors(tuple(describe_value(given[argument.name]) for argument in taken))]
+    differs = [
+        name
+        for at, name in enumerate(("sizes", "dtypes"))
+        if [tensor[at] for tensor in before] != [tensor[at] for tensor in now]
     ]
-    return ", ".join(tensors) or ", ".join(given)
+    tensors = {n: value for n, value in given.items() if isinstance(value, torch.Tensor)}
+    written = []
+    for name, tensor in tensors.items():
+        size = "x".join(map(str, tensor.shape))
+        dtype = f":{strip_torch(tensor.dtype)}" if "dtypes" in differs else ""
+        written.append(f"{name} {size}{dtype}")
+    what = f"of these {' and '.join(differs)}" if differs else "like these"
+    return what, ", ".join(written) or ", ".join(given)
+
+
+def _list_tensors(description: Any) -> Iterator[tuple[Any, ...]]:
+    """What describes tensors in a description of values."""
+    if isinstance(description, tuple):
+        is_tensor = len(description) == 4 and isinstance(description[1], torch.dtype)
+        if is_tensor and isinstance(description[0], tuple):
+            yield description
+        else:
+            for held in description:
+                yield from _list_tensors(held)

@@ -17,7 +17,7 @@ from fxmem.planning.planner import TIME_LIMIT_S, plan
 from fxmem.transform.applying import apply
 from fxmem.transform.lazy import plan_lazily
 from fxmem.transform.surroundings import find_autocast, run_apart
-from fxmem.units import parse_bytes
+from fxmem.units import resolve_bytes
 
 _Makes = TypeVar("_Makes", bound=Callable[..., nn.Module])
 
@@ -36,10 +36,8 @@ class _Choices:
         # Of what surrounds a call only what the options say is part of the step.
         analysis = run_apart(lambda: analyze(model, positional, kwargs, **self.analysis))
         budget = self.limits.get("budget")
-        if budget is not None:
-            budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
-            if analysis.peak_bytes <= budget_bytes:
-                return model
+        if budget is not None and analysis.peak_bytes <= resolve_bytes(budget):
+            return model
         return apply(model, plan(analysis, **self.limits, **self.planning))
 
     def plan_step(self, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
@@ -61,7 +59,7 @@ def auto(
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    budget: str | int | None = None,
+    budget: str | float | None = None,
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
     style: str | None = None,

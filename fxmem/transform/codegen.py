@@ -48,9 +48,9 @@ class SegmentCode:
     """
 
     name: str
-    random: bool = False
-    norms: tuple[str, ...] = ()
-    states: tuple[tuple[str, str], ...] = ()
+    random: bool
+    norms: tuple[str, ...]
+    states: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ class _Writer:
                 continue
             assert segment.name not in self._names, f"{segment.name} is not of one piece"
             self._names.add(segment.name)
-            inputs, outputs = _find_ends(members)
-            inner.append(self.write_function(segment.name, members, depth + 1, (inputs, outputs)))
-            scope.call_segment(segment, self._root, inputs, outputs, _find_reads(members))
+            ends_inside = _find_ends(members)
+            inner.append(self.write_function(segment.name, members, depth + 1, ends_inside))
+            scope.call_segment(segment, self._root, members)
         if ends is not None:
             scope.add_output(ends[1])
         head, _, body = self._write_graph(scope.graph, name).partition("\n")
@@ -198,14 +198,9 @@ class _Scope:
         values = tuple(self._find(node) for node in nodes)
         self.graph.output(values[0] if len(values) == 1 else values)
 
-    def call_segment(
-        self,
-        segment: SegmentCode,
-        root: str,
-        inputs: Sequence[fx.Node],
-        outputs: Sequence[fx.Node],
-        reads: Sequence[str],
-    ) -> None:
+    def call_segment(self, segment: SegmentCode, root: str, nodes: Sequence[fx.Node]) -> None:
+        inputs, outputs = _find_ends(nodes)
+        reads = _find_reads(nodes)
         options: dict[str, Any] = {"random": True} if segment.random else {}
         if segment.norms:
             options["norms"] = tuple(_Text(_format_target(root, name)) for name in segment.norms)

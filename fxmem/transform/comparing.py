@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fxmem.specs import strip_torch
 from fxmem.transform.verification import Difference, Kind
 
 Record = dict[tuple[Kind, str], Any]
@@ -151,7 +152,7 @@ def _find_part(ours: Tensor, theirs: Tensor) -> tuple[str, Tensor, Tensor] | Non
 def _write(value: Any) -> str:
     if isinstance(value, torch.Size):
         return "x".join(map(str, value)) or "scalar"
-    return str(value).removeprefix("torch.")
+    return strip_torch(value)
 
 
 def _take_apart(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

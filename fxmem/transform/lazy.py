@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
+from fxmem.transform.forwards import PlannedForward
 from fxmem.transform.module import PlannedModule
-from fxmem.transform.wrapping import PlannedForward, find_original
+from fxmem.transform.surroundings import is_transforming
+from fxmem.transform.wrapping import find_original
 
 _HELD = "_fxmem_held"
 _BASE = "_fxmem_base"
@@ -134,8 +136,9 @@ def _find_planned(
     held: _Held | bool | None = vars(model).get(_HELD)
     if held is not None:
         return held.planned if isinstance(held, _Held) else None
-    # A compiler's call and an analysis are no steps.
-    leaves = () if torch.compiler.is_compiling() else tree_leaves((args, kwargs))
+    # The call of a compiler, of a transform of functions, or of an analysis is no step.
+    is_inner = torch.compiler.is_compiling() or is_transforming()
+    leaves = () if is_inner else tree_leaves((args, kwargs))
     if not leaves or any(isinstance(leaf, FakeTensor) for leaf in leaves):
         return None
     if isinstance(vars(model).get("plan"), Plan):  # of what it is a copy of

@@ -15,9 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fxmem.allocator.settings import MIN_BLOCK_BYTES
+
 _SPAN = "span step"
-_BLOCK = 512
-"""CUDA's allocator hands out multiples of it."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ def sum_storages(tensors: Iterable[Tensor], device: torch.device) -> int:
     """
     sizes = [storage.nbytes() for storage in _list_storages(tensors, device)]
     if device.type == "cuda":
-        return sum(-(-nbytes // _BLOCK) * _BLOCK for nbytes in sizes)
+        return sum(-(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES for nbytes in sizes)
     return sum(sizes)
 
 

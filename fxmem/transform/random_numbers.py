@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-_State = tuple[torch.Generator, bytes]
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 class RandomNumbers:
@@ -25,21 +25,21 @@ class RandomNumbers:
     """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
-        self._begin = [(g, _read_state(g)) for g in _iterate_generators(inputs)]
+        self._begin = [(g, g.clone_state()) for g in _iterate_generators(inputs)]
 
     def settle(self) -> None:
         """After the run: keeps what generators began with where they drew."""
-        self._begin = [(g, state) for g, state in self._begin if _read_state(g) != state]
+        self._begin = [(g, begin) for g, begin in self._begin if _draw(g) != _draw(begin)]
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[None]:
         """Has the same numbers drawn again, and the generators then be as they were."""
-        now = [(generator, _read_state(generator)) for generator, _ in self._begin]
-        _write_states(self._begin)
+        now = [(generator, generator.clone_state()) for generator, _ in self._begin]
+        _set_states(self._begin)
         try:
             yield
         finally:
-            _write_states(now)
+            _set_states(now)
 
 
 def _iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
@@ -52,12 +52,39 @@ def _iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
         yield from (torch.cuda.default_generators[at] for at in sorted(gpus))
 
 
+class _Drawn(threading.local):
+    """Where numbers are drawn, for each thread: of each kind that the CPU's generator keeps one."""
+
+    def __init__(self) -> None:
+        self.tensors = [
+            torch.empty(2, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)
+        ]
+
+
+_drawn = _Drawn()
+
+
+def _draw(generator: torch.Generator) -> Hashable:
+    """What a generator would draw next, which tells whether two are in the same state.
+
+    A copy draws it, into memory that is there: a state of the CPU's generator as a tensor takes 5
+    KB, more than small segments do, and is seen by what watches tensors and their memory.
+    """
+    if generator.device.type != "cpu":
+        return _read_state(generator)
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        copy = generator.clone_state()
+        for tensor in _drawn.tensors:
+            tensor.normal_(generator=copy)
+        return tuple(number for tensor in _drawn.tensors for number in tensor.tolist())
+
+
 def _read_state(generator: torch.Generator) -> bytes:
-    """A generator's state, out of the sight of what watches tensors and their memory."""
     state = generator.get_state()
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
-def _write_states(states: Sequence[_State]) -> None:
-    for generator, state in states:
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+def _set_states(states: Sequence[tuple[torch.Generator, torch.Generator]]) -> None:
+    for generator, wanted in states:
+        state = bytearray(_read_state(wanted))
+        generator.set_state(torch.frombuffer(state, dtype=torch.uint8))

@@ -11,14 +11,19 @@ import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
+from torch.fx.node import map_aggregate
 
 from fxmem.api import analyze
 from fxmem.errors import FxmemError
+from fxmem.tracing.hooks import CALLED_HOOKS
 from fxmem.transform.state import keep_random_numbers
 from fxmem.transform.surroundings import find_autocast, find_device, run_apart
+
+_NUMBERS = (bool, int, float, complex)
 
 
 def is_graph_of(
@@ -69,9 +74,8 @@ def is_graph_of(
 
 @contextlib.contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
-    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    tables = {name: model.__dict__[name] for name in names}
-    model.__dict__.update({name: OrderedDict() for name in names})
+    tables = {name: model.__dict__[name] for name in CALLED_HOOKS}
+    model.__dict__.update({name: OrderedDict() for name in CALLED_HOOKS})
     try:
         yield
     finally:
@@ -79,23 +83,21 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
-    """The nodes of a graph, each with its arguments, in which a node is its position."""
+    """The nodes of a graph, with their arguments: nodes as positions, numbers with their type."""
     positions = {node: at for at, node in enumerate(graph.nodes)}
 
-    def convert(node: fx.Node) -> Any:
-        return _Position(positions[node])
+    def convert(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return _Position(positions[value])
+        return (type(value), repr(value)) if isinstance(value, _NUMBERS) else value
 
     for node in graph.nodes:
-        arguments = fx.map_arg(node.args, convert), fx.map_arg(node.kwargs, convert)
+        arguments = map_aggregate(node.args, convert), map_aggregate(node.kwargs, convert)
         yield node.op, node.target, *arguments
 
 
-class _Position(int):
-    """Of a node in its graph, which is not the number that an argument may be."""
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Of a node in its graph."""
 
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Position) and int(self) == int(other)
-
-    __hash__ = int.__hash__
+    at: int

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fxmem.transform.calls import ModelCall, find_call
 from fxmem.transform.random_numbers import RandomNumbers
+from fxmem.transform.surroundings import TRANSFORMED, is_transforming
 from fxmem.transform.versions import Reads, Versions
 from fxmem.transform.warning import warn_caller
 
@@ -53,11 +54,9 @@ def checkpoint(
     """
     if not torch.is_grad_enabled():
         return segment(*inputs)
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
-        warn_caller(
-            "nothing can be computed again here (torch.func's transforms do not allow it): this"
-            " step runs without the plan"
-        )
+    keeps_all = not torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    if keeps_all or is_transforming():
+        warn_caller(TRANSFORMED)
         return segment(*inputs)
     label = name or getattr(segment, "__name__", "a segment")
     versions = Versions(label, reads, inputs, _list_changed(norms, states))

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import sys
+import threading
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from fxmem.tracing.changes import is_same, take_snapshot
+from fxmem.planning.plan import Plan
+from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
 from fxmem.tracing.description import INTERNAL, PLAIN
 
 _MISSING = object()
+_TOGETHER = 5_000
+"""Entries that are compared at once: fewer than what a snapshot leaves out from."""
+_ALL = "__dict__"
+_NO_CODE_OF_MODELS = ("copy", "fxmem", "torch")
 
 Place = tuple[str, str]
 """The name of a module, and of an attribute of it."""
+
+_Attributes = dict[str, Any]
+"""The ``__dict__`` of a module."""
+
+_Object = tuple[Place, _Attributes, Snapshot]
+"""An attribute that holds others, and what it held."""
+
+Read = tuple[type[nn.Module], str]
+"""The class of a module, and an attribute that its code read."""
 
 
 class Settings:
@@ -26,72 +42,165 @@ class Settings:
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        self._plain: list[tuple[Place, nn.Module, Any]] = []
-        self._others: list[tuple[Place, nn.Module, Any]] = []
-        for name, module in modules:
-            for attribute, value in vars(module).items():
-                if attribute in INTERNAL:
+        self._modules = dict(modules)
+        # The dicts themselves: of these, compilers watch the keys.
+        self._held = [
+            (name, vars(module), len(vars(module)), INTERNAL.union(vars(module)))
+            for name, module in self._modules.items()
+        ]
+        self._plain: list[tuple[Place, _Attributes, Any]] = []
+        objects: list[tuple[Place, _Attributes, Snapshot]] = []
+        for name, held, _, _ in self._held:
+            for attribute, value in held.items():
+                if attribute in INTERNAL or _is_ours(attribute, value):
                     continue
                 place = (name, attribute)
                 if isinstance(value, PLAIN):
-                    self._plain.append((place, module, value))
+                    self._plain.append((place, held, value))
                 else:
-                    self._others.append((place, module, take_snapshot([value])))
-        self._modules = {place: module for place, module, _ in (*self._plain, *self._others)}
+                    objects.append((place, held, take_snapshot([value])))
+        self._objects = [*_group(objects)]
 
     def find_changed(self) -> list[Place]:
-        """The attributes that are not what they were."""
+        """The attributes that are not what they were, or were not there."""
         changed = [
             place
-            for place, module, value in self._plain
-            if not is_equal(getattr(module, place[1], _MISSING), value)
+            for place, held, value in self._plain
+            if not is_equal(held.get(place[1], _MISSING), value)
         ]
-        if torch.compiler.is_compiling():  # which cannot follow the rest
-            return changed
-        return changed + [
-            place
-            for place, module, snapshot in self._others
-            if not is_same(snapshot, take_snapshot([getattr(module, place[1], _MISSING)]))
-        ]
+        if not torch.compiler.is_compiling():  # which cannot follow this
+            changed.extend(self._find_changed_objects())
+        for name, held, count, known in self._held:
+            # Where one has gone, which is a change, another may have come.
+            if (changed or len(held) != count) and not held.keys() <= known:
+                changed.extend(
+                    (name, attribute)
+                    for attribute, value in held.items()
+                    if attribute not in known and not _is_ours(attribute, value)
+                )
+        return changed
 
-    def read_values(self, places: Iterable[Place]) -> tuple[Any, ...]:
-        """What some attributes are now.
+    def _find_changed_objects(self) -> Iterator[Place]:
+        """The same of attributes that hold others."""
+        for places, snapshot in self._objects:
+            if is_same(snapshot, _take_together(places)):
+                continue
+            for place, held, before in places:
+                if not is_same(before, take_snapshot([held.get(place[1], _MISSING)])):
+                    yield place
+
+    def freeze_values(self, places: Iterable[Place]) -> tuple[Any, ...]:
+        """What some attributes are now, to be looked up: numbers of other types are not equal."""
+        values = ((p, getattr(self._modules[p[0]], p[1], _MISSING)) for p in places)
+        return tuple(
+            (
+                place,
+                type(value),
+                repr(value) if isinstance(value, PLAIN) else take_snapshot([value]),
+            )
+            for place, value in values
+        )
+
+    def is_read(self, place: Place, reads: Collection[Read]) -> bool:
+        """Whether an attribute is among those that were read.
 
         Args:
-            places: Of those that were there.
+            place: Of a module that was there.
+            reads: From :func:`watch_reads`.
         """
-        values = ((place, getattr(self._modules[place], place[1], None)) for place in places)
-        return tuple((p, v if isinstance(v, PLAIN) else take_snapshot([v])) for p, v in values)
+        kind = type(self._modules[place[0]])
+        return (kind, place[1]) in reads or (kind, _ALL) in reads
 
-    def find_type(self, place: Place) -> type[nn.Module]:
-        """The class of the module that an attribute is of.
 
-        Args:
-            place: One that was there.
-        """
-        return type(self._modules[place])
+def _group(objects: Iterable[_Object]) -> Iterator[tuple[list[_Object], Snapshot]]:
+    """Attributes that are compared at once, with the snapshot of them all.
+
+    What many modules hold, such as a configuration, is looked at once in it.
+    """
+    group: list[_Object] = []
+    count = 0
+    for each in objects:
+        count += len(each[2])
+        if group and count > _TOGETHER:
+            yield group, _take_together(group)
+            group, count = [], len(each[2])
+        group.append(each)
+    if group:
+        yield group, _take_together(group)
+
+
+def _take_together(group: Iterable[_Object]) -> Snapshot:
+    return take_snapshot([held.get(place[1], _MISSING) for place, held, _ in group])
+
+
+def _is_ours(attribute: str, value: object) -> bool:
+    """Whether fxmem has put an attribute there, as :func:`fxmem.auto` does."""
+    return attribute.startswith("_fxmem_") or isinstance(value, Plan)
 
 
 @contextlib.contextmanager
-def watch_reads() -> Iterator[set[tuple[type[nn.Module], str]]]:
-    """The attributes that are read of modules meanwhile, by the modules' classes."""
-    seen: set[tuple[type[nn.Module], str]] = set()
-
-    def read(self: nn.Module, name: str) -> Any:
-        seen.add((type(self), name))
-        return object.__getattribute__(self, name)
-
-    nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+def watch_reads() -> Iterator[set[Read]]:
+    """The attributes that are read of modules meanwhile, in any thread, by the modules' classes."""
+    seen: set[Read] = set()
+    _watch.begin(seen)
     try:
         yield seen
     finally:
-        del nn.Module.__getattribute__
+        _watch.end(seen)
+
+
+class _Watch:
+    """Notes what is read of modules, for all who ask at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asking: tuple[set[Read], ...] = ()
+        self._undo = contextlib.ExitStack()
+
+    def begin(self, seen: set[Read]) -> None:
+        with self._lock:
+            if not self._asking:
+                self._install()
+            self._asking = (*self._asking, seen)
+
+    def end(self, seen: set[Read]) -> None:
+        with self._lock:
+            self._asking = tuple(other for other in self._asking if other is not seen)
+            if not self._asking:
+                self._undo.close()
+
+    def _install(self) -> None:
+        before = vars(nn.Module).get("__getattribute__")
+        get: Any = before or object.__getattribute__
+
+        def read(module: nn.Module, name: str) -> Any:
+            if name != _ALL or _is_code_of_models(sys._getframe(1).f_globals):
+                for seen in self._asking:
+                    seen.add((type(module), name))
+            return get(module, name)
+
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        if before is None:
+            self._undo.callback(delattr, nn.Module, "__getattribute__")
+        else:
+            self._undo.callback(setattr, nn.Module, "__getattribute__", before)
+
+
+_watch = _Watch()
+
+
+def _is_code_of_models(names: dict[str, Any]) -> bool:
+    return str(names.get("__name__", "")).split(".")[0] not in _NO_CODE_OF_MODELS
 
 
 def is_equal(value: Any, before: Any) -> bool:
-    """Whether a plain value is what it was, its type included.
+    """Whether a plain value is what it was, its type included, and the sign of a zero.
 
-    >>> is_equal(1, 1), is_equal(1, True)
-    (True, False)
+    >>> is_equal(1, 1), is_equal(1, True), is_equal(0.0, -0.0)
+    (True, False, False)
     """
-    return value is before or (type(value) is type(before) and bool(value == before))
+    if value is before:
+        return True
+    if type(value) is not type(before) or value != before:
+        return False
+    return bool(value) or repr(value) == repr(before)

@@ -7,19 +7,19 @@ of its own. All of that has to be as it was before another run can be compared w
 from __future__ import annotations
 
 import contextlib
-import importlib
 import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fxmem.tracing.reach import find_globals, find_held
+from fxmem.tracing.generators import save_random_states
+from fxmem.tracing.reach import find_globals, find_held, list_slots, read_slots
 from fxmem.tracing.user_state import iterate_holders
 from fxmem.transform.comparing import are_equal
 
@@ -65,10 +65,9 @@ def list_random_states(roots: Iterable[object]) -> dict[str, Any]:
     """
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     states.update((f"cuda:{at}", torch.cuda.get_rng_state(at)) for at in _list_gpus())
-    numpy_random = _find_numpy_random()
-    if numpy_random is not None:
-        kind, keys, *rest = numpy_random.get_state()
-        states["numpy"] = (kind, keys.tolist(), *rest)
+    numpy: Any = np.random.get_state()
+    kind, keys, *rest = numpy
+    states["numpy"] = (kind, keys.tolist(), *rest)
     generators = _find_generators(iterate_holders(roots))
     states.update((f"generator {n}", g.get_state()) for n, g in enumerate(generators, 1))
     return states
@@ -78,9 +77,7 @@ def seed_random_numbers(seed: int) -> None:
     """Seeds PyTorch's generators, Python's and NumPy's."""
     torch.manual_seed(seed)
     random.seed(seed)
-    numpy_random = _find_numpy_random()
-    if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
 
 
 @contextlib.contextmanager
@@ -128,6 +125,8 @@ def _save(holder: Any) -> Iterator[_Restore]:
         attributes = getattr(holder, "__dict__", None)
         if isinstance(attributes, dict):
             yield _keep_dict(attributes)
+        if list_slots(holder):
+            yield _keep_slots(holder)
 
 
 def _keep_tensor(tensor: Tensor) -> _Restore:
@@ -156,6 +155,20 @@ def _keep_dict(current: dict[Any, Any]) -> _Restore:
             kind.clear(current)
             for key, value in saved:
                 kind.__setitem__(current, key, value)
+
+    return restore
+
+
+def _keep_slots(holder: Any) -> _Restore:
+    saved = read_slots(holder)
+
+    def restore() -> None:
+        now = read_slots(holder)
+        for name, value in saved.items():
+            if name not in now or now[name] is not value:
+                object.__setattr__(holder, name, value)  # of a frozen dataclass too
+        for name in now.keys() - saved.keys():
+            object.__delattr__(holder, name)
 
     return restore
 
@@ -206,25 +219,16 @@ def _set_generator(generator: torch.Generator, state: Tensor) -> None:
 
 def keep_random_numbers() -> _Restore:
     """What puts back PyTorch's on every device that is in use, Python's and NumPy's."""
-    cpu, python = torch.get_rng_state(), random.getstate()
+    cpu, restore_others = torch.get_rng_state(), save_random_states()
     gpus = [(at, torch.cuda.get_rng_state(at)) for at in _list_gpus()]
-    numpy_random = _find_numpy_random()
-    numpy_state = None if numpy_random is None else numpy_random.get_state()
 
     def restore() -> None:
         torch.set_rng_state(cpu)
-        random.setstate(python)
+        restore_others()
         for at, state in gpus:
             torch.cuda.set_rng_state(state, at)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_state)
 
     return restore
-
-
-def _find_numpy_random() -> Any:
-    """NumPy's generator, where NumPy is in use: it is imported at the first use of its own."""
-    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 def _list_gpus() -> range:

@@ -11,12 +11,26 @@ from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
+from fxmem.tracing.contexts import read_autocast_on
+
 _Made = TypeVar("_Made")
 
 MISCOMPILED = (
     "PyTorch compiles spectral normalisation to other values where segments break the graph: this"
     " model is compiled without the plan"
 )
+
+TRANSFORMED = (
+    "nothing can be computed again here (torch.func's transforms do not allow it): this step runs"
+    " without the plan"
+)
+
+
+def is_transforming() -> bool:
+    """Whether a transform of ``torch.func`` runs: what it wraps has no storage to be traced from,
+    and is gone when backward comes.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def find_autocast(inputs: Any) -> torch.dtype | None:
@@ -29,8 +43,7 @@ def find_autocast(inputs: Any) -> torch.dtype | None:
     ...     find_autocast([torch.ones(1)])
     torch.bfloat16
     """
-    device = find_device(inputs)
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return read_autocast_on(find_device(inputs))
 
 
 def find_device(inputs: Any) -> str:

@@ -27,8 +27,8 @@ from fxmem.recording.choices import (
 )
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.options import MODES
-from fxmem.specs import TensorSpec, parse_dtype
+from fxmem.recording.options import check_mode
+from fxmem.specs import TensorSpec, parse_dtype, strip_torch
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
 from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.tracing.loading import load_target, prepare_targets
@@ -129,7 +129,7 @@ def verify(
         device=device.type,
         optimizer=name_choice(optimizer),
         loss=name_choice(loss),
-        autocast=None if cast_to is None else str(cast_to).removeprefix("torch."),
+        autocast=None if cast_to is None else strip_torch(cast_to),
         seed=seed,
         steps=comparison.steps,
         compared=dict(Counter(kind.value for kind, _ in comparison.record)),
@@ -187,8 +187,7 @@ def verify_target(
 
 
 def _check_options(mode: Any, steps: Any, seed: Any) -> None:
-    if mode not in MODES:
-        raise UsageError(f"unknown mode {mode!r}", hint=" or ".join(MODES))
+    check_mode(mode)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise UsageError(f"{steps!r} steps show nothing", hint="an integer, 1 or more")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
@@ -198,7 +197,7 @@ def _check_options(mode: Any, steps: Any, seed: Any) -> None:
 def _find_autocast(autocast: object) -> torch.dtype | None:
     if autocast is None:
         return None
-    name = parse_dtype(str(autocast).removeprefix("torch."))
+    name = parse_dtype(autocast)
     if name != "bfloat16":
         raise UsageError(
             f"models are not compared under autocast to {name}", hint="bf16, which needs no scaler"

@@ -3,12 +3,16 @@
 What autograd saves it watches itself. What a segment computes again from, parameters and buffers,
 nobody saves: changed meanwhile, they would give other gradients without a word. Changes are seen as
 autograd sees them, by the count of a tensor's versions; ``tensor.data`` has a count of its own.
+
+Whether they want gradients may change: for the second run it is put back, as it decides what
+autograd saves, and no result.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,7 +33,8 @@ class Versions:
     Args:
         segment: Its name.
         reads: What its code reads.
-        inputs: What it is given: tensors within containers, as autograd watches the others.
+        inputs: What it is given; autograd watches what of it was changed, but for what containers
+            hold.
         changed: The tensors that it changes itself, which begin again as copies.
     """
 
@@ -44,17 +49,35 @@ class Versions:
             if id(tensor) not in changed and not tensor.is_inference()
         ]
         self._own: set[str] = set()
+        held = (value for value in inputs if isinstance(value, Tensor))
+        # Within another segment nothing but that one's second run holds what this one is given.
+        self._flags = [
+            (weakref.ref(tensor), tensor.requires_grad)
+            for tensor in (*(tensor for _, _, tensor in found), *held)
+            if tensor.is_leaf  # of others it never changes
+        ]
 
     def settle(self) -> None:
         """After the first run: whatever changed by then, the segment changes by itself."""
         self._own.update(self._find_changed())
 
-    def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """While the segment runs again, lets it read nothing that was changed in place since."""
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """While the segment runs again, lets it read nothing that was changed in place since.
+
+        What it reads wants gradients where it did; afterwards, where it did before: a checkpoint
+        may stop the segment between two changes of that.
+        """
         changed = self._find_changed()
-        if not changed:
-            return contextlib.nullcontext()
-        return _RefuseReads(changed, self._own, self._segment)
+        found = ((get(), flag) for get, flag in self._flags)
+        then = [(tensor, flag) for tensor, flag in found if tensor is not None]
+        now = [(tensor, tensor.requires_grad) for tensor, _ in then]
+        _set_flags(then)
+        try:
+            with _RefuseReads(changed, self._own, self._segment) if changed else _NO_GUARD:
+                yield
+        finally:
+            _set_flags(now)
 
     def _find_changed(self) -> dict[str, Tensor]:
         """By name, what has another version than before the first run."""
@@ -63,6 +86,15 @@ class Versions:
             for owner, name, tensor, version in self._seen
             if tensor._version != version
         }
+
+
+_NO_GUARD: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _set_flags(flags: Iterable[tuple[Tensor, bool]]) -> None:
+    for tensor, flag in flags:
+        if tensor.requires_grad is not flag:
+            tensor.requires_grad_(flag)
 
 
 def _list_tensors(reads: Reads) -> list[_Named]:

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from typing import Any
 
 from torch import nn
+from torch.utils.module_tracker import ModuleTracker
 
+from fxmem.tracing.hooks import CALLED_HOOKS, GLOBAL_HOOKS
 from fxmem.tracing.signatures import Kind, list_kinds
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Walk:
@@ -48,9 +48,15 @@ class Walk:
             (name, getattr(module, key))
             for name, module in named.items()
             if name and not self._is_called(name)
-            for key in _HOOKS
+            for key in CALLED_HOOKS
         ]
         self._uncalled_hooks = [table for _, table in self._uncalled]
+        called = {id(module) for name, module in named.items() if self._is_called(name)}
+        self._unseen = [
+            name
+            for name, module in named.items()
+            if name and id(module) not in called and type(module).forward is not nn.Module.forward
+        ]
 
     def _is_called(self, name: str) -> bool:
         parts = name.split(".")
@@ -82,6 +88,20 @@ class Walk:
         if not any(self._uncalled_hooks):
             return ""
         return next(str(name) for name, table in self._uncalled if table)
+
+    def find_unseen(self) -> str:
+        """A module that is not called and that hooks on all modules are for; empty for none.
+
+        PyTorch's own that only note where a call is, as its counters of FLOPs do, are left out, and
+        so are lists of modules, which nobody calls.
+        """
+        if not any(GLOBAL_HOOKS) or not self._unseen:
+            return ""
+        hooks = (hook for table in GLOBAL_HOOKS for hook in table.values())
+        is_told = any(
+            not isinstance(getattr(hook, "__self__", None), ModuleTracker) for hook in hooks
+        )
+        return self._unseen[0] if is_told else ""
 
     def list_kinds(self) -> tuple[Kind, ...]:
         """Those of the parameters; see :func:`fxmem.tracing.signatures.list_kinds`."""

@@ -116,7 +116,7 @@ def test_a_segment_that_would_count_a_batch_twice_is_found_out(folder: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nets.py:Net", "--input", "128x16"), "the plan was made for another model or other"),
+        (("nets.py:Net", "--input", "128x16"), "the plan was made for other sizes"),
         (("nets.py:Nett", "--input", "256x16"), "no 'Nett' in 'nets.py' (did you mean Net?)"),
         ((*INPUT, "--optimizer", "adamm"), "unknown optimizer 'adamm'"),
         ((*INPUT, "--loss", "mean"), "unknown loss 'mean'"),

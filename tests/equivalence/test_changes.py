@@ -152,6 +152,18 @@ def test_what_is_not_read_again_may_change(style: str) -> None:
     check_same(*make(style), change=change)
 
 
+def test_what_is_read_may_be_frozen_between_forward_and_backward(style: str) -> None:
+    def change(model: Any) -> None:
+        model.first.linear.weight.requires_grad_(False)
+        model.first.scale.requires_grad_(False)
+
+    model, planned = make(style)
+    check_same(model, planned, change=change)
+    assert [p.requires_grad for p in planned.parameters()] == [
+        p.requires_grad for p in model.parameters()
+    ]
+
+
 def test_optimizers_may_step_in_backward(style: str) -> None:
     pair = make(style)
     for model in pair:

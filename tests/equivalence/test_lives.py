@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,7 +108,7 @@ def test_a_file_is_read_by_another_process(
         [sys.executable, "-W", "error::fxmem.FxmemWarning", "-c", TRAIN, *map(str, paths)],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": ":".join(here)},
+        env={**os.environ, "PYTHONPATH": ":".join(here)},  # as many threads as here
     )
     assert done.returncode == 0, done.stderr
     check_same(torch.load(paths[2]), take_steps(model, x))

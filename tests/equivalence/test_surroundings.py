@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 from planned_models import Attention, Dense, Residual
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 import fxmem
 
@@ -190,6 +191,44 @@ def test_transforms_of_functions_run_without_the_plan(
         found = differentiate(planned)
     model.load_state_dict(start)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+Transformed = Callable[[nn.Module, Tensor], Any]
+TRANSFORMS: dict[str, Transformed] = {
+    "grad": lambda run, x: torch.func.grad(lambda x: run(x).sum())(x),
+    "jvp": lambda run, x: torch.func.jvp(run, (x[:3],), (x[3:6],))[1],
+    "jacrev": lambda run, x: torch.func.jacrev(run)(x[:2]),
+    "jacfwd": lambda run, x: torch.func.jacfwd(run)(x[:2]),
+    "vmap": lambda run, x: torch.func.vmap(run)(x),
+    "backward of vmap": lambda run, x: torch.autograd.grad(
+        torch.func.vmap(run, in_dims=1)(x.expand(4, *x.shape).transpose(0, 1)).sum(),
+        [*run.parameters()],
+    ),
+    "gradients of each sample": lambda run, x: torch.func.vmap(
+        torch.func.grad(lambda p, x: torch.func.functional_call(run, p, (x[None],)).sum()),
+        (None, 0),
+    )({name: p.detach() for name, p in run.named_parameters()}, x),
+    "an input made within": lambda run, x: torch.func.jvp(
+        lambda p: torch.func.functional_call(run, p, (copy.deepcopy(x),)),
+        ({name: p.detach() for name, p in run.named_parameters()},),
+        ({name: p.detach().cos() for name, p in run.named_parameters()},),
+    )[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("style", ["graph", "modules"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_what_a_transform_wraps_meets_the_model_s_own_code(name: str, style: str) -> None:
+    blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(2)]
+    model, x = nn.Sequential(*blocks), torch.randn(6, 8)
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=0.5)[-1]
+    planned = fxmem.apply(model, plan)
+    expected = TRANSFORMS[name](model, x)
+    with pytest.warns(fxmem.FxmemWarning, match=r"torch.func's transforms do not allow it"):
+        found = TRANSFORMS[name](planned, x)
+    leaves = zip(tree_leaves(expected), tree_leaves(found), strict=True)
+    assert all(torch.equal(one, other) for one, other in leaves)
 
 
 def train_distributed(rank: int, store: str, name: str, results: Any) -> None:

@@ -9,7 +9,6 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-import torch
 from generated_modules import Program, programs, runs
 from hypothesis import assume, given
 from trials import try_examples
@@ -32,17 +31,14 @@ STRICT = try_examples(40, are_slow=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick_collections() -> Iterator[None]:
+def _quick_collections(one_thread: None) -> Iterator[None]:
     """The measurements collect garbage again and again; what torch loaded is none."""
     warm_up = Program((("nn.Linear(16, 16)", False),), (), "self.m0(x0)", (Spec((4, 16)),))
     check_numbers(warm_up, "train+adam")
     measure_flops(warm_up.case(), "train")
     gc.collect()
     gc.freeze()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more would spin where processors are shared
     yield
-    torch.set_num_threads(threads)
     gc.unfreeze()
 
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 import fxmem
 from examples.gpt import GPT
-from fxmem.planning.limits import find_limits
 from fxmem.planning.module_search import find_module_front
-from fxmem.planning.planner import prepare_step
 from fxmem.planning.search import find_front
+from fxmem.planning.step import prepare_step
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 WIDTH = 64
@@ -88,7 +87,7 @@ def check(net: nn.Module, spec: str, *, by_flops: bool) -> None:
     step, wrapped = (prepare_step(analysis, style) for style in ("graph", "modules"))
     of_graph = find_front(
         step.facts,
-        find_limits(step.facts),
+        step.limits,
         step.list_costs(by_flops),
         TIME_LIMIT_S,
         other_costs=step.list_costs(not by_flops),

@@ -5,11 +5,15 @@ In a file of its own: pytest rewrites the asserts of test files.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
 a: Any = None
 b: Any = None
+c: Any = None
+
+_logger = logging.getLogger(__name__)
 
 
 def assert_it() -> None:
@@ -103,6 +107,12 @@ def warn_if() -> None:
             warnings.warn(text, stacklevel=1)
 
 
+def log_if() -> None:
+    if a:
+        _logger.debug("it is %s", "so")
+        logging.getLogger(__name__).debug("it is")
+
+
 def set_if() -> str:
     text = "it is not"
     if a:
@@ -115,3 +125,23 @@ def call_if() -> None:
     if a:
         print("it is")
         branch()
+
+
+def call_error_if() -> None:
+    if a:
+        c.reset_error(b)
+
+
+def call_print_if() -> None:
+    if a:
+        c.fingerprint(b)
+
+
+def call_log_if() -> None:
+    if a:
+        c.catalog.info(b)
+
+
+def call_own_error_if() -> None:
+    if a:
+        c.error(b)

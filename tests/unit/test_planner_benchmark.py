@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,21 +17,14 @@ from benchmarks.planner_page import merge_pages, update_page
 from examples.planner_nets import DeepResNet
 from fxmem.planning.chain import StageOption
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as the benchmark runs
+
 TINY = PlannerCase(
     Case("tiny", lambda: DeepResNet((2, 2), 4), (image(4, 3, 16, 16),)),
     {"every block": CHAINED["every block"]},
     chained=True,
 )
 PLAIN = Measurement(1000, 100, 1.0, "yes")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the benchmark runs; tiny steps on several threads mostly wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(planner.THREADS)
-    yield
-    torch.set_num_threads(threads)
 
 
 def raise_error(model: nn.Module) -> nn.Module:

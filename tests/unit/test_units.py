@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem.errors import UsageError
-from fxmem.units import format_bytes, format_flops, parse_bytes
+from fxmem.units import format_bytes, format_flops, parse_bytes, resolve_bytes
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,18 @@ def test_what_is_no_size_is_an_error_that_says_how_to_write_one(text: str) -> No
     with pytest.raises(UsageError) as caught:
         parse_bytes(text)
     assert str(caught.value) == f"{text!r} is no size in bytes (write it as 8GiB, 512MiB or 80GB)"
+
+
+@pytest.mark.parametrize("size", [512, 512.9, "512", 0.5 * 1024])
+def test_a_size_may_be_a_number_or_text(size: str | float) -> None:
+    assert resolve_bytes(size) == 512
+
+
+@pytest.mark.parametrize("size", [-1, True, float("nan"), float("inf"), [8], "no"])
+def test_what_is_no_size_is_an_error_of_numbers_too(size: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve_bytes(size)
+    assert str(caught.value) == f"{size!r} is no size in bytes (write it as 8GiB, 512MiB or 80GB)"
 
 
 @given(st.integers(0, 10**18))

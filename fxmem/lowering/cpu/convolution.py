@@ -28,7 +28,6 @@ from fxmem.lowering.tape import Tape, is_like_channels_last, size_bytes
 
 _MKLDNN = frozenset({"Mkldnn", "MkldnnTranspose"})
 _CHANNELS_LAST_2D = frozenset({"Slow2d", "SlowDilated2d", "SlowTranspose2d"})
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True)

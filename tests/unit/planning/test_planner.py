@@ -52,7 +52,19 @@ def test_a_plan_needs_one_limit(analysis: fxmem.Analysis, limits: dict[str, floa
     )
 
 
-@pytest.mark.parametrize("share", ["10%", -0.1, float("nan")])
+@pytest.mark.parametrize(
+    "ask", [pareto, lambda model: plan_step(model, budget="1MiB")], ids=["pareto", "plan"]
+)
+def test_plans_are_made_of_an_analysis(ask: Any) -> None:
+    with pytest.raises(fxmem.UsageError) as caught:
+        ask(Net())
+    assert str(caught.value) == (
+        "plans are made of an analysis, not of an object of type Net"
+        " (fxmem.analyze(model, ...) makes one)"
+    )
+
+
+@pytest.mark.parametrize("share", ["10%", -0.1, float("nan"), True])
 @pytest.mark.parametrize("limit", ["max_overhead", "max_overhead_flops"])
 def test_an_overhead_is_a_number(analysis: fxmem.Analysis, limit: str, share: Any) -> None:
     with pytest.raises(fxmem.UsageError) as caught:
@@ -108,6 +120,14 @@ def test_a_budget_that_may_yet_be_kept_is_told_as_not_found(
 ) -> None:
     with pytest.raises(fxmem.InfeasibleError, match=r"^no plan within \S+ MiB was found; the lea"):
         plan_step(analysis, budget=front[-1].peak_bytes - 1, time_limit_s=5)
+
+
+def test_a_search_that_was_cut_short_says_so(
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
+) -> None:
+    with pytest.raises(fxmem.InfeasibleError) as caught:
+        plan_step(analysis, budget=front[-1].peak_bytes - 1, time_limit_s=0.01)
+    assert caught.value.hint == "with a longer time limit one may be found"
 
 
 def test_a_budget_is_kept_at_the_least_cost(

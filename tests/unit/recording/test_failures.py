@@ -299,6 +299,34 @@ def test_weights_that_do_not_fit_inside_are_named() -> None:
         fxmem.analyze(nn.Linear(8, 16), ("4x9",))
 
 
+def test_weights_are_named_whatever_self_is_called() -> None:
+    class Encoding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+
+        def forward(this, x: Tensor) -> Any:
+            return this.encoder(x)
+
+    with pytest.raises(fxmem.TraceError, match=r"the weights of 'encoder\.0', a Linear,"):
+        fxmem.analyze(Encoding(), ("4x9",))
+
+
+@pytest.mark.parametrize("code", [lambda n: torch.linspace(0, 1, n), lambda n: [*range(n)]])
+def test_a_number_that_was_taken_for_a_shape(code: Callable[..., Any]) -> None:
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor, n: Any = 3) -> Tensor:
+            return super().forward(x) * len(code(n))
+
+    with pytest.raises(fxmem.TraceError) as caught:
+        fxmem.analyze(Counted(8, 8), ("4x8",), {"n": "24"})
+    assert caught.value.hint == (
+        "n=24 is a tensor of 24 elements, as any shape: numbers are given in Python,"
+        " kwargs={'n': 24}"
+    )
+    fxmem.analyze(Counted(8, 8), ("4x8",), {"n": 24})
+
+
 class Remembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -170,6 +170,12 @@ def test_a_checkpointed_region_is_one_node(reentrant: bool) -> None:
     assert node.saved_bytes == 3 * 4 * 4  # its input alone
 
 
+def test_a_function_of_the_name_of_pytorch_s_checkpoint_is_what_it_is() -> None:
+    named = type("CheckpointFunction", (Double,), {})
+    analysis = analyse(lambda m, x: named.apply(m.linear(x)))
+    assert names(analysis)[1:] == ["linear", "CheckpointFunction"]
+
+
 @dataclasses.dataclass
 class Result:
     first: torch.Tensor

@@ -37,6 +37,16 @@ class Helper:
         return cls.tables[size]
 
 
+class Slots:
+    __slots__ = ("count", "mask")
+
+    def __init__(self) -> None:
+        self.count: Any = None
+
+
+SLOTS = Slots()
+
+
 @functools.lru_cache
 def cached(size: int) -> tuple[Tensor, int]:
     return torch.ones(size, size), size
@@ -62,6 +72,7 @@ class Net(nn.Module):
         MASK = torch.ones(4, 4)
         Net.kept = (MASK,)
         LISTED.append(MASK)
+        SLOTS.count = SLOTS.mask = MASK
         RECENT.append({"mask": MASK})
         TABLE.setdefault("mask", [MASK])
         known(4)
@@ -82,7 +93,8 @@ def test_no_fake_tensor_is_left() -> None:
     net = Net()
     peaks = {fxmem.analyze(net, ("3x4",), device="cpu").peak_bytes for _ in range(2)}
     assert len(peaks) == 1
-    assert (MASK, Net.kept, Helper.table) == (None, None, None)
+    assert (MASK, Net.kept, Helper.table, SLOTS.count) == (None, None, None, None)
+    assert not hasattr(SLOTS, "mask")
     assert not (TABLE or LISTED or RECENT or Helper.tables)
     assert (cached.cache_info().currsize, known.cache_info().currsize) == (0, 1)
     assert before < COUNT

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,16 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fxmem
+from fxmem.tracing.generators import read_random_states
 
 FEW = torch.tensor(3)
+
+
+class Counter:
+    __slots__ = ("turns",)
+
+    def __init__(self) -> None:
+        self.turns = 0
 
 
 class Net(nn.Module):
@@ -30,7 +39,7 @@ class Net(nn.Module):
         self.register_buffer("ready", torch.tensor(False))
         self.register_buffer("bias", torch.zeros(4))
         self.register_buffer("table", None)
-        self.done = False
+        self.done, self.counter = False, Counter()
 
     def forward(self, x: Tensor, **others: Any) -> Any:
         return self.run(self, self.layer(x), **others)
@@ -159,6 +168,11 @@ def initialise_attribute(net: Net, y: Tensor) -> Tensor:
     return y + net.bias
 
 
+def count_in_slots(net: Net, y: Tensor) -> Tensor:
+    net.counter.turns += 1
+    return y * net.counter.turns
+
+
 def fill_table(net: Net, y: Tensor) -> Tensor:
     if net.table is None:
         net.table = torch.arange(float(y.shape[1]))
@@ -197,6 +211,7 @@ def make_doubles(net: Net, y: Tensor) -> Tensor:
 
 OTHERS = {
     "attribute": (initialise_attribute, "the model changes what it holds in its forward"),
+    "counter in slots": (count_in_slots, "the model changes what it holds in its forward"),
     "lazy table": (fill_table, "the model changes what it holds in its forward"),
     "python's seed": (seed_python, "it draws random numbers that are not PyTorch's"),
     "kernels": (choose_kernels, "the code itself sets which kernels run"),
@@ -253,14 +268,33 @@ def test_what_every_step_does_alike_has_a_graph(name: str) -> None:
     assert (analysis.frontend, analysis.setup.frontend_reason) == ("fx", "")
 
 
-def test_an_analysis_sets_no_state() -> None:
-    models = Net(seed), Net(keep_state)
-    torch.manual_seed(3)
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    for model in models:
+def draw_and_raise(net: Net, y: Tensor) -> Tensor:
+    random.random()
+    np.random.random()
+    raise ValueError("never")
+
+
+def look_and_raise(net: Net, y: Tensor) -> Tensor:
+    raise ValueError("never")
+
+
+def draw(net: Net, y: Tensor) -> Tensor:
+    return y * random.random() * np.random.random()
+
+
+@pytest.mark.parametrize(
+    "run", [seed, keep_state, seed_python, ask_own, draw, draw_and_raise, look_and_raise]
+)
+def test_an_analysis_sets_no_state(run: Callable[..., Any]) -> None:
+    model = Net(run)
+    random.seed(3)
+    random.gauss()  # keeps a second number
+    np.random.seed(3)
+    torch_state, others = torch.get_rng_state(), read_random_states()
+    with contextlib.suppress(fxmem.TraceError):
         fxmem.analyze(model, ("3x4",), device="cpu")
     assert torch.equal(torch.get_rng_state(), torch_state)
-    assert random.getstate() == python_state
+    assert read_random_states() == others
     assert isinstance(torch.random.default_generator, torch.Generator)
 
 

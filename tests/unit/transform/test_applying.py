@@ -108,16 +108,19 @@ def test_a_model_whose_graph_cannot_be_run_takes_no_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "model, spec", [(Net(16), "64x16"), (nn.Linear(32, 32), INPUT), (Net(), "65x32")]
+    ("model", "spec", "other"),
+    [
+        (Net(16), "64x16", "other sizes, of the inputs or of the model's layers"),
+        (nn.Linear(32, 32), INPUT, "another model or other inputs"),
+        (Net(), "65x32", "other sizes, of the inputs or of the model's layers"),
+    ],
 )
 def test_a_plan_for_another_model_or_input_is_refused(
-    plan: Plan, model: nn.Module, spec: str
+    plan: Plan, model: nn.Module, spec: str, other: str
 ) -> None:
     with pytest.raises(fxmem.UsageError) as caught:
         fxmem.apply(model, Plan.from_json(plan.to_json()), (spec,))
-    assert str(caught.value) == (
-        "the plan was made for another model or other inputs (make it anew with fxmem.plan)"
-    )
+    assert str(caught.value) == (f"the plan was made for {other} (make it anew with fxmem.plan)")
 
 
 def test_a_plan_is_for_a_model_that_was_compiled_meanwhile(plan: Plan) -> None:

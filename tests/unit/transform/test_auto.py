@@ -222,6 +222,15 @@ def test_an_analysis_is_no_step() -> None:
     assert "_fxmem_held" not in vars(model)
 
 
+def test_a_call_within_a_transform_of_functions_is_no_step() -> None:
+    x = torch.randn(6, 8)
+    model = fxmem.auto(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), **LIMIT)
+    torch.func.grad(lambda x: model(x).sum())(x)
+    assert not hasattr(model, "plan")
+    model(x)
+    assert isinstance(model.plan, fxmem.Plan)
+
+
 def test_a_plan_of_modules_comes_off_a_model_that_planned_itself() -> None:
     model = fxmem.auto(make(), style="modules", **LIMIT)
     expected = take_steps(copy.deepcopy(model))

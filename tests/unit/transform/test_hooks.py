@@ -171,3 +171,37 @@ def test_a_hook_on_all_modules_is_called_once_for_each_call() -> None:
         handle.remove()
     assert seen == plain == [nn.Linear, Block, nn.Linear, Net]
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
+def test_a_hook_on_all_modules_is_called_for_those_that_a_graph_has_not(kind: str) -> None:
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    planned = fxmem.apply(model, make_plan(model))
+
+    def take_all(run: nn.Module) -> list[Tensor]:
+        x.grad = None
+        gradients = take_gradients(run, x)
+        assert x.grad is not None
+        return [*gradients, x.grad]
+
+    expected = take_all(model)
+
+    def change(module: nn.Module, *values: Any) -> Any:
+        if not isinstance(module, Block):
+            return None
+        return (values[0][0] * 2,) if kind == "full_backward" else values[-1][0] * 2
+
+    handle = getattr(nn.modules.module, f"register_module_{kind}_hook")(change)
+    try:
+        hooked = take_all(model)
+        with pytest.warns(fxmem.FxmemWarning) as caught:
+            found = take_all(planned)
+    finally:
+        handle.remove()
+    assert [str(warning.message) for warning in caught] == [
+        "the plan's graph does not call first, and there are hooks on all modules: this step runs"
+        " without it (a plan of style 'modules' calls it)"
+    ]
+    assert not all(map(torch.equal, hooked, expected))
+    assert all(map(torch.equal, found, hooked))
+    assert all(map(torch.equal, take_all(planned), expected))

@@ -97,6 +97,79 @@ def test_evaluation_and_inference_run_the_model_itself() -> None:
         assert torch.equal(found, model(x))
 
 
+class Scaled(nn.Module):
+    """What an epoch may change: a number, what it is computed from, a function, a layer."""
+
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("weight", torch.ones(3))
+        self.share, self.function = 1.0, torch.tanh
+        self.extra: nn.Module | None = None
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.share
+
+    @percent.setter
+    def percent(self, value: float) -> None:
+        self.share = value / 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.tanh(self.first(x)))
+        y = self.function(y) * self.share * self.weight
+        return y if self.extra is None else self.extra(y)  # type: ignore[no-any-return]
+
+
+def set_later(model: nn.Module, name: str) -> None:
+    later = {
+        "share": 0.5,
+        "percent": 25.0,
+        "function": torch.sin,
+        "extra": nn.Tanh(),
+        "weight": torch.full((3,), 2.0),
+    }
+    setattr(model, name, later[name])
+
+
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+@pytest.mark.filterwarnings("ignore:.*runs without:fxmem.FxmemWarning")
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("name", ["share", "percent", "function", "extra", "weight"])
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_what_is_set_on_a_planned_model_is_set(style: str, name: str, is_copied: bool) -> None:
+    torch.manual_seed(0)
+    model = Scaled()
+    plain, x = copy.deepcopy(model), torch.randn(5, 4)
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=1)[-1]
+    planned = fxmem.apply(model, plan, (x,))
+    assert torch.equal(planned(x), plain(x))
+    if is_copied:
+        planned = copy.deepcopy(planned)
+    for one in (planned, plain):
+        set_later(one, name)
+    results = planned(x), plain(x)
+    for result in results:
+        result.sum().backward()
+    assert torch.equal(*results)
+    for own, expected in zip(planned.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(own.grad, expected.grad)  # type: ignore[arg-type]
+    assert torch.equal(planned.eval()(x), plain.eval()(x))
+    assert torch.equal(fxmem.unapply(planned)(x), plain(x))
+
+
+def test_what_is_deleted_from_a_planned_model_is_gone() -> None:
+    model, planned = make()
+    planned.note = "x"
+    assert model.note == "x"
+    del planned.note
+    assert not hasattr(model, "note")
+    planned.training = False
+    assert model.training
+
+
 class Frozen(nn.Module):
     """Its normalisation stays as it is in training."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.transform import module as planned_module
 
+pytestmark = pytest.mark.usefixtures("every_warning")
 X = torch.randn(64, 16)
 
 
@@ -50,27 +48,6 @@ class Teacher(nn.Module):
         with torch.no_grad():
             taught = self.teacher(x)
         return (self.layers(x) - taught).square().mean()
-
-
-@pytest.fixture(autouse=True)
-def every_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What tracing again found, each time."""
-    found: list[bool] = []
-    is_graph_of = planned_module.is_graph_of
-
-    def trace(*args: Any) -> bool:
-        found.append(is_graph_of(*args))
-        return found[-1]
-
-    monkeypatch.setattr(planned_module, "is_graph_of", trace)
-    return found
 
 
 def plan(model: nn.Module, autocast: str | None = None) -> fxmem.Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -68,7 +69,6 @@ def take_steps(model: nn.Module, set_it: Any) -> list[Tensor]:
     return [*(p.grad for p in model.parameters() if p.grad is not None), torch.get_rng_state()]
 
 
-@pytest.mark.filterwarnings("ignore:.*is not what it was for the plan:fxmem.FxmemWarning")
 @pytest.mark.parametrize("style", ["graph", "modules"])
 @pytest.mark.parametrize("set_it", [set_dropout, set_rate, set_depth_rate])
 def test_a_rate_may_be_raised_while_a_model_trains(style: str, set_it: Any) -> None:
@@ -78,7 +78,10 @@ def test_a_rate_may_be_raised_while_a_model_trains(style: str, set_it: Any) -> N
     plan = fxmem.pareto(analysis, style=style, time_limit_s=1)[-1]
     assert plan.segments
     expected = take_steps(copy.deepcopy(model), set_it)
-    assert all(map(torch.equal, take_steps(fxmem.apply(model, plan), set_it), expected))
+    is_read = style == "graph" and set_it is not set_dropout  # by code that a graph has no more
+    told = pytest.warns(fxmem.FxmemWarning, match="is not what it was for the plan, and")
+    with told if is_read else contextlib.nullcontext():
+        assert all(map(torch.equal, take_steps(fxmem.apply(model, plan), set_it), expected))
 
 
 @pytest.mark.parametrize("set_it", [set_dropout, set_rate, set_depth_rate])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -142,3 +143,34 @@ def test_inputs_that_are_one_object_are_one_again() -> None:
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     checkpoint(run, x, 1, x, y).sum().backward()
     assert seen == [(True, False), (True, False)]
+
+
+def test_a_second_run_that_stops_early_leaves_what_wants_gradients_as_it_is() -> None:
+    layer = nn.Linear(3, 3)
+
+    def freeze(x: Tensor) -> Tensor:
+        layer.requires_grad_(False)
+        y = layer(x).sin()
+        layer.requires_grad_(True)  # nothing is saved after it
+        return y
+
+    x = torch.randn(2, 3, requires_grad=True)
+    checkpoint(freeze, x, reads={"layer": layer}).sum().backward()
+    assert layer.weight.requires_grad and layer.weight.grad is None
+    assert x.grad is not None
+    assert torch.equal(x.grad, layer(x).cos() @ layer.weight)
+
+
+def test_a_segment_within_another_does_not_hold_what_it_is_given() -> None:
+    given = []
+
+    def outer(x: Tensor) -> Tensor:
+        mask = torch.ones(3)
+        given.append(weakref.ref(mask))
+        return checkpoint(lambda y, m: (y * m).exp(), x.sin(), mask)  # type: ignore[no-any-return]
+
+    x = torch.randn(3, requires_grad=True)
+    y = checkpoint(outer, x)
+    assert given[0]() is None
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach() * x.detach().cos())  # type: ignore[arg-type]

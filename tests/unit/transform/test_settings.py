@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
-import warnings
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.transform import module as planned_module
+from fxmem.tracing.changes import take_snapshot
+from fxmem.transform import settings as settings_file
+from fxmem.transform.settings import Settings, watch_reads
+
+pytestmark = pytest.mark.usefixtures("every_warning")
 
 
 class Block(nn.Module):
@@ -53,27 +57,6 @@ def pair() -> tuple[Net, Any]:
     plan = fxmem.pareto(fxmem.analyze(model, (X,), device="cpu"), time_limit_s=1)[-1]
     assert plan.segments
     return model, fxmem.apply(model, plan)
-
-
-@pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What tracing again found, each time."""
-    found: list[bool] = []
-    is_graph_of = planned_module.is_graph_of
-
-    def trace(*args: Any) -> bool:
-        found.append(is_graph_of(*args))
-        return found[-1]
-
-    monkeypatch.setattr(planned_module, "is_graph_of", trace)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def every_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def test_what_the_code_reads_is_not_baked_in(pair: tuple[Net, Any], traces: list[bool]) -> None:
@@ -127,6 +110,28 @@ def test_a_copy_does_not_take_what_it_finds_for_what_was_planned(
     copied.original.beta = model.beta = 0.5
     with pytest.warns(fxmem.FxmemWarning, match="this step runs without"):
         assert torch.equal(copied(X), model(X)), "one value that fits is not that of the copy"
+
+
+@dataclasses.dataclass(slots=True)
+class Config:
+    scale: float = 1.0
+
+
+def test_a_configuration_with_slots_counts() -> None:
+    class Configured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.config = nn.Linear(16, 16), Config()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.linear(x)) * self.config.scale
+
+    model = Configured()
+    plan = fxmem.pareto(fxmem.analyze(model, (X,), device="cpu"), time_limit_s=0.1)[-1]
+    planned = fxmem.apply(model, plan)
+    model.config.scale = 0.5
+    with pytest.warns(fxmem.FxmemWarning, match=r"^config is not what it was"):
+        assert torch.equal(planned(X), model(X))
 
 
 def test_a_replaced_module_is_run(pair: tuple[Net, Any]) -> None:
@@ -277,3 +282,74 @@ def test_backward_hooks_of_the_model_are_called(pair: tuple[Net, Any], hooked: s
     x = X.clone().requires_grad_()
     planned(x).sum().backward()
     assert seen == [1]
+
+
+def test_reads_are_watched_for_all_who_ask() -> None:
+    linear = nn.Linear(2, 1)
+    before = vars(nn.Module).get("__getattribute__")
+    with watch_reads() as outer:
+        with ThreadPoolExecutor(1) as other_thread, watch_reads() as inner:
+            other_thread.submit(lambda: linear.in_features).result()
+        assert linear.out_features == 1
+    assert inner == {(nn.Linear, "in_features")}
+    assert outer >= {(nn.Linear, "in_features"), (nn.Linear, "out_features")}
+    assert vars(nn.Module).get("__getattribute__") is before
+
+
+def test_what_was_in_the_place_of_the_watch_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(module: nn.Module, name: str) -> Any:
+        asked.append(name)
+        return object.__getattribute__(module, name)
+
+    monkeypatch.setattr(nn.Module, "__getattribute__", ask, raising=False)
+    with watch_reads() as seen:
+        assert nn.Linear(2, 1).in_features == 2
+    assert vars(nn.Module)["__getattribute__"] is ask
+    assert "in_features" in asked and (nn.Linear, "in_features") in seen
+
+
+def test_code_that_takes_all_attributes_reads_each() -> None:
+    model = Net(1)
+    settings = Settings([("", model)])
+    model.epoch = 1
+    with watch_reads() as seen:
+        assert model.beta == 0.0
+    assert not settings.is_read(("", "epoch"), seen)
+    with watch_reads() as seen:
+        assert vars(model)["beta"] == 0.0
+    assert settings.is_read(("", "epoch"), seen)
+
+
+def test_what_does_not_change_is_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net(4)
+    shared: list[Any] = [[1], [2]]
+    for block in model.blocks:
+        block.shared, block.own = shared, [3]
+    monkeypatch.setattr(settings_file, "_TOGETHER", 12)
+    settings = Settings(model.named_modules())
+    counted: list[int] = []
+
+    def count(values: Any) -> Any:
+        counted.append(1)
+        return take_snapshot(values)
+
+    monkeypatch.setattr(settings_file, "take_snapshot", count)
+    assert settings.find_changed() == []
+    assert 1 < len(counted) < 8
+    model.blocks[2].own = [4]
+    assert settings.find_changed() == [("blocks.2", "own")]
+    shared[0].append(5)
+    assert {*settings.find_changed()} == {
+        ("blocks.2", "own"),
+        *((f"blocks.{at}", "shared") for at in range(4)),
+    }
+
+
+def test_one_that_comes_where_another_goes_is_seen() -> None:
+    model = Net(1)
+    settings = Settings([("", model)])
+    del model.beta
+    model.gain = 1.0
+    assert {*settings.find_changed()} == {("", "beta"), ("", "gain")}

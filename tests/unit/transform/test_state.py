@@ -18,6 +18,15 @@ CALLS = [0]
 COUNT = 0
 
 
+class Slots:
+    """What it holds is in slots, one of which is empty at first."""
+
+    __slots__ = ("calls", "last")
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
 class Keeper(nn.Module):
     """Keeps all kinds of things between its calls."""
 
@@ -33,6 +42,7 @@ class Keeper(nn.Module):
         self.seen: list[int] = []
         self.last: deque[int] = deque([1])
         self.names = {"a"}
+        self.slots = Slots()
         self.cache: dict[str, Any] = {"k": torch.zeros(1)}
         self.generator = torch.Generator()
 
@@ -47,6 +57,8 @@ class Keeper(nn.Module):
         self.seen.append(self.calls)
         self.last.append(self.calls)
         self.names.add("b")
+        self.slots.calls += 1
+        self.slots.last = x
         self.cache["v"] = x
         self.cache["k"] += 1
         noise = torch.rand(2, generator=self.generator) + torch.rand(2, generator=GENERATOR)
@@ -55,8 +67,9 @@ class Keeper(nn.Module):
 
 def describe(keeper: Keeper) -> list[Any]:
     kept = (keeper.calls, keeper.seen[:], [*keeper.last], keeper.names.copy(), [*keeper.cache])
+    slots = keeper.slots.calls, hasattr(keeper.slots, "last")
     values = [t.tolist() for t in (keeper.mean, keeper.table, keeper.cache["k"], keeper.weight)]
-    return [*kept, *values, COUNT, CALLS[0], Keeper.made, keeper.training]
+    return [*kept, *slots, *values, COUNT, CALLS[0], Keeper.made, keeper.training]
 
 
 def test_everything_is_put_back() -> None:

@@ -394,7 +394,7 @@ LAYER = nn.Linear(3, 2)
 REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     (LAYER, nn.Linear(3, 2, bias=False), {}, "the models differ in their parameters: only one has"),
     (LAYER, nn.Linear(3, 4), {}, "the models differ in their parameters: 'weight' has another"),
-    (LAYER, LAYER, {"mode": "eval"}, "unknown mode 'eval' (train or infer)"),
+    (LAYER, LAYER, {"mode": "eval"}, "unknown mode 'eval' (did you mean infer?)"),
     (LAYER, LAYER, {"steps": 0}, "0 steps show nothing (an integer, 1 or more)"),
     (LAYER, LAYER, {"seed": -1}, "a seed cannot be -1 (an integer, 0 or more)"),
     (LAYER, LAYER, {"autocast": "fp16"}, "models are not compared under autocast to float16 (bf16"),

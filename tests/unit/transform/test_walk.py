@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.flop_counter import FlopCounterMode
 
 from fxmem.transform.walk import Walk
 
@@ -40,7 +41,7 @@ def test_changed_modules_are_seen(change: Any) -> None:
     model = make()
     walk = Walk(model)
     change(model)
-    walk.update()
+    assert walk.update()
     assert walk.modules == [*model.modules()]
     assert {*walk.list_kinds()} == {(p.dtype, True) for p in model.parameters()}
     tables = [t for m in model.modules() for t in (m._parameters, m._buffers) if t]
@@ -50,7 +51,7 @@ def test_changed_modules_are_seen(change: Any) -> None:
 def test_it_is_walked_again_only_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(make())
     monkeypatch.setattr(walk, "_model", None)
-    walk.update()
+    assert not walk.update()
 
 
 def test_tensors_put_in_place_of_others_are_seen() -> None:
@@ -89,3 +90,23 @@ def test_a_copy_walks_the_copy(make_copy: Any) -> None:
     copied = make_copy(model)
     copied.walk.update()
     assert copied.walk.modules == [*copied.modules()]
+
+
+@pytest.mark.parametrize(
+    ("called", "found"),
+    [((), "0"), (("0", "1"), "2"), (("0", "1", "2"), ""), (("3", "1", "2"), "")],
+)
+def test_hooks_on_all_modules_are_for_those_that_are_not_called(
+    called: tuple[str, ...], found: str
+) -> None:
+    model = make()
+    model.append(nn.ModuleList())  # which has no forward
+    walk = Walk(model, called)
+    assert walk.find_unseen() == ""
+    handle = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        assert walk.find_unseen() == found
+    finally:
+        handle.remove()
+    with FlopCounterMode(display=False):
+        assert walk.find_unseen() == ""

@@ -1,0 +1,137 @@
+"""An analysed step, prepared for planning: what its operations cost, and what plans may not do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fxmem.allocator import AllocatorSettings
+from fxmem.analysis import Analysis
+from fxmem.errors import UsageError
+from fxmem.graph import Phase
+from fxmem.planning.costs import find_roofline, price_operations
+from fxmem.planning.describe import describe_limits, describe_modules, fingerprint_graph
+from fxmem.planning.facts import StepFacts, gather_facts
+from fxmem.planning.limits import Limits, find_limits
+from fxmem.planning.modules import ModuleChoice, list_modules
+from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
+
+_TIE = 1e-3
+"""Where FLOPs are what counts, how much time does besides: to tell what has none apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningStep:
+    """An analysed step, prepared for planning.
+
+    Attributes:
+        facts: What plans ask of it.
+        limits: What may not be computed again.
+        costs_s: Seconds of each operation, by its index.
+        step_s: Seconds of the whole step, by the roofline.
+        step_flops: FLOPs of the whole step.
+        requested: ``facts``, with sizes as they are asked for.
+        settings: The allocator's; None where none caches.
+        modules: Those that may be computed again, where plans are of modules.
+        base: The plan that changes nothing, with all that is the same in the others.
+    """
+
+    facts: StepFacts
+    limits: Limits
+    costs_s: tuple[float, ...]
+    step_s: float
+    step_flops: int
+    requested: StepFacts
+    settings: AllocatorSettings | None
+    modules: tuple[ModuleChoice, ...]
+    base: Plan
+
+    def list_costs(self, by_flops: bool) -> tuple[float, ...]:
+        """What the search minimises: shares of the step's time, or of its FLOPs."""
+        step_s, step_flops = self.step_s or 1.0, self.step_flops
+        if not by_flops or not step_flops:
+            return tuple(cost / step_s for cost in self.costs_s)
+        return tuple(
+            operation.flops / step_flops + _TIE * cost / step_s
+            for operation, cost in zip(self.facts.graph.operations, self.costs_s, strict=True)
+        )
+
+
+def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
+    """Prepares an analysed step.
+
+    Args:
+        analysis: Of the step.
+        style: As for :func:`plan`.
+
+    Raises:
+        UsageError: This is no analysis; its step is none of training, or adds up gradients of
+            several micro-batches; or there is no such style for it.
+    """
+    check_analysis(analysis)
+    style = _choose_style(analysis, style)
+    if analysis.setup.mode != "train":
+        raise UsageError(
+            "inference saves nothing that could be computed again", hint="mode='train'"
+        )
+    phases = [operation.phase for operation in analysis.graph.operations]
+    backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
+    if Phase.FORWARD in phases[backward:]:
+        raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
+    on_cpu = analysis.setup.device == "cpu"
+    facts, requested = (
+        gather_facts(graph, counts_host=on_cpu, keeps_frames=style == MODULES)
+        for graph in (analysis.allocated_graph, analysis.graph)
+    )
+    limits = find_limits(facts)
+    modules: tuple[ModuleChoice, ...] = ()
+    if style == MODULES:
+        modules, obstacles = list_modules(facts, limits)
+        told = describe_modules(facts, obstacles)
+    else:
+        told = describe_limits(facts, limits)
+    costs_s = price_operations(analysis.graph, find_roofline(analysis.setup.device, analysis.gpu))
+    return PlanningStep(
+        facts=facts,
+        limits=limits,
+        costs_s=costs_s,
+        step_s=sum(costs_s),
+        step_flops=sum(operation.flops for operation in facts.graph.operations),
+        requested=requested,
+        settings=analysis.settings,
+        modules=modules,
+        base=Plan(
+            fingerprint=fingerprint_graph(facts.graph),
+            baseline_peak_bytes=analysis.peak_bytes,
+            peak_bytes=analysis.peak_bytes,
+            limits=told,
+            style=style,
+            size_hint=analysis.setup.size_hint,
+            fx_graph=analysis.fx_graph if style == GRAPH else None,
+        ),
+    )
+
+
+def check_analysis(analysis: object) -> None:
+    """Checks that plans are asked of an analysis.
+
+    Raises:
+        UsageError: It is something else, such as a model.
+    """
+    if not isinstance(analysis, Analysis):
+        raise UsageError(
+            f"plans are made of an analysis, not of an object of type {type(analysis).__name__}",
+            hint="fxmem.analyze(model, ...) makes one",
+        )
+
+
+def _choose_style(analysis: Analysis, style: str | None) -> str:
+    if style is None:
+        return GRAPH if analysis.frontend == "fx" else MODULES
+    if style not in STYLES:
+        raise UsageError(f"unknown style {style!r}", hint=" or ".join(STYLES))
+    if style == GRAPH and analysis.frontend != "fx":
+        raise UsageError(
+            f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
+            hint="style='modules'",
+        )
+    return style
