@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections import OrderedDict, deque
@@ -41,7 +42,8 @@ class _Reference:
     """Stands for an object: equal to what stands for the same one, and to nothing once it is gone.
 
     Where no weak reference can be had (of a range, an iterator) it keeps the object: else another
-    would come to lie where that one did. A copy, or one from a file, stands for nothing.
+    would come to lie where that one did. A copy stands for the copy of the object; one from a file
+    for nothing.
     """
 
     __slots__ = ("_get", "_hash")
@@ -61,6 +63,9 @@ class _Reference:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reference:
+        return _Reference(copy.deepcopy(self._get(), memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Reference, (object(),)

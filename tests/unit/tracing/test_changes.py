@@ -127,6 +127,12 @@ def test_what_holds_the_same_is_no_change(value: object) -> None:
     assert is_same(take_snapshot([value]), take_snapshot([copy.deepcopy(value)]))
 
 
+def test_a_copied_snapshot_is_of_what_was_copied_with_it() -> None:
+    held = Slots()
+    copied, (function, snapshot) = copy.deepcopy((held, (abs, take_snapshot([abs, held]))))
+    assert is_same(snapshot, take_snapshot([function, copied]))
+
+
 def test_a_snapshot_is_a_key() -> None:
     held = [np.ones(2), torch.ones(2), {"slots": Slots()}, SCALES, range(3)]
     before = take_snapshot(held)
