@@ -106,7 +106,7 @@ def _batch_norm_bytes(x: Tensor, saved: Tensor, training: bool) -> int:
     statistics = 2 * channels * saved.element_size()
     threads = torch.get_num_threads()
     if _is_channels_last_kernel(x, dense) and (
-        x.dtype.itemsize < wide or x.numel() // channels > threads > 1
+        x.dtype.itemsize < wide or x.numel() // channels > threads
     ):
         statistics += threads * channels * wide
     return max(statistics, transform)
@@ -240,8 +240,8 @@ def _weight_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object)
 
 @CPU.workspace(_aten._weight_norm_interface_backward.default)
 def _weight_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """WeightNormKernel.cpp, ``weight_norm_backward_last_dim_kernel``: and for all threads."""
-    return (torch.get_num_threads() + 1) * _slices_bytes(tensor(args[1]), args[4])
+    """WeightNormKernel.cpp, ``weight_norm_backward_last_dim_kernel``: no fewer than three rows."""
+    return max(3, torch.get_num_threads()) * _slices_bytes(tensor(args[1]), args[4])
 
 
 def _slices_bytes(weight: Tensor, dim: object) -> int:

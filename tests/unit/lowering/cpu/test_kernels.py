@@ -81,6 +81,7 @@ def test_gelu_backward(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("sizes", [(37, 90), (8, 6, 3)])
 def test_weight_norm(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.randn(sizes).to(dtype)

@@ -111,17 +111,13 @@ def test_convolution_without_mkldnn(options: dict[str, int], batch: int) -> None
         check_convolution((batch, 4, 5, 6, 7), 8, 3, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_convolution_follows_the_number_of_threads(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        check_convolution((2, 16, 14, 14), 32, 1)
-        check_convolution((2, 32, 14, 14), 32, 3, padding=1)
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.usefixtures("threads")
+def test_convolution_follows_the_number_of_threads() -> None:
+    check_convolution((2, 16, 14, 14), 32, 1)
+    check_convolution((2, 32, 14, 14), 32, 3, padding=1)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
