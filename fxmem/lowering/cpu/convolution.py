@@ -24,6 +24,7 @@ from fxmem.lowering.cpu.mkldnn_convolution import (
     mkldnn_forward_bytes,
     product_bytes,
 )
+from fxmem.lowering.cpu.reduction import sum_dense_bytes
 from fxmem.lowering.tape import Tape, is_like_channels_last, size_bytes
 
 _MKLDNN = frozenset({"Mkldnn", "MkldnnTranspose"})
@@ -51,6 +52,7 @@ class _Frame:
     input_bytes: int
     weight_bytes: int
     bias_bytes: int
+    bias_sum_bytes: int
     output_bytes: int
     columns_bytes: int
     ones_bytes: int
@@ -223,16 +225,28 @@ def _frame(problem: Problem) -> _Frame:
     wide, places = (outputs, inputs) if problem.transposed else (inputs, outputs)
     columns = wide[1] // groups * taps * math.prod(places[2:]) * itemsize
     pointwise = taps == 1 and all(step == 1 for step in problem.stride) and not any(problem.padding)
+    if not problem.transposed:  # what takes the groups itself unfolds even such an input
+        pointwise = pointwise and inputs[1] // groups == problem.weight_sizes[1]
     return _Frame(
         batch=inputs[0],
         input_bytes=product_bytes(inputs, problem.dtype) // groups,
         weight_bytes=product_bytes(problem.weight_sizes, problem.dtype) // groups,
         bias_bytes=outputs[1] // groups * itemsize,
+        bias_sum_bytes=_bias_sum_bytes(problem),
         output_bytes=product_bytes(outputs, problem.dtype) // groups,
         columns_bytes=columns,
         ones_bytes=math.prod(outputs[2:]) * itemsize if problem.bias_dtype else 0,
         pointwise=pointwise,
     )
+
+
+def _bias_sum_bytes(problem: Problem) -> int:
+    """What the sum of one group's gradients takes, over all but the channels."""
+    batch, channels, *places = problem.output_sizes
+    sizes = (batch, channels // problem.groups, *places)
+    strides = dense_strides(sizes, problem.channels_last and problem.groups == 1)
+    dims = (0, *range(2, len(sizes)))
+    return sum_dense_bytes(sizes, strides, dims, sizes[1], problem.dtype)
 
 
 def _grouped_forward_bytes(problem: Problem, run: Callable[[_Frame, Tape], None]) -> int:
@@ -301,6 +315,7 @@ def _slow_2d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None
     The buffer for the input's gradient is a plain C++ array per thread.
     """
     tape.allocate(frame.input_bytes * mask[0] + frame.bias_bytes * mask[2])
+    _run(frame.bias_sum_bytes * mask[2], tape=tape)
     if mask[1]:
         tape.allocate(frame.weight_bytes)
         _run(0 if frame.pointwise else frame.batch * frame.columns_bytes, tape=tape)
@@ -331,8 +346,10 @@ def _slow_transpose_2d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tap
     if mask[0]:
         tape.allocate(frame.input_bytes)
         _run(columns, tape=tape)
-    tape.allocate(frame.weight_bytes * mask[1] + frame.bias_bytes * mask[2])
+    tape.allocate(frame.bias_bytes * mask[2])
+    _run(frame.bias_sum_bytes * mask[2], tape=tape)
     if mask[1]:
+        tape.allocate(frame.weight_bytes)
         _run(columns, tape=tape)
 
 
@@ -342,15 +359,17 @@ def _slow_3d(frame: _Frame, tape: Tape) -> None:
 
 
 def _slow_3d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None:
-    """ConvolutionMM3d.cpp: columns for the input's gradient, then again for the weight's."""
-    columns = 0 if frame.pointwise else frame.batch * frame.columns_bytes
+    """ConvolutionMM3d.cpp: columns for the input's gradient, even of one point, then again for
+    the weight's."""
+    columns = frame.batch * frame.columns_bytes
     if mask[0]:
         tape.allocate(frame.input_bytes)
         _run(columns, tape=tape)
     tape.allocate(frame.bias_bytes * mask[2])
+    _run(frame.bias_sum_bytes * mask[2], tape=tape)
     if mask[1]:
         tape.allocate(frame.weight_bytes)
-        _run(columns, tape=tape)
+        _run(0 if frame.pointwise else columns, tape=tape)
 
 
 def _slow_transpose_3d(frame: _Frame, tape: Tape) -> None:
@@ -362,13 +381,14 @@ def _slow_transpose_3d(frame: _Frame, tape: Tape) -> None:
 
 
 def _slow_transpose_3d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None:
-    """As in 2d, but the bias's gradient takes the columns' path as well."""
+    """As in 2d, but the bias's gradient is summed beside the columns."""
+    columns = 0 if frame.pointwise else frame.columns_bytes
     if mask[0]:
         tape.allocate(frame.input_bytes)
-        _run(frame.columns_bytes, tape=tape)
+        _run(columns, tape=tape)
     tape.allocate(frame.weight_bytes * mask[1] + frame.bias_bytes * mask[2])
     if mask[1] or mask[2]:
-        _run(frame.columns_bytes, tape=tape)
+        _run(columns, frame.bias_sum_bytes * mask[2], tape=tape)
 
 
 def _nnpack(frame: _Frame, tape: Tape) -> None:

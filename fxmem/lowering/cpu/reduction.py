@@ -69,23 +69,36 @@ def sum_bytes(x: Tensor, dims: Sequence[int], results: int, dtype: torch.dtype) 
     Reduced types are summed in a float copy, into float sums, where the loop over two dimensions
     would round in between (``should_use_acc_buffer``).
     """
-    partial_bytes, total = dtype.itemsize, 0
-    summed = x
-    if x.dtype != dtype:
-        summed, total = torch.empty_like(x), x.numel() * dtype.itemsize
-    if dtype in _REDUCED and _count_loops(summed, dims) > 1:
+    cast_bytes = 0 if x.dtype == dtype else x.numel() * dtype.itemsize
+    strides = torch.empty_like(x).stride() if cast_bytes else x.stride()
+    is_float = x.dtype == torch.float32
+    return cast_bytes + sum_dense_bytes(x.shape, strides, dims, results, dtype, is_float=is_float)
+
+
+def sum_dense_bytes(
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    dims: Sequence[int],
+    results: int,
+    dtype: torch.dtype,
+    *,
+    is_float: bool = False,
+) -> int:
+    """The same of a sum in the type of what is summed, or of what ``is_float`` besides."""
+    elements, partial_bytes, total = math.prod(sizes), dtype.itemsize, 0
+    if dtype in _REDUCED and _count_loops(sizes, strides, dims) > 1:
         partial_bytes = torch.float32.itemsize
-        total += (results + (x.dtype != torch.float32) * x.numel()) * partial_bytes
-    return total + two_pass_bytes(x.numel(), results, partial_bytes)
+        total = (results + (not is_float) * elements) * partial_bytes
+    return total + two_pass_bytes(elements, results, partial_bytes)
 
 
-def _count_loops(x: Tensor, dims: Sequence[int]) -> int:
+def _count_loops(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> int:
     """How many dimensions the reduced ones become (TensorIterator.cpp, ``coalesce_dimensions``).
 
     They come first, by their strides; no dimensions are all of them.
     """
-    reduced = {dim % x.dim() for dim in dims} if dims else set(range(x.dim()))
-    kept = sorted((x.stride(dim), x.shape[dim]) for dim in reduced if x.shape[dim] != 1)
+    reduced = {dim % len(sizes) for dim in dims} if dims else set(range(len(sizes)))
+    kept = sorted((strides[dim], sizes[dim]) for dim in reduced if sizes[dim] != 1)
     breaks = sum(stride * size != following for (stride, size), (following, _) in pairwise(kept))
     return breaks + bool(kept)
 

@@ -105,10 +105,14 @@ def test_convolution_1d_and_3d(sizes: tuple[int, ...], transposed: bool) -> None
 @pytest.mark.parametrize(
     "options", [{}, {"groups": 2}, {"dilation": 2}, {"transposed": True}, {"bias": False}]
 )
-def test_convolution_without_mkldnn(options: dict[str, int], batch: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolution_without_mkldnn(
+    options: dict[str, int], batch: int, dtype: torch.dtype
+) -> None:
     with torch.backends.mkldnn.flags(enabled=False):
-        check_convolution((batch, 4, 10, 10), 8, 3, **options)  # type: ignore[arg-type]
-        check_convolution((batch, 4, 5, 6, 7), 8, 3, **options)  # type: ignore[arg-type]
+        for sizes in ((batch, 4, 10, 10), (batch, 4, 5, 6, 7)):
+            for kernel in (1, 3):
+                check_convolution(sizes, 8, kernel, dtype=dtype, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("threads")
