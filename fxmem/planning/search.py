@@ -45,6 +45,8 @@ _CUTS = 6
 _TRIALS = 6500
 _TRIALS_NEAR = 9000
 """Where there is a goal: small changes, next to it."""
+_ROUNDS = 3
+"""How often it is then looked for changes elsewhere, at most, and near it again."""
 _DRAWS = 2
 """For each trial: what is drawn is often known already where the step is small."""
 _SHARE = 0.5
@@ -103,10 +105,23 @@ def find_front(
         _vary(tried, mutate if groups else near, None, None, _TRIALS, deadline)
         return tried.front
     _vary(tried, near, goal_bytes, goal_cost, _TRIALS_NEAR, deadline)
-    if goal_bytes is not None and tried.front[-1].peak_bytes > goal_bytes:
-        _vary(tried, mutate, None, None, _TRIALS, deadline)  # it may be reached from elsewhere
-        _vary(tried, near, goal_bytes, None, _TRIALS_NEAR, deadline)
+    for _ in range(_ROUNDS):
+        before = _find_best(tried.front, goal_bytes, goal_cost)
+        _vary(tried, mutate, None, None, _TRIALS, deadline)  # better may be reached from elsewhere
+        _vary(tried, near, goal_bytes, goal_cost, _TRIALS_NEAR, deadline)
+        if _find_best(tried.front, goal_bytes, goal_cost) is before:
+            break
     return tried.front
+
+
+def _find_best(
+    front: Sequence[Candidate], goal_bytes: int | None, goal_cost: float | None
+) -> Candidate:
+    """The cheapest within a budget, or else the leanest; the leanest that costs no more."""
+    if goal_bytes is not None:
+        return next((each for each in front if each.peak_bytes <= goal_bytes), front[-1])
+    assert goal_cost is not None
+    return next((each for each in reversed(front) if each.cost <= goal_cost), front[0])
 
 
 def _vary(
