@@ -206,6 +206,8 @@ class Save:
         unpacked: Index of the first operation of the function's backward, before which the
             storage is taken out; None where that backward runs no operator.
         released: Index of the last one, after which the function lets go of it; None likewise.
+        returned: Index of the last one before the function returned, after which it needs it no
+            more: those after it add up gradients in its name. None likewise.
     """
 
     storage: int
@@ -213,6 +215,7 @@ class Save:
     position: int
     unpacked: int | None
     released: int | None
+    returned: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def _list_values(
     for position, storage in enumerate(made):
         reads = facts.graph.operations[storage.born].reads
         taken = any(
-            save.unpacked is not None and save.unpacked <= at <= (save.released or at)
+            save.unpacked is not None and save.unpacked <= at <= (save.returned or at)
             for save in storage.saves
         )
         is_held = storage.held_to is not None and storage.held_to >= at

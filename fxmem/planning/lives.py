@@ -117,13 +117,13 @@ class RegionLives:
         if run.stop > run.first:
             for node in range(region.start, region.stop):
                 for index in facts.statistics[node]:
-                    kept = (self._places[released] for released in run.saved.get(index, ()))
+                    kept = (self._places[returned] for returned in run.saved.get(index, ()))
                     yield Life(index, run.base, max([end, *kept]))
         born = self._places[facts.first_operation[region.start]]
         for index in self._list_states(region):
             yield Life(index, born, self._places[run.done])
             if run.stop > run.first:
-                kept = (self._places[released] for released in run.saved.get(index, ()))
+                kept = (self._places[returned] for returned in run.saved.get(index, ()))
                 yield Life(index, run.base, max([end, *kept]))
         for inner in iterate_regions(region.children):  # their checkpoints are made again
             first = facts.first_operation[inner.start]
@@ -141,8 +141,8 @@ class RegionLives:
         return states
 
     def _find_saved_ends(self, storage: Made, run: Run) -> Iterator[int]:
-        for released in run.saved.get(storage.index, ()):
-            yield self._places[released]
+        for returned in run.saved.get(storage.index, ()):
+            yield self._places[returned]
 
     def _find_input_ends(self, storage: Made, run: Run) -> Iterator[int]:
         if _is_input(storage, run.region):

@@ -88,7 +88,7 @@ def _plan_region(facts: StepFacts, region: Region, depth: int) -> Iterator[Run]:
         stop=stop,
         casts=_find_casts(facts, first, stop),
         done=max(save.released for save in saves if save.released is not None),
-        saved=_group_releases(direct),
+        saved=_group_returns(direct),
         children=[r for child in region.children for r in _plan_region(facts, child, depth + 1)],
     )
 
@@ -108,12 +108,13 @@ def _find_casts(facts: StepFacts, first: int, stop: int) -> list[tuple[int, int]
     return [(operation, storage) for storage, operation in anew.items()]
 
 
-def _group_releases(saves: Iterable[Save]) -> dict[int, list[int]]:
-    released: dict[int, list[int]] = {}
+def _group_returns(saves: Iterable[Save]) -> dict[int, list[int]]:
+    """What was computed again is the function's own once it is taken out (``unpack_hook``)."""
+    returned: dict[int, list[int]] = {}
     for save in saves:
-        if save.released is not None:
-            released.setdefault(save.storage, []).append(save.released)
-    return released
+        if save.returned is not None:
+            returned.setdefault(save.storage, []).append(save.returned)
+    return returned
 
 
 def iterate_runs(runs: Sequence[Run]) -> Iterator[Run]:

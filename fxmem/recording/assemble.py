@@ -113,7 +113,9 @@ def _list_saves(recorder: Recorder) -> Iterator[Save]:
     released = _find_releases(recorder)
     for save in recorder.saving.saves:
         unpacked, _ = recorder.sequences.ran.get(save.sequence, (None, None))
-        yield Save(save.storage, save.node, save.position, unpacked, released.get(save.sequence))
+        last = released.get(save.sequence)
+        returned = recorder.sequences.returned.get(save.sequence, last)
+        yield Save(save.storage, save.node, save.position, unpacked, last, returned)
 
 
 def _find_releases(recorder: Recorder) -> dict[int, int]:

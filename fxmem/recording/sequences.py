@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
 
 
@@ -13,12 +16,16 @@ class SequenceLog:
 
     Attributes:
         ran: By the number of a function, the first and last operation of its backward.
+        returned: Likewise the last operation of those before it returned: what adds up gradients
+            in its name comes later. Only of functions whose saved tensors were seen to go.
         early: The nodes whose backward forward runs, as ``torch.autograd.grad`` in it does.
     """
 
     def __init__(self) -> None:
         self.ran: dict[int, tuple[int, int]] = {}
+        self.returned: dict[int, int] = {}
         self.early: set[int] = set()
+        self._unpacked: list[weakref.ref[Tensor]] = []
         self._entered = 0
         self._starts: list[int] = []
         self._ends: list[tuple[int, int]] = []
@@ -38,6 +45,23 @@ class SequenceLog:
         """A function of autograd runs an operation."""
         sequence = function._sequence_nr()
         self.ran[sequence] = self.ran.get(sequence, (operation, 0))[0], operation
+
+    def watch_unpacked(
+        self, function: Any, tensor: Tensor, find_operation: Callable[[], int]
+    ) -> None:
+        """A function of autograd took out a tensor of its own, which goes when it returns.
+
+        Args:
+            function: Of autograd.
+            tensor: Made as it was taken out: nothing but the function holds it.
+            find_operation: Gives the index of the last operation so far.
+        """
+        sequence = function._sequence_nr()
+
+        def see_return(_: object) -> None:
+            self.returned[sequence] = max(find_operation(), self.returned.get(sequence, 0))
+
+        self._unpacked.append(weakref.ref(tensor, see_return))
 
     def see_early(self, function: Any) -> None:
         """A function of autograd, or none, runs an operation before backward."""

@@ -84,3 +84,35 @@ def test_a_copy_that_is_saved_belongs_to_the_function_in_place() -> None:
     (save,) = (save for save in graph.saves if save.storage == copied.index)
     assert save.released == copied.died
     assert graph.operations[save.released].name == "aten.hardtanh_backward.default"
+
+
+def test_a_function_returns_before_the_engine_adds_up_gradients_in_its_name() -> None:
+    """``addmm``'s own formulas end with a view; torch/csrc/autograd/engine.cpp sums for the bias
+    (``validate_outputs``) and adds what comes from elsewhere (``InputBuffer::add``)."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x).tanh()
+            return self.layer(y) * y
+
+    graph = record(Shared(), "8x4")
+    names = [operation.name for operation in graph.operations]
+    y = graph.nodes[2].results[0]
+    save = next(s for s in graph.saves if s.storage == y and s.node == 3)
+    assert save.returned is not None and save.released is not None
+    own = names[save.returned - 2 : save.returned + 1]
+    assert own == ["aten.t.default", "aten.mm.default", "aten.t.default"]
+    later = names[save.returned + 1 : save.released + 1]
+    assert later == ["aten.sum.dim_IntList", "aten.view.default", "aten.add.Tensor"]
+
+
+def test_a_function_that_saves_what_has_no_function_returns_too() -> None:
+    graph = record(nn.Linear(4, 4), "8x4")
+    (save,) = graph.saves
+    assert save.returned is not None and save.released is not None
+    assert graph.operations[save.returned].name == "aten.t.default"
+    assert graph.operations[save.returned + 1].name == "aten.sum.dim_IntList"
