@@ -113,8 +113,9 @@ def _list_saves(recorder: Recorder) -> Iterator[Save]:
     released = _find_releases(recorder)
     for save in recorder.saving.saves:
         unpacked, _ = recorder.sequences.ran.get(save.sequence, (None, None))
-        last = released.get(save.sequence)
-        returned = recorder.sequences.returned.get(save.sequence, last)
+        last = returned = released.get(save.sequence)
+        if last is not None:
+            returned = min(last, recorder.sequences.returned.get(save.sequence, last))
         yield Save(save.storage, save.node, save.position, unpacked, last, returned)
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -169,47 +169,29 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if not self.ledger.recording:
             yield
             return
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             yield
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Plain:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
-            for part in iterate_memory(tensor):
-                index = self.track(part, RESIDENT)  # before the operator that reads it
-                if index != NO_STORAGE:
-                    self._note_saved(index, part, tensor.grad_fn)
-            packed = tensor
-            if is_own_output(tensor.grad_fn) or self.visible.is_visible(tensor):
-                # The saving operator's own output would hold its graph, and that graph it; and
-                # when the user's code lets go of a tensor can be seen only where autograd holds
-                # another on its storage. Source: ``SavedVariable::unpack`` gives what is unpacked
-                # its function back.
-                packed = self._detach_unseen(tensor)
-            return _Plain(packed) if tensor.grad_fn is None else packed
+            return self._pack_tensor(tensor)
 
-    def _unpack(self, packed: torch.Tensor | _Plain) -> torch.Tensor:
-        """What is unpacked is a tensor of the function's own: ``SavedVariable::unpack`` makes one
-        where it has a function, and is seen to; the others are made here."""
-        if not isinstance(packed, _Plain):
-            return packed
-        tensor, function = packed.tensor, torch._C._current_autograd_node()
-        if function is None or type(tensor) is not FakeTensor:
+    def _pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        for part in iterate_memory(tensor):
+            index = self.track(part, RESIDENT)  # before the operator that reads it
+            if index != NO_STORAGE:
+                self._note_saved(index, part, tensor.grad_fn)
+        if not (is_own_output(tensor.grad_fn) or self.visible.is_visible(tensor)):
             return tensor
-        with torch._C.DisableTorchFunction():
-            own = self._detach_unseen(tensor)
-        self.sequences.watch_unpacked(function, own, self._find_last)
-        return own
-
-    def _detach_unseen(self, tensor: torch.Tensor) -> torch.Tensor:
+        # The saving operator's own output would hold its graph, and that graph it; and when the
+        # user's code lets go of a tensor can be seen only where autograd holds another on its
+        # storage. Source: ``SavedVariable::unpack`` gives what is unpacked its function back.
         self._packing = True
         try:
             detached: torch.Tensor = _detach(tensor)
             return detached
         finally:
             self._packing = False
-
-    def _find_last(self) -> int:
-        return len(self.operations) - 1
 
     def _note_saved(self, index: int, tensor: torch.Tensor, maker: Any) -> None:
         self.saving.add(index, tensor, maker, self._node, len(self.operations))
@@ -286,8 +268,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             found = self.sequences.find_node(autograd)
             self._node = self._node if found is None else found
             self.sequences.see_operation(autograd, index)
-            if func is _detach and isinstance(ran.result, torch.Tensor):
-                self.sequences.watch_unpacked(autograd, ran.result, self._find_last)
+            if func is _detach:  # ``SavedVariable::unpack`` makes a tensor of the function's own
+                self.sequences.watch_unpacked(autograd, ran.result, self.ledger)
         node = self._node
         reads = self._list_storages(ran.read, RESIDENT)
         # A sparse tensor that is written has other memory by now.
@@ -359,12 +341,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """See :meth:`fxmem.recording.ledger.Ledger.track`; of the node that runs if none is."""
         fake = self.strangers.find_fake(tensor)
         return self.ledger.track(fake, born, self._node if born is None else node)
-
-
-class _Plain(NamedTuple):
-    """A tensor without a function, as autograd keeps it."""
-
-    tensor: torch.Tensor
 
 
 @functools.cache

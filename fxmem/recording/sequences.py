@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
+
+from fxmem.recording.ledger import Ledger
 
 
 class SequenceLog:
@@ -17,7 +18,7 @@ class SequenceLog:
     Attributes:
         ran: By the number of a function, the first and last operation of its backward.
         returned: Likewise the last operation of those before it returned: what adds up gradients
-            in its name comes later. Only of functions whose saved tensors were seen to go.
+            in its name comes later. Only of functions that saved what other functions made.
         early: The nodes whose backward forward runs, as ``torch.autograd.grad`` in it does.
     """
 
@@ -46,20 +47,19 @@ class SequenceLog:
         sequence = function._sequence_nr()
         self.ran[sequence] = self.ran.get(sequence, (operation, 0))[0], operation
 
-    def watch_unpacked(
-        self, function: Any, tensor: Tensor, find_operation: Callable[[], int]
-    ) -> None:
+    def watch_unpacked(self, function: Any, tensor: Tensor, ledger: Ledger) -> None:
         """A function of autograd took out a tensor of its own, which goes when it returns.
 
         Args:
             function: Of autograd.
-            tensor: Made as it was taken out: nothing but the function holds it.
-            find_operation: Gives the index of the last operation so far.
+            tensor: Made as it was taken out, which nothing but the function holds; or a gradient
+                that the function keeps, which has no number.
+            ledger: Knows which operation ran last.
         """
         sequence = function._sequence_nr()
 
         def see_return(_: object) -> None:
-            self.returned[sequence] = max(find_operation(), self.returned.get(sequence, 0))
+            self.returned[sequence] = max(ledger.operation, self.returned.get(sequence, 0))
 
         self._unpacked.append(weakref.ref(tensor, see_return))
 

@@ -96,12 +96,12 @@ def test_a_plan_from_a_file_gives_the_peak_that_it_says(run: Run) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     plan = fxmem.Plan.from_json(Path("plan.json").read_text())
     assert plan.overhead <= 0.2
-    before = fxmem.analyze("nets.py:Net", ("4096x64",))
-    assert plan.baseline_peak_bytes == before.peak_bytes
     spec = importlib.util.spec_from_file_location("planned_nets", "nets.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    before = fxmem.analyze(module.Net(), ("4096x64",))
+    assert plan.baseline_peak_bytes == before.peak_bytes
     planned = fxmem.apply(module.Net(), plan, ("4096x64",))
     assert fxmem.analyze(planned, ("4096x64",)).peak_bytes == plan.peak_bytes
 

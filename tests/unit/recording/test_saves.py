@@ -108,11 +108,3 @@ def test_a_function_returns_before_the_engine_adds_up_gradients_in_its_name() ->
     assert own == ["aten.t.default", "aten.mm.default", "aten.t.default"]
     later = names[save.returned + 1 : save.released + 1]
     assert later == ["aten.sum.dim_IntList", "aten.view.default", "aten.add.Tensor"]
-
-
-def test_a_function_that_saves_what_has_no_function_returns_too() -> None:
-    graph = record(nn.Linear(4, 4), "8x4")
-    (save,) = graph.saves
-    assert save.returned is not None and save.released is not None
-    assert graph.operations[save.returned].name == "aten.t.default"
-    assert graph.operations[save.returned + 1].name == "aten.sum.dim_IntList"
