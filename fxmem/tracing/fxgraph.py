@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxmem.tracing.rebuilding import is_plain_container, is_plain_dataclass
 from fxmem.tracing.sizes import Arithmetic, Dim, SizeInt
 
 NODE = "fxmem_node"
@@ -131,6 +132,7 @@ class GraphBuilder:
         }
         self._made: dict[Any, fx.Node] = {}
         self._anchor: tuple[torch.device, Origin] | None = None
+        self._keeps_sizes = False
 
     def give_up(self, reason: str) -> None:
         """Remembers why the graph cannot be replayed; the first reason stays."""
@@ -165,12 +167,15 @@ class GraphBuilder:
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
     ) -> fx.Node:
         """A node that calls a module, function or method."""
+        # A Function of the user's own; PyTorch's functions take any tuple for a size.
+        self._keeps_sizes = isinstance(getattr(target, "__self__", None), type)
         fx_args = tuple(self._convert(arg, name) for arg in args)
         fx_kwargs = {key: self._convert(arg, name) for key, arg in kwargs.items()}
         return self.graph.create_node(op, target, fx_args, fx_kwargs, name=name)
 
     def set_output(self, output: Any) -> None:
         """The output node."""
+        self._keeps_sizes = True
         self.graph.output(self._convert(output, "the output"))
 
     def _convert(self, value: Any, where: str) -> Any:
@@ -187,27 +192,49 @@ class GraphBuilder:
         if isinstance(value, _CONSTANTS):
             return value
         if isinstance(value, (tuple, list)):
-            elements = [self._convert(element, where) for element in value]
-            return self._make_sequence(type(value), elements)
+            return self._convert_sequence(value, where)
         if isinstance(value, slice):
             return slice(*(self._convert(e, where) for e in (value.start, value.stop, value.step)))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
-            given = {k: self._convert(v, where) for k, v in fields.items() if v is not None}
-            return self.graph.call_function(type(value), (), given)
+            return self._convert_dataclass(value, where)
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {key: self._convert(element, where) for key, element in value.items()}
+            return self._convert_dict(value, where)
         if isinstance(value, numbers.Integral):  # numpy's
             return int(value)
+        return self._refuse(value, where)
+
+    def _refuse(self, value: Any, where: str) -> str:
         self.give_up(f"no graph holds the {type(value).__name__} in {where}")
         return f"<{type(value).__name__}>"
 
-    def _make_sequence(self, kind: type[Any], elements: list[Any]) -> Any:
-        if hasattr(kind, "_fields"):  # a named tuple
-            return self.graph.call_function(kind, tuple(elements))
+    def _convert_sequence(self, value: Any, where: str) -> Any:
+        kind: Any = type(value)
+        elements = [self._convert(element, where) for element in value]
         if hasattr(kind, "n_sequence_fields"):  # a named tuple of C, as torch.max returns
             return self.graph.call_function(kind, (tuple(elements),))
-        return elements if issubclass(kind, list) else tuple(elements)
+        if kind is torch.Size:
+            keeps = self._keeps_sizes
+            return self.graph.call_function(kind, (elements,)) if keeps else tuple(elements)
+        if not is_plain_container(value):
+            return self._refuse(value, where)
+        if hasattr(kind, "_fields"):  # a named tuple
+            return self.graph.call_function(kind, tuple(elements))
+        plain = elements if isinstance(value, list) else tuple(elements)
+        return plain if type(plain) is kind else self.graph.call_function(kind, (plain,))
+
+    def _convert_dict(self, value: dict[str, Any], where: str) -> Any:
+        if not is_plain_container(value):
+            return self._refuse(value, where)
+        elements = {key: self._convert(element, where) for key, element in value.items()}
+        is_dict = type(value) is dict
+        return elements if is_dict else self.graph.call_function(type(value), (elements,))
+
+    def _convert_dataclass(self, value: Any, where: str) -> Any:
+        if not is_plain_dataclass(value):
+            return self._refuse(value, where)
+        given = [field.name for field in dataclasses.fields(value) if field.init]
+        fields = {name: self._convert(getattr(value, name), where) for name in given}
+        return self.graph.call_function(type(value), (), fields)
 
     def _convert_tensor(self, tensor: torch.Tensor, where: str) -> Any:
         attribute = self._attributes.get(id(tensor))
