@@ -70,7 +70,6 @@ class PlannedModule(fx.GraphModule):
         for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
         self.remember(plan)
-        self.training = model.training
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
         self.graph = graph
 
@@ -104,6 +103,19 @@ class PlannedModule(fx.GraphModule):
         if original is not None:
             original.__dict__["_is_full_backward_hook"] = value
 
+    @property
+    def training(self) -> bool:
+        """The model's mode, which its own code asks for."""
+        original = self.__dict__.get("original")
+        mode: bool = True if original is None else original.training
+        return mode
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        original = self.__dict__.get("original")
+        if original is not None:  # not while this one is made
+            original.training = value
+
     def remember(self, plan: Plan | None) -> None:
         """Has the plan as an attribute, unless the model has another of that name."""
         if plan is not None and not hasattr(self.original, "plan"):
@@ -112,7 +124,6 @@ class PlannedModule(fx.GraphModule):
     def train(self, mode: bool = True) -> PlannedModule:
         """As the model's own ``train``, which may leave some of its modules in another mode."""
         self.original.train(mode)
-        self.training = self.original.training
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -166,8 +166,17 @@ def test_what_is_deleted_from_a_planned_model_is_gone() -> None:
     assert model.note == "x"
     del planned.note
     assert not hasattr(model, "note")
-    planned.training = False
-    assert model.training
+
+
+def test_a_mode_that_is_set_is_the_model_s() -> None:
+    model, planned = make()
+    for module in planned.modules():
+        module.training = False
+    assert not model.training and not planned.training
+    x = torch.randn(5, 4)
+    assert torch.equal(planned(x), model(x))
+    model.training = True
+    assert planned.training
 
 
 class Frozen(nn.Module):
