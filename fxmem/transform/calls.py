@@ -1,7 +1,7 @@
 """What a segment that runs again in backward needs of the call that it ran in first.
 
 Between the two, ``torch.func.functional_call`` has taken its tensors out of the model, hooks have
-been called, and the model may be in ``eval()``.
+been called, and the model may be in ``eval()``, or have another layer in the place of one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+from fxmem.transform.attributes import put_back
 from fxmem.transform.hooks import ForwardHooks
 from fxmem.transform.walk import Walk
 
 
 class ModelCall:
-    """One call of a model: its hooks, and the tensors that it finds in its modules.
+    """One call of a model: its hooks, and the tensors and modules that it finds in its modules.
 
     Args:
         walk: Of the model that is called, as it is now.
@@ -23,7 +24,8 @@ class ModelCall:
 
     def __init__(self, walk: Walk) -> None:
         self._hooks = ForwardHooks(walk.list_forward_hooks())
-        self._tensors = [(table, table.copy()) for table in walk.list_tensor_tables()]
+        self._tables = [(table, table.copy()) for table in walk.list_tables()]
+        self._tables += walk.list_plain()
         self._modes = [(module, module.training) for module in walk.modules]
 
     @contextlib.contextmanager
@@ -38,14 +40,14 @@ class ModelCall:
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[None]:
-        """Has modules find the tensors and the mode that they had, and call no onlooking hook."""
+        """Has modules find the tensors, modules and mode that they had; no onlooking hook runs."""
         changed = [
             (table, then, table.copy())
-            for table, then in self._tensors
-            if any(table.get(name) is not tensor for name, tensor in then.items())
+            for table, then in self._tables
+            if any(table.get(name) is not held for name, held in then.items())
         ]
         for table, then, _ in changed:
-            table.update(then)
+            put_back(table, {**table, **then})
         switched = [module for module, mode in self._modes if module.training is not mode]
         for module in switched:
             module.training = not module.training
@@ -54,7 +56,7 @@ class ModelCall:
                 yield
         finally:
             for table, _, now in changed:
-                table.update(now)
+                put_back(table, now)
             for module in switched:
                 module.training = not module.training
 

@@ -2,7 +2,7 @@
 
 A hook that only looks, as one that logs or counts, is called once for each call that the user's
 code makes. One that changes what the module takes or gives is part of what is computed, and is
-called again.
+called again; so is one that draws random numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxmem.recording.effects import find_written
+from fxmem.transform.random_numbers import RandomNumbers, iterate_generators
+from fxmem.transform.versions import find_memory
 
 _Table = MutableMapping[int, Callable[..., Any]]
 
@@ -67,9 +72,13 @@ class ForwardHooks:
 
     def _watch_hook(self, place: tuple[int, int], hook: Callable[..., Any]) -> Callable[..., Any]:
         def watched(module: nn.Module, *arguments: Any) -> Any:
-            before = _take_versions(module, arguments)
-            result = hook(module, *arguments)
-            if result is not None or _take_versions(module, arguments) != before:
+            before = _take_attributes(module)
+            numbers = RandomNumbers(iterate_generators(pytree.tree_leaves(arguments)))
+            with _SeeWrites((arguments, dict(module._buffers))) as writes:
+                result = hook(module, *arguments)
+            numbers.settle()
+            is_changing = result is not None or writes.has_any or _take_attributes(module) != before
+            if is_changing or numbers.are_drawn:  # without them, those drawn later are others
                 self.changing.add(place)
             return result
 
@@ -85,12 +94,26 @@ def _do_nothing(*_: Any) -> None:
     return None
 
 
-def _take_versions(module: nn.Module, arguments: Any) -> tuple[Any, ...]:
-    """What tells whether tensors, or what the module refers to, were changed."""
-    tensors = [
-        leaf
-        for leaf in pytree.tree_leaves((arguments, dict(module._buffers)))
-        if isinstance(leaf, torch.Tensor)
-    ]
-    versions = tuple((id(t), None if t.is_inference() else t._version) for t in tensors)
-    return (*versions, *((name, id(value)) for name, value in vars(module).items()))
+class _SeeWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds out whether some tensors are changed in place, ``tensor.data`` too.
+
+    Args:
+        values: Hold the tensors.
+    """
+
+    def __init__(self, values: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        leaves = pytree.tree_leaves(values)
+        self._memory = {find_memory(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        self.has_any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = map(find_memory, find_written(func, args, kwargs or {}))
+        self.has_any = self.has_any or not self._memory.isdisjoint(written)
+        return func(*args, **(kwargs or {}))
+
+
+def _take_attributes(module: nn.Module) -> tuple[Any, ...]:
+    """What tells whether the module comes to refer to others."""
+    buffers = tuple(map(id, module._buffers.values()))
+    return (*buffers, *((name, id(value)) for name, value in vars(module).items()))

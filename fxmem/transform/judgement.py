@@ -70,7 +70,8 @@ class Judgement:
     ) -> None:
         nodes = [*graph.nodes]
         called = frozenset(str(node.target) for node in nodes if node.op == "call_module")
-        self.walk = Walk(planned, called)
+        read = frozenset(str(node.target) for node in nodes if node.op == "get_attr")
+        self.walk = Walk(planned, called, read)
         self._model, self._graph, self._mode, self._size_hint = model, graph, mode, size_hint
         self._expected = list_expected(nodes)
         self._names = list_names(model)

@@ -1,7 +1,8 @@
 """Random numbers that a segment draws although its plan knows of none.
 
 A rate of dropout that was zero is raised while a model trains, or a layer begins to be left out:
-what is computed again has to draw the same. Whether it drew any, a generator's state tells.
+what is computed again has to draw the same. Whether it drew any, a generator's state tells. Those
+of Python and of NumPy, and generators that a module has for itself, are in no plan.
 """
 
 from __future__ import annotations
@@ -9,41 +10,62 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fxmem.tracing.generators import read_random_states, save_random_states
+
 
 class RandomNumbers:
     """The random numbers of one run of a segment, kept where there are any.
 
     Args:
-        inputs: What the segment is given; numbers are drawn where its tensors are.
+        generators: Of PyTorch, from which it may draw.
     """
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        self._begin = [(g, g.clone_state()) for g in _iterate_generators(inputs)]
+    def __init__(self, generators: Iterable[torch.Generator]) -> None:
+        self._begin = [(g, g.clone_state()) for g in generators]
+        self._others = read_random_states()
+        self._restore: Callable[[], None] | None = save_random_states()
 
     def settle(self) -> None:
         """After the run: keeps what generators began with where they drew."""
         self._begin = [(g, begin) for g, begin in self._begin if _draw(g) != _draw(begin)]
+        if read_random_states() == self._others:
+            self._restore = None
+        self._others = ()
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether the run drew any; known once it is settled."""
+        return bool(self._begin or self._restore)
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[None]:
         """Has the same numbers drawn again, and the generators then be as they were."""
         now = [(generator, generator.clone_state()) for generator, _ in self._begin]
+        undo = save_random_states() if self._restore else None
         _set_states(self._begin)
+        if self._restore:
+            self._restore()
         try:
             yield
         finally:
             _set_states(now)
+            if undo:
+                undo()
 
 
-def _iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
-    """PyTorch's own, of the CPU and of the GPUs that hold inputs."""
+def iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
+    """PyTorch's own, of the CPU and of the GPUs that hold inputs.
+
+    Args:
+        inputs: What a segment is given; numbers are drawn where its tensors are.
+    """
     yield torch.default_generator
     gpus = {value.device.index for value in inputs if isinstance(value, Tensor) and value.is_cuda}
     # In an analysis there may be no GPU; while a graph is captured, its generator cannot be asked.

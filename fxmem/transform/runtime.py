@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from fxmem.transform.attributes import Attributes
 from fxmem.transform.calls import ModelCall, find_call
-from fxmem.transform.random_numbers import RandomNumbers
+from fxmem.transform.random_numbers import RandomNumbers, iterate_generators
 from fxmem.transform.surroundings import TRANSFORMED, is_transforming
 from fxmem.transform.versions import Reads, Versions
 from fxmem.transform.warning import warn_caller
@@ -60,8 +61,10 @@ def checkpoint(
         return segment(*inputs)
     label = name or getattr(segment, "__name__", "a segment")
     versions = Versions(label, reads, inputs, _list_changed(norms, states))
-    numbers = None if random else RandomNumbers(inputs)
-    again = _SecondRun(norms, states, find_call(), versions, numbers)
+    attributes = Attributes(reads)
+    generators = [] if random else [*iterate_generators(inputs)]
+    numbers = RandomNumbers([*generators, *attributes.list_generators()])
+    again = _SecondRun(norms, states, find_call(), versions, attributes, numbers)
     run, given = _merge_inputs(segment, inputs)
     result = torch_checkpoint(
         run,
@@ -71,8 +74,8 @@ def checkpoint(
         context_fn=lambda: (contextlib.nullcontext(), again),
     )
     versions.settle()
-    if numbers is not None:
-        numbers.settle()
+    attributes.settle()
+    numbers.settle()
     return result
 
 
@@ -115,7 +118,8 @@ class _SecondRun:
         states: Sequence[tuple[nn.Module, str]],
         call: ModelCall | None,
         versions: Versions,
-        numbers: RandomNumbers | None,
+        attributes: Attributes,
+        numbers: RandomNumbers,
     ) -> None:
         self._norms = norms
         self._states = [
@@ -123,6 +127,7 @@ class _SecondRun:
         ]
         self._call = call
         self._versions = versions
+        self._attributes = attributes
         self._numbers = numbers
 
     def __enter__(self) -> None:
@@ -130,8 +135,8 @@ class _SecondRun:
             stack.enter_context(_alone)
             if self._call is not None:
                 stack.enter_context(self._call.repeat())
-            if self._numbers is not None:
-                stack.enter_context(self._numbers.repeat())
+            stack.enter_context(self._attributes.repeat())
+            stack.enter_context(self._numbers.repeat())
             stack.enter_context(self._versions.guard())
             stack.enter_context(_spare_statistics(self._norms))
             stack.enter_context(_rewind_states(self._states))

@@ -133,13 +133,13 @@ class _RefuseReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, changed: Mapping[str, Tensor], own: Collection[str], segment: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._changed = {_find_memory(tensor): name for name, tensor in changed.items()}
+        self._changed = {find_memory(tensor): name for name, tensor in changed.items()}
         self._own = own
         self._segment = segment
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
-            name = self._changed.get(_find_memory(leaf)) if isinstance(leaf, Tensor) else None
+            name = self._changed.get(find_memory(leaf)) if isinstance(leaf, Tensor) else None
             if name is not None and name in self._own:
                 raise UsageError(
                     f"{self._segment} of the plan changes {name}, which it did not when the plan"
@@ -156,7 +156,12 @@ class _RefuseReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _find_memory(tensor: Tensor) -> int:
+def find_memory(tensor: Tensor) -> int:
+    """What tells whether two tensors lie in the same memory.
+
+    Args:
+        tensor: Any that is alive.
+    """
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse ones have none

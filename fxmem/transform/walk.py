@@ -19,6 +19,7 @@ class Walk:
     Args:
         model: The model.
         called: The names of modules whose hooks, and those of the modules within, need no look.
+        attributes: Where code reads tensors by itself.
 
     Attributes:
         modules: Each once, the model first.
@@ -28,9 +29,12 @@ class Walk:
     _childless: list[dict[str, Any]]
     _children: list[tuple[dict[str, Any], list[Any]]]
 
-    def __init__(self, model: nn.Module, called: Collection[str] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, called: Collection[str] = (), attributes: Collection[str] = ()
+    ) -> None:
         self._model = model
         self._called = called
+        self._attributes = attributes
         self._collect()
 
     def _collect(self) -> None:
@@ -41,6 +45,10 @@ class Walk:
         self._childless = [table for table in children if not table]
         self._parameters: list[dict[str, Any]] = [module._parameters for module in self.modules]
         self._buffers: list[dict[str, Any]] = [module._buffers for module in self.modules]
+        owners = ((name.rpartition(".")[0], name.rpartition(".")[2]) for name in self._attributes)
+        self._read: list[tuple[dict[str, Any], str]] = [
+            (named[owner].__dict__, name) for owner, name in owners if owner in named
+        ]
         self._forward_hooks = [
             table for m in self.modules for table in (m._forward_pre_hooks, m._forward_hooks)
         ]
@@ -73,11 +81,11 @@ class Walk:
         return not same
 
     def __getstate__(self) -> Any:
-        return self._model, self._called
+        return self._model, self._called, self._attributes
 
     def __setstate__(self, state: Any) -> None:
         # The model itself may not be there yet: the first look is that of the first call.
-        self._model, self._called = state
+        self._model, self._called, self._attributes = state
         self._childless, self._children = [{"": self._model}], []
 
     def find_hooked(self) -> str:
@@ -111,9 +119,14 @@ class Walk:
         """How many there are; hooks that normalise a weight, as those of old, add some."""
         return sum(map(len, self._buffers))
 
-    def list_tensor_tables(self) -> list[dict[str, Any]]:
-        """The tables of parameters and of buffers that are not empty."""
-        return [table for table in (*self._parameters, *self._buffers) if table]
+    def list_tables(self) -> list[dict[str, Any]]:
+        """The tables of parameters, buffers and modules that are not empty."""
+        children = [table for table, _ in self._children]
+        return [table for table in (*self._parameters, *self._buffers, *children) if table]
+
+    def list_plain(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Attributes that code reads tensors from and that are no buffers, with what is there."""
+        return [(table, {name: table[name]}) for table, name in self._read if name in table]
 
     def list_forward_hooks(self) -> list[Any]:
         """The tables of forward hooks that are not empty."""

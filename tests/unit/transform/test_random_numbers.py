@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fxmem
 from fxmem.planning.plan import Plan, Segment
-from fxmem.transform.random_numbers import RandomNumbers
+from fxmem.transform.random_numbers import RandomNumbers, iterate_generators
 from fxmem.transform.runtime import checkpoint
 
 WIDTH = 64
@@ -106,10 +106,10 @@ def test_a_second_run_leaves_the_generator_alone() -> None:
 
 
 def test_nothing_is_kept_where_nothing_is_drawn() -> None:
-    numbers = RandomNumbers([torch.ones(2)])
+    numbers = RandomNumbers(iterate_generators([torch.ones(2)]))
     numbers.settle()
     assert numbers._begin == []
-    numbers = RandomNumbers([torch.ones(2)])
+    numbers = RandomNumbers(iterate_generators([torch.ones(2)]))
     torch.rand(1)
     numbers.settle()
     assert [generator for generator, _ in numbers._begin] == [torch.default_generator]

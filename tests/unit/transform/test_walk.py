@@ -44,8 +44,8 @@ def test_changed_modules_are_seen(change: Any) -> None:
     assert walk.update()
     assert walk.modules == [*model.modules()]
     assert {*walk.list_kinds()} == {(p.dtype, True) for p in model.parameters()}
-    tables = [t for m in model.modules() for t in (m._parameters, m._buffers) if t]
-    assert {*map(id, walk.list_tensor_tables())} == {*map(id, tables)}
+    tables = [t for m in model.modules() for t in (m._parameters, m._buffers, m._modules) if t]
+    assert {*map(id, walk.list_tables())} == {*map(id, tables)}
 
 
 def test_it_is_walked_again_only_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,98 @@
+"""What a segment's modules hold beside parameters and buffers, which it is computed again with.
+
+Between forward and backward a rate may be set for the next call, or a mask: the second run finds
+what the first one found, and leaves no trace of what it changes itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_MISSING = object()
+
+
+class Attributes:
+    """What modules hold when a segment first runs.
+
+    Args:
+        reads: By name, what the segment reads; only modules are looked at.
+    """
+
+    def __init__(self, reads: Mapping[str, nn.Module | Tensor]) -> None:
+        modules = (each for each in reads.values() if isinstance(each, nn.Module))
+        parts = dict.fromkeys(part for each in modules for part in each.modules())
+        self._seen = [_Seen(vars(part)) for part in parts]
+
+    def list_generators(self) -> list[torch.Generator]:
+        """The generators of random numbers that modules have for themselves."""
+        held = (value for seen in self._seen for value in seen.table.values())
+        return [*dict.fromkeys(value for value in held if isinstance(value, torch.Generator))]
+
+    def settle(self) -> None:
+        """After the first run."""
+        for seen in self._seen:
+            seen.settle()
+
+    @contextlib.contextmanager
+    def repeat(self) -> Iterator[None]:
+        """Has modules hold what they held, and afterwards what they hold now."""
+        changed = [(seen.table, seen.table.copy()) for seen in self._seen if seen.is_changed()]
+        for seen in self._seen:
+            if seen.is_changed():
+                put_back(seen.table, seen.list_wanted())
+        try:
+            yield
+        finally:
+            for table, now in changed:
+                put_back(table, now)
+
+
+class _Seen:
+    """What one module held.
+
+    A tensor that the segment itself puts in the place of another, as code does that keeps a map of
+    attention to be looked at, stays: nothing here holds the earlier one, which took memory.
+    """
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self.table = table
+        self._then = table.copy()
+        tensors = [name for name, value in table.items() if isinstance(value, Tensor)]
+        self._own = {name: weakref.ref(self._then.pop(name)) for name in tensors}
+
+    def settle(self) -> None:
+        for name, get in [*self._own.items()]:
+            value = self.table.get(name)
+            if value is not None and value is get():
+                self._then[name] = value
+                del self._own[name]
+
+    def is_changed(self) -> bool:
+        known = self._then.keys() | self._own.keys()
+        return not self.table.keys() <= known or any(
+            self.table.get(name, _MISSING) is not value for name, value in self._then.items()
+        )
+
+    def list_wanted(self) -> dict[str, Any]:
+        own = {name: self.table[name] for name in self._own if name in self.table}
+        return {**self._then, **own}
+
+
+def put_back(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Has a table of a module hold what it held; in that order where others were added or taken.
+
+    Args:
+        table: The table.
+        wanted: What it held.
+    """
+    if table.keys() != wanted.keys():
+        table.clear()
+    for name, value in wanted.items():
+        if table.get(name, _MISSING) is not value:
+            table[name] = value
