@@ -36,7 +36,8 @@ from fxmem.recording.residents import (
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.tracer import Tracer, is_leaf
+from fxmem.tracing.leaves import is_leaf
+from fxmem.tracing.tracer import Tracer
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from fxmem.tracing.checks import find_passing_answer
 from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import describe_function, iterate_tensors
 from fxmem.tracing.known_values import comes_of_held
+from fxmem.tracing.leaves import is_leaf
 from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_numel, make_shape
@@ -36,16 +37,6 @@ _HOOKS = frozenset(
     {"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"}
 )
 """Ways of a tensor to what backward does with it, which are no part of a graph."""
-_CONTAINERS = (
-    nn.Sequential,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-)
-"""torch.nn's own modules that only call others. torch.fx makes a leaf of all but the first, and
-then a whole encoder is one node; see docs/decisions."""
 
 
 class NodeListener(Protocol):
@@ -59,15 +50,6 @@ class NodeListener(Protocol):
 
     def find_storages(self, value: Any) -> tuple[int, ...]:
         """The indices of the storages that the tensors in a value lie on."""
-
-
-def is_leaf(module: nn.Module) -> bool:
-    """Whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
-    return module.__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(
-        module, _CONTAINERS
-    )
 
 
 class Tracer(torch.overrides.TorchFunctionMode):

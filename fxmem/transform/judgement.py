@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.tracing.contexts import read_autocast
 from fxmem.tracing.fxgraph import SURROUNDINGS
+from fxmem.tracing.leaves import find_class, is_leaf
 from fxmem.tracing.signatures import describe_value
-from fxmem.tracing.tracer import is_leaf
 from fxmem.transform.arguments import (
     find_mismatch,
     list_expected,
@@ -289,7 +289,7 @@ def _write(place: Place) -> str:
 
 def _has_own_code(module: nn.Module) -> bool:
     """Whether a module's code is none of PyTorch's, which only calls other modules."""
-    return not type(module).__module__.startswith("torch.nn")
+    return not find_class(module).__module__.startswith("torch.nn")
 
 
 def _list_coded(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

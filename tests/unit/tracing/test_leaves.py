@@ -1,0 +1,48 @@
+"""Modules with parametrized weights: blocks of the user's are entered, PyTorch's are leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import fxmem
+from fxmem.tracing.leaves import is_leaf
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+class Block(nn.Module):
+    """Has a weight of its own beside a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.norm = nn.Parameter(torch.randn(8, 8)), nn.BatchNorm1d(8)
+        self.linear = nn.Linear(8, 8)
+        parametrize.register_parametrization(self, "weight", Doubled())
+        parametrizations.weight_norm(self.linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x) @ self.weight)).sin()
+
+
+def test_a_parametrized_module_is_a_leaf_where_its_class_is_pytorch_s() -> None:
+    block = Block()
+    assert not is_leaf(block) and is_leaf(block.linear)
+    analysis = fxmem.analyze(nn.Sequential(block), ("3x8",), device="cpu")
+    names = {node.name for node in analysis.nodes}
+    assert names > {"0.norm", "0.linear", "0.parametrizations.weight"}
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_plans_of_parametrized_blocks_change_no_bit(style: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Block() for _ in range(3))), torch.randn(64, 8)
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=0.5)[-1]
+    assert plan.segments
+    found = fxmem.verify(model, fxmem.apply(model, plan), (x,), optimizer="adam")
+    assert found.equal, found.differences
