@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fxmem.transform.walk import are_all_watched
+
 _KEEP_INTEGERS = frozenset(
     """
     abs_ absolute_ add_ ceil_ clamp_ clamp_max_ clamp_min_ clip_ floor_ masked_fill_ mul_ multiply_
@@ -105,11 +107,13 @@ def _list_settings(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if not name.startswith("_")}
 
 
-def _may_overwrite(value: Tensor, watched: Iterable[nn.Module]) -> bool:
+def _may_overwrite(value: Tensor, watched: Sequence[nn.Module]) -> bool:
     """Whether nobody else looks at a value, and autograd lets it be changed."""
     if torch.compiler.is_compiling():  # which decides that itself
         return False
     if torch.is_grad_enabled() and (value._is_view() or (value.is_leaf and value.requires_grad)):
+        return False
+    if watched and are_all_watched():
         return False
     return not any(
         module._forward_hooks

@@ -100,16 +100,9 @@ class Walk:
     def find_unseen(self) -> str:
         """A module that is not called and that hooks on all modules are for; empty for none.
 
-        PyTorch's own that only note where a call is, as its counters of FLOPs do, are left out, and
-        so are lists of modules, which nobody calls.
+        Lists of modules, which nobody calls, are left out.
         """
-        if not any(GLOBAL_HOOKS) or not self._unseen:
-            return ""
-        hooks = (hook for table in GLOBAL_HOOKS for hook in table.values())
-        is_told = any(
-            not isinstance(getattr(hook, "__self__", None), ModuleTracker) for hook in hooks
-        )
-        return self._unseen[0] if is_told else ""
+        return self._unseen[0] if self._unseen and are_all_watched() else ""
 
     def list_kinds(self) -> tuple[Kind, ...]:
         """Those of the parameters; see :func:`fxmem.tracing.signatures.list_kinds`."""
@@ -131,3 +124,14 @@ class Walk:
     def list_forward_hooks(self) -> list[Any]:
         """The tables of forward hooks that are not empty."""
         return [table for table in self._forward_hooks if table]
+
+
+def are_all_watched() -> bool:
+    """Whether there are hooks on all modules.
+
+    PyTorch's own that only note where a call is, as its counters of FLOPs do, are left out.
+    """
+    if not any(GLOBAL_HOOKS):
+        return False
+    hooks = (hook for table in GLOBAL_HOOKS for hook in table.values())
+    return any(not isinstance(getattr(hook, "__self__", None), ModuleTracker) for hook in hooks)

@@ -201,6 +201,23 @@ def test_what_hooks_have_seen_stays_as_they_saw_it(name: str) -> None:
     check(model, applied, torch.randn(4, 8))
 
 
+def test_what_hooks_on_all_modules_have_seen_stays_as_they_saw_it() -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8", mode="infer").eval()
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def look(module: nn.Module, args: Any, result: Tensor) -> None:
+        seen.append((result, result.clone()))
+
+    handle = nn.modules.module.register_module_forward_hook(look)
+    with torch.no_grad():
+        applied(torch.randn(4, 8))
+    handle.remove()
+    assert len(seen) == 4
+    assert all(torch.equal(now, then) for now, then in seen)
+    check(model, applied, torch.randn(4, 8), train=False)
+
+
 def test_a_hook_s_result_is_taken() -> None:
     model = Hooked()
     applied = overwrite(model, "4x8")
