@@ -142,6 +142,11 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
         )
     if "Storage size calculation overflowed" in text:
         return f"no tensor has more than 2^63 bytes; the inputs are {given}"
+    if "data is not allocated" in text:
+        return (
+            "values of a tensor are read, which has none: sequences are to be packed in forward;"
+            f" the inputs are {given}"
+        )
     if "SparseTensorImpl" in text:
         return "this operator is not modelled on sparse tensors: make them dense"
     if _INTEGERS.search(text):

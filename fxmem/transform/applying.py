@@ -67,7 +67,7 @@ def apply(
             the model's graph cannot be run, or an object holds a module of its own and would go on
             calling it.
     """
-    if isinstance(model, PlannedModule):
+    if isinstance(model, PlannedModule) or find_original(model) is not None:
         raise UsageError("a plan was applied to this model", hint="fxmem.unapply it first")
     if plan.style == MODULES:
         if args is not None or kwargs is not None:

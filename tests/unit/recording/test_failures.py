@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import fxmem
 
@@ -287,6 +287,16 @@ def test_what_else_goes_wrong(code: Callable[..., Any], cause: str, hint: str) -
     places = [f"test_failures.py:{line}" for line in (first, first + 1)]
     assert caught.value.cause in [cause.format(place) for place in places]
     assert caught.value.hint == hint
+
+
+def test_sequences_packed_outside_are_to_be_packed_inside() -> None:
+    sequences = pack_sequence([torch.randn(5, 8), torch.randn(3, 8)])
+    with pytest.raises(fxmem.TraceError) as caught:
+        fxmem.analyze(nn.Sequential(nn.LSTM(8, 4)), (sequences,), device="cpu")
+    assert caught.value.hint is not None and caught.value.hint.startswith(
+        "values of a tensor are read, which has none: sequences are to be packed in forward; the"
+        " inputs are [0].data=8x8:float32"
+    )
 
 
 def test_weights_that_do_not_fit_inside_are_named() -> None:

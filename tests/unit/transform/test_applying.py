@@ -56,6 +56,19 @@ def test_a_plan_from_a_file_is_the_plan(plan: Plan) -> None:
     check_applied(model, planned)
 
 
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_plan_from_a_file_is_applied_once(style: str) -> None:
+    wide = nn.Sequential(nn.Linear(32, 256), nn.Sigmoid(), nn.Linear(256, 32))
+    model = nn.Sequential(*(copy.deepcopy(wide) for _ in range(3)))
+    analysis = fxmem.analyze(model, (INPUT,), device="cpu")
+    made = fxmem.pareto(analysis, style=style, time_limit_s=0.5)[-1]
+    assert made.segments
+    planned, read = fxmem.apply(model, made), Plan.from_json(made.to_json())
+    with pytest.raises(fxmem.UsageError) as caught:
+        fxmem.apply(planned, read, (INPUT,))
+    assert str(caught.value) == "a plan was applied to this model (fxmem.unapply it first)"
+
+
 @pytest.mark.parametrize("batch", [1, 7, 100])
 def test_other_batches_are_no_other_plan(plan: Plan, batch: int) -> None:
     model = Net()
