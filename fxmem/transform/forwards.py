@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable
 from types import CodeType
@@ -59,6 +60,63 @@ class OwnForward:
     def __code__(self) -> CodeType:
         code: CodeType = self.__wrapped__.__code__  # which ``torch.export`` names in errors
         return code
+
+
+class OwnState:
+    """What a module with a ``forward`` of its own is copied by, as an attribute of it.
+
+    A shallow copy is another object with the same attributes, and a ``forward`` that stands in
+    front of this one would go on running this one: it has its class's.
+
+    Attributes:
+        module: The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self) -> Any:
+        """In the place of the module's ``__getstate__``."""
+        own = getattr(type(self.module), "__getstate__", None)
+        state = vars(self.module) if own is None else own(self.module)
+        forward = state.get("forward") if isinstance(state, dict) else None
+        return _State(state, forward) if isinstance(forward, OwnForward) else state
+
+
+class _State(dict[str, Any]):
+    """Attributes as a shallow copy takes them, which become all of them in others."""
+
+    def __init__(self, whole: dict[str, Any], forward: OwnForward) -> None:
+        super().__init__(whole)
+        self._whole = whole
+        del self["forward"]
+        self.pop("__getstate__", None)
+        if forward.replaced is not None:
+            self["forward"] = forward.replaced
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(self._whole, memo)
+
+    def __reduce__(self) -> Any:
+        return dict, (), None, None, iter(self._whole.items())
+
+
+def set_forward(module: nn.Module, forward: OwnForward) -> None:
+    """Has a ``forward`` stand in front of a module's, and copies of the module know of that."""
+    vars(module).update({"forward": forward, "__getstate__": OwnState(module)})
+
+
+def list_own(module: nn.Module) -> dict[str, Any]:
+    """What a module holds beside what :func:`set_forward` gave it."""
+    held = dict(vars(module))
+    forward = held.get("forward")
+    if isinstance(forward, OwnForward):
+        del held["forward"]
+        if forward.replaced is not None:
+            held["forward"] = forward.replaced
+    if isinstance(held.get("__getstate__"), OwnState):
+        del held["__getstate__"]
+    return held
 
 
 class PlannedForward(OwnForward):

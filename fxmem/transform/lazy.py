@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
-from fxmem.transform.forwards import PlannedForward
+from fxmem.transform.forwards import PlannedForward, set_forward
 from fxmem.transform.module import PlannedModule
 from fxmem.transform.surroundings import is_transforming
 from fxmem.transform.wrapping import find_original
@@ -134,7 +134,7 @@ def _find_planned(
     if not is_step or find_original(model) is not None:
         return None
     held: _Held | bool | None = vars(model).get(_HELD)
-    if held is not None:
+    if held is not None and _is_of(held, model):
         return held.planned if isinstance(held, _Held) else None
     # The call of a compiler, of a transform of functions, or of an analysis is no step.
     is_inner = torch.compiler.is_compiling() or is_transforming()
@@ -155,6 +155,12 @@ def _find_planned(
     return planned
 
 
+def _is_of(held: _Held | bool, model: nn.Module) -> bool:
+    """Whether what is held is a model's own, and not that of one that it is a copy of."""
+    planned = held.planned if isinstance(held, _Held) else None
+    return planned is None or planned.original is model
+
+
 def _become(model: nn.Module, planned: nn.Module) -> None:
     """Makes a model the one that a plan of modules has made of it.
 
@@ -165,4 +171,4 @@ def _become(model: nn.Module, planned: nn.Module) -> None:
     vars(model).update(vars(planned))
     planned.__dict__ = model.__dict__  # what the modules refer to as their parent
     forward: PlannedForward = vars(planned)["forward"]
-    vars(model)["forward"] = forward.move(model, original)
+    set_forward(model, forward.move(model, original))

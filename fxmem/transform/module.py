@@ -158,17 +158,27 @@ class PlannedModule(fx.GraphModule):
         return _restore, (*arguments, *settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
-        original, graph = copy.deepcopy(self.original, memo), copy.deepcopy(self.graph)
-        copied = _restore(
+        memo[id(self)] = copied = self._copy(copy.deepcopy(self.original, memo))
+        return copied
+
+    def __copy__(self) -> PlannedModule:
+        return self._copy(copy.copy(self.original))
+
+    def _copy(self, original: nn.Module) -> PlannedModule:
+        """This plan for a copy of the model."""
+        return _restore(
             original,
-            graph,
+            copy.deepcopy(self.graph),
             self.plan_mode,
             self.__dict__.get("plan"),
             self.size_hint,
             self._judgement.read_state(),
         )
-        memo[id(self)] = copied
-        return copied
+
+    def _replicate_for_data_parallel(self) -> Any:
+        # The model's: a replica's tables must not be those of the model, as this one's are.
+        original: Any = self.original
+        return original._replicate_for_data_parallel()
 
     def choose_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """What the graph takes of a call's arguments; None where the model's own forward runs."""

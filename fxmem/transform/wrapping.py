@@ -15,7 +15,7 @@ from torch import nn
 
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan, Segment
-from fxmem.transform.forwards import CheckpointedForward, OwnForward, PlannedForward
+from fxmem.transform.forwards import CheckpointedForward, PlannedForward, list_own, set_forward
 from fxmem.transform.holders import find_holders
 from fxmem.transform.replicas import copy_modules, return_attributes
 from fxmem.transform.surroundings import is_normalised
@@ -50,12 +50,7 @@ def unwrap_modules(planned: nn.Module) -> nn.Module:
 
 def _list_attributes(module: nn.Module, replica: nn.Module) -> dict[str, Any]:
     """What a copy holds beside what wrapping gave it."""
-    held = dict(vars(replica))
-    forward = held.get("forward")
-    if isinstance(forward, OwnForward):
-        del held["forward"]
-        if forward.replaced is not None:
-            held["forward"] = forward.replaced
+    held = list_own(replica)
     if isinstance(held.get("plan"), Plan) and "plan" not in vars(module):
         del held["plan"]
     return held
@@ -92,12 +87,11 @@ def wrap_modules(model: nn.Module, segments: Iterable[Segment]) -> nn.Module:
         held = tuple(
             (replicas[id(modules[owner])], name) for owner, name in find_holders(model, states)
         )
-        vars(module)["forward"] = CheckpointedForward(
-            module, fqn, random, inside, held, is_miscompiled
-        )
+        forward = CheckpointedForward(module, fqn, random, inside, held, is_miscompiled)
+        set_forward(module, forward)
     root = replicas[id(model)]
     pairs = tuple((module, replicas[id(module)]) for module in model.modules())
-    vars(root)["forward"] = PlannedForward(root, model, pairs)
+    set_forward(root, PlannedForward(root, model, pairs))
     return root
 
 

@@ -204,6 +204,26 @@ def test_copies_plan_themselves(style: str, is_planned: bool) -> None:
         assert other.plan.segments
 
 
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_shallow_copy_of_a_model_that_planned_itself_is_none_of_it(style: str) -> None:
+    class Scaled(Net):
+        scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    x = torch.randn(6, 8)
+    plain, model = make(Scaled), fxmem.auto(make(Scaled), style=style, **LIMIT)
+    results = []
+    for one in (plain, model):
+        torch.manual_seed(1)
+        one(x)
+        copied: Any = copy.copy(one)
+        copied.scale = 3.0
+        results += [copied(x), copied.eval()(x)]
+    check_same(results[:2], results[2:])
+
+
 def test_a_class_with_a_decorator_stays_itself() -> None:
     assert isinstance(Decorated, type)
     model = make(Decorated)

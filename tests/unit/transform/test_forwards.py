@@ -308,3 +308,13 @@ def test_a_wrapped_model_is_exported() -> None:
     x = torch.randn(3, 4)
     exported = torch.export.export(planned, (x,))
     torch.testing.assert_close(exported.module()(x), model(x), rtol=0, atol=0)
+
+
+def test_a_shallow_copy_of_a_wrapped_module_runs_by_its_own_attributes() -> None:
+    planned = wrap(Model(), "first")
+    copied, x = copy.copy(planned.first), torch.randn(3, 4)
+    copied.norm = nn.Identity()
+    expected = Model().first
+    expected.norm, expected.linear = copied.norm, copied.linear
+    assert torch.equal(copied(x), expected(x))
+    assert "__getstate__" not in vars(copied)

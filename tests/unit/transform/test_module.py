@@ -252,6 +252,37 @@ def test_copies_and_files_bring_the_plan_along() -> None:
         assert other.original.first.weight is other.first.weight
 
 
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_shallow_copy_has_attributes_of_its_own(style: str) -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(5, 4)
+    plain = copy.deepcopy(model)
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=1)[-1]
+    planned = fxmem.apply(model, plan, (x,))
+    copies = copy.copy(planned), copy.copy(plain)
+    for copied in copies:
+        assert torch.equal(copied(x), plain(x))
+        copied.share = 0.5
+    assert type(copies[0]).__mro__[1:] == type(planned).__mro__[1:]
+    assert copies[0].first.weight is planned.first.weight
+    assert torch.equal(copies[0](x), copies[1](x))
+    assert torch.equal(copies[0].forward(x), copies[1](x))
+    copies[0].eval()
+    assert planned.training and not planned.first.training
+    assert planned.share == 1.0
+    again = copy.deepcopy(planned)
+    again.share = 0.5
+    assert torch.equal(again(x), copies[1](x))
+
+
+def test_a_replica_leaves_the_model_its_tables() -> None:
+    model, planned = make()
+    replica = planned._replicate_for_data_parallel()
+    replica._modules["first"] = nn.Identity()
+    assert isinstance(model.first, nn.Linear) and planned.first is model.first
+
+
 def test_a_model_without_a_plan_has_none_to_take_off() -> None:
     with pytest.raises(fxmem.UsageError) as error:
         fxmem.unapply(nn.Linear(1, 1))
