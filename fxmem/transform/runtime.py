@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from fxmem.transform.attributes import Attributes
 from fxmem.transform.calls import ModelCall, find_call
 from fxmem.transform.random_numbers import RandomNumbers, iterate_generators
-from fxmem.transform.surroundings import TRANSFORMED, is_transforming
+from fxmem.transform.surroundings import CACHED, TRANSFORMED, is_caching, is_transforming
 from fxmem.transform.versions import Reads, Versions
 from fxmem.transform.warning import warn_caller
 
@@ -58,6 +58,9 @@ def checkpoint(
     keeps_all = not torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
     if keeps_all or is_transforming():
         warn_caller(TRANSFORMED)
+        return segment(*inputs)
+    if is_caching():
+        warn_caller(CACHED)
         return segment(*inputs)
     label = name or getattr(segment, "__name__", "a segment")
     versions = Versions(label, reads, inputs, _list_changed(norms, states))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
@@ -24,6 +25,16 @@ TRANSFORMED = (
     "nothing can be computed again here (torch.func's transforms do not allow it): this step runs"
     " without the plan"
 )
+
+CACHED = (
+    "nothing can be computed again here (torch.nn.utils.parametrize.cached() keeps weights that a"
+    " second run would compute): this step runs without the plan"
+)
+
+
+def is_caching() -> bool:
+    """Whether parametrized weights are computed once for all calls that are made now."""
+    return bool(parametrize._cache_enabled)
 
 
 def is_transforming() -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import fxmem
 
@@ -148,3 +149,20 @@ def test_frozen_layers_run_by_the_plan_where_the_code_has_nothing_to_ask(
     for _ in range(2):
         assert_same(model, planned)
     assert traces == [True]
+
+
+class Double(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2 + torch.tanh(weight)
+
+
+def test_cached_parametrizations_are_not_computed_again() -> None:
+    model = make_layers()
+    for block in model:
+        parametrize.register_parametrization(block[0], "weight", Double())
+    planned = fxmem.apply(model, plan(model))
+    with parametrize.cached():
+        expected = torch.autograd.grad((model(X) + model(-X)).sum(), [*model.parameters()])
+    with parametrize.cached(), pytest.warns(fxmem.FxmemWarning, match="parametrize.cached"):
+        found = planned(X) + planned(-X)
+    assert all(map(torch.equal, torch.autograd.grad(found.sum(), [*model.parameters()]), expected))
