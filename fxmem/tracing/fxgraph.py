@@ -20,7 +20,7 @@ NODE = "fxmem_node"
 CONSTANT = "fxmem_constant"
 """Key of a placeholder's ``meta``: its value, where no tensor is in it: the graph is for that."""
 SURROUNDINGS = "fxmem_surroundings"
-"""Key of the output's ``meta``: what calls were autocast to, and the kinds of the parameters."""
+"""Key of the output's ``meta``: what the graph was traced in and with."""
 _DEVICE = "device"
 _ORIGIN = "_fxmem_origin"
 _CONSTANTS = (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from fxmem.graph import Phase, SourceLocation
@@ -13,7 +14,14 @@ from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.contexts import read_context, read_settings, run_within
 from fxmem.tracing.fxgraph import CONSTANT, NODE, SURROUNDINGS, GraphBuilder, iterate_tensors
-from fxmem.tracing.signatures import SIGNATURE, Kind, describe_value, list_kinds
+from fxmem.tracing.signatures import (
+    SIGNATURE,
+    Surroundings,
+    describe_value,
+    list_kinds,
+    list_tensors,
+    list_ties,
+)
 from fxmem.tracing.source import find_source
 
 ACCESSORS = (getattr, setattr, delattr)
@@ -83,20 +91,31 @@ class NodeLog:
         self._model = model
         self._occurrences: dict[str, int] = {}
         self._context, self._settings = read_context(), read_settings()
-        self._kinds: tuple[Kind, ...] = ()
+        self._surroundings: Surroundings | None = None
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Adds the placeholders; the graph is for the context of the caller."""
-        for name, value in bind_arguments(self._model, args, kwargs):
+        bound = [*bind_arguments(self._model, args, kwargs)]
+        for name, value in bound:
             self._add_placeholder(name, value)
         self._context, self._settings = read_context(), read_settings()
-        self._kinds = list_kinds(module._parameters for module in self._model.modules())
+        modules = [*self._model.modules()]
+        parameters: list[dict[str, Any]] = [module._parameters for module in modules]
+        buffers: list[dict[str, Any]] = [module._buffers for module in modules]
+        held = [tensor for table in (*parameters, *buffers) for tensor in table.values()]
+        self._surroundings = Surroundings(
+            self._context.autocast,
+            torch.get_default_dtype(),
+            list_kinds(parameters, buffers),
+            list_ties(held),
+            list_ties(list_tensors([value for _, value in bound])),
+        )
 
     def end(self, output: Any) -> None:
         """Adds the output."""
         self.builder.set_output(output)
         for node in self.builder.graph.find_nodes(op="output"):
-            node.meta[SURROUNDINGS] = self._context.autocast, self._kinds
+            node.meta[SURROUNDINGS] = self._surroundings
 
     def add(self, call: Call, result: Any, phase: Phase) -> None:
         """Adds the node of a call that has returned, with its result."""

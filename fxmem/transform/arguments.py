@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.description import PLAIN
 from fxmem.tracing.fxgraph import CONSTANT
 from fxmem.tracing.signatures import SIGNATURE, describe_value
 from fxmem.transform.settings import is_equal
@@ -44,30 +45,51 @@ def list_expected(nodes: Iterable[fx.Node]) -> tuple[Argument, ...]:
     )
 
 
-def list_names(model: nn.Module) -> tuple[str, ...] | None:
-    """The names of the arguments that ``forward`` takes by position; None where it takes any."""
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What ``forward`` takes.
+
+    Attributes:
+        positions: The names of what it takes by position; None where it takes any number, or has no
+            signature.
+        names: All that it names.
+        defaults: What it takes for what is not given.
+    """
+
+    positions: tuple[str, ...] | None
+    names: frozenset[str]
+    defaults: Mapping[str, Any]
+
+
+def list_parameters(model: nn.Module) -> Parameters:
+    """What the ``forward`` of a model takes."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
-        return None
-    kinds = {parameter.kind for parameter in parameters}
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return None
+        return Parameters(None, frozenset(), {})
     keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    return tuple(parameter.name for parameter in parameters if parameter.kind not in keyword)
+    positions = tuple(each.name for each in parameters if each.kind not in keyword)
+    takes_any = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return Parameters(
+        None if takes_any else positions,
+        frozenset(each.name for each in parameters if each.kind not in many),
+        {e.name: e.default for e in parameters if e.default is not inspect.Parameter.empty},
+    )
 
 
 def name_arguments(
-    model: nn.Module, names: tuple[str, ...] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: nn.Module, taken: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments of a call by their names.
 
     Args:
         model: That is called.
-        names: From :func:`list_names`.
+        taken: What it takes.
         args: As they are given.
         kwargs: Likewise.
     """
+    names = taken.positions
     if (
         names is None
         or len(args) > len(names)
@@ -77,17 +99,38 @@ def name_arguments(
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def find_mismatch(expected: Sequence[Argument], given: Mapping[str, Any]) -> str:
-    """What of a call's arguments the graph was not traced for; empty where it fits."""
-    names = [argument.name for argument in expected]
+def find_mismatch(expected: Sequence[Argument], taken: Parameters, given: Mapping[str, Any]) -> str:
+    """What of a call's arguments the graph was not traced for; empty where it fits.
+
+    Args:
+        expected: By the graph.
+        taken: By the model.
+        given: By their names.
+    """
     for argument in expected:
         name = argument.name
-        if argument.is_constant:
-            if name in given and not is_equal(given[name], argument.constant):
-                return f"{name}={given[name]!r}"
-        elif name not in given:
+        if name not in given and not (argument.is_constant and name in taken.defaults):
             return f"no {name}"
-    return ", ".join(name for name in given if name not in names and given[name] is not None)
+        if argument.is_constant:
+            value = given[name] if name in given else taken.defaults[name]
+            if not is_equal(value, argument.constant):
+                return f"{name}={value!r}"
+    names = [argument.name for argument in expected]
+    others = [name for name in given if name not in names and not _is_default(taken, given, name)]
+    if others:
+        return ", ".join(others)
+    # Code may go through arguments that it does not name in the order that they come in.
+    unnamed = [name for name in given if name in names and name not in taken.names]
+    if unnamed != [name for name in names if name not in taken.names]:
+        return "in another order: " + ", ".join(unnamed)
+    return ""
+
+
+def _is_default(taken: Parameters, given: Mapping[str, Any], name: str) -> bool:
+    if name not in taken.defaults:
+        return False
+    value, default = given[name], taken.defaults[name]
+    return value is default or (isinstance(default, PLAIN) and is_equal(value, default))
 
 
 def write_difference(expected: Sequence[Argument], given: Mapping[str, Any]) -> tuple[str, str]:

@@ -17,17 +17,23 @@ from torch.utils._pytree import tree_leaves
 from fxmem.tracing.contexts import read_autocast
 from fxmem.tracing.fxgraph import SURROUNDINGS
 from fxmem.tracing.leaves import find_class, is_leaf
-from fxmem.tracing.signatures import describe_value
+from fxmem.tracing.signatures import (
+    Surroundings,
+    Tie,
+    describe_value,
+    list_tensors,
+    list_ties,
+)
 from fxmem.transform.arguments import (
     find_mismatch,
     list_expected,
-    list_names,
+    list_parameters,
     name_arguments,
     write_difference,
 )
 from fxmem.transform.retracing import is_graph_of
 from fxmem.transform.settings import Place, Read, Settings, watch_reads
-from fxmem.transform.surroundings import TRANSFORMED, is_transforming
+from fxmem.transform.surroundings import TRANSFORMED, is_transforming, write_surroundings
 from fxmem.transform.walk import Walk
 from fxmem.transform.warning import warn_caller
 
@@ -74,12 +80,13 @@ class Judgement:
         self.walk = Walk(planned, called, read)
         self._model, self._graph, self._mode, self._size_hint = model, graph, mode, size_hint
         self._expected = list_expected(nodes)
-        self._names = list_names(model)
+        self._taken = list_parameters(model)
         self._forget()
         self._is_unsure = self._is_replaced = False
         self._described = self._describe_modules()
         traced = [node.meta[SURROUNDINGS] for node in nodes if SURROUNDINGS in node.meta]
-        self._surroundings = traced[0] if traced else (read_autocast(), self.walk.list_kinds())
+        self._ties: tuple[Tie, ...] = traced[0].ties if traced else ()
+        self._surroundings = traced[0]._replace(ties=()) if traced else self._read_surroundings([])
 
     def choose_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """What the graph takes of a call's arguments; None, with a warning, where it is not run.
@@ -118,8 +125,8 @@ class Judgement:
         if self._describe_modules() != self._described:
             warn_caller(_REPLACED)
             return None
-        given = name_arguments(self._model, self._names, args, kwargs)
-        mismatch = find_mismatch(self._expected, given)
+        given = name_arguments(self._model, self._taken, args, kwargs)
+        mismatch = find_mismatch(self._expected, self._taken, given)
         if mismatch:
             warn_caller(
                 f"the plan was made for other arguments ({mismatch}): this step runs without it"
@@ -222,7 +229,7 @@ class Judgement:
         """What is known of calls with such arguments, under this autocast."""
         taken = [argument for argument in self._expected if not argument.is_constant]
         described = tuple(describe_value(given[argument.name]) for argument in taken)
-        surroundings = read_autocast(), self.walk.list_kinds()
+        surroundings = self._read_surroundings([given[argument.name] for argument in taken])
         is_known = described == tuple(argument.signature for argument in taken)
         if is_known and surroundings == self._surroundings:
             return self._planned
@@ -235,6 +242,18 @@ class Judgement:
             self._others[key] = _Case()
         return self._others[key]
 
+    def _read_surroundings(self, values: list[Any]) -> Surroundings:
+        """What a call with some arguments comes with beside them; of ties, those that are gone."""
+        kinds = self.walk.list_kinds()
+        planned = getattr(self, "_surroundings", None)
+        return Surroundings(
+            read_autocast(),
+            torch.get_default_dtype(),
+            planned.kinds if planned and planned.kinds == kinds else kinds,  # held once
+            self.walk.find_untied(self._ties),
+            list_ties(list_tensors(values)),
+        )
+
     def _explain(self, given: Mapping[str, Any], case: _Case, changed: Sequence[Place]) -> str:
         """Why a call is not the graph's."""
         if self._is_replaced:
@@ -242,7 +261,7 @@ class Judgement:
         decisive = self._planned.decisive | case.decisive
         named = next((place for place in changed if place in decisive), None)
         restless = self._find_restless(changed)
-        autocast, kinds = self._surroundings
+        planned, now = self._surroundings, self._read_surroundings([])
         if restless and not named and self._settings.freeze_values(changed) not in case.fits:
             return (
                 f"{_write(restless)} changes from call to call, and the model's code reads it: this"
@@ -250,10 +269,8 @@ class Judgement:
             )
         if changed:
             difference = f"{_write(named or changed[0])} is not what it was for the plan"
-        elif read_autocast() != autocast:
-            difference = "autocast is not what it was for the plan"
-        elif self.walk.list_kinds() != kinds:
-            difference = "which parameters want gradients, or their dtypes, is not as for the plan"
+        elif differs := write_surroundings(planned, now):
+            difference = differs
         else:
             what, written = write_difference(self._expected, given)
             return (

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from fxmem.api import analyze
 from fxmem.errors import FxmemError
+from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.hooks import CALLED_HOOKS
 from fxmem.transform.state import keep_random_numbers
 from fxmem.transform.surroundings import find_autocast, find_device, run_apart
@@ -69,7 +70,17 @@ def is_graph_of(
             traced = run_apart(trace)
     finally:
         restore()
-    return traced is not None and [*_list_calls(graph)] == [*_list_calls(traced)]
+    if traced is None:
+        return False
+    same = _find_same(model, args, kwargs)
+    return [*_list_calls(graph, same)] == [*_list_calls(traced, same)]
+
+
+def _find_same(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments that are the same tensor, by their names: a graph may have either of them."""
+    tensors = [(n, v) for n, v in bind_arguments(model, args, kwargs) if isinstance(v, Tensor)]
+    first = {id(tensor): name for name, tensor in reversed(tensors)}
+    return {name: first[id(tensor)] for name, tensor in tensors}
 
 
 @contextlib.contextmanager
@@ -82,9 +93,18 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
         model.__dict__.update(tables)
 
 
-def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
-    """The nodes of a graph, with their arguments: nodes as positions, numbers with their type."""
+def _list_calls(graph: fx.Graph, same: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+    """The nodes of a graph, with their arguments: nodes as positions, numbers with their type.
+
+    Args:
+        graph: The graph.
+        same: By the names of arguments, which of them stands for each.
+    """
     positions = {node: at for at, node in enumerate(graph.nodes)}
+    taken = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    for name, other in same.items():
+        if name in taken and other in taken:
+            positions[taken[name]] = positions[taken[other]]
 
     def convert(value: Any) -> Any:
         if isinstance(value, fx.Node):

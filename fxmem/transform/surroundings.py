@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
 from fxmem.tracing.contexts import read_autocast_on
+from fxmem.tracing.signatures import Surroundings
 
 _Made = TypeVar("_Made")
 
@@ -80,3 +81,23 @@ def is_normalised(modules: Iterable[nn.Module]) -> bool:
     buffer in the place of a result.
     """
     return any(isinstance(module, _SpectralNorm) for module in modules)
+
+
+def write_surroundings(planned: Surroundings, now: Surroundings) -> str:
+    """In what a call's surroundings are not those of a plan; empty where they are.
+
+    Args:
+        planned: Those of the plan.
+        now: Those of the call.
+    """
+    if now.autocast != planned.autocast:
+        return "autocast is not what it was for the plan"
+    if now.default != planned.default:
+        return "the default dtype is not what it was for the plan"
+    if now.ties:
+        return "what were one parameter or buffer for the plan are two"
+    if [kind and kind[2] for kind in now.kinds] != [kind and kind[2] for kind in planned.kinds]:
+        return "the size of a parameter or buffer is not what it was for the plan"
+    if now.kinds != planned.kinds:
+        return "which parameters want gradients, or their dtypes, is not as for the plan"
+    return ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import nn
 from torch.utils.module_tracker import ModuleTracker
 
 from fxmem.tracing.hooks import CALLED_HOOKS, GLOBAL_HOOKS
-from fxmem.tracing.signatures import Kind, list_kinds
+from fxmem.tracing.signatures import Kind, Tie, list_kinds
 
 
 class Walk:
@@ -105,8 +105,19 @@ class Walk:
         return self._unseen[0] if self._unseen and are_all_watched() else ""
 
     def list_kinds(self) -> tuple[Kind, ...]:
-        """Those of the parameters; see :func:`fxmem.tracing.signatures.list_kinds`."""
-        return list_kinds(self._parameters)
+        """Those of parameters and buffers; see :func:`fxmem.tracing.signatures.list_kinds`."""
+        return list_kinds(self._parameters, self._buffers)
+
+    def find_untied(self, ties: Iterable[Tie]) -> tuple[Tie, ...]:
+        """Which parameters and buffers that were one tensor are not any more.
+
+        Args:
+            ties: From :func:`fxmem.tracing.signatures.list_ties`, of all parameters and buffers.
+        """
+        if not ties:
+            return ()
+        held = [t for table in (*self._parameters, *self._buffers) for t in table.values()]
+        return tuple([tie for tie in ties if max(tie) >= len(held) or not _is_one(held, tie)])
 
     def count_buffers(self) -> int:
         """How many there are; hooks that normalise a weight, as those of old, add some."""
@@ -135,3 +146,7 @@ def are_all_watched() -> bool:
         return False
     hooks = (hook for table in GLOBAL_HOOKS for hook in table.values())
     return any(not isinstance(getattr(hook, "__self__", None), ModuleTracker) for hook in hooks)
+
+
+def _is_one(tensors: list[Any], tie: Tie) -> bool:
+    return tensors[tie[0]] is tensors[tie[1]]
