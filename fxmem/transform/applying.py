@@ -30,7 +30,7 @@ def unapply(model: nn.Module) -> nn.Module:
         UsageError: No plan was applied to it.
     """
     if isinstance(model, PlannedModule):
-        return model.original
+        return model._fxmem_original
     original = model if find_original(model) is None else unwrap_modules(model)
     if plans_itself(original):
         release_model(original)
@@ -102,7 +102,7 @@ def apply(
         mode=plan.mode,
         size_hint=plan.size_hint,
     )
-    planned.remember(replace(plan, fx_graph=None))
+    planned._fxmem_remember(replace(plan, fx_graph=None))
     return planned
 
 

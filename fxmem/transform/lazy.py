@@ -15,6 +15,7 @@ from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
 from fxmem.transform.forwards import PlannedForward, set_forward
 from fxmem.transform.module import PlannedModule
+from fxmem.transform.overrides import ROUTED
 from fxmem.transform.surroundings import is_transforming
 from fxmem.transform.wrapping import find_original
 
@@ -106,6 +107,7 @@ def _route_calls(kind: type[nn.Module], make_planned: MakePlanned) -> None:
         above: Any = super(kind, self)
         return above.__call__(*args, **kwargs)
 
+    setattr(call, ROUTED, own)
     kind.__call__ = call  # type: ignore[method-assign]
 
 
@@ -158,7 +160,7 @@ def _find_planned(
 def _is_of(held: _Held | bool, model: nn.Module) -> bool:
     """Whether what is held is a model's own, and not that of one that it is a copy of."""
     planned = held.planned if isinstance(held, _Held) else None
-    return planned is None or planned.original is model
+    return planned is None or planned._fxmem_original is model
 
 
 def _become(model: nn.Module, planned: nn.Module) -> None:

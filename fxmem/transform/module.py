@@ -16,6 +16,14 @@ from fxmem.tracing.hooks import HOOK_TABLES
 from fxmem.transform.calls import ModelCall
 from fxmem.transform.codegen import SEGMENTS, SegmentCodeGen
 from fxmem.transform.judgement import Judgement, State
+from fxmem.transform.overrides import (
+    check_model,
+    hand_over,
+    list_hidden,
+    list_overrides,
+    list_special,
+    look_up,
+)
 from fxmem.transform.surroundings import MISCOMPILED, is_normalised
 from fxmem.transform.warning import warn_caller
 
@@ -48,8 +56,10 @@ class PlannedModule(fx.GraphModule):
         plan: The plan, where :func:`fxmem.apply` was given one.
     """
 
-    original: nn.Module
-    plan_mode: str
+    _fxmem_original: nn.Module
+    _fxmem_mode: str
+    _fxmem_size_hint: int | None
+    _fxmem_hidden: frozenset[str]
     _judgement: Judgement
     _runs_again: bool
     _is_miscompiled: bool
@@ -64,12 +74,13 @@ class PlannedModule(fx.GraphModule):
     ) -> None:
         super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
         # Not as a submodule: its parameters would be there twice.
-        self.__dict__["original"] = model
-        self.__dict__["plan_mode"] = mode
-        self.__dict__["size_hint"] = size_hint
+        self.__dict__["_fxmem_original"] = model
+        self.__dict__["_fxmem_mode"] = mode
+        self.__dict__["_fxmem_size_hint"] = size_hint
+        check_model(model, self._list_taken())
         for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
-        self.remember(plan)
+        self._fxmem_remember(plan)
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
         self.graph = graph
 
@@ -77,112 +88,132 @@ class PlannedModule(fx.GraphModule):
         """Writes the code of the graph, and puts the choice of what to run before it."""
         code = super().recompile()
         own: Any = type(self)
-        model = self.__dict__.get("original")
+        model = self.__dict__.get("_fxmem_original")
         if model is not None:
             own._run_plan = own.forward
             own.forward = _make_forward(model)
-            for name in _list_special(type(model)):
-                setattr(own, name, _hand_over(name))
+            for name in (*list_special(type(model)), *list_overrides(model)):
+                setattr(own, name, hand_over(name))
+            hidden = list_hidden(model, self._list_taken())
+            self.__dict__["_fxmem_hidden"] = hidden
+            for name in hidden - {"recompile"}:  # which is called here
+                setattr(own, name, look_up(name))
             self.__dict__["_judgement"] = judgement = Judgement(
-                self, model, self.graph, self.plan_mode, self.size_hint
+                self, model, self._graph, self._fxmem_mode, self._fxmem_size_hint
             )
-            runs_again = any(node.meta.get(SEGMENTS) for node in self.graph.nodes)
+            runs_again = any(node.meta.get(SEGMENTS) for node in self._graph.nodes)
             self.__dict__["_runs_again"] = runs_again
             self.__dict__["_is_miscompiled"] = runs_again and is_normalised(judgement.walk.modules)
         return code
 
     @property
+    def original(self) -> nn.Module:
+        """The model."""
+        return self._fxmem_original
+
+    @property
+    def plan_mode(self) -> str:
+        """The calls that the plan is for."""
+        return self._fxmem_mode
+
+    @property
     def _is_full_backward_hook(self) -> bool | None:
         """What the model's backward hooks are, which are this module's too."""
-        own: bool | None = self.__dict__["original"].__dict__.get("_is_full_backward_hook")
+        own: bool | None = self.__dict__["_fxmem_original"].__dict__.get("_is_full_backward_hook")
         return own
 
     @_is_full_backward_hook.setter
     def _is_full_backward_hook(self, value: bool | None) -> None:
-        original = self.__dict__.get("original")
+        original = self.__dict__.get("_fxmem_original")
         if original is not None:
             original.__dict__["_is_full_backward_hook"] = value
 
     @property
     def training(self) -> bool:
         """The model's mode, which its own code asks for."""
-        original = self.__dict__.get("original")
+        original = self.__dict__.get("_fxmem_original")
         mode: bool = True if original is None else original.training
         return mode
 
     @training.setter
     def training(self, value: bool) -> None:
-        original = self.__dict__.get("original")
+        original = self.__dict__.get("_fxmem_original")
         if original is not None:  # not while this one is made
             original.training = value
 
-    def remember(self, plan: Plan | None) -> None:
+    def _fxmem_remember(self, plan: Plan | None) -> None:
         """Has the plan as an attribute, unless the model has another of that name."""
-        if plan is not None and not hasattr(self.original, "plan"):
+        if plan is not None and not hasattr(self._fxmem_original, "plan"):
             self.__dict__["plan"] = plan
 
     def train(self, mode: bool = True) -> PlannedModule:
         """As the model's own ``train``, which may leave some of its modules in another mode."""
-        self.original.train(mode)
+        self._fxmem_original.train(mode)
         return self
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "original" not in self.__dict__:
+            if "_fxmem_original" not in self.__dict__:
                 raise
-            return getattr(self.__dict__["original"], name)
+            return getattr(self.__dict__["_fxmem_original"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._has_own(name):
             super().__setattr__(name, value)
         else:
-            setattr(self.original, name, value)
+            setattr(self._fxmem_original, name, value)
 
     def __delattr__(self, name: str) -> None:
         if self._has_own(name):
             super().__delattr__(name)
         else:
-            delattr(self.original, name)
+            delattr(self._fxmem_original, name)
 
     def _has_own(self, name: str) -> bool:
         """Whether an attribute is this module's, and not one of the model that runs by it."""
         held = self.__dict__
-        return "original" not in held or name in held or hasattr(type(self), name)
+        if name in held.get("_fxmem_hidden", ()):
+            return False
+        return "_fxmem_original" not in held or name in held or hasattr(type(self), name)
+
+    def _list_taken(self) -> set[str]:
+        """The names of this module's attributes."""
+        return {*dir(type(self)), *self.__dict__, *PlannedModule.__annotations__}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the graph does not know the module that it belongs to.
-        arguments = self.original, copy.deepcopy(self.graph), self.plan_mode
-        settings = self.__dict__.get("plan"), self.size_hint, self._judgement.read_state()
+        arguments = self._fxmem_original, copy.deepcopy(self._graph), self._fxmem_mode
+        settings = self.__dict__.get("plan"), self._fxmem_size_hint, self._judgement.read_state()
         return _restore, (*arguments, *settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
-        memo[id(self)] = copied = self._copy(copy.deepcopy(self.original, memo))
+        memo[id(self)] = copied = self._copy(copy.deepcopy(self._fxmem_original, memo))
         return copied
 
     def __copy__(self) -> PlannedModule:
-        return self._copy(copy.copy(self.original))
+        return self._copy(copy.copy(self._fxmem_original))
 
     def _copy(self, original: nn.Module) -> PlannedModule:
         """This plan for a copy of the model."""
         return _restore(
             original,
-            copy.deepcopy(self.graph),
-            self.plan_mode,
+            copy.deepcopy(self._graph),
+            self._fxmem_mode,
             self.__dict__.get("plan"),
-            self.size_hint,
+            self._fxmem_size_hint,
             self._judgement.read_state(),
         )
 
     def _replicate_for_data_parallel(self) -> Any:
         # The model's: a replica's tables must not be those of the model, as this one's are.
-        original: Any = self.original
+        original: Any = self._fxmem_original
         return original._replicate_for_data_parallel()
 
-    def choose_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    def _fxmem_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """What the graph takes of a call's arguments; None where the model's own forward runs."""
-        is_train = self.plan_mode == "train"
+        is_train = self._fxmem_mode == "train"
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
         if self._is_miscompiled and torch.compiler.is_compiling():
@@ -205,31 +236,13 @@ def _restore(
     return planned
 
 
-def _list_special(kind: type) -> list[str]:
-    """What Python looks up in a class, as ``len`` does: that of containers, and not of modules."""
-    return [
-        name
-        for name in dir(kind)
-        if name.startswith("__")
-        and not hasattr(nn.Module, name)
-        and inspect.isfunction(getattr(kind, name))
-    ]
-
-
-def _hand_over(name: str) -> Callable[..., Any]:
-    def call(self: PlannedModule, *args: Any) -> Any:
-        return getattr(self.original, name)(*args)
-
-    return call
-
-
 def _make_forward(model: nn.Module) -> Callable[..., Any]:
     """A ``forward`` with the signature of the model's."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        values = self.choose_run(args, kwargs)
+        values = self._fxmem_choose(args, kwargs)
         if values is None:
-            return self.original.forward(*args, **kwargs)
+            return self._fxmem_original.forward(*args, **kwargs)
         if torch.compiler.is_compiling() or not self._runs_again:
             return self._run_plan(*values)
         with ModelCall(self._judgement.walk).enter():

@@ -283,6 +283,115 @@ def test_a_replica_leaves_the_model_its_tables() -> None:
     assert isinstance(model.first, nn.Linear) and planned.first is model.first
 
 
+class Overriding(nn.Module):
+    """Has what every module has, but of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.counter = nn.Linear(4, 4), 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x))
+
+    def get_extra_state(self) -> int:
+        return self.counter
+
+    def set_extra_state(self, state: int) -> None:
+        self.counter = state
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return iter([("own", self.layer.weight)])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.counter += 1
+        super().zero_grad(set_to_none)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.counter += 10
+        return super()._apply(*args, **kwargs)
+
+    def eval(self) -> Any:
+        self.counter += 100
+        return super().eval()
+
+    def extra_repr(self) -> str:
+        return "overriding"
+
+
+def plan_graph(model: nn.Module) -> Any:
+    analysis = fxmem.analyze(model, "5x4", device="cpu")
+    return fxmem.apply(model, fxmem.pareto(analysis, style="graph", time_limit_s=1)[-1])
+
+
+def test_methods_of_modules_that_a_model_overrides_are_the_model_s() -> None:
+    model = Overriding()
+    planned = plan_graph(model)
+    assert planned.state_dict()["_extra_state"] == 1
+    assert [name for name, _ in planned.named_parameters()] == ["own"]
+    assert len([*planned.parameters()]) == 1
+    planned.zero_grad()
+    assert planned.double() is planned and planned.eval() is planned
+    assert model.counter == 112 and not model.training
+    assert model.layer.weight.dtype == torch.float64
+    planned.load_state_dict({**model.state_dict(), "_extra_state": 7})
+    assert model.counter == copy.deepcopy(planned).counter == 7
+    assert "overriding" in repr(planned)
+
+
+def test_a_call_of_its_own_is_told() -> None:
+    class Doubling(Overriding):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return 2 * super().__call__(*args, **kwargs)
+
+    with pytest.raises(fxmem.UsageError) as error:
+        plan_graph(Doubling())
+    assert str(error.value) == (
+        "Doubling has a __call__ of its own, which is not in the plan's graph (use a plan of style"
+        " 'modules', or have that code in forward)"
+    )
+
+
+class Named(nn.Module):
+    """Has something of a name."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__()
+        self.layer, self.name = nn.Linear(4, 4), name
+        setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = getattr(self, self.name)
+        y = torch.tanh(self.layer(x))
+        return value(y) if isinstance(value, nn.Module) else y * value  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["original", "code", "graph", "meta", "recompile", "_judgement"])
+def test_names_that_planned_modules_need_are_told(name: str) -> None:
+    for value in (nn.Linear(4, 4), nn.Parameter(torch.ones(4))):
+        with pytest.raises(fxmem.UsageError) as error:
+            plan_graph(Named(name, value))
+        assert str(error.value) == (
+            f"the model's {name} has the name of an attribute that planned models have (use a plan"
+            " of style 'modules', or give it another name)"
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+@pytest.mark.parametrize(
+    "name", ["original", "code", "graph", "meta", "plan_mode", "size_hint", "recompile"]
+)
+def test_attributes_with_names_of_planned_modules_are_the_model_s(name: str) -> None:
+    model, x = Named(name, 2.0), torch.randn(5, 4)
+    planned = plan_graph(model)
+    assert torch.equal(planned(x), model(x))
+    setattr(planned, name, 5.0)
+    assert getattr(model, name) == 5.0
+    assert name == "recompile" or getattr(planned, name) == 5.0
+    assert torch.equal(planned(x), model(x))
+    assert torch.equal(copy.deepcopy(planned)(x), model(x))
+    assert fxmem.unapply(planned) is model
+
+
 def test_a_model_without_a_plan_has_none_to_take_off() -> None:
     with pytest.raises(fxmem.UsageError) as error:
         fxmem.unapply(nn.Linear(1, 1))
