@@ -1,7 +1,7 @@
 """What a segment's modules hold beside parameters and buffers, which it is computed again with.
 
 Between forward and backward a rate may be set for the next call, or a mask: the second run finds
-what the first one found, and leaves no trace of what it changes itself.
+what the first one found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MISSING = object()
 
 
 class Attributes:
-    """What modules hold when a segment first runs.
+    """What modules hold when a segment first runs, without what that run changes itself.
 
     Args:
         reads: By name, what the segment reads; only modules are looked at.
@@ -42,46 +42,38 @@ class Attributes:
     @contextlib.contextmanager
     def repeat(self) -> Iterator[None]:
         """Has modules hold what they held, and afterwards what they hold now."""
-        changed = [(seen.table, seen.table.copy()) for seen in self._seen if seen.is_changed()]
-        for seen in self._seen:
-            if seen.is_changed():
-                put_back(seen.table, seen.list_wanted())
+        changed = [
+            (seen.table, seen.then, seen.table.copy()) for seen in self._seen if seen.is_changed()
+        ]
+        for table, then, _ in changed:
+            put_back(table, {**table, **then})
         try:
             yield
         finally:
-            for table, now in changed:
+            for table, _, now in changed:
                 put_back(table, now)
 
 
 class _Seen:
     """What one module held.
 
-    A tensor that the segment itself puts in the place of another, as code does that keeps a map of
-    attention to be looked at, stays: nothing here holds the earlier one, which took memory.
+    Until the first run is over tensors are not held: those that it puts others in the place of, as
+    code does that keeps a map of attention to be looked at, go when they would.
     """
 
     def __init__(self, table: dict[str, Any]) -> None:
         self.table = table
-        self._then = table.copy()
+        self.then = table.copy()
         tensors = [name for name, value in table.items() if isinstance(value, Tensor)]
-        self._own = {name: weakref.ref(self._then.pop(name)) for name in tensors}
+        self._tensors = {name: weakref.ref(self.then.pop(name)) for name in tensors}
 
     def settle(self) -> None:
-        for name, get in [*self._own.items()]:
-            value = self.table.get(name)
-            if value is not None and value is get():
-                self._then[name] = value
-                del self._own[name]
+        self.then |= {name: get() for name, get in self._tensors.items()}
+        self.then = {n: v for n, v in self.then.items() if self.table.get(n, _MISSING) is v}
+        self._tensors = {}
 
     def is_changed(self) -> bool:
-        known = self._then.keys() | self._own.keys()
-        return not self.table.keys() <= known or any(
-            self.table.get(name, _MISSING) is not value for name, value in self._then.items()
-        )
-
-    def list_wanted(self) -> dict[str, Any]:
-        own = {name: self.table[name] for name in self._own if name in self.table}
-        return {**self._then, **own}
+        return any(self.table.get(n, _MISSING) is not value for n, value in self.then.items())
 
 
 def put_back(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
