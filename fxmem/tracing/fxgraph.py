@@ -21,6 +21,8 @@ CONSTANT = "fxmem_constant"
 """Key of a placeholder's ``meta``: its value, where no tensor is in it: the graph is for that."""
 SURROUNDINGS = "fxmem_surroundings"
 """Key of the output's ``meta``: what the graph was traced in and with."""
+READS = "fxmem_reads"
+"""Key of the output's ``meta``: what code reads of modules that are nodes, and not of its own."""
 _DEVICE = "device"
 _ORIGIN = "_fxmem_origin"
 _CONSTANTS = (

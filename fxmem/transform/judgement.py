@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fxmem.tracing.contexts import read_autocast
-from fxmem.tracing.fxgraph import SURROUNDINGS
+from fxmem.tracing.fxgraph import READS, SURROUNDINGS
 from fxmem.tracing.leaves import find_class, is_leaf
 from fxmem.tracing.signatures import (
     Surroundings,
@@ -81,6 +81,9 @@ class Judgement:
         self._model, self._graph, self._mode, self._size_hint = model, graph, mode, size_hint
         self._expected = list_expected(nodes)
         self._taken = list_parameters(model)
+        self._reads: frozenset[Place] = frozenset(
+            place for node in nodes for place in node.meta.get(READS, ())
+        )
         self._forget()
         self._is_unsure = self._is_replaced = False
         self._described = self._describe_modules()
@@ -157,7 +160,7 @@ class Judgement:
 
     def _meet_modules(self) -> None:
         """Takes what others put in the place of modules whose code was traced for unknown."""
-        if [*_list_coded(self._model)] != self._coded:
+        if [*_list_coded(self._model)] != self._coded or self._list_parts() != self._parts:
             self._forget()
             self._is_unsure = self._is_replaced = True
 
@@ -168,11 +171,21 @@ class Judgement:
     def _forget(self) -> None:
         """Takes modules and attributes for what they are now."""
         self._coded = [*_list_coded(self._model)]
+        self._parts = self._list_parts()
         self._owned = [(name, part) for name, part in self._coded if name and _has_own_code(part)]
-        self._settings = Settings(self._coded)
+        self._owned += [(name, part) for name, part, read in self._parts if read == "training"]
+        parts = [part for part in self._parts if part[2] != "training"]
+        self._settings = Settings(self._coded, parts)
         self._planned = _Case(is_met=True)
         self._others: dict[tuple[Any, ...], _Case] = {}
         self._traces: Counter[Place] = Counter()
+
+    def _list_parts(self) -> list[tuple[str, nn.Module, str]]:
+        """By name, what the code reads of modules of PyTorch that the graph calls."""
+        if not self._reads:
+            return []
+        named = dict(self._model.named_modules())
+        return [(name, named[name], read) for name, read in sorted(self._reads) if name in named]
 
     def _fits_call(
         self, case: _Case, changed: Sequence[Place], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import nn
 from fxmem.planning.plan import Plan
 from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
 from fxmem.tracing.description import INTERNAL, PLAIN
+from fxmem.tracing.reads import find_package, watch_modules
 
 _MISSING = object()
 _TOGETHER = 5_000
@@ -39,9 +38,14 @@ class Settings:
 
     Args:
         modules: By name, those whose code was traced: others read their attributes in each call.
+        parts: Attributes that this code reads of those others, by their names.
     """
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+    def __init__(
+        self,
+        modules: Iterable[tuple[str, nn.Module]],
+        parts: Iterable[tuple[str, nn.Module, str]] = (),
+    ) -> None:
         self._modules = dict(modules)
         # The dicts themselves: of these, compilers watch the keys.
         self._held = [
@@ -49,17 +53,23 @@ class Settings:
             for name, module in self._modules.items()
         ]
         self._plain: list[tuple[Place, _Attributes, Any]] = []
-        objects: list[tuple[Place, _Attributes, Snapshot]] = []
+        objects: list[_Object] = []
         for name, held, _, _ in self._held:
             for attribute, value in held.items():
                 if attribute in INTERNAL or _is_ours(attribute, value):
                     continue
-                place = (name, attribute)
-                if isinstance(value, PLAIN):
-                    self._plain.append((place, held, value))
-                else:
-                    objects.append((place, held, take_snapshot([value])))
+                self._hold((name, attribute), held, value, objects)
+        for name, module, attribute in parts:
+            self._modules[name] = module
+            value = vars(module).get(attribute, _MISSING)
+            self._hold((name, attribute), vars(module), value, objects)
         self._objects = [*_group(objects)]
+
+    def _hold(self, place: Place, held: _Attributes, value: object, objects: list[_Object]) -> None:
+        if isinstance(value, PLAIN) or value is _MISSING:
+            self._plain.append((place, held, value))
+        else:
+            objects.append((place, held, take_snapshot([value])))
 
     def find_changed(self) -> list[Place]:
         """The attributes that are not what they were, or were not there."""
@@ -142,55 +152,13 @@ def _is_ours(attribute: str, value: object) -> bool:
 def watch_reads() -> Iterator[set[Read]]:
     """The attributes that are read of modules meanwhile, in any thread, by the modules' classes."""
     seen: set[Read] = set()
-    _watch.begin(seen)
-    try:
+
+    def note(module: nn.Module, name: str, reader: dict[str, Any]) -> None:
+        if name != _ALL or find_package(reader) not in _NO_CODE_OF_MODELS:
+            seen.add((type(module), name))
+
+    with watch_modules(note):
         yield seen
-    finally:
-        _watch.end(seen)
-
-
-class _Watch:
-    """Notes what is read of modules, for all who ask at the same time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asking: tuple[set[Read], ...] = ()
-        self._undo = contextlib.ExitStack()
-
-    def begin(self, seen: set[Read]) -> None:
-        with self._lock:
-            if not self._asking:
-                self._install()
-            self._asking = (*self._asking, seen)
-
-    def end(self, seen: set[Read]) -> None:
-        with self._lock:
-            self._asking = tuple(other for other in self._asking if other is not seen)
-            if not self._asking:
-                self._undo.close()
-
-    def _install(self) -> None:
-        before = vars(nn.Module).get("__getattribute__")
-        get: Any = before or object.__getattribute__
-
-        def read(module: nn.Module, name: str) -> Any:
-            if name != _ALL or _is_code_of_models(sys._getframe(1).f_globals):
-                for seen in self._asking:
-                    seen.add((type(module), name))
-            return get(module, name)
-
-        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
-        if before is None:
-            self._undo.callback(delattr, nn.Module, "__getattribute__")
-        else:
-            self._undo.callback(setattr, nn.Module, "__getattribute__", before)
-
-
-_watch = _Watch()
-
-
-def _is_code_of_models(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__", "")).split(".")[0] not in _NO_CODE_OF_MODELS
 
 
 def is_equal(value: Any, before: Any) -> bool:

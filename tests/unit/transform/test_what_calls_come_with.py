@@ -171,3 +171,45 @@ def test_weights_that_were_one(copied: bool) -> None:
     for each in pair:
         each.last.weight = each.first.weight
     assert_planned(pair, X)
+
+
+def read_parts(model: Any, x: Tensor) -> Tensor:
+    y = F.dropout(model.layers(x), model.drop.p, model.drop.training)
+    return y * model.layers[1][0].weight.numel() / model.layers[1][0].out_features
+
+
+def call_parts(model: Any, x: Tensor) -> Tensor:
+    return model.norm(model.drop(model.layers(x)))  # type: ignore[no-any-return]
+
+
+def call_forward(model: Any, x: Tensor) -> Tensor:
+    return model.drop.forward(model.layers(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("code", [read_parts, call_forward])
+def test_what_code_reads_of_modules_of_pytorch(code: Code) -> None:
+    pair = make(code, X)
+    assert_planned(pair, X)
+    for model in pair:
+        model.drop.p = 0.5
+    assert_told(r"^drop\.p is not what it was", pair, X)
+    for model in pair:
+        model.drop = nn.Dropout(0.75)
+    assert_told("^modules of the model were replaced", pair, X)
+    for model in pair:
+        model.drop = nn.Dropout(0.25)
+    assert_planned(pair, X)
+    for model in pair:
+        model.drop.eval()
+    assert_told(r"^the plan's graph has drop in the mode of the model", pair, X)
+
+
+def test_what_modules_of_pytorch_read_themselves_may_change(traces: list[bool]) -> None:
+    pair = make(call_parts, X)
+    for model in pair:
+        model.norm.eval()
+    for at in range(6):
+        for model in pair:
+            model.drop.p = at / 8
+        assert_planned(pair, X)
+    assert not traces
