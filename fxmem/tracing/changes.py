@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import marshal
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
+from itertools import chain
 from numbers import Number
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,8 +31,12 @@ _WHOLE = (Tensor, nn.Module, type, ModuleType)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _MOST = 10_000
 """Entries that are looked at one by one."""
-_LONG = 1000
-"""Entries of which a hash tells, where they are numbers and text."""
+_LONG = 16
+"""Entries of which a hash tells, where they are numbers and text, or lists of these."""
+_TEXT = frozenset({str, bytes, type(None)})
+_FOLDED = frozenset({*NUMBERS_AND_TEXT})
+_FLAT = 2
+"""The version of ``marshal`` that writes equal values alike, whether or not they are one object."""
 _MOST_BYTES = 2**24
 """Of an array whose numbers are looked at."""
 
@@ -113,6 +119,8 @@ def take_snapshot(
         if held and id(value) not in seen:
             seen.add(id(value))
             waiting.extend(held)
+    if waiting:  # at least how much there is of it
+        found.append(len(waiting))
     return tuple(found)
 
 
@@ -159,10 +167,16 @@ def _list_held(value: Any) -> list[object] | None:
 
 
 def _fold(entries: list[object]) -> list[object]:
-    """A hash for many numbers or much text, such as a vocabulary; else the entries."""
-    kinds = tuple(map(type, entries)) if len(entries) > _LONG else ()
-    if kinds and {*kinds} <= {*NUMBERS_AND_TEXT}:
-        return [len(entries), hash((kinds, *entries))]
+    """A hash for many numbers or much text, such as a vocabulary or a table; else the entries."""
+    if len(entries) <= _LONG:
+        return entries
+    kinds = {*map(type, entries)}
+    if kinds <= _TEXT:
+        return [len(entries), hash((*map(type, entries), *entries))]
+    rows: list[Any] = [entry for entry in entries if type(entry) in (list, tuple)]
+    if kinds - {list, tuple} <= _FOLDED and {*map(type, chain.from_iterable(rows))} <= _FOLDED:
+        # The hash of a number is that of others too: -1 and -2, 0.0 and -0.0.
+        return [len(entries), hash(marshal.dumps(entries, _FLAT))]
     return entries
 
 

@@ -99,6 +99,11 @@ def count(cache: Any) -> None:
         (OrderedDict(a=1, b=1), lambda value: value.move_to_end("a")),
         ([0] * 20_000, lambda value: value.__setitem__(-1, 1)),
         ([0] * 20_000, lambda value: value.__setitem__(-1, False)),
+        ([-1] * 1200, lambda value: value.__setitem__(5, -2)),
+        ([0.0] * 1200, lambda value: value.__setitem__(5, -0.0)),
+        ([[1.0] * 100 for _ in range(200)], lambda value: value[199].__setitem__(99, 7.0)),
+        ([(1, 2)] * 20_000, lambda value: value.__setitem__(-1, (1, True))),
+        ([Layer() for _ in range(20_000)], lambda value: value.append(Layer())),
         (dict.fromkeys(range(20000), "a"), lambda value: value.update({19_999: "b"})),
         ([np.zeros(3)], lambda value: value[0].__setitem__(2, 1.0)),
         ([np.zeros((2, 4)).T], lambda value: value[0].__setitem__((3, 1), 1.0)),
@@ -125,6 +130,12 @@ def test_what_takes_the_place_of_another_shows(make: Callable[[int], object]) ->
 @pytest.mark.parametrize("value", [Slots(), np.float32(1), slice(1, 2), Mode.SUM, (1, [2.0])])
 def test_what_holds_the_same_is_no_change(value: object) -> None:
     assert is_same(take_snapshot([value]), take_snapshot([copy.deepcopy(value)]))
+
+
+def test_equal_entries_are_the_same_whichever_objects_they_are() -> None:
+    first, words = 1000.5, [str(number) for number in range(20)]
+    table = [[first] * 20, words, *[[first, None]] * 20]
+    assert is_same(take_snapshot([table]), take_snapshot([eval(repr(table))]))
 
 
 def test_a_copied_snapshot_is_of_what_was_copied_with_it() -> None:
