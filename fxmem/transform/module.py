@@ -116,6 +116,16 @@ class PlannedModule(fx.GraphModule):
         """The calls that the plan is for."""
         return self._fxmem_mode
 
+    # What swaps a module's class, or adds to it, as parametrizations do, does so to the model.
+    @property
+    def __class__(self) -> Any:
+        original = self.__dict__.get("_fxmem_original")
+        return type(self) if original is None else type(original)
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None:
+        self._fxmem_original.__class__ = kind
+
     @property
     def _is_full_backward_hook(self) -> bool | None:
         """What the model's backward hooks are, which are this module's too."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 import fxmem
 from fxmem.transform.module import PlannedModule
@@ -390,6 +391,29 @@ def test_attributes_with_names_of_planned_modules_are_the_model_s(name: str) -> 
     assert torch.equal(planned(x), model(x))
     assert torch.equal(copy.deepcopy(planned)(x), model(x))
     assert fxmem.unapply(planned) is model
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+def test_parametrizations_of_a_planned_model_are_the_model_s() -> None:
+    model, x = Named("scale", nn.Parameter(torch.ones(4))), torch.randn(5, 4)
+    planned, plain = plan_graph(model), copy.deepcopy(model)
+    for one in (planned, plain):
+        parametrize.register_parametrization(one, "scale", Doubled())
+    assert parametrize.is_parametrized(model, "scale")
+    assert torch.equal(planned.scale, plain.scale)
+    assert torch.equal(planned(x), plain(x))
+    assert [*planned.state_dict()] == [*plain.state_dict()]
+    parametrize.remove_parametrizations(planned, "scale")
+    assert type(model) is Named and isinstance(planned, PlannedModule)
+    assert torch.equal(planned(x), plain(x))
+    later = plan_graph(plain)
+    parametrize.remove_parametrizations(later, "scale")
+    assert torch.equal(later(x), planned(x))
 
 
 def test_a_model_without_a_plan_has_none_to_take_off() -> None:
