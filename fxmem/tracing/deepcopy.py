@@ -232,8 +232,8 @@ def _copy_attributes(module: Any, memo: Memo) -> Any:
     try:
         with undo_failed(memo):
             if isinstance(module, fx.GraphModule):
-                copied = object.__new__(module.__class__)  # its own would leave forward out
-                memo[id(module.graph)] = module.graph
+                copied = object.__new__(type(module))  # its own would leave forward out
+                memo[id(module._graph)] = module._graph
             else:
                 copied = module.__class__.__new__(module.__class__)
             memo[id(module)] = copied
