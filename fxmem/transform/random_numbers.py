@@ -74,16 +74,11 @@ def iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
         yield from (torch.cuda.default_generators[at] for at in sorted(gpus))
 
 
-class _Drawn(threading.local):
-    """Where numbers are drawn, for each thread: of each kind that the CPU's generator keeps one."""
-
-    def __init__(self) -> None:
-        self.tensors = [
-            torch.empty(2, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)
-        ]
-
-
-_drawn = _Drawn()
+# Where numbers are drawn: of each kind that the CPU's generator keeps one. There from the start:
+# who measures a step sees no memory come.
+with _disable_current_modes():
+    _drawn = [torch.empty(2, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)]
+_drawing = threading.Lock()
 
 
 def _draw(generator: torch.Generator) -> Hashable:
@@ -94,11 +89,11 @@ def _draw(generator: torch.Generator) -> Hashable:
     """
     if generator.device.type != "cpu":
         return _read_state(generator)
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    with _drawing, torch._C.DisableTorchFunction(), _disable_current_modes():
         copy = generator.clone_state()
-        for tensor in _drawn.tensors:
+        for tensor in _drawn:
             tensor.normal_(generator=copy)
-        return tuple(number for tensor in _drawn.tensors for number in tensor.tolist())
+        return tuple(number for tensor in _drawn for number in tensor.tolist())
 
 
 def _read_state(generator: torch.Generator) -> bytes:

@@ -14,7 +14,7 @@ from fxmem.tracing.changes import Snapshot, is_same, take_snapshot
 from fxmem.tracing.description import INTERNAL, PLAIN
 from fxmem.tracing.reads import find_package, watch_modules
 
-_MISSING = object()
+_MISSING = type("Missing", (), {})  # a class: a copied model has the same
 _TOGETHER = 5_000
 """Entries that are compared at once: fewer than what a snapshot leaves out from."""
 _ALL = "__dict__"
