@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -74,10 +75,16 @@ def iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
         yield from (torch.cuda.default_generators[at] for at in sorted(gpus))
 
 
-# Where numbers are drawn: of each kind that the CPU's generator keeps one. There from the start:
-# who measures a step sees no memory come.
-with _disable_current_modes():
-    _drawn = [torch.empty(2, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)]
+@functools.cache
+def _find_drawn() -> tuple[Tensor, ...]:
+    """Where numbers are drawn: of each kind that the CPU's generator keeps one."""
+    with _disable_current_modes():
+        return tuple(
+            torch.empty(2, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)
+        )
+
+
+_find_drawn()  # who measures a step sees no memory come, nor finds it among what the step holds
 _drawing = threading.Lock()
 
 
@@ -91,9 +98,9 @@ def _draw(generator: torch.Generator) -> Hashable:
         return _read_state(generator)
     with _drawing, torch._C.DisableTorchFunction(), _disable_current_modes():
         copy = generator.clone_state()
-        for tensor in _drawn:
+        for tensor in _find_drawn():
             tensor.normal_(generator=copy)
-        return tuple(number for tensor in _drawn for number in tensor.tolist())
+        return tuple(number for tensor in _find_drawn() for number in tensor.tolist())
 
 
 def _read_state(generator: torch.Generator) -> bytes:
