@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 import sys
@@ -29,17 +30,23 @@ def read_random_states() -> tuple[Any, ...]:
     return random.getstate(), kind, keys.tobytes(), *rest
 
 
+def restore_random_states(states: tuple[Any, ...]) -> None:
+    """Puts both back to what they were.
+
+    Args:
+        states: From :func:`read_random_states`.
+    """
+    python, *numpy = states
+    random.setstate(python)
+    if numpy:
+        kind, keys, *rest = numpy
+        numpy_random = _find_numpy()
+        numpy_random.set_state((kind, memoryview(keys).cast("I"), *rest))
+
+
 def save_random_states() -> Callable[[], None]:
     """What puts both back to what they are now."""
-    python, numpy_random = random.getstate(), _find_numpy()
-    numpy = None if numpy_random is None else numpy_random.get_state()
-
-    def restore() -> None:
-        random.setstate(python)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy)
-
-    return restore
+    return functools.partial(restore_random_states, read_random_states())
 
 
 def _find_numpy() -> Any:

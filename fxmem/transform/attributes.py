@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxmem.tracing.description import INTERNAL
+
 _MISSING = object()
 
 
@@ -31,7 +33,7 @@ class Attributes:
 
     def list_generators(self) -> list[torch.Generator]:
         """The generators of random numbers that modules have for themselves."""
-        held = (value for seen in self._seen for value in seen.table.values())
+        held = (value for seen in self._seen for value in seen.then.values())
         return [*dict.fromkeys(value for value in held if isinstance(value, torch.Generator))]
 
     def settle(self) -> None:
@@ -55,7 +57,7 @@ class Attributes:
 
 
 class _Seen:
-    """What one module held.
+    """What one module held; its mode, which every module has, is its call's to know.
 
     Until the first run is over tensors are not held: those that it puts others in the place of, as
     code does that keeps a map of attention to be looked at, go when they would.
@@ -63,13 +65,14 @@ class _Seen:
 
     def __init__(self, table: dict[str, Any]) -> None:
         self.table = table
-        self.then = table.copy()
-        tensors = [name for name, value in table.items() if isinstance(value, Tensor)]
+        self.then = {name: table[name] for name in table.keys() - INTERNAL}
+        tensors = [name for name, value in self.then.items() if isinstance(value, Tensor)]
         self._tensors = {name: weakref.ref(self.then.pop(name)) for name in tensors}
 
     def settle(self) -> None:
         self.then |= {name: get() for name, get in self._tensors.items()}
-        self.then = {n: v for n, v in self.then.items() if self.table.get(n, _MISSING) is v}
+        if self.is_changed():
+            self.then = {n: v for n, v in self.then.items() if self.table.get(n, _MISSING) is v}
         self._tensors = {}
 
     def is_changed(self) -> bool:

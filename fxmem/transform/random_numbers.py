@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxmem.tracing.generators import read_random_states, save_random_states
+from fxmem.tracing.generators import read_random_states, restore_random_states
 
 
 class RandomNumbers:
@@ -30,35 +30,33 @@ class RandomNumbers:
 
     def __init__(self, generators: Iterable[torch.Generator]) -> None:
         self._begin = [(g, g.clone_state()) for g in generators]
-        self._others = read_random_states()
-        self._restore: Callable[[], None] | None = save_random_states()
+        self._others: tuple[Any, ...] | None = read_random_states()
 
     def settle(self) -> None:
         """After the run: keeps what generators began with where they drew."""
         self._begin = [(g, begin) for g, begin in self._begin if _draw(g) != _draw(begin)]
         if read_random_states() == self._others:
-            self._restore = None
-        self._others = ()
+            self._others = None
 
     @property
     def are_drawn(self) -> bool:
         """Whether the run drew any; known once it is settled."""
-        return bool(self._begin or self._restore)
+        return bool(self._begin or self._others)
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[None]:
         """Has the same numbers drawn again, and the generators then be as they were."""
         now = [(generator, generator.clone_state()) for generator, _ in self._begin]
-        undo = save_random_states() if self._restore else None
+        others = read_random_states() if self._others else None
         _set_states(self._begin)
-        if self._restore:
-            self._restore()
+        if self._others:
+            restore_random_states(self._others)
         try:
             yield
         finally:
             _set_states(now)
-            if undo:
-                undo()
+            if others:
+                restore_random_states(others)
 
 
 def iterate_generators(inputs: Sequence[Any]) -> Iterator[torch.Generator]:
