@@ -1,0 +1,84 @@
+"""Predicts every published measurement; the package says how."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from benchmarks.published.cases import Case, load_all, record_errors
+from benchmarks.published.page import Row, list_rows, write_causes, write_source, write_summary
+from benchmarks.published.predicting import predict
+
+COMMAND = "python -m benchmarks.published -o docs/results/cuda.md"
+
+
+def predict_rows(case: Case) -> list[Row]:
+    """The rows of a case; a failure is a row too."""
+    try:
+        return list_rows(case, predict(case))
+    except Exception as error:  # one case is a row, not the end
+        line = (str(error).strip().splitlines() or [""])[0]
+        return list_rows(case, {}, f"{type(error).__name__}: {line[:160]}".replace("|", "/"))
+
+
+def write_page(rows: Sequence[Row], commit: str) -> str:
+    """The whole page."""
+    sources: dict[str, list[Row]] = {}
+    for row in rows:
+        sources.setdefault(row.case.source, []).append(row)
+    parts = [
+        "# Measured by others on real GPUs",
+        f"`{COMMAND}` at {commit}, {datetime.now(timezone.utc):%Y-%m-%d}, torch "
+        f"{torch.__version__}, without a GPU.",
+        write_summary(rows),
+        write_causes(rows),
+    ]
+    for source, ours in sources.items():
+        origins = dict.fromkeys(row.case.origin for row in ours)
+        parts += [f"## {source}", "\n".join(f"- {origin}" for origin in origins)]
+        parts.append(write_source(ours))
+    return "\n\n".join(parts) + "\n"
+
+
+def find_commit() -> str:
+    """The commit that is checked out, short."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    """Predicts, and prints or writes what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose source and id have this text")
+    parser.add_argument("--fast", action="store_true", help="leave the slow cases out")
+    parser.add_argument("--record", action="store_true", help="write the errors into the data")
+    parser.add_argument("-o", "--output", type=Path, help="write Markdown there, not to stdout")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    errors: dict[str, dict[str, dict[str, int]]] = {}
+    for case in load_all():
+        if arguments.only not in str(case) or (arguments.fast and case.slow):
+            continue
+        ours = predict_rows(case)
+        rows += ours
+        found = {row.figure: row.error_bytes for row in ours if row.error_bytes is not None}
+        errors.setdefault(case.source, {})[case.id] = found
+        print(case, found or ours[0].failure, file=sys.stderr, flush=True)
+    if arguments.record:
+        for source, mine in errors.items():
+            record_errors(source, mine, torch.__version__)
+    text = write_page(rows, find_commit())
+    if arguments.output:
+        arguments.output.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""From an analysis to the figures that people measure."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Collection, Iterator, Mapping
+from unittest import mock
+
+from benchmarks.cases import import_torchvision
+from benchmarks.published.cases import Case
+from fxmem.allocation import _list_events
+from fxmem.allocator import replay
+from fxmem.analysis import Analysis
+from fxmem.devices import find_gpu
+from fxmem.graph import Phase
+from fxmem.lowering.cuda.target import describe_gpu
+from fxmem.recording import options
+
+ALL_PHASES = tuple(Phase)
+
+
+def predict(case: Case) -> Mapping[str, int]:
+    """The figures of a case, by name."""
+    import_torchvision()
+    module = importlib.import_module(f"benchmarks.published.sources.{case.source}")
+    figures: Mapping[str, int] = module.predict(case)
+    missing = set(case.measured) - set(figures)
+    if missing:
+        raise ValueError(f"{case}: no prediction of {', '.join(sorted(missing))}")
+    return {name: figures[name] for name in case.measured}
+
+
+@contextlib.contextmanager
+def use_cudnn(version: int) -> Iterator[None]:
+    """Predicts for a GPU with this version of cuDNN, which decides backends of attention.
+
+    Args:
+        version: As ``torch.backends.cudnn.version()`` gives it, e.g. 90100.
+    """
+
+    def describe(model: object) -> object:
+        return dataclasses.replace(describe_gpu(model), cudnn_version=version)  # type: ignore[arg-type]
+
+    with mock.patch.object(options, "describe_gpu", describe):
+        yield
+
+
+def find_capability(case: Case) -> tuple[int, int]:
+    """The compute capability of a case's GPU; an A100's where it is not named."""
+    return find_gpu(case.gpu).capability if case.gpu else (8, 0)
+
+
+def list_peaks(analysis: Analysis, *, first: bool = False) -> dict[str, int]:
+    """Peaks of a step: ``allocated``, ``requested`` and ``reserved``.
+
+    Args:
+        analysis: Of the step.
+        first: Whether those of the first step, from the model's move to the GPU on, are meant;
+            else those of the second, as ``reset_peak_memory_stats()`` before it gives them.
+    """
+    assert analysis.settings is not None
+    events, begin = _list_events(analysis.graph)
+    profile = replay(events, analysis.settings)
+    window = slice(0, begin) if first else slice(max(begin - 1, 0), None)
+    return {
+        "allocated": max(profile.allocated_bytes[window]),
+        "requested": max(profile.requested_bytes[window]),
+        "reserved": max(profile.reserved_bytes[window]),
+    }
+
+
+def find_peak_in(analysis: Analysis, phases: Collection[Phase]) -> int:
+    """The most allocated during these phases of the second step.
+
+    What ``max_memory_allocated()`` gives when the peak is reset before the first of them.
+    """
+    operations = zip(analysis.profile.live_bytes, analysis.graph.operations, strict=True)
+    return max(live for live, operation in operations if operation.phase in phases)
+
+
+def find_allocated_after(analysis: Analysis, phases: Collection[Phase] = ALL_PHASES) -> int:
+    """What ``memory_allocated()`` gives after the last of these phases of the second step.
+
+    Without phases, before its forward.
+    """
+    timeline = analysis.timeline
+    live = timeline.live_bytes()
+    at = [index for index, event in enumerate(timeline.events) if event.phase in phases]
+    return live[at[-1]] if at else timeline.resident_bytes

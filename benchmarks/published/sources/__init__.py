@@ -1,0 +1,1 @@
+"""The models that others measured, written anew, one source a module."""
