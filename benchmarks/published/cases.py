@@ -53,6 +53,11 @@ class Case:
     error: Mapping[str, int]
     recorded_with: str
 
+    @property
+    def repository(self) -> str:
+        """Where it is published, without commit and file."""
+        return self.origin.split()[0].split("@")[0]
+
     def __str__(self) -> str:
         return f"{self.source}: {self.id}"
 
@@ -109,7 +114,7 @@ def _read_case(source: str, fields: Mapping[str, Any]) -> Case:
 
 def is_equal(case: Case, error_bytes: int) -> bool:
     """Whether a prediction is the published figure, to the KiB or to its last digit."""
-    return abs(error_bytes) < KIB + case.rounding_bytes / 2
+    return abs(error_bytes) < max(KIB, case.rounding_bytes)
 
 
 def record_errors(

@@ -83,7 +83,7 @@ def _summarise(rows: Sequence[Row]) -> list[str]:
     errors = [row.relative for row in rows]
     return [
         str(len(rows)),
-        str(len({row.case.source for row in rows})),
+        str(len({row.case.repository for row in rows})),
         _share(sum(row.is_equal for row in rows), len(rows)),
         _share(sum(row.is_equal or abs(row.relative) <= 0.01 for row in rows), len(rows)),
         str(sum(row.relative < -0.01 and not row.is_equal for row in rows)),
