@@ -1,6 +1,6 @@
 """Compares fxmem's numbers with steps that were measured on GPUs; needs no GPU itself.
 
-    python -m benchmarks.cuda_accuracy [--only TEXT] [-o docs/cuda-accuracy.md]
+    python -m benchmarks.cuda_accuracy [--only TEXT] [-o FILE]
     python -m benchmarks.cuda_accuracy --trace NAME
 
 What was measured comes from `benchmarks.cuda_measure` and lies in tests/data/cuda. `--trace`
@@ -83,12 +83,13 @@ class Row:
 def list_measurements(data: Path = DATA) -> list[Measurement]:
     """All that was measured, machine by machine, case by case."""
     found = []
-    for path in sorted(data.glob("*/*.json.gz")):
-        machine = json.loads((path.parent / "machine.json").read_text())
+    for about in sorted(data.glob("*/machine.json")):
+        machine = json.loads(about.read_text())
         if machine["schema"] != SCHEMA:
-            raise ValueError(f"{path.parent} has schema {machine['schema']}, not {SCHEMA}")
-        result = json.loads(gzip.decompress(path.read_bytes()))
-        found.append(Measurement(result["name"], machine, result))
+            raise ValueError(f"{about.parent} has schema {machine['schema']}, not {SCHEMA}")
+        for path in sorted(about.parent.glob("*.json.gz")):
+            result = json.loads(gzip.decompress(path.read_bytes()))
+            found.append(Measurement(result["name"], machine, result))
     return found
 
 

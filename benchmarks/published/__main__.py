@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 
 from benchmarks.published.cases import Case, load_all, record_errors
-from benchmarks.published.page import Row, list_rows, write_causes, write_source, write_summary
+from benchmarks.published.page import Row, list_rows, write_page
 from benchmarks.published.predicting import predict
 
 COMMAND = "python -m benchmarks.published -o docs/results/cuda.md"
@@ -27,29 +26,14 @@ def predict_rows(case: Case) -> list[Row]:
         return list_rows(case, {}, f"{type(error).__name__}: {line[:160]}".replace("|", "/"))
 
 
-def write_page(rows: Sequence[Row], commit: str) -> str:
-    """The whole page."""
-    sources: dict[str, list[Row]] = {}
-    for row in rows:
-        sources.setdefault(row.case.source, []).append(row)
-    parts = [
-        "# Measured by others on real GPUs",
-        f"`{COMMAND}` at {commit}, {datetime.now(timezone.utc):%Y-%m-%d}, torch "
-        f"{torch.__version__}, without a GPU.",
-        write_summary(rows),
-        write_causes(rows),
-    ]
-    for source, ours in sources.items():
-        origins = dict.fromkeys(row.case.origin for row in ours)
-        parts += [f"## {source}", "\n".join(f"- {origin}" for origin in origins)]
-        parts.append(write_source(ours))
-    return "\n\n".join(parts) + "\n"
-
-
-def find_commit() -> str:
-    """The commit that is checked out, short."""
+def write_stamp() -> str:
+    """When, from what and how the page was made."""
     command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return (
+        f"`{COMMAND}` at {commit}, {datetime.now(timezone.utc):%Y-%m-%d}, torch "
+        f"{torch.__version__}, on a machine without a GPU."
+    )
 
 
 def main() -> None:
@@ -73,7 +57,7 @@ def main() -> None:
     if arguments.record:
         for source, mine in errors.items():
             record_errors(source, mine, torch.__version__)
-    text = write_page(rows, find_commit())
+    text = write_page(rows, write_stamp())
     if arguments.output:
         arguments.output.write_text(text)
     else:

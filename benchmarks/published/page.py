@@ -11,7 +11,21 @@ from tabulate import tabulate
 from benchmarks.published.cases import CONFIGURATIONS, Case, is_equal
 
 MEASURES = ("allocated", "requested", "reserved")
-GPU_NAMES = {None: "not named"}
+INTRODUCTION = """\
+Memory that others measured on their own GPUs and published, beside fxmem's prediction for the same
+configuration. The models were written anew from the sources; the figures, with repository, commit and
+file, are in `tests/data/cuda/published`, and the test suite holds each to the error shown here.
+
+- *allocated* is `torch.cuda.max_memory_allocated()` unless the figure's name says otherwise, *requested*
+  and *reserved* likewise. Errors are predicted minus measured: a minus sign means that fxmem promised
+  too little.
+- *configuration* was classified before anything was predicted. *stated*: the source says all that
+  memory depends on (the torch version may be inferred). *inferred*: a part was concluded, as listed.
+  *weak*: something needed is unknown, or the figure is rounded to more than 1 MiB.
+- *equal*: to the KiB, or to the last digit that was published where that is coarser.
+- All predictions are those of the torch version above; most measurements are of older ones, and a
+  difference between versions counts as an error, with *torch version* as its cause.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,65 @@ def write_summary(rows: Sequence[Row]) -> str:
         "highest",
     ]
     return str(tabulate(cells, headers, tablefmt="github", disable_numparse=True))
+
+
+def write_shortages(rows: Sequence[Row]) -> str:
+    """Peaks of reserved memory that were predicted too low: who would have run out of memory."""
+    low = sorted(
+        (
+            row
+            for row in rows
+            if row.measure == "reserved" and row.relative < 0 and not row.is_equal
+        ),
+        key=lambda row: row.relative,
+    )
+    total = sum(row.measure == "reserved" for row in rows)
+    text = f"{len(low)} of {total} figures of reserved memory are predicted too low."
+    if not low:
+        return text
+    cells = [
+        [
+            str(row.case),
+            row.case.configuration,
+            f"{row.measured_bytes:,}",
+            _write_error(row),
+            format_percent(row.relative),
+            row.case.cause_kind,
+        ]
+        for row in low
+    ]
+    headers = ["case", "configuration", "measured B", "error B", "error", "cause"]
+    table = str(tabulate(cells, headers, tablefmt="github", disable_numparse=True))
+    return f"{text}\n\n{table}"
+
+
+def write_page(rows: Sequence[Row], stamp: str) -> str:
+    """The whole page.
+
+    Args:
+        rows: Of all cases.
+        stamp: When, from what and how it was made.
+    """
+    sources: dict[str, list[Row]] = {}
+    for row in rows:
+        sources.setdefault(row.case.source, []).append(row)
+    repositories = {row.case.repository for row in rows}
+    parts = [
+        "# Measured by others on real GPUs",
+        stamp,
+        INTRODUCTION.rstrip(),
+        f"## {len(rows)} figures of {len(repositories)} publications",
+        write_summary(rows),
+        "## Why figures differ",
+        write_causes(rows),
+        "## Who would have run out of memory",
+        write_shortages(rows),
+    ]
+    for source, ours in sources.items():
+        origins = dict.fromkeys(row.case.origin for row in ours)
+        parts += [f"## {source}", "\n".join(f"- {origin}" for origin in origins)]
+        parts.append(write_source(ours))
+    return "\n\n".join(parts) + "\n"
 
 
 def _summarise(rows: Sequence[Row]) -> list[str]:

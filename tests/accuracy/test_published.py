@@ -1,6 +1,6 @@
 """Every measurement that others published, held to the error recorded for it.
 
-``python -m benchmarks.published --record`` records the errors; a smaller one is recorded anew, and a
+``python -m benchmarks.published --record`` records the errors: a smaller one is recorded anew, a
 larger one has to be explained.
 """
 
