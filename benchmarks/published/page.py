@@ -13,15 +13,15 @@ from benchmarks.published.cases import CONFIGURATIONS, Case, is_equal
 MEASURES = ("allocated", "requested", "reserved")
 INTRODUCTION = """\
 Memory that others measured on their own GPUs and published, beside fxmem's prediction for the same
-configuration. The models were written anew from the sources; the figures, with repository, commit and
-file, are in `tests/data/cuda/published`, and the test suite holds each to the error shown here.
+configuration. The models were written anew from the sources; the figures, with repository, commit
+and file, are in `tests/data/cuda/published`, and the test suite holds each to the error shown here.
 
-- *allocated* is `torch.cuda.max_memory_allocated()` unless the figure's name says otherwise, *requested*
-  and *reserved* likewise. Errors are predicted minus measured: a minus sign means that fxmem promised
-  too little.
+- *allocated* is `torch.cuda.max_memory_allocated()` unless the figure's name says otherwise;
+  *requested* and *reserved* are the peaks of `torch.cuda.memory_stats()`. An error is the
+  prediction minus the measurement: below zero, fxmem promised too little.
 - *configuration* was classified before anything was predicted. *stated*: the source says all that
-  memory depends on (the torch version may be inferred). *inferred*: a part was concluded, as listed.
-  *weak*: something needed is unknown, or the figure is rounded to more than 1 MiB.
+  memory depends on (the torch version may be inferred). *inferred*: a part was concluded, as
+  listed. *weak*: something needed is unknown, or the figure is rounded to more than 1 MiB.
 - *equal*: to the KiB, or to the last digit that was published where that is coarser.
 - All predictions are those of the torch version above; most measurements are of older ones, and a
   difference between versions counts as an error, with *torch version* as its cause.
@@ -95,16 +95,10 @@ def write_summary(rows: Sequence[Row]) -> str:
 
 def write_shortages(rows: Sequence[Row]) -> str:
     """Peaks of reserved memory that were predicted too low: who would have run out of memory."""
-    low = sorted(
-        (
-            row
-            for row in rows
-            if row.measure == "reserved" and row.relative < 0 and not row.is_equal
-        ),
-        key=lambda row: row.relative,
-    )
-    total = sum(row.measure == "reserved" for row in rows)
-    text = f"{len(low)} of {total} figures of reserved memory are predicted too low."
+    reserved = [row for row in rows if row.measure == "reserved"]
+    low = [row for row in reserved if row.relative < 0 and not row.is_equal]
+    low.sort(key=lambda row: row.relative)
+    text = f"{len(low)} of {len(reserved)} figures of reserved memory are predicted too low."
     if not low:
         return text
     cells = [
