@@ -18,6 +18,7 @@ from fxmem.lowering.cuda import (  # noqa: F401 - for what they register
     embedding,
     flex_attention,
     grad_scaler,
+    grouped,
     indexing,
     losses,
     normalization,

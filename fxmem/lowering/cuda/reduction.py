@@ -222,3 +222,20 @@ def _count_nonzero(args: Arguments, kwargs: Mapping[str, object], outputs: objec
     dims = args[1] if len(args) > 1 else None
     counted = reduce_bytes(Layout.like(x, torch.int64), dims, False, torch.int64, add)
     return x.numel() * (1 + _INDEX_BYTES) + counted
+
+
+@CUDA.kernel(_aten.histc.default)
+def _make_histogram(x: Tensor, bins: int = 100, *_range: object) -> Tensor:
+    """cuda/SummaryOps.cu, ``_histc_cuda``: counts integers too, which the CPU refuses."""
+    return x.new_empty((bins,))
+
+
+@CUDA.workspace(_aten.histc.default)
+def _histogram(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """``_histc_cuda_template``: the extremes, where no range is given; counts in shared memory."""
+    x = tensor(args[0])
+    least, most = (argument(args, kwargs, 2 + i, n) or 0 for i, n in enumerate(("min", "max")))
+    if least != most or not x.numel():
+        return 0
+    found = reduce_bytes(Layout.of(x), None, False, x.dtype, _find_extremes)
+    return 2 * x.element_size() + found

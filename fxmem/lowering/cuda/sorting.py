@@ -188,6 +188,5 @@ for _operator in (
     _aten.unique_dim.default,
     _aten.mode.default,
     _aten.bincount.default,
-    _aten.histc.default,
 ):
     CUDA.unmodelled[_operator] = _VALUES_DECIDE

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 
 from fxmem.lowering.cuda.devices import view_devices
-from fxmem.lowering.cuda.target import CUDA, GPU_DEVICE
+from fxmem.lowering.cuda.target import CUDA, GPU_DEVICE, current_gpu
 
 _to_copy = torch.ops.aten._to_copy.default
 
@@ -32,6 +32,18 @@ def _copy_constant(tensor: Tensor, **kwargs: Any) -> Any:
 @CUDA.surrounding
 def _view_gpu() -> contextlib.AbstractContextManager[None]:
     return view_devices(GPU_DEVICE)
+
+
+@CUDA.surrounding
+@contextlib.contextmanager
+def _answer_capability() -> Iterator[None]:
+    """Code that chooses kernels itself (transformers' ``_can_use_grouped_mm``) asks for it."""
+    real = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: current_gpu().capability
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = real
 
 
 @CUDA.surrounding

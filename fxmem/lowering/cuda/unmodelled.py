@@ -22,7 +22,7 @@ for _names, _reason in (
         "cuFFT serves: clones by dimension, and a plan's workspace that the library states",
     ),
     (
-        "_sparse_mm_reduce_impl _scaled_mm _grouped_mm _scaled_grouped_mm",
+        "_sparse_mm_reduce_impl _scaled_mm _scaled_grouped_mm",
         "a workspace that depends on the kernel which the library picks",
     ),
 ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cuda_steps import estimate, run_step, workspaces
+from cuda_steps import estimate, run_kernel, run_step, workspaces
 
 from fxmem.lowering.cuda.iterator import make_reduction
 from fxmem.lowering.cuda.reduce_kernel import Kernel, reduction_bytes
@@ -127,3 +127,13 @@ def test_a_step_has_the_buffers_in_backward() -> None:
     # The gradient of 64 outputs: 16 vectors of 4, so 16 threads in a row and 8 of those; values:
     # 4096 / 8 = 512; 1 block, of 1728: 512 / 16 = 32 share. A step's own sums are smaller.
     assert workspaces(run_step(model, x))["aten.sum.dim_IntList"] == 4 * 64 * 32 * 16 * 4 + 4
+
+
+def test_a_histogram_counts_integers_too() -> None:
+    # Tokens by expert, as transformers' ``grouped_mm_experts_forward`` asks for them.
+    ids = torch.empty(1024, 1024, dtype=torch.int32)
+    counts, held = run_kernel(aten.histc.default, ids, 8, 0, 7)
+    assert (counts.shape, counts.dtype, held) == ((8,), torch.int32, 0)
+    # Without a range the extremes are found first: a pair for each of 128 blocks, as above.
+    assert estimate(aten.histc.default, ids, 8) == 2 * 4 + 128 * 8 + 4
+    assert estimate(aten.histc.default, ids[:0], 8) == 0
