@@ -43,6 +43,16 @@ def _attend_as_told(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 # bits); the cumulated lengths are none.
 _FLASH = (*_INPUTS, "2x4x32x16:bfloat16", "2x4x32:float32", "2:uint64", ":uint64")
 
+_GROUPED = (
+    # _grouped_mm: both matrices, and where the groups end.
+    Row(
+        "grouped product",
+        lambda x, weights, ends: F.grouped_mm(x, weights, offs=ends),
+        (leaf(8, 16), leaf(2, 16, 8), torch.zeros(2, dtype=torch.int32)),
+        _INPUTS,
+    ),
+)
+
 _ATTENTION = (
     Row("flash", _attend, _HALVES, _FLASH),
     Row("flash, by its operator", _attend_by_operator, _HALVES, _FLASH),
@@ -283,4 +293,4 @@ _PACKED = (
     ),
 )
 
-ROWS = (*_ATTENTION, *_MODULES, *_CELLS, *_PACKED, *_RECURRENT)
+ROWS = (*_ATTENTION, *_GROUPED, *_MODULES, *_CELLS, *_PACKED, *_RECURRENT)

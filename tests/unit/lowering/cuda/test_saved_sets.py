@@ -93,7 +93,7 @@ _NOT_SAVED = {
     "have no gradient": (
         "all all.dim all.dims any.dim any.dims argmax argmin bucketize.Tensor count_nonzero "
         "count_nonzero.dim_IntList multinomial nonzero randperm randperm.generator "
-        "searchsorted.Tensor _int_mm"
+        "searchsorted.Tensor _int_mm histc"
     ),
     "a composite, which comes down as the operator without .vec": (
         "_upsample_bicubic2d_aa.vec _upsample_bilinear2d_aa.vec _upsample_nearest_exact1d.vec "
