@@ -124,18 +124,18 @@ class Ledger:
             self.change(nbytes)
         return index
 
-    def keep(self, name: str, nbytes: int, node: int | None, *, in_backward: bool) -> None:
-        """Notes what a library takes at its first use, and does not give back.
+    def keep(self, name: str, nbytes: int, node: int | None, *, by_engine: bool) -> None:
+        """Notes what a library takes at its first use in a thread, and does not give back.
 
         Args:
             name: What it is.
             nbytes: Its size.
             node: The node at which it is taken.
-            in_backward: The autograd engine's thread has memory of its own.
+            by_engine: Whether the thread is the autograd engine's, which has memory of its own.
         """
-        if not nbytes or (name, in_backward) in self._kept:
+        if not nbytes or (name, by_engine) in self._kept:
             return
-        self._kept.add((name, in_backward))
+        self._kept.add((name, by_engine))
         storage = LiveStorage(nbytes, (nbytes,), "uint8", self.operation, node)
         storage.category, storage.name = Category.WORKSPACE, name
         self._add(-len(self._kept), storage)  # no address

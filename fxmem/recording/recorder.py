@@ -228,13 +228,13 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
     ) -> Any:
         """Runs an operator, which reads these tensors, and notes what it did."""
-        autograd, result = None, None
+        running, result = torch._C._current_autograd_node(), None
+        autograd = running if self._phase is Phase.BACKWARD else None
         if self._phase is Phase.BACKWARD:
-            autograd = torch._C._current_autograd_node()
             self._see_autograd_node(autograd)
             result = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
         else:
-            self.sequences.see_early(torch._C._current_autograd_node())
+            self.sequences.see_early(running)
         workspace_bytes = None
         on_sparse = is_on_sparse(func, args, read)
         if result is None and on_sparse:
@@ -246,8 +246,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             result = self.runner.run(func, args, kwargs, in_forward=in_forward)
         kept = self._costs.list_kept(func, args)
         for name, nbytes in kept:
-            in_backward = self._phase is Phase.BACKWARD
-            self.ledger.keep(name, nbytes, self._node, in_backward=in_backward)
+            self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
         made = [*iterate_memory(result)] if on_sparse else list_tensors((result,))
         if not self.ledger.recording:
             for tensor in (*read, *made):
@@ -341,6 +340,18 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """See :meth:`fxmem.recording.ledger.Ledger.track`; of the node that runs if none is."""
         fake = self.strangers.find_fake(tensor)
         return self.ledger.track(fake, born, self._node if born is None else node)
+
+
+def is_on_engine_thread(function: Any) -> bool:
+    """Whether the autograd engine runs an operator in its thread for the GPU, in any phase.
+
+    Here it is one thread that runs all. Source: ``torch/csrc/autograd/engine.cpp``,
+    ``Engine::ready_queue``.
+
+    Args:
+        function: Of autograd, that runs the operator; or None.
+    """
+    return function is not None and torch._C._is_multithreading_enabled()
 
 
 @functools.cache
