@@ -23,6 +23,7 @@ from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.lowering.functions import lower_functions
 from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
+from fxmem.recording.inference import replace_inference_mode
 from fxmem.recording.losses import Loss, NoGradientError
 from fxmem.recording.optimizers import OptimizerFactory, answer_values, refuse_real_parameters
 from fxmem.recording.randomness import watch_random_state
@@ -114,6 +115,7 @@ def record_step(
         recorder.casts.watch_exits(),
         lower_functions(target) as notes,
         refuse_real_parameters(),
+        replace_inference_mode(),
         _restore_gradients(recorder),
     ):
         try:

@@ -1,0 +1,249 @@
+"""``torch.inference_mode`` in a recording, against the real one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+import fxmem
+from fxmem.recording.inference import replace_inference_mode
+
+Use = Callable[[], None]
+BF16 = torch.bfloat16
+CUBLAS = 8519680
+"""Before Hopper."""
+
+
+class Within(nn.Module):
+    """Runs a function inside a context, as ``@torch.inference_mode()`` on a method does.
+
+    ``Sam2VideoModel.forward`` of transformers is decorated so.
+    """
+
+    def __init__(self, run: Callable[[nn.Linear, Tensor], Tensor], context: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64, bias=False)
+        self.run = context()(run)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.layer, x)  # type: ignore[no-any-return]
+
+
+def chunk(layer: nn.Linear, x: Tensor) -> Tensor:
+    first, second = x.chunk(2)
+    return layer(first) + layer(second)
+
+
+def unbind(layer: nn.Linear, x: Tensor) -> Tensor:
+    return layer(torch.stack([row * 2 for row in x.unbind()]))
+
+
+def contract(layer: nn.Linear, x: Tensor) -> Tensor:
+    return torch.einsum("ab,cb->ca", layer.weight, x[:, None].expand(64, 2, 64).flatten(0, 1))
+
+
+def normalize(layer: nn.Linear, x: Tensor) -> Tensor:
+    return functional.layer_norm(layer(x), (64,))
+
+
+def split_in_place(layer: nn.Linear, x: Tensor) -> Tensor:
+    y = x * 2
+    y.narrow(0, 0, 32).add_(layer(x[:32]))
+    return y.split(16)[1].clone()
+
+
+RUNS = [chunk, unbind, contract, normalize, split_in_place]
+
+
+def analyze(model: nn.Module, **options: Any) -> fxmem.Analysis:
+    return fxmem.analyze(model, ("64x64",), mode="infer", **options)
+
+
+def test_a_product_in_inference_mode_has_its_workspace() -> None:
+    model = Within(lambda layer, x: layer(x), torch.inference_mode)
+    assert analyze(model).peak_bytes == 3 * 64 * 64 * 4 + CUBLAS
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("run", RUNS)
+def test_operators_are_those_without_gradients(
+    run: Callable[[nn.Linear, Tensor], Tensor], device: str
+) -> None:
+    inference, no_grad = (
+        analyze(Within(run, context), device=device).graph
+        for context in (torch.inference_mode, torch.no_grad)
+    )
+    assert inference.operations == no_grad.operations
+    assert inference.storages == no_grad.storages
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_peak_is_that_of_real_inference_mode(
+    run: Callable[[nn.Linear, Tensor], Tensor],
+) -> None:
+    model, x = Within(run, torch.inference_mode), torch.ones(64, 64)
+    resident = 2 * 64 * 64 * 4
+    assert analyze(model, device="cpu").peak_bytes - resident == measure(lambda: model(x))
+
+
+def measure(call: Callable[[], object]) -> int:
+    """The most that a second call allocates at once, by the profiler's events."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _ = call()
+    results = profiler.profiler and profiler.profiler.kineto_results
+    assert results
+    events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    live = peak = 0
+    for _, nbytes in events:
+        live += nbytes
+        peak = max(peak, live)
+    return peak
+
+
+def plain(use: Use) -> None:
+    with torch.inference_mode():
+        use()
+    use()
+
+
+def decorated(use: Use) -> None:
+    torch.inference_mode(use)()
+    torch.inference_mode(mode=False)(use)()
+
+
+def left_inside(use: Use) -> None:
+    """As interatomic potentials leave it, which need gradients (Lightning's validation)."""
+    with torch.inference_mode():
+        with torch.inference_mode(False):
+            use()
+            with torch.no_grad():
+                use()
+        use()
+
+
+def with_gradients(use: Use) -> None:
+    with torch.inference_mode():
+        with torch.enable_grad():
+            use()
+        with torch.set_grad_enabled(True), torch.no_grad():
+            use()
+        use()
+    use()
+
+
+def without_gradients(use: Use) -> None:
+    with torch.no_grad():
+        with torch.inference_mode():
+            use()
+        use()
+
+
+def in_autocast(use: Use) -> None:
+    with torch.autocast("cpu", BF16):
+        with torch.inference_mode():
+            use()
+            with torch.inference_mode(False):
+                use()
+        use()
+
+
+def around_autocast(use: Use) -> None:
+    cast = torch.autocast("cpu", BF16)(use)  # made outside, as a decorator is
+    with torch.inference_mode():
+        cast()
+        with torch.autocast("cpu", BF16, cache_enabled=True):
+            use()
+    cast()
+
+
+def raising(use: Use) -> None:
+    with contextlib.suppress(ValueError), torch.inference_mode():
+        raise ValueError
+    use()
+
+
+def generating(use: Use) -> None:
+    """As ``Sam2VideoModel.propagate_in_video_iterator`` does."""
+
+    @torch.inference_mode()
+    def generate() -> Iterator[None]:
+        use()
+        yield
+        use()
+
+    for _ in generate():
+        use()
+
+
+def observe(scenario: Callable[[Use], None]) -> list[object]:
+    """By use: whether it is inference mode, whether autograd records, and how often is cast."""
+    log: list[object] = []
+    weight, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+
+    def use() -> None:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            y = functional.linear(functional.linear(x, weight), weight)
+        names = [event.name for event in profiler.events() or ()]
+        log.append((torch.is_inference_mode_enabled(), y.requires_grad))
+        log.append(names.count("aten::_to_copy"))
+
+    scenario(use)
+    log.append((torch.is_grad_enabled(), torch.is_autocast_cache_enabled()))
+    return log
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        plain,
+        decorated,
+        left_inside,
+        with_gradients,
+        without_gradients,
+        in_autocast,
+        around_autocast,
+        raising,
+        generating,
+    ],
+)
+def test_it_does_as_the_real_one_does(scenario: Any) -> None:
+    real = observe(scenario)
+    with replace_inference_mode():
+        replaced = observe(scenario)
+    assert replaced == real
+
+
+def test_other_threads_have_the_real_one() -> None:
+    found = []
+
+    def run() -> None:
+        found.append(torch.is_inference_mode_enabled())
+        with torch.inference_mode():
+            found.append(torch.zeros(1).is_inference())
+        with torch.no_grad(), torch.enable_grad():
+            found.append(torch.is_grad_enabled())
+
+    with replace_inference_mode(), torch.inference_mode():
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert found == [False, True, True]
+
+
+def test_nothing_is_left_behind() -> None:
+    with pytest.raises(ValueError, match="broken"), replace_inference_mode():
+        raise ValueError("broken")
+    with torch.inference_mode():
+        assert torch.zeros(1).is_inference()
+        assert torch.is_inference_mode_enabled()
+        torch.set_grad_enabled(True)
+        assert torch.is_grad_enabled()
