@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from benchmarks.published.cases import CONFIGURATIONS, Case, is_equal
+from benchmarks.published.cases import CONFIGURATIONS, Case, is_equal, load_all
+from benchmarks.published.predicting import AT_MOST
 
+OTHER_TORCH = ", another torch"
 MEASURES = ("allocated", "requested", "reserved")
 INTRODUCTION = """\
 Memory that others measured on their own GPUs and published, beside fxmem's prediction for the same
@@ -23,19 +26,31 @@ and file, are in `tests/data/cuda/published`, and the test suite holds each to t
   memory depends on (the torch version may be inferred). *inferred*: a part was concluded, as
   listed. *weak*: something needed is unknown, or the figure is rounded to more than 1 MiB.
 - *equal*: to the KiB, or to the last digit that was published where that is coarser.
-- All predictions are those of the torch version above; most measurements are of older ones, and a
-  difference between versions counts as an error, with *torch version* as its cause.
+- *in the stated range*: the report states a range where cuDNN chooses, and the measurement is
+  equal or within the range. The errors are those of the lower end, the report's first line.
+- *another torch*: predictions are those of the torch version above, most measurements are older,
+  and a figure whose difference has the version as its cause is counted apart.
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: measured, and predicted, or why it could not be."""
+    """One figure: measured, and predicted, or why it could not be.
+
+    Attributes:
+        case: What was measured.
+        figure: Its name.
+        measured_bytes: As published.
+        predicted_bytes: As fxmem predicts; None where it failed.
+        most_bytes: The upper end of the range that fxmem states; None where it states none.
+        failure: Why there is no prediction.
+    """
 
     case: Case
     figure: str
     measured_bytes: int
     predicted_bytes: int | None
+    most_bytes: int | None = None
     failure: str = ""
 
     @property
@@ -58,33 +73,66 @@ class Row:
         """Whether the prediction is the published figure."""
         return self.error_bytes is not None and is_equal(self.case, self.error_bytes)
 
+    @property
+    def is_in_range(self) -> bool:
+        """Whether a library's choice, within the stated range, explains what was measured."""
+        if self.predicted_bytes is None or self.most_bytes is None:
+            return self.is_equal
+        return self.is_equal or self.predicted_bytes <= self.measured_bytes <= self.most_bytes
+
+    @property
+    def group(self) -> str:
+        """How well the configuration is known, with differences between versions apart."""
+        is_other = self.case.cause_kind == "torch version" and not self.is_equal
+        return f"{self.case.configuration}{OTHER_TORCH if is_other else ''}"
+
 
 def list_rows(case: Case, predicted: Mapping[str, int], failure: str = "") -> list[Row]:
     """One row for each figure of a case."""
     return [
-        Row(case, name, nbytes, predicted.get(name), failure)
+        Row(case, name, nbytes, predicted.get(name), predicted.get(name + AT_MOST), failure)
         for name, nbytes in case.measured.items()
     ]
 
 
+def list_recorded_rows() -> list[Row]:
+    """The rows of all cases, from the errors that were recorded."""
+    return [
+        row
+        for case in load_all()
+        for row in list_rows(
+            case, {name: case.measured[name] + error for name, error in case.error.items()}
+        )
+    ]
+
+
+def write_headline(rows: Sequence[Row]) -> str:
+    """The answer in two sentences."""
+    stated = [row for row in rows if row.group == "stated" and row.measure != "reserved"]
+    equal = sum(row.is_equal for row in stated)
+    repositories = {row.case.repository for row in rows}
+    return (
+        f"{len(rows)} figures of {len(repositories)} publications. Of {len(stated)} allocated and "
+        f"requested figures whose configuration is wholly stated, {equal} "
+        f"({100 * equal / max(len(stated), 1):.0f} %) are predicted to the KiB."
+    )
+
+
 def write_summary(rows: Sequence[Row]) -> str:
     """How many figures are equal, by kind and by how well the configuration is known."""
+    groups = [name + end for end in ("", OTHER_TORCH) for name in CONFIGURATIONS]
     cells = []
-    for configuration in CONFIGURATIONS:
-        for measure in MEASURES:
-            ours = [
-                row
-                for row in rows
-                if row.case.configuration == configuration and row.measure == measure
-            ]
-            if ours:
-                cells.append([configuration, measure, *_summarise(ours)])
+    for group, measure in itertools.product(groups, MEASURES):
+        ours = [row for row in rows if row.group == group and row.measure == measure]
+        if ours:
+            cells.append([group, measure, *_summarise(ours)])
     headers = [
         "configuration",
         "measure",
         "figures",
         "sources",
         "equal",
+        "in the stated range",
         "within 1 %",
         "low by more than 1 %",
         "lowest",
@@ -127,12 +175,12 @@ def write_page(rows: Sequence[Row], stamp: str) -> str:
     sources: dict[str, list[Row]] = {}
     for row in rows:
         sources.setdefault(row.case.source, []).append(row)
-    repositories = {row.case.repository for row in rows}
     parts = [
         "# Measured by others on real GPUs",
+        write_headline(rows),
         stamp,
         INTRODUCTION.rstrip(),
-        f"## {len(rows)} figures of {len(repositories)} publications",
+        "## How many are equal",
         write_summary(rows),
         "## Why figures differ",
         write_causes(rows),
@@ -152,6 +200,7 @@ def _summarise(rows: Sequence[Row]) -> list[str]:
         str(len(rows)),
         str(len({row.case.repository for row in rows})),
         _share(sum(row.is_equal for row in rows), len(rows)),
+        str(sum(row.is_in_range for row in rows)),
         _share(sum(row.is_equal or abs(row.relative) <= 0.01 for row in rows), len(rows)),
         str(sum(row.relative < -0.01 and not row.is_equal for row in rows)),
         format_percent(min(errors)),
@@ -180,7 +229,7 @@ def write_source(rows: Sequence[Row]) -> str:
             row.case.torch,
             row.case.configuration,
             f"{row.measured_bytes:,}",
-            "-" if row.predicted_bytes is None else f"{row.predicted_bytes:,}",
+            _write_prediction(row),
             _write_error(row),
             format_percent(row.relative),
         ]
@@ -192,6 +241,14 @@ def write_source(rows: Sequence[Row]) -> str:
     ]
     table = str(tabulate(cells, headers, tablefmt="github", disable_numparse=True))
     return "\n\n".join([table, *_list_remarks(rows)])
+
+
+def _write_prediction(row: Row) -> str:
+    if row.predicted_bytes is None:
+        return "-"
+    if row.most_bytes is None or row.most_bytes <= row.predicted_bytes or row.is_equal:
+        return f"{row.predicted_bytes:,}"
+    return f"{row.predicted_bytes:,} to {row.most_bytes:,}"
 
 
 def _write_error(row: Row) -> str:

@@ -35,4 +35,4 @@ def test_the_prediction_has_the_recorded_error(case: Case) -> None:
     if case.recorded_with.split("+")[0] != torch.__version__.split("+")[0]:
         pytest.skip(f"recorded with torch {case.recorded_with}")
     predicted = predict(case)
-    assert {name: predicted[name] - case.measured[name] for name in predicted} == case.error
+    assert {name: predicted[name] - case.measured[name] for name in case.measured} == case.error
