@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fxmem.analysis import Analysis
 from fxmem.planning.applied import gather_changed, measure_graph, measure_plan, place_segments
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.facts import gather_facts
-from fxmem.planning.fx_nodes import iterate_precedences
+from fxmem.planning.fx_nodes import NODE, find_overwriting, iterate_precedences
 from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
 from fxmem.planning.plan import GRAPH, InplaceChange, Plan, Reorder
 from fxmem.planning.reordering import find_reorders
@@ -31,9 +32,11 @@ def add_changes(analysis: Analysis, plan: Plan) -> Plan:
     facts = gather_facts(analysis.graph)
     dels = tuple(point for point in find_deletions(facts) if point.saving_bytes > 0)
     found = find_inplace(facts)
-    alone = tuple(change for change in found if change.saving_bytes > 0)
     if plan.style != GRAPH:
+        alone = tuple(change for change in found if change.saving_bytes > 0)
         return replace(plan, inplace=alone, dels=dels)
+    found = _keep_unwatched(plan.fx_graph, found)
+    alone = tuple(change for change in found if change.saving_bytes > 0)
     regions = place_segments(facts, plan.segments)
     options = (
         choose_inplace(analysis.graph, alone, regions),
@@ -50,6 +53,14 @@ def add_changes(analysis: Analysis, plan: Plan) -> Plan:
         inplace=options[best],
         dels=dels,
     )
+
+
+def _keep_unwatched(graph: Any, changes: Iterable[InplaceChange]) -> tuple[InplaceChange, ...]:
+    """Those that run in place where a plan is applied: no hook may keep what they overwrite."""
+    runs = {
+        found.node.meta[NODE] for found in find_overwriting(graph, changes) if not found.is_watched
+    }
+    return tuple(change for change in changes if change.node in runs)
 
 
 def _measure_with(
@@ -80,6 +91,7 @@ def plan_changes(analysis: Analysis, time_limit_s: float = 10.0) -> Plan:
         changed = apply_inplace(apply_deletions(analysis.graph, found.dels), found.inplace)
         peak_bytes, reserved_bytes = measure_graph(analysis, changed)
         return replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
+    found = replace(found, inplace=_keep_unwatched(found.fx_graph, found.inplace))
     peak_bytes, reserved_bytes = measure_plan(analysis, found)
     found = replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
     return _add_reorders(analysis, found, time_limit_s)

@@ -23,6 +23,8 @@ SURROUNDINGS = "fxmem_surroundings"
 """Key of the output's ``meta``: what the graph was traced in and with."""
 READS = "fxmem_reads"
 """Key of the output's ``meta``: what code reads of modules that are nodes, and not of its own."""
+WATCHED = "fxmem_watched"
+"""Key of a module call's ``meta``: whether its hooks may keep what it is given, and its result."""
 _DEVICE = "device"
 _ORIGIN = "_fxmem_origin"
 _CONSTANTS = (

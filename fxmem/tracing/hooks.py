@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxmem.errors import FxmemWarning, summarize_error
 from fxmem.tracing.deepcopy import Memo, find_accumulator, undo_failed
@@ -29,7 +29,25 @@ GLOBAL_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = tuple(
 )
 """The tables of hooks that are called for all modules."""
 
+_RESULT_HOOKS = tuple(key for key in CALLED_HOOKS if key != "_forward_pre_hooks")
+
 _Function = Callable[..., Any]
+
+
+def sees_arguments(module: nn.Module) -> bool:
+    """Whether hooks of a module may keep what it is given."""
+    return any(getattr(module, key) for key in CALLED_HOOKS)
+
+
+def sees_result(module: nn.Module) -> bool:
+    """Whether hooks of a module may keep what it makes.
+
+    One that runs before ``forward``, as those that normalise weights do, does not see it, unless
+    the module returns what it is given: ``Identity`` does, and nothing that computes with weights.
+    """
+    return any(getattr(module, key) for key in _RESULT_HOOKS) or (
+        bool(module._forward_pre_hooks) and not module._parameters
+    )
 
 
 def carry_over(tensor: Tensor, fake: Tensor, name: str, memo: Memo) -> list[Any]:

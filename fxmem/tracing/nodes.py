@@ -13,7 +13,15 @@ from fxmem.graph import Phase, SourceLocation
 from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.contexts import read_context, read_settings, run_within
-from fxmem.tracing.fxgraph import CONSTANT, NODE, SURROUNDINGS, GraphBuilder, iterate_tensors
+from fxmem.tracing.fxgraph import (
+    CONSTANT,
+    NODE,
+    SURROUNDINGS,
+    WATCHED,
+    GraphBuilder,
+    iterate_tensors,
+)
+from fxmem.tracing.hooks import sees_arguments, sees_result
 from fxmem.tracing.signatures import (
     SIGNATURE,
     Surroundings,
@@ -127,6 +135,9 @@ class NodeLog:
             op, target = self._keep_context(call, result)
             fx_node = self.builder.add_call(op, target, args, call.kwargs, name)
             fx_node.meta[NODE] = name
+            if op == "call_module":
+                module = self._model.get_submodule(target)
+                fx_node.meta[WATCHED] = (sees_arguments(module), sees_result(module))
         index = len(self.nodes)
         self.builder.tag_result(result, index, fx_node)
         self.nodes.append(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx, nn
 
 from fxmem.errors import UsageError
-from fxmem.planning.fx_nodes import find_owners, place_nodes
-from fxmem.planning.inplace_forms import COMMUTATIVE, read_form
+from fxmem.planning.fx_nodes import find_overwriting, find_owners, place_nodes
 from fxmem.planning.plan import InplaceChange, Reorder, Segment
 from fxmem.planning.reordering import move_names
 from fxmem.tracing.fxgraph import NODE
@@ -54,8 +53,13 @@ def build_module(
     paths = _lay_paths(codes, [*dict.fromkeys(owners.values())])
     for node, copy in copies.items():
         copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
-    for node, code in _find_overwriting(graph, owners, inplace):
-        copies[node].meta[OVERWRITE] = code
+    _check_names(graph, inplace)
+    for found in find_overwriting(graph, inplace):
+        maker = () if found.maker is None else (str(found.maker.target),)
+        takers = tuple(dict.fromkeys(str(node.target) for node in found.takers))
+        copies[found.node].meta[OVERWRITE] = OverwriteCode(
+            found.form, found.is_second, maker, takers
+        )
     for node, place in _iterate_places(graph, reorders):
         copies.get(node, output).meta[PLACE] = place
     return PlannedModule(model, copied, mode, size_hint=size_hint)
@@ -72,37 +76,12 @@ def _iterate_places(graph: fx.Graph, reorders: Sequence[Reorder]) -> Iterator[tu
         yield from place_nodes(graph, move_names(names, reorders)).items()
 
 
-def _find_overwriting(
-    graph: fx.Graph, owners: Mapping[fx.Node, str], changes: Iterable[InplaceChange]
-) -> Iterator[tuple[fx.Node, OverwriteCode]]:
-    """The nodes that run in place, and how."""
-    by_name = {node.meta[NODE]: node for node in graph.nodes if NODE in node.meta}
+def _check_names(graph: fx.Graph, changes: Iterable[InplaceChange]) -> None:
+    names = {node.meta[NODE] for node in graph.nodes if NODE in node.meta}
     for change in changes:
-        node = by_name.get(change.node)
-        if node is None or change.overwrites not in by_name:
-            missing = change.node if node is None else change.overwrites
-            raise UsageError(_MISSING.format(missing), hint=_MISSING_HINT)
-        form = read_form(change.call)
-        taken = [n for n in node.all_input_nodes if owners.get(n) == change.overwrites]
-        if len(taken) != 1:
-            continue
-        places = [*node.args, *node.kwargs.values()]
-        is_second = len(places) > 1 and places[1] is taken[0]
-        if is_second and form.name not in COMMUTATIVE:
-            continue
-        yield node, OverwriteCode(form, is_second, _find_watchers(node, taken[0]))
-
-
-def _find_watchers(node: fx.Node, value: fx.Node) -> tuple[str, ...]:
-    """The modules that take a value or made it, but for the one that overwrites it."""
-    seen: dict[fx.Node, None] = {}
-    while True:
-        seen.update(dict.fromkeys((value, *value.users)))
-        if value.op in ("call_module", "placeholder", "get_attr") or not value.all_input_nodes:
-            break
-        value = value.all_input_nodes[0]
-    names = (str(n.target) for n in seen if n.op == "call_module" and n is not node)
-    return tuple(dict.fromkeys(names))
+        for name in (change.node, change.overwrites):
+            if name not in names:
+                raise UsageError(_MISSING.format(name), hint=_MISSING_HINT)
 
 
 def _lay_paths(

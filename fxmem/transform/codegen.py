@@ -60,12 +60,14 @@ class OverwriteCode:
     Attributes:
         form: What is called.
         is_second: Whether the second of the node's two values is overwritten.
-        watched: Names of the modules that take the value or made it.
+        makers: Name of the module that made the value, where one did.
+        takers: Names of the other modules that take it.
     """
 
     form: InplaceForm
     is_second: bool = False
-    watched: tuple[str, ...] = ()
+    makers: tuple[str, ...] = ()
+    takers: tuple[str, ...] = ()
 
 
 class _Text(str):
@@ -183,10 +185,9 @@ class _Scope:
             function = overwrite_by_module
             args = [_Text(_format_target(root, str(node.target))), *args, *options.values()]
             options = {}
-        if overwrite.watched:
-            options["watched"] = tuple(
-                _Text(_format_target(root, name)) for name in overwrite.watched
-            )
+        for key, names in (("makers", overwrite.makers), ("takers", overwrite.takers)):
+            if names:
+                options[key] = tuple(_Text(_format_target(root, name)) for name in names)
         return self.graph.create_node(
             "call_function", function, tuple(args), options, name=node.name
         )

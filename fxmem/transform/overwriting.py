@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fxmem.tracing.hooks import sees_arguments, sees_result
 from fxmem.transform.walk import are_all_watched
 
 _KEEP_INTEGERS = frozenset(
@@ -35,7 +36,12 @@ _WIDENED = frozenset(
 
 
 def overwrite_by_method(
-    name: str, value: Tensor, *args: Any, watched: Sequence[nn.Module] = (), **kwargs: Any
+    name: str,
+    value: Tensor,
+    *args: Any,
+    makers: Sequence[nn.Module] = (),
+    takers: Sequence[nn.Module] = (),
+    **kwargs: Any,
 ) -> Any:
     """Calls a method that ends in ``_``, or the one without it.
 
@@ -43,7 +49,8 @@ def overwrite_by_method(
         name: Of the method.
         value: What it overwrites.
         args: What it takes besides.
-        watched: Modules that take the value or made it, whose hooks may keep it.
+        makers: The module that made the value, where one did: its hooks may keep it.
+        takers: Other modules that take it, likewise.
         kwargs: What it takes besides.
 
     >>> x = torch.ones(2, 1)
@@ -52,19 +59,24 @@ def overwrite_by_method(
     >>> overwrite_by_method("add_", x, torch.ones(3)).shape
     torch.Size([2, 3])
     """
-    fits = _may_overwrite(value, watched) and _fits(name, value, (*args, *kwargs.values()))
+    fits = _may_overwrite(value, makers, takers) and _fits(name, value, (*args, *kwargs.values()))
     return getattr(value, name if fits else name[:-1])(*args, **kwargs)
 
 
 def overwrite_by_function(
-    name: str, *args: Any, watched: Sequence[nn.Module] = (), **kwargs: Any
+    name: str,
+    *args: Any,
+    makers: Sequence[nn.Module] = (),
+    takers: Sequence[nn.Module] = (),
+    **kwargs: Any,
 ) -> Any:
     """Calls one of ``torch.nn.functional`` with ``inplace=True``, or without.
 
     Args:
         name: Of the function.
         args: What it takes, first what it overwrites.
-        watched: Modules that take that or made it, whose hooks may keep it.
+        makers: The module that made that, where one did: its hooks may keep it.
+        takers: Other modules that take it, likewise.
         kwargs: What it takes besides.
     """
     function = getattr(F, name)
@@ -72,19 +84,24 @@ def overwrite_by_function(
         kwargs["training"] = kwargs.pop("train")
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     value = given["input"]
-    given["inplace"] = _may_overwrite(value, watched) and _is_floating(value)
+    given["inplace"] = _may_overwrite(value, makers, takers) and _is_floating(value)
     return function(**given)
 
 
 def overwrite_by_module(
-    module: nn.Module, value: Tensor, *, watched: Sequence[nn.Module] = ()
+    module: nn.Module,
+    value: Tensor,
+    *,
+    makers: Sequence[nn.Module] = (),
+    takers: Sequence[nn.Module] = (),
 ) -> Any:
     """Runs a module as if it were made with ``inplace=True``, which it stays without.
 
     Args:
         module: An activation or a dropout of ``torch.nn``; what is set on it counts.
         value: What it overwrites.
-        watched: Modules that take that or made it, whose hooks may keep it.
+        makers: The module that made that, where one did: its hooks may keep it.
+        takers: Other modules that take it, likewise.
 
     >>> x = torch.tensor([-1.0, 2.0])
     >>> overwrite_by_module(nn.ReLU(), x) is x, x
@@ -93,7 +110,7 @@ def overwrite_by_module(
     kind = type(module)
     if (
         getattr(nn, kind.__name__, None) is not kind
-        or not _may_overwrite(value, (module, *watched))
+        or not _may_overwrite(value, makers, (module, *takers))
         or not _is_floating(value)
     ):
         return module(value)
@@ -107,21 +124,15 @@ def _list_settings(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if not name.startswith("_")}
 
 
-def _may_overwrite(value: Tensor, watched: Sequence[nn.Module]) -> bool:
+def _may_overwrite(value: Tensor, makers: Sequence[nn.Module], takers: Sequence[nn.Module]) -> bool:
     """Whether nobody else looks at a value, and autograd lets it be changed."""
     if torch.compiler.is_compiling():  # which decides that itself
         return False
     if torch.is_grad_enabled() and (value._is_view() or (value.is_leaf and value.requires_grad)):
         return False
-    if watched and are_all_watched():
+    if (makers or takers) and are_all_watched():
         return False
-    return not any(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        for module in watched
-    )
+    return not (any(map(sees_result, makers)) or any(map(sees_arguments, takers)))
 
 
 def _fits(name: str, value: Tensor, others: Iterable[Any]) -> bool:

@@ -201,6 +201,29 @@ def test_what_hooks_have_seen_stays_as_they_saw_it(name: str) -> None:
     check(model, applied, torch.randn(4, 8))
 
 
+@pytest.mark.parametrize(("name", "is_in_place"), [("linear", True), ("relu", False)])
+def test_what_hooks_that_run_before_have_seen_stays_as_they_saw_it(
+    name: str, is_in_place: bool
+) -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8")
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def look(module: nn.Module, args: tuple[Tensor]) -> None:
+        seen.extend((t, t.clone()) for t in args)
+
+    model.get_submodule(name).register_forward_pre_hook(look)
+    applied(torch.randn(4, 8))
+    assert all(torch.equal(now, then) for now, then in seen)
+    assert _overwrites(model) is is_in_place
+
+
+def _overwrites(model: nn.Module) -> bool:
+    """Whether a plan that is made with the hooks there has the ReLU overwrite its input."""
+    plan = fxmem.plan(fxmem.analyze(model, "4x8", device="cpu", mode="infer"))
+    return "relu" in {change.node for change in plan.inplace}
+
+
 def test_what_hooks_on_all_modules_have_seen_stays_as_they_saw_it() -> None:
     model = Hooked()
     applied = overwrite(model, "4x8", mode="infer").eval()

@@ -1,0 +1,70 @@
+"""The peak that a plan promises is what a real step with the plan takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxmem
+
+
+def normalise_weight(layer: nn.Module) -> nn.Module:
+    """As HiFi-GAN's and Encodec's convolutions are made, to this day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(layer)
+
+
+def run_hook(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda module, arguments, result: None)
+    return layer
+
+
+class Generator(nn.Module):
+    """Residual blocks of convolutions between leaky ReLUs, as in HiFi-GAN's generator."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.up = wrap(nn.ConvTranspose1d(16, 16, 4, 2, 1))
+        self.blocks = nn.ModuleList(wrap(nn.Conv1d(16, 16, 3, padding=1)) for _ in range(4))
+        self.last = wrap(nn.Conv1d(16, 1, 7, padding=3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(F.leaky_relu(x, 0.1))
+        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
+            y = first(F.leaky_relu(x, 0.1))
+            x = second(F.leaky_relu(y, 0.1)) + x
+        return self.last(F.leaky_relu(x)).tanh()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "runs_in_place"),
+    [
+        (normalise_weight, True),
+        (nn.utils.spectral_norm, True),
+        (run_hook, False),
+    ],
+)
+def test_what_runs_in_place_beside_hooks(
+    wrap: Callable[[nn.Module], nn.Module], runs_in_place: bool
+) -> None:
+    model = Generator(wrap)
+    step = "4x16x512"
+    analysis = fxmem.analyze(model, step, device="cpu")
+    plan = fxmem.plan(analysis, max_overhead=0.2, style="graph", time_limit_s=0.3)
+    report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
+    assert report.equal
+    assert report.planned.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.005)
+    assert bool(plan.inplace) is runs_in_place
+
+
+def test_a_change_of_inference_that_a_hook_sees_is_not_counted() -> None:
+    model = Generator(run_hook)
+    plan = fxmem.plan(fxmem.analyze(model, "4x16x512", device="cpu", mode="infer"))
+    report = fxmem.verify(model, fxmem.apply(model, plan), "4x16x512", mode="infer")
+    assert report.equal
+    assert report.planned.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.005)
