@@ -157,9 +157,10 @@ def list_predicted_figures(analysis: Analysis) -> Figures:
     """The same of a prediction.
 
     Peaks of both steps, what is allocated between them, and at the end of each phase of the
-    second. The first step's are those of all that led to the second: building the model only
-    allocates.
+    second.
     """
+    first_step = analysis.first_step
+    assert first_step is not None
     events, first = _list_events(analysis.graph)
     profile = replay(events, analysis.settings)
     samples = {
@@ -167,9 +168,12 @@ def list_predicted_figures(analysis: Analysis) -> Figures:
         "requested": profile.requested_bytes,
         "reserved": profile.reserved_bytes,
     }
-    figures = {}
+    figures = {
+        "first peak": first_step.peak_bytes,
+        "first requested": first_step.requested_bytes,
+        "first reserved": first_step.reserved_bytes,
+    }
     for kind, values in samples.items():
-        figures[f"first {kind}"] = max(values[:first])
         figures[f"second {kind}"] = max(values[first - 1 :])
     figures["between steps"] = profile.allocated_bytes[first - 1]
     for event, allocated in zip(events[first:], profile.allocated_bytes[first:], strict=True):

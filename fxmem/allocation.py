@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from fxmem.allocator import (
     AllocatorSettings,
@@ -31,6 +32,24 @@ _ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
+class WarmupPeak:
+    """The most that is in use before a step, from the model's move to the device on.
+
+    Attributes:
+        allocated_bytes: As the allocator hands it out.
+        reserved_bytes: The most that it holds of the device.
+        requested_bytes: The most that is in use as it was asked for.
+        event: Index in :attr:`MemoryGraph.warmup` of the first event that reaches
+            ``allocated_bytes``; negative for what was there before all else.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    requested_bytes: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """What the allocator made of a step, on a device whose memory has no end.
 
@@ -38,11 +57,13 @@ class Allocation:
         graph: The memory graph with the sizes of blocks in place of those of requests.
         reserved_bytes: What the allocator holds of the device, after each event of the timeline.
         requested_bytes: What is in use, as it was asked for, after each event.
+        warmup: The peak of what led to the step; None where nothing did.
     """
 
     graph: MemoryGraph
     reserved_bytes: tuple[int, ...]
     requested_bytes: tuple[int, ...]
+    warmup: WarmupPeak | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +133,37 @@ def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocatio
         _resize(graph, sizes, workspaces),
         profile.reserved_bytes[first:],
         profile.requested_bytes[first:],
+        _find_warmup_peak(
+            graph,
+            profile.allocated_bytes[:first],
+            profile.reserved_bytes[:first],
+            profile.requested_bytes[:first],
+        ),
     )
+
+
+def find_warmup_peak(graph: MemoryGraph) -> WarmupPeak | None:
+    """The peak of what led to a step, where no allocator rounds or caches; None where nothing did.
+
+    Args:
+        graph: The step.
+    """
+    events, first = _list_events(graph)
+    live_bytes = tuple(accumulate(event.delta_bytes for event in events[:first]))
+    return _find_warmup_peak(graph, live_bytes, live_bytes, live_bytes)
+
+
+def _find_warmup_peak(
+    graph: MemoryGraph,
+    allocated_bytes: Sequence[int],
+    reserved_bytes: Sequence[int],
+    requested_bytes: Sequence[int],
+) -> WarmupPeak | None:
+    if not graph.warmup:
+        return None
+    peak_bytes = max(allocated_bytes)
+    event = allocated_bytes.index(peak_bytes) - (len(allocated_bytes) - len(graph.warmup))
+    return WarmupPeak(peak_bytes, max(reserved_bytes), max(requested_bytes), event)
 
 
 def measure_allocation(graph: MemoryGraph, settings: AllocatorSettings) -> tuple[int, int]:

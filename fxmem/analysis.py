@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fxmem.allocation import Allocation, Exhaustion, allocate_graph, find_exhaustion
+from fxmem.allocation import (
+    Allocation,
+    Exhaustion,
+    allocate_graph,
+    find_exhaustion,
+    find_warmup_peak,
+)
 from fxmem.allocator import AllocatorSettings
 from fxmem.devices import CONTEXT_BYTES, GpuModel
-from fxmem.graph import Category, MemoryGraph, Node, SavedTensor
+from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
 from fxmem.labels import label_storages
 from fxmem.liveness import MemoryProfile, Peak, build_profile
 from fxmem.timeline import Timeline, build_timeline
@@ -55,6 +62,28 @@ class Setup:
     frontend_reason: str = ""
     notes: tuple[str, ...] = ()
     size_hint: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The peak of the first step, in which the optimizer's state is made.
+
+    Attributes:
+        peak_bytes: Most bytes allocated at any moment from the model's move to the device on:
+            ``torch.cuda.max_memory_allocated()`` after one step.
+        reserved_bytes: Most bytes that the allocator holds.
+        requested_bytes: Most bytes in use as they were asked for.
+        phase: The part of the step in which the peak lies.
+        node: Name of the node that ran there, or whose backward did; None outside of nodes.
+        source: The user's own line, or None.
+    """
+
+    peak_bytes: int
+    reserved_bytes: int
+    requested_bytes: int
+    phase: Phase
+    node: str | None
+    source: SourceLocation | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +146,27 @@ class Analysis:
     def requested_bytes(self) -> int:
         """Most bytes in use as they were asked for, before the allocator rounds them."""
         return self.peak_bytes if self.allocation is None else max(self.allocation.requested_bytes)
+
+    @cached_property
+    def first_step(self) -> FirstStep | None:
+        """The peak of the first step; all else is of the second. None in a saved report."""
+        graph = self.graph
+        warmup = find_warmup_peak(graph) if self.allocation is None else self.allocation.warmup
+        if warmup is None:
+            return None
+        starts = [operation.start for operation in graph.first_operations]
+        rank = bisect_right(starts, warmup.event) - 1
+        first = graph.first_operations[rank] if rank >= 0 else None
+        twin = None if first is None or first.twin is None else graph.operations[first.twin]
+        node = None if twin is None or twin.node is None else graph.nodes[twin.node]
+        return FirstStep(
+            peak_bytes=warmup.allocated_bytes,
+            reserved_bytes=warmup.reserved_bytes,
+            requested_bytes=warmup.requested_bytes,
+            phase=Phase.FORWARD if first is None else first.phase,
+            node=None if node is None else node.name,
+            source=None if node is None else node.source,
+        )
 
     @property
     def fragmentation_bytes(self) -> int:
@@ -240,6 +290,7 @@ class Analysis:
             "library_peak_bytes": self.library_peak_bytes,
             "process_bytes": None if self.process_bytes is None else list(self.process_bytes),
             "exhaustion": None if self.exhaustion is None else _list_fields(self.exhaustion),
+            "first_step": None if self.first_step is None else _list_fields(self.first_step),
             "peak": _describe_peak(self.peak),
             "breakdown": {category.value: n for category, n in self.breakdown.items()},
             "saved_bytes": self.saved_bytes,

@@ -265,6 +265,22 @@ class ModuleCall:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstOperation:
+    """An operator of the first step, to which a part of :attr:`MemoryGraph.warmup` belongs.
+
+    Attributes:
+        start: Index of its first allocation or free in ``warmup``; they end where those of the
+            next one begin.
+        phase: Where in the step it ran. All that the optimizer runs is one.
+        twin: Index of the same operation in the steady step; None where that has none.
+    """
+
+    start: int
+    phase: Phase
+    twin: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryGraph:
     """Everything that is known of one steady step.
 
@@ -282,6 +298,7 @@ class MemoryGraph:
         let_go: By storage, the operation in which the user's code let go of the last tensor on
             it that a node returned, whatever autograd keeps; None where it did not, or no node
             returned one. Empty where that is not known.
+        first_operations: The operators of the first step, as far as they allocate or free.
     """
 
     nodes: tuple[Node, ...]
@@ -292,3 +309,4 @@ class MemoryGraph:
     saves: tuple[Save, ...] = ()
     calls: tuple[ModuleCall, ...] = ()
     let_go: tuple[int | None, ...] = ()
+    first_operations: tuple[FirstOperation, ...] = ()

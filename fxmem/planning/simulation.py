@@ -77,7 +77,7 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
             storage = replace(storage, index=index, born=life.born, died=life.died)
         storages.append(storage)
     rewritten = replace(graph, operations=operations, storages=tuple(storages), saves=())
-    return replace(rewritten, warmup=_warm_up(rewritten))
+    return replace(rewritten, warmup=_warm_up(rewritten), first_operations=())
 
 
 def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:

@@ -63,6 +63,7 @@ def assemble_graph(
         saves=tuple(_list_saves(recorder)),
         calls=() if log is None else tuple(_list_calls(log)),
         let_go=tuple(_list_let_go(recorder)),
+        first_operations=tuple(recorder.first_step.list_operations(recorder.operations)),
     )
 
 

@@ -53,8 +53,8 @@ class Ledger:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether what an allocator caches is being written down: not where none caches."""
-        return not (self.counts_all or self._begun)
+        """Whether what leads to the step is being written down."""
+        return not self._begun
 
     def begin(self) -> None:
         """Starts the step; whatever is alive now is resident."""

@@ -24,6 +24,7 @@ from fxmem.recording.arguments import iterate_memory, list_tensors
 from fxmem.recording.casts import CastLog
 from fxmem.recording.costs import KernelCosts
 from fxmem.recording.effects import find_effect, find_written
+from fxmem.recording.first_step import FirstStepLog
 from fxmem.recording.ledger import NO_STORAGE, Ledger
 from fxmem.recording.overwriting import find_overwritable
 from fxmem.recording.records import NodeRecord
@@ -74,6 +75,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         visible: The tensors that nodes returned.
         seeding: Lines of forward that set the state of a random number generator.
         casts: What autocast keeps.
+        first_step: The operators before :meth:`begin_step`.
     """
 
     def __init__(self, target: Target, size_hint: int | None = None) -> None:
@@ -87,6 +89,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.strangers = Strangers()
         self.visible = VisibleTensors(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
+        self.first_step = FirstStepLog()
         self._costs = KernelCosts(target, self.ledger)
         self.seeding: dict[SourceLocation | None, None] = {}
         self._packing = False
@@ -244,18 +247,20 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         elif result is None:
             in_forward = self._phase in (Phase.FORWARD, Phase.LOSS)
             result = self.runner.run(func, args, kwargs, in_forward=in_forward)
+        if self.ledger.is_warming_up:
+            self.first_step.see(func, self._phase, len(self.ledger.warmup))
         kept = self._costs.list_kept(func, args)
         for name, nbytes in kept:
             self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
         made = [*iterate_memory(result)] if on_sparse else list_tensors((result,))
+        if workspace_bytes is None:
+            workspace_bytes = self._costs.estimate_workspace_bytes(func, args, kwargs, result)
         if not self.ledger.recording:
             for tensor in (*read, *made):
                 self.track(tensor)
             if self.ledger.is_warming_up:
-                self.ledger.hold(self._costs.estimate_workspace_bytes(func, args, kwargs, result))
+                self.ledger.hold(workspace_bytes)
             return result
-        if workspace_bytes is None:
-            workspace_bytes = self._costs.estimate_workspace_bytes(func, args, kwargs, result)
         self._record(_Ran(func, args, kwargs, result, read, made, workspace_bytes, kept), autograd)
         return result
 

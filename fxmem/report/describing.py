@@ -19,6 +19,9 @@ from fxmem.report.document import (
     Total,
 )
 
+_ALIKE = 0.01
+"""By which share of it the peaks of the first and the second step may differ unsaid."""
+
 
 def build_document(analysis: Analysis) -> Document:
     """What there is to say about an analysis.
@@ -47,6 +50,21 @@ def build_document(analysis: Analysis) -> Document:
         nodes=_list_nodes(analysis),
         notes=tuple(_write_notes(analysis)),
         storage_bytes=tuple(storage.nbytes for storage in analysis.allocated_graph.storages),
+        first_step=_describe_first_step(analysis),
+    )
+
+
+def _describe_first_step(analysis: Analysis) -> Headline | None:
+    first, peak_bytes = analysis.first_step, analysis.peak_bytes
+    if first is None or abs(first.peak_bytes - peak_bytes) <= _ALIKE * peak_bytes:
+        return None
+    return Headline(
+        peak_bytes=first.peak_bytes,
+        phase=first.phase,
+        node=first.node,
+        source=first.source,
+        optimizer=analysis.setup.optimizer,
+        parameters=(),
     )
 
 

@@ -181,6 +181,8 @@ class Document:
         nodes: In order of execution.
         notes: What the reader should know about the numbers, a sentence each.
         storage_bytes: The size of each storage, by its index: what ``NodeRow.results`` are.
+        first_step: The peak of the first step, where it differs from that of the headline, of
+            the second step, by more than 1 %; else None.
     """
 
     headline: Headline
@@ -195,3 +197,4 @@ class Document:
     nodes: tuple[NodeRow, ...]
     notes: tuple[str, ...]
     storage_bytes: tuple[int, ...] = ()
+    first_step: Headline | None = None

@@ -21,7 +21,13 @@ from fxmem.planning.plan import Plan
 from fxmem.report.cells import escape_controls
 from fxmem.report.describing import build_document
 from fxmem.report.page_data import build_page_data
-from fxmem.report.text import write_fit, write_headline, write_source, write_subject
+from fxmem.report.text import (
+    write_first_step,
+    write_fit,
+    write_headline,
+    write_source,
+    write_subject,
+)
 from fxmem.units import format_bytes, format_flops
 
 _TEMPLATES = files("fxmem.report") / "templates"
@@ -73,6 +79,7 @@ def write_html(page: Page) -> str:
         document=document,
         headline=write_headline(document.headline),
         subject=write_subject(document.subject),
+        first_step=[*write_first_step(document)],
         fit=None if document.fit is None else write_fit(document.fit),
         plan=plan,
         has_planned=planned is not None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
@@ -73,8 +73,9 @@ def render_text(
     Returns:
         Lines, each ended by a newline.
     """
+    heading = [write_headline(document.headline), write_subject(document.subject)]
     blocks = [
-        f"{write_headline(document.headline)}\n{write_subject(document.subject)}",
+        "\n".join([*heading, *write_first_step(document)]),
         _write_device(document, width),
         _write_totals(document),
         _write_breakdown(document),
@@ -91,13 +92,25 @@ def render_text(
 
 def write_headline(headline: Headline) -> str:
     """How much, and where, in one line."""
-    peak = f"Peak {format_bytes(headline.peak_bytes)}"
+    return escape_controls(f"Peak {_write_peak(headline)}")
+
+
+def write_first_step(document: Document) -> Iterator[str]:
+    """The peak of the first step in one line; none where it is that of the second."""
+    first = document.first_step
+    if first is not None:
+        than = "lower" if first.peak_bytes < document.headline.peak_bytes else "higher"
+        yield escape_controls(
+            f"The first step peaks {than}: {_write_peak(first)}; all else is of the second"
+        )
+
+
+def _write_peak(headline: Headline) -> str:
+    peak = format_bytes(headline.peak_bytes)
     if headline.phase is Phase.OPTIMIZER:
-        text = f"{peak} in optimizer step{_write_update(headline)}"
-    else:
-        place = ", ".join(filter(None, [headline.node, write_source(headline.source)]))
-        text = f"{peak} in {headline.phase.value}{f' of {place}' if place else ''}"
-    return escape_controls(text)
+        return f"{peak} in optimizer step{_write_update(headline)}"
+    place = ", ".join(filter(None, [headline.node, write_source(headline.source)]))
+    return f"{peak} in {headline.phase.value}{f' of {place}' if place else ''}"
 
 
 def _write_update(headline: Headline) -> str:

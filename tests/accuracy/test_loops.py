@@ -1,4 +1,7 @@
-"""Loops of other shapes than the canonical one, against the CPU allocator's own events."""
+"""Loops of other shapes than the canonical one, against the CPU allocator's own events.
+
+The first step, which makes the optimizer's state, and the second.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import fxmem
 
-STEP = "the measured step"
+STEPS = ("the first step", "the second step")
 
 
 def make_model() -> nn.Module:
@@ -24,13 +27,13 @@ def make_model() -> nn.Module:
 def run_loop(
     micro_batches: int, *, set_to_none: bool, deletes: bool, autocast: bool, target: bool
 ) -> None:
-    """Two steps as a user writes them; the second is marked."""
+    """Two steps as a user writes them, each marked."""
     model, x = make_model(), torch.randn(128, 64)
     wanted = torch.randn(128, 32) if target else None
     optimizer = torch.optim.Adam(model.parameters())
     output: Any = None
     loss: Any = None
-    for name in ("warm-up", STEP):
+    for name in STEPS:
         optimizer.zero_grad(set_to_none=set_to_none)
         with record_function(name):
             for _ in range(micro_batches):
@@ -49,18 +52,22 @@ def compute_loss(output: Tensor, wanted: Tensor | None, autocast: bool) -> Tenso
     return output.float().sum() if autocast else output.sum()
 
 
-def measure(**settings: Any) -> int:
-    """The peak of the second step."""
+def measure(**settings: Any) -> list[int]:
+    """The peaks of both steps."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         run_loop(**settings)
     events = prof.profiler.kineto_results.events()  # type: ignore[union-attr]
-    mark = next(event for event in events if event.name() == STEP)
-    start, end = mark.start_ns(), mark.start_ns() + mark.duration_ns()
     memory = sorted(
         ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"),
         key=lambda event: event[0],
     )
+    return [find_peak(memory, next(e for e in events if e.name() == name)) for name in STEPS]
+
+
+def find_peak(memory: list[tuple[int, int]], mark: Any) -> int:
+    """The most that is live within a mark."""
+    start, end = mark.start_ns(), mark.start_ns() + mark.duration_ns()
     peak = live = sum(nbytes for at, nbytes in memory if at < start)
     for at, nbytes in memory:
         if start <= at <= end:
@@ -112,4 +119,6 @@ def test_the_peak_is_that_of_the_loop(name: str) -> None:
         optimizer="adam",
         **{"loss": sum_output, **settings},
     )
-    assert analysis.peak_bytes == measure(**{**PLAIN, **loop})
+    first_step = analysis.first_step
+    assert first_step is not None
+    assert [first_step.peak_bytes, analysis.peak_bytes] == measure(**{**PLAIN, **loop})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import (
     RESIDENT,
     Category,
+    FirstOperation,
     MemoryGraph,
     Node,
     Operation,
@@ -129,6 +132,23 @@ def make_graph() -> MemoryGraph:
         _save(nodes[3], storages[1]),
     )
     return MemoryGraph(nodes, storages, operations, saved)
+
+
+def add_first_step(graph: MemoryGraph, state_mib: int) -> MemoryGraph:
+    """The hand-made step after a first one: its forward, and an optimizer that takes so much.
+
+    The model and the input hold 11 MiB, the forward 8 of its own.
+    """
+    mib = (4, 4, 1, 2)
+    warmup = [(index, size * MIB) for index, size in zip((0, 1, 2, 4), mib, strict=True)]
+    warmup += [(-1, 4 * MIB), (-2, 4 * MIB), (-2, -4 * MIB), (-1, -4 * MIB)]
+    warmup += [(3, 2 * MIB), (None, state_mib * MIB), (None, -state_mib * MIB)]
+    operations = (
+        FirstOperation(4, Phase.FORWARD, 1),
+        FirstOperation(5, Phase.FORWARD, 2),
+        FirstOperation(8, Phase.OPTIMIZER, None),
+    )
+    return replace(graph, warmup=tuple(warmup), first_operations=operations)
 
 
 def _save(node: Node, storage: Storage) -> SavedTensor:

@@ -5,10 +5,11 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hand_made import MIB, make_analysis, make_graph, memory_graphs
+from hand_made import MIB, add_first_step, make_analysis, make_graph, memory_graphs
 from hypothesis import given
 
-from fxmem.graph import RESIDENT, Category, MemoryGraph, Storage
+from fxmem.analysis import FirstStep
+from fxmem.graph import RESIDENT, Category, FirstOperation, MemoryGraph, Phase, Storage
 
 
 def test_the_numbers_of_the_hand_made_step() -> None:
@@ -57,3 +58,32 @@ def test_sums_in_the_dict(graph: MemoryGraph) -> None:
 @pytest.mark.parametrize("field", ["parameter_bytes", "peak_bytes", "forward_flops"])
 def test_numbers_are_integers(field: str) -> None:
     assert type(make_analysis().to_dict()[field]) is int
+
+
+@pytest.mark.parametrize(
+    ("state_mib", "mib", "phase", "node"),
+    [(1, 19, Phase.FORWARD, "block.relu"), (30, 43, Phase.OPTIMIZER, None)],
+)
+def test_the_first_step_peaks_where_most_is_in_use(
+    state_mib: int, mib: int, phase: Phase, node: str | None
+) -> None:
+    analysis = make_analysis(add_first_step(make_graph(), state_mib))
+    source = next((n.source for n in analysis.nodes if n.name == node), None)
+    expected = FirstStep(*(mib * MIB,) * 3, phase, node, source)
+    assert analysis.first_step == expected
+    assert analysis.to_dict()["first_step"]["peak_bytes"] == mib * MIB
+
+
+def test_the_first_step_of_a_model_that_runs_nothing_is_its_move() -> None:
+    graph = dataclasses.replace(make_graph(), warmup=((0, 4 * MIB),))
+    # What nobody saw being allocated was there before all else.
+    expected = FirstStep(*(13 * MIB,) * 3, Phase.FORWARD, None, None)
+    assert make_analysis(graph).first_step == expected
+    late = FirstOperation(1, Phase.FORWARD, 2)
+    graph = dataclasses.replace(graph, first_operations=(late,))
+    assert make_analysis(graph).first_step == expected
+
+
+def test_a_graph_without_its_first_step_has_none() -> None:
+    assert make_analysis().first_step is None
+    assert make_analysis().to_dict()["first_step"] is None

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hand_made import MIB, make_graph
+from hand_made import MIB, add_first_step, make_graph
 
 from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis, Setup
@@ -90,3 +90,13 @@ def test_the_dict_says_it_too() -> None:
     assert data["reserved_bytes"] == RESERVED_BYTES
     assert data["exhaustion"]["step"] == 5
     assert sum(s["slack_bytes"] for s in data["storages"]) == 508
+
+
+def test_the_first_step_is_what_the_allocator_made_of_it() -> None:
+    analysis = make_analysis()
+    graph = add_first_step(analysis.graph, state_mib=30)
+    first_step = dataclasses.replace(analysis, graph=graph).first_step
+    assert first_step is not None
+    assert first_step.peak_bytes == first_step.requested_bytes == 43 * MIB
+    # 18 MiB of large blocks in the first segment, the buffer in a small one, the workspace alone
+    assert first_step.reserved_bytes == (20 + 2 + 30) * MIB

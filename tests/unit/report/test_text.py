@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hand_made import make_analysis, make_graph, memory_graphs
+from hand_made import add_first_step, make_analysis, make_graph, memory_graphs
 from hypothesis import given
 
 from fxmem.analysis import Analysis
@@ -207,3 +207,17 @@ def test_any_graph_has_a_report(graph: MemoryGraph) -> None:
 def test_an_empty_step_has_a_report() -> None:
     graph = MemoryGraph((), (), (Operation(0, "step.begin", Phase.FORWARD),), ())
     assert render(make_analysis(graph, inputs=())).startswith("Peak 0 B in forward\n")
+
+
+@pytest.mark.parametrize(
+    ("state_mib", "line"),
+    [
+        (1, "lower: 19.00 MiB in forward of block.relu, net.py:12"),
+        (30, "higher: 43.00 MiB in optimizer step of adam"),
+        (17, None),
+    ],
+)
+def test_a_first_step_that_peaks_otherwise_is_told(state_mib: int, line: str | None) -> None:
+    lines = render(make_analysis(add_first_step(make_graph(), state_mib))).splitlines()
+    told = f"The first step peaks {line}; all else is of the second"
+    assert lines[2] == ("" if line is None else told)
