@@ -2,8 +2,9 @@
 
     python -m benchmarks.coverage [--suite torchvision] [--only NAME ...] [-j 2] [-o FILE]
 
-Models are built on the meta device where they allow that, so size costs nothing. Workers are
-separate processes: a model that hangs or kills its process is a row, not the end.
+Each model is analysed for both target devices, cuda and cpu; no GPU is needed. Models are built on
+the meta device where they allow that, so size costs nothing. Workers are separate processes: a
+model that hangs or kills its process is a row, not the end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.cases import Case
 from benchmarks.libraries import SUITES, suite_cases
+from benchmarks.stamp import write_stamp
 
+COMMAND = "python -m benchmarks.coverage -o docs/results/coverage.md"
+DEVICES = ("cuda", "cpu")
 TIMEOUT_S = 300.0
 Outcome = dict[str, Any]
 
@@ -66,29 +70,37 @@ def build(case: Case) -> tuple[nn.Module, str]:
 
 
 def analyse(case: Case) -> Outcome:
-    """Runs fxmem in train mode on one case and describes what came of it."""
-    import fxmem
-
+    """Runs fxmem in train mode on one case and describes what came of it, for each device."""
     outcome: Outcome = {"name": case.name}
     try:
         model, outcome["meta"] = build(case)
     except Exception as error:
         return outcome | {"status": "unbuildable", "cause": one_line(error)}
     args, kwargs = case.inputs()
+    outcome["status"] = "built"
+    return outcome | {device: analyse_on(device, model, args, kwargs) for device in DEVICES}
+
+
+def analyse_on(
+    device: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Outcome:
+    """Runs fxmem for one target device."""
+    import fxmem
+
     start = time.perf_counter()
     try:
-        analysis = fxmem.analyze(model, args, kwargs, mode="train", device="cpu")
-        outcome |= {
+        analysis = fxmem.analyze(model, args, kwargs, mode="train", device=device)
+        outcome: Outcome = {
             "status": "analysed",
             "frontend": str(analysis.frontend),
             "peak_bytes": int(analysis.peak_bytes),
-            "cause": getattr(getattr(analysis, "setup", None), "frontend_reason", ""),
+            "cause": analysis.setup.frontend_reason,
         }
     except fxmem.FxmemError as error:
-        outcome |= {"status": "refused", "cause": one_line(error)}
+        outcome = {"status": "refused", "cause": one_line(error)}
     except Exception as error:
         traceback.print_exc()
-        outcome |= {"status": "crashed", "cause": one_line(error)}
+        outcome = {"status": "crashed", "cause": one_line(error)}
     return outcome | {"seconds": time.perf_counter() - start}
 
 
@@ -196,56 +208,71 @@ def table(outcomes: Sequence[Outcome]) -> str:
     def cell(outcome: Outcome, key: str, show: Callable[[Any], str] = str) -> str:
         return show(outcome[key]) if outcome.get(key) is not None else "-"
 
-    rows = [
-        [
-            outcome["name"].split("/", 1)[1],
-            outcome["status"],
-            cell(outcome, "frontend"),
-            cell(outcome, "peak_bytes", lambda n: f"{n / 2**20:.1f}"),
-            cell(outcome, "seconds", lambda s: f"{s:.1f}"),
-            cell(outcome, "meta"),
-            (outcome.get("cause") or "").replace("|", "/").replace("\n", " ")[:200],
-        ]
-        for outcome in outcomes
+    rows = []
+    for outcome in outcomes:
+        sides = [outcome.get(device, outcome) for device in DEVICES]
+        cause = next((side["cause"] for side in sides if side.get("cause")), "")
+        rows.append(
+            [
+                outcome["name"].split("/", 1)[1],
+                *(side["status"] for side in sides),
+                cell(sides[0], "frontend"),
+                *(cell(side, "peak_bytes", lambda n: f"{n / 2**20:.1f}") for side in sides),
+                cell(sides[0], "seconds", lambda s: f"{s:.1f}"),
+                cell(outcome, "meta"),
+                cause.replace("|", "/").replace("\n", " ")[:200],
+            ]
+        )
+    headers = [
+        "model",
+        *(f"on {device}" for device in DEVICES),
+        "by",
+        *(f"peak MiB, {device}" for device in DEVICES),
+        "s",
+        "on meta",
+        "cause (of the second tracer)",
     ]
-    headers = ["model", "result", "by", "peak MiB", "s", "on meta", "cause (of the second tracer)"]
     return str(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Returns what share of each suite is analysed, and served by fx."""
+    """Returns what share of each suite is analysed for each device, and served by fx."""
     rows: list[list[str]] = []
     for suite in SUITES:
         ours = [o for o in outcomes if o["name"].startswith(f"{suite}/")]
         built = [o for o in ours if o["status"] != "unbuildable"]
-        if not built:
-            continue
-        done = [o for o in built if o["status"] == "analysed"]
-        fx = sum(o["frontend"] == "fx" for o in done)
-        refused = sum(o["status"] == "refused" for o in built)
-        seconds = [o["seconds"] for o in done] or [0.0]
-        rows.append(
-            [
-                suite,
-                str(len(built)),
-                f"{len(done)} ({len(done) / len(built):.0%})",
-                f"{fx} ({fx / len(built):.0%})",
-                str(refused),
-                str(len(built) - len(done) - refused),
-                f"{statistics.median(seconds):.2f}",
-                f"{max(seconds):.1f}",
-            ]
-        )
-    headers = ["suite", "models", "analysed", "by fx", "refused", "failed", "median s", "worst s"]
+        for device in DEVICES if built else ():
+            sides = [o.get(device, o) for o in built]
+            done = [side for side in sides if side["status"] == "analysed"]
+            fx = sum(side["frontend"] == "fx" for side in done)
+            refused = sum(side["status"] == "refused" for side in sides)
+            seconds = [side["seconds"] for side in done] or [0.0]
+            rows.append(
+                [
+                    suite,
+                    device,
+                    str(len(built)),
+                    f"{len(done)} ({len(done) / len(built):.0%})",
+                    f"{fx} ({fx / len(built):.0%})",
+                    str(refused),
+                    str(len(built) - len(done) - refused),
+                    f"{statistics.median(seconds):.2f}",
+                    f"{max(seconds):.1f}",
+                ]
+            )
+    headers = ["suite", "device", "models", "analysed", "by fx", "refused", "failed"]
+    headers += ["median s", "worst s"]
     return str(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
+def render(outcomes: Sequence[Outcome], stamp: str) -> str:
     """Returns the whole report."""
     parts = [
         "# Coverage",
-        "fxmem over model libraries, in train mode. `refused` is fxmem's own error with its"
-        " cause; `failed` is anything else.",
+        stamp,
+        "fxmem over model libraries, in train mode, for each target device. `refused` is fxmem's"
+        " own error with its cause; `failed` is anything else. Tracer, seconds and cause in the"
+        f" tables of models are those for {DEVICES[0]} unless only {DEVICES[1]} has a cause.",
         summary(outcomes),
     ]
     for suite in SUITES:
@@ -274,9 +301,10 @@ def main() -> None:
     outcomes: list[Outcome] = []
     for outcome in run_all(names, options.jobs, options.timeout):
         outcomes.append(outcome)
-        words = [outcome["status"], outcome.get("frontend", ""), outcome.get("cause") or ""]
-        print(f"{outcome['name']:40s} {' '.join(words)}", file=sys.stderr, flush=True)
-    text = render(outcomes)
+        sides = [outcome.get(device, outcome) for device in DEVICES]
+        words = [f"{side['status']} {side.get('cause') or ''}" for side in sides]
+        print(f"{outcome['name']:40s} {'; '.join(words)}", file=sys.stderr, flush=True)
+    text = render(outcomes, write_stamp(COMMAND))
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text)

@@ -1,0 +1,16 @@
+"""From what, when and how a page of results was made."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import datetime, timezone
+
+import torch
+
+
+def write_stamp(command: str) -> str:
+    """Returns a sentence with the command, the commit, the date and torch's version."""
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+    return f"`{command}` at {commit}, {today}, torch {torch.__version__}, on the CPU."
