@@ -14,16 +14,18 @@ from fxmem.lowering.cpu import CPU
 from fxmem.lowering.cuda.target import use_gpu
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
-from fxmem.recording.losses import Loss
+from fxmem.recording.losses import Loss, make_own_loss
 from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options
 from fxmem.recording.placement import place_inputs, place_model
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.tracing.building import replace_converted
+from fxmem.tracing.deepcopy import Memo
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fake_checks import answer_fake_checks
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
+from fxmem.tracing.model_copier import copy_reader
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -52,20 +54,27 @@ class Blueprint:
     fake_mode: FakeTensorMode
     named_devices: set[str]
 
-    def make_inputs(self) -> Inputs:
-        """Fake inputs, each time others: a step may change a cache among them."""
+    def make_inputs(self, memo: Memo | None = None) -> Inputs:
+        """Fake inputs, each time others: a step may change a cache among them.
+
+        Args:
+            memo: See :func:`fxmem.tracing.fakes.make_fake_inputs`.
+        """
         dtype = self.options.dtype
         with keep_default_on_cpu():
-            made = make_fake_inputs(self.args, self.kwargs, self.fake_mode, dtype=dtype)
+            made = make_fake_inputs(self.args, self.kwargs, self.fake_mode, dtype=dtype, memo=memo)
         remember_inputs(made, (self.args, self.kwargs))
         return made
 
     def make_step(self) -> Step:
         """A step on a fake model and fake inputs of its own, where the target has them."""
         options, train = self.options, self.options.mode == "train"
-        inputs = self.make_inputs()
+        memo: Memo = {}
         with keep_default_on_cpu():
-            model = make_fake_model(self.model, self.fake_mode, dtype=options.dtype, train=train)
+            model = make_fake_model(
+                self.model, self.fake_mode, dtype=options.dtype, train=train, memo=memo
+            )
+        inputs = self.make_inputs(memo)
         place_inputs(inputs, CPU)
         with replace_devices(self.named_devices):
             settle_lazy(model, *inputs, self.fake_mode)
@@ -76,13 +85,19 @@ class Blueprint:
             args=inputs[0],
             kwargs=inputs[1],
             train=train,
-            loss=self.loss,
+            loss=self._copy_loss(memo),
             make_optimizer=self.make_optimizer if train else None,
             accumulate=options.accumulate,
             set_to_none=options.set_to_none,
             autocast=options.autocast_to,
             holds_previous=options.holds_previous,
         )
+
+    def _copy_loss(self, memo: Memo) -> Loss:
+        """The loss, with the fakes of inputs and of the model's tensors where it reads those."""
+        if self.loss.function is None:
+            return self.loss
+        return make_own_loss(self.loss.name, copy_reader(self.loss.function, memo))
 
     def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
         """Makes a step and records it; to be called with the fake mode active.

@@ -47,11 +47,13 @@ class Loss:
         name: For reports.
         compute: From output and target to a scalar tensor.
         make_target: From an output to the target; None where the loss takes none.
+        function: The user's own, if it is one, from the output alone.
     """
 
     name: str
     compute: Callable[[Any, Tensor | None], Tensor]
     make_target: Callable[[Any], Tensor] | None = None
+    function: Callable[[Any], object] | None = None
 
 
 def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
@@ -85,7 +87,12 @@ def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
         return _make_named(loss)
     name = _name_function(loss)
     _check_function(loss, name)
-    return Loss(name, lambda output, target: _check_loss(loss(output)))
+    return make_own_loss(name, loss)
+
+
+def make_own_loss(name: str, function: Callable[[Any], object]) -> Loss:
+    """The loss that a user's function computes."""
+    return Loss(name, lambda output, target: _check_loss(function(output)), function=function)
 
 
 def _make_named(name: str) -> Loss:

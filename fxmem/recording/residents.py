@@ -38,6 +38,7 @@ def label_residents(
     inputs: NamedInputs,
     *,
     target: Any,
+    loss: object,
     optimizer: torch.optim.Optimizer | None,
     scaler_state: Any,
 ) -> None:
@@ -48,6 +49,7 @@ def label_residents(
         model: The model.
         inputs: What it is called with.
         target: What the loss compares its output with.
+        loss: The user's function, whose tensors are labelled if the step has met them.
         optimizer: The step's own.
         scaler_state: The tensors of its gradient scaler.
     """
@@ -62,6 +64,9 @@ def label_residents(
     for name, value in inputs:
         label(value, Category.INPUT, name)
     label(target, Category.INPUT, "target")
+    for value in iterate_reached(loss):
+        if isinstance(value, torch.Tensor) and recorder.find_storages(value):
+            label(value, Category.INPUT, "held by the loss")
     reached = [*iterate_held(model), ("", optimizer)]
     for _, holder in reached:
         if isinstance(holder, torch.optim.Optimizer):

@@ -272,6 +272,7 @@ class _StepRunner:
             self._step.model,
             self._named_inputs(),
             target=self._target,
+            loss=self._step.loss.function,
             optimizer=self._optimizer,
             scaler_state=None if self._scaler is None else self._scaler.state_tensors,
         )

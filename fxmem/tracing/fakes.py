@@ -25,6 +25,7 @@ from torch.utils._pytree import (
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec, parse_spec, strip_torch
+from fxmem.tracing.deepcopy import Memo
 from fxmem.tracing.lazy import bind_lazy
 from fxmem.tracing.model_copier import copy_model, copy_objects
 from fxmem.tracing.tensor_copier import TensorCopier, find_spans
@@ -54,7 +55,12 @@ class _LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def make_fake_model(
-    model: nn.Module, fake_mode: FakeTensorMode, *, dtype: str | None = None, train: bool
+    model: nn.Module,
+    fake_mode: FakeTensorMode,
+    *,
+    dtype: str | None = None,
+    train: bool,
+    memo: Memo | None = None,
 ) -> nn.Module:
     """A copy of the model on fake CPU tensors; the model itself is left alone.
 
@@ -71,6 +77,7 @@ def make_fake_model(
         dtype: Name of a dtype that floating parameters and buffers are cast to, as by
             ``model.to(dtype)``.
         train: Whether the copy is in training mode.
+        memo: Gets the copies by the ids of their originals.
 
     Returns:
         The copy; or, where it cannot be copied and all its tensors already belong to
@@ -86,7 +93,7 @@ def make_fake_model(
     """
     cast_to = _find_dtype(dtype)
     _refuse_compiled(model)
-    fake = copy_model(model, fake_mode, cast_to)
+    fake = copy_model(model, fake_mode, cast_to, {} if memo is None else memo)
     bind_lazy(fake, fake_mode)
     return fake.train(train)
 
@@ -97,6 +104,7 @@ def make_fake_inputs(
     fake_mode: FakeTensorMode,
     *,
     dtype: str | None = None,
+    memo: Memo | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs as fresh fake CPU tensors, in the lists, tuples and dicts they came in.
 
@@ -110,6 +118,8 @@ def make_fake_inputs(
         kwargs: Keyword arguments.
         fake_mode: The mode that the fakes belong to.
         dtype: Name of a dtype that floating tensors are cast to.
+        memo: Copies that were made before, by the ids of their originals: of a tensor that the
+            model holds, too. Gets those of the inputs.
 
     Raises:
         UsageError: A text starts like a spec and is none, or the dtype is not a floating one.
@@ -120,6 +130,7 @@ def make_fake_inputs(
     cast_to = _find_dtype(dtype)
     copier = TensorCopier(fake_mode, find_spans(tree_iter((args, kwargs))))
     copied: dict[int, tuple[Tensor, Tensor]] = {}
+    memo = {} if memo is None else memo
 
     def convert(leaf: object) -> object:
         leaf = read_leaf(leaf)
@@ -127,7 +138,8 @@ def make_fake_inputs(
             return copier.create(leaf, cast_to)
         if isinstance(leaf, Tensor):
             if id(leaf) not in copied:
-                copied[id(leaf)] = leaf, copier.copy(leaf, cast_to)
+                held = memo.get(id(leaf)) if cast_to is None else None
+                copied[id(leaf)] = leaf, copier.copy(leaf, cast_to) if held is None else held
             return copied[id(leaf)][1]
         return leaf
 
@@ -137,6 +149,7 @@ def make_fake_inputs(
     objects = copy_objects([leaves[index] for index in at], copied.values(), copier)
     for index, value in zip(at, objects, strict=True):
         leaves[index] = value
+    memo |= {key: fake for key, (_, fake) in copied.items()}
     inputs: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, structure)
     return inputs
 

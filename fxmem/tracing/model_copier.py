@@ -26,19 +26,21 @@ _Named = list[tuple[str, Tensor]]
 _NODES = "_fxmem_nodes"  # on a copied model: what nothing else keeps
 
 
-def copy_model(model: nn.Module, fake_mode: FakeTensorMode, dtype: torch.dtype | None) -> nn.Module:
+def copy_model(
+    model: nn.Module, fake_mode: FakeTensorMode, dtype: torch.dtype | None, memo: Memo
+) -> nn.Module:
     """A copy on fake CPU tensors; see :func:`fxmem.tracing.fakes.make_fake_model`.
 
     Args:
         model: Its tensors real, meta or fake, on any device.
         fake_mode: The mode that the fakes belong to.
         dtype: What floating parameters and buffers are cast to.
+        memo: Gets the copy of each object that the model reaches.
 
     Raises:
         TraceError: The model cannot be copied.
     """
     copier = TensorCopier(fake_mode)
-    memo: Memo = {}
     registered = {id(tensor): name for name, tensor in _list_registered(model)}
     tensors: _Named = []
     for tensor in sorted(_list_tensors(model), key=_find_order):
@@ -86,6 +88,25 @@ def copy_objects(
     with copy_through_functions(), _DeepCopyMode(copier):
         _carry_over([("an input", tensor) for tensor, _ in pairs], memo)
         return [_copy_object(value, memo) for value in values]
+
+
+def copy_reader(function: Callable[..., Any], memo: Memo) -> Callable[..., Any]:
+    """A copy of a function that reads copied tensors or modules where it read the originals.
+
+    Tensors that were not copied stay themselves. A function that reaches none of the originals,
+    or cannot be copied, stays itself.
+
+    Args:
+        function: A loss, for instance, that compares an output with the model's own input.
+        memo: The copies, by the ids of their originals.
+    """
+    reached = [*iterate_reached(function)]
+    if not any(id(value) in memo for value in reached):
+        return function
+    kept: Memo = {id(value): value for value in reached if isinstance(value, Tensor)}
+    with copy_through_functions():
+        copied: Callable[..., Any] = _copy_object(function, kept | memo)
+    return copied
 
 
 def _copy_object(value: object, memo: Memo) -> Any:

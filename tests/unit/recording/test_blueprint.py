@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fxmem import analyze
+from fxmem.graph import MemoryGraph
 from fxmem.lowering.cuda.target import GPU_DEVICE
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.losses import resolve_loss
@@ -59,3 +63,55 @@ def test_the_devices_that_code_names_are_gathered() -> None:
     with blueprint.fake_mode:
         blueprint.record(True, ("3x4:float32",))
     assert blueprint.named_devices == {"cuda:1"}
+
+
+F = nn.functional
+WIDTH = 64
+BATCH_BYTES = 32 * WIDTH * 4
+
+
+class Autoencoder(nn.Linear):
+    """Its target is its input; or what it holds as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH, bias=False)
+        self.target = torch.rand(32, WIDTH)
+
+
+def list_residents(graph: MemoryGraph) -> dict[str, int]:
+    return {s.name: s.nbytes for s in graph.storages if s.born < 0 and s.nbytes == BATCH_BYTES}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loss_that_reads_the_input_reads_what_the_model_does(device: str) -> None:
+    x = torch.rand(32, WIDTH)
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    analysis = analyze(model, (x,), device=device, loss=lambda out: F.mse_loss(out, x))
+    assert list_residents(analysis.graph) == {"input": BATCH_BYTES}
+
+
+def test_a_loss_that_reads_the_model_reads_the_copy() -> None:
+    model, x = Autoencoder(), torch.rand(32, WIDTH)
+
+    def penalize(out: Tensor) -> Tensor:
+        return F.mse_loss(out, model.target) + model.weight.pow(2).sum()
+
+    graph = analyze(model, (x,), device="cpu", loss=penalize).graph
+    assert list_residents(graph) == {"input": BATCH_BYTES, "target": BATCH_BYTES}
+    gradients = [s.nbytes for s in graph.storages if s.category.name == "GRADIENT"]
+    assert gradients == [WIDTH * WIDTH * 4]
+    assert model.weight.grad is None
+
+
+def test_a_tensor_that_the_model_holds_may_be_its_input() -> None:
+    model = Autoencoder()
+    loss = functools.partial(F.mse_loss, target=model.target)
+    graph = analyze(model, (model.target,), device="cpu", loss=loss).graph
+    assert list_residents(graph) == {"input": BATCH_BYTES}
+
+
+def test_another_tensor_of_the_loss_is_counted_once_and_named() -> None:
+    x, y = torch.rand(32, WIDTH), torch.rand(32, WIDTH)
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    graph = analyze(model, (x,), device="cpu", loss=lambda out: F.mse_loss(out, y)).graph
+    assert list_residents(graph) == {"input": BATCH_BYTES, "held by the loss": BATCH_BYTES}

@@ -59,6 +59,7 @@ def test_each_is_named_by_the_most_specific(recorder: Recorder) -> None:
         model,
         [("x", x), ("again", model.mask)],
         target=target,
+        loss=None,
         optimizer=optimizer,
         scaler_state=None,
     )
