@@ -48,6 +48,7 @@ class Setup:
         frontend_reason: Why ``fx`` did not; empty where it did.
         notes: What the reader should know about how it was done, a sentence each.
         size_hint: What was assumed of sizes that depend on data, or None.
+        inference_mode: Whether inference is under ``inference_mode``, else under ``no_grad``.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Setup:
     frontend_reason: str = ""
     notes: tuple[str, ...] = ()
     size_hint: int | None = None
+    inference_mode: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from fxmem.allocator import AllocatorSettings, parse_settings
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import UsageError
+from fxmem.graph import MemoryGraph
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.autocast import allow_autocast
 from fxmem.lowering.target import Target
@@ -26,7 +28,12 @@ from fxmem.recording.choices import (
 )
 from fxmem.recording.frontends import Served, record_with_frontend
 from fxmem.recording.losses import resolve_loss
-from fxmem.recording.notes import note_devices, note_recording, note_unused
+from fxmem.recording.notes import (
+    note_devices,
+    note_other_inference,
+    note_recording,
+    note_unused,
+)
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import Options, resolve_options
 from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
@@ -45,6 +52,7 @@ def analyze(
     kwargs: Mapping[str, Any] | None = None,
     *,
     mode: str = "train",
+    inference_mode: bool = False,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
     dtype: str | torch.dtype | None = None,
@@ -71,6 +79,8 @@ def analyze(
             ``"8x3x224x224:bf16"``. One that is alone needs no tuple.
         kwargs: Keyword inputs, likewise.
         mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
+        inference_mode: In inference: under ``torch.inference_mode()`` instead, where autocast
+            keeps no casts of weights.
         device: Target device, which need not be there: ``"cuda"``, whose peak is to be compared
             with ``torch.cuda.max_memory_allocated()``, or ``"cpu"`` for training on the CPU.
         gpu: The GPU that is meant (``"h100"``, ``"rtx4090"``): its architecture decides which
@@ -113,6 +123,7 @@ def analyze(
     """
     options = resolve_options(
         mode=mode,
+        inference_mode=inference_mode,
         device=device,
         gpu=gpu,
         dtype=dtype,
@@ -133,10 +144,12 @@ def analyze(
         check_inputs(blueprint.model, *given)
         specs = describe_inputs(*given)
         served = _record(blueprint, specs)
+        other = _record_other_inference(blueprint, specs, served)
     recording = served.recording
     remember_model(recording.fx_graph, described)
     setup = _describe_setup(model, loss, optimizer, specs, blueprint, served)
-    return Analysis(setup, recording.graph, settings, options.gpu, recording.fx_graph)
+    analysis = Analysis(setup, recording.graph, settings, options.gpu, recording.fx_graph)
+    return analysis if other is None else _compare_inference(analysis, other)
 
 
 @contextlib.contextmanager
@@ -189,6 +202,30 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
         )
 
 
+def _record_other_inference(
+    blueprint: Blueprint, inputs: Sequence[str], served: Served
+) -> MemoryGraph | None:
+    """The same inference under ``inference_mode`` if it was under ``no_grad``, or the reverse.
+
+    Returns:
+        None where memory is the same: autocast casts no weights.
+    """
+    options = blueprint.options
+    if options.mode != "infer" or not served.recording.casts_weights:
+        return None
+    options = replace(options, inference_mode=not options.inference_mode, frontend=served.frontend)
+    return _record(replace(blueprint, options=options), inputs).recording.graph
+
+
+def _compare_inference(analysis: Analysis, other: MemoryGraph) -> Analysis:
+    """Notes the peak of the other inference where that is another."""
+    peak_bytes, setup = replace(analysis, graph=other).peak_bytes, analysis.setup
+    if peak_bytes == analysis.peak_bytes:
+        return analysis
+    note = note_other_inference(setup.inference_mode, peak_bytes)
+    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
+
+
 def _describe_setup(
     model: nn.Module | str,
     loss: LossChoice,
@@ -204,6 +241,7 @@ def _describe_setup(
         model=model if isinstance(model, str) else type(model).__name__,
         inputs=inputs,
         mode=options.mode,
+        inference_mode=options.inference_mode,
         device=device,
         autocast=options.autocast,
         gpu=options.gpu.name if options.gpu else None,

@@ -73,6 +73,12 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         default="train",
         help="infer is eval() without gradients (default: %(default)s)",
     )
+    step.add_argument(
+        "--inference-mode",
+        action="store_true",
+        help="infer under torch.inference_mode(), where autocast keeps no casts of weights "
+        "(default: under no_grad())",
+    )
     add_training_options(step)
     step.add_argument(
         "--frontend",
@@ -197,6 +203,7 @@ def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--size-hint is {arguments.size_hint}", hint="0 or more")
     return {
         "mode": arguments.mode,
+        "inference_mode": arguments.inference_mode,
         "device": arguments.device,
         "gpu": arguments.gpu,
         "autocast": arguments.autocast,

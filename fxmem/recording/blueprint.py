@@ -85,6 +85,7 @@ class Blueprint:
             args=inputs[0],
             kwargs=inputs[1],
             train=train,
+            inference_mode=options.inference_mode,
             loss=self._copy_loss(memo),
             make_optimizer=self.make_optimizer if train else None,
             accumulate=options.accumulate,

@@ -24,18 +24,24 @@ class CastLog:
     Args:
         ledger: Of the storages.
         device: Whose autocast it is, by its name.
+
+    Attributes:
+        casts_weights: Whether it casts weights, kept or not.
     """
 
     def __init__(self, ledger: Ledger, device: str) -> None:
         self._ledger = ledger
         self._device = device
+        self.casts_weights = False
         self._dtype: torch.dtype | None = None
+        self._keeps = False
         self._made: list[int] = []  # in the node that runs
         self._kept: list[int] = []
 
     def enter_node(self) -> None:
         """A node begins: below it, autocast is off to who asks."""
-        self._dtype = read_autocast_on(self._device) if torch.is_autocast_cache_enabled() else None
+        self._dtype = read_autocast_on(self._device)
+        self._keeps = torch.is_autocast_cache_enabled()
 
     def exit_node(self, results: Container[int]) -> None:
         """It is over, and this is what its result lies on.
@@ -62,7 +68,9 @@ class CastLog:
         weight = args[0]
         is_leaf = weight.requires_grad and weight.is_leaf and not weight._is_view()
         if is_leaf and weight.dtype == torch.float32:
-            self._made.append(storage)
+            self.casts_weights = True
+            if self._keeps:
+                self._made.append(storage)
 
     @contextlib.contextmanager
     def watch_exits(self) -> Iterator[None]:

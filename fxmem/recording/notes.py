@@ -36,6 +36,27 @@ def note_unused(mode: str, loss: object, optimizer: object) -> Iterator[str]:
         yield f"Inference leaves out the {' and the '.join(unused)}."
 
 
+def note_other_inference(inference_mode: bool, peak_bytes: int) -> str:
+    """The peak under ``no_grad`` of what was analysed under ``inference_mode``, or the reverse.
+
+    Args:
+        inference_mode: Whether it was.
+        peak_bytes: The other peak.
+
+    >>> note_other_inference(True, 2 << 20)
+    'Under torch.no_grad() the peak is 2.00 MiB: autocast keeps its casts of weights there.'
+    """
+    peak = format_bytes(peak_bytes)
+    if inference_mode:
+        return (
+            f"Under torch.no_grad() the peak is {peak}: autocast keeps its casts of weights there."
+        )
+    return (
+        f"Under torch.inference_mode() (inference_mode=True, --inference-mode) the peak is {peak}:"
+        " autocast keeps no casts of weights there."
+    )
+
+
 def note_recording(recording: Recording, target: Target) -> Iterator[str]:
     """What the recording itself tells."""
     yield from _note_held(recording.graph)

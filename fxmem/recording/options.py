@@ -25,6 +25,7 @@ class Options:
 
     Attributes:
         mode: ``train`` or ``infer``.
+        inference_mode: See :class:`fxmem.recording.step.Step`.
         target: The device whose kernels run the step.
         gpu: The GPU that is meant; None for any.
         architecture: What of it the choice of kernels depends on.
@@ -39,6 +40,7 @@ class Options:
     """
 
     mode: str
+    inference_mode: bool
     target: Target
     gpu: GpuModel | None
     architecture: Gpu
@@ -55,6 +57,7 @@ class Options:
 def resolve_options(
     *,
     mode: str = "train",
+    inference_mode: bool = False,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
     dtype: str | torch.dtype | None = None,
@@ -75,12 +78,13 @@ def resolve_options(
     ('cuda', (7, 5), torch.float16)
     """
     device = str(device)  # a torch.device has its name
-    _check_step(mode, device, accumulate)
+    _check_step(mode, inference_mode, device, accumulate)
     _check_recording(frontend, size_hint)
     model = _find_gpu(device, gpu)
     autocast = _name_autocast(autocast)
     return Options(
         mode=mode,
+        inference_mode=inference_mode,
         target=TARGETS[device],
         gpu=model,
         architecture=describe_gpu(model),
@@ -108,8 +112,10 @@ def check_mode(mode: object) -> None:
         )
 
 
-def _check_step(mode: str, device: str, accumulate: int) -> None:
+def _check_step(mode: str, inference_mode: bool, device: str, accumulate: int) -> None:
     check_mode(mode)
+    if inference_mode and mode != "infer":
+        raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")
     if device not in TARGETS:
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:

@@ -50,6 +50,7 @@ class Step:
         args: Positional inputs, on fake tensors.
         kwargs: Keyword inputs.
         train: Whether loss, backward and the optimizer run; else under ``no_grad``.
+        inference_mode: Whether it is under ``inference_mode`` instead.
         loss: From the model's output to the loss.
         make_optimizer: From the parameters to the optimizer; None for none.
         accumulate: How many micro-batches add up their gradients before the optimizer runs.
@@ -69,6 +70,7 @@ class Step:
     set_to_none: bool = True
     autocast: torch.dtype | None = None
     holds_previous: bool = False
+    inference_mode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Recording:
         live_bytes: The live bytes after each allocation and free, as they were watched; the
             timeline computed from ``graph`` must say the same.
         notes: What to know about how the step was run.
+        casts_weights: Whether autocast casts weights, whose casts are kept under ``no_grad`` and
+            not under ``inference_mode``.
     """
 
     graph: MemoryGraph
@@ -89,6 +93,7 @@ class Recording:
     reason: str
     live_bytes: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    casts_weights: bool = False
 
 
 def record_step(
@@ -187,6 +192,7 @@ class _StepRunner:
             tracer.reason or self._first_change or _explain_randomness(recorder),
             tuple(recorder.ledger.live_bytes),
             tuple(_note_draws(recorder)),
+            recorder.casts.casts_weights,
         )
 
     def _run_once(self, run_model: Callable[[], Any], run_loss: Callable[[Any], Any]) -> None:
@@ -196,7 +202,7 @@ class _StepRunner:
         output, loss = self._previous
         self._previous = None, None
         if not self._step.train:
-            with torch.no_grad(), self._autocast():
+            with self._without_grad(), self._autocast():
                 output = run_model()
             recorder.label(output, Category.OUTPUT, "output")
             recorder.end_step()
@@ -249,6 +255,9 @@ class _StepRunner:
         else:
             self._scaler.step(self._optimizer)
             self._scaler.update()
+
+    def _without_grad(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.inference_mode() if self._step.inference_mode else torch.no_grad()
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = self._step.autocast

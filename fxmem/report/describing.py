@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fxmem.analysis import Analysis
+from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category, Phase, Storage
 from fxmem.labels import label_operator
 from fxmem.report.document import (
@@ -84,7 +84,14 @@ def describe_subject(analysis: Analysis) -> Subject:
         autocast=setup.autocast,
         optimizer=setup.optimizer,
         loss=setup.loss,
+        context=_name_context(setup),
     )
+
+
+def _name_context(setup: Setup) -> str:
+    if setup.inference_mode:
+        return "inference_mode()"
+    return "no_grad()" if setup.mode == "infer" and setup.autocast else ""
 
 
 def _list_device(analysis: Analysis) -> Iterable[DeviceRow]:

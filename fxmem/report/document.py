@@ -41,6 +41,7 @@ class Subject:
         autocast: What forward and loss are autocast to, or None.
         optimizer: Name of the optimizer, or None.
         loss: Name of the loss, or None for the default.
+        context: What turns gradients off in inference, where memory may depend on it.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Subject:
     autocast: str | None
     optimizer: str | None
     loss: str | None
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,8 @@ def _write_update(headline: Headline) -> str:
 def write_subject(subject: Subject) -> str:
     """What was analysed, in one line."""
     inputs = ", ".join(subject.inputs) or "no inputs"
-    parts = [subject.model, inputs, subject.mode, subject.gpu or subject.device]
+    mode = " under ".join(filter(None, [subject.mode, subject.context]))
+    parts = [subject.model, inputs, mode, subject.gpu or subject.device]
     if subject.autocast:
         parts.append(f"autocast {subject.autocast}")
     if subject.mode == "train":

@@ -102,6 +102,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
             *["--mode", "infer", "--device", "cuda", "--dtype", "bf16", "--optimizer", "adam"],
             *["--loss", "mse", "--frontend", "record", "--size-hint", "7", "--autocast", "bf16"],
             *["--accumulate", "4", "--keep-gradients", "--hold-outputs"],
+            "--inference-mode",
             *["--gpu", "h100", "--alloc-conf", "expandable_segments:True"],
         ]
     )
@@ -113,6 +114,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
     )
     assert options == {
         "mode": "infer",
+        "inference_mode": True,
         "device": "cuda",
         "gpu": "h100",
         "dtype": "bfloat16",
@@ -144,6 +146,7 @@ def test_without_options_analyze_gets_its_defaults(
         ("nets/net.py:Net", (), {}),
         {
             "mode": "train",
+            "inference_mode": False,
             "device": "cuda",
             "gpu": None,
             "dtype": None,

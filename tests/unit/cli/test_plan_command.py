@@ -230,6 +230,7 @@ def test_the_step_reaches_analyze(calls: dict[str, Any]) -> None:
         ("nets/net.py:Net", (TensorSpec((8, 3)),), {"mask": TensorSpec((8, 3), "bool")}),
         {
             "mode": "train",
+            "inference_mode": False,
             "device": "cuda",
             "gpu": "h100",
             "dtype": "bfloat16",

@@ -14,7 +14,11 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 import fxmem
+from fxmem.errors import UsageError
 from fxmem.recording.inference import replace_inference_mode
+from fxmem.report.describing import describe_subject
+from fxmem.report.text import write_subject
+from fxmem.units import format_bytes
 
 Use = Callable[[], None]
 BF16 = torch.bfloat16
@@ -92,6 +96,67 @@ def test_the_peak_is_that_of_real_inference_mode(
     model, x = Within(run, torch.inference_mode), torch.ones(64, 64)
     resident = 2 * 64 * 64 * 4
     assert analyze(model, device="cpu").peak_bytes - resident == measure(lambda: model(x))
+
+
+@pytest.mark.parametrize("inference_mode", [False, True])
+def test_under_autocast_the_peak_is_the_real_one_in_either(inference_mode: bool) -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)), nn.ReLU())
+    x = torch.ones(64, 64)
+
+    def infer() -> Tensor:
+        context = torch.inference_mode() if inference_mode else torch.no_grad()
+        with context, torch.autocast("cpu", BF16):
+            return model(x)  # type: ignore[no-any-return]
+
+    analysis = analyze(model, device="cpu", autocast="bf16", inference_mode=inference_mode)
+    assert analysis.peak_bytes - 4 * 64 * 64 * 4 == measure(infer)
+
+
+def test_a_report_says_for_which_of_the_two_it_is_and_the_other_s_peak() -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+    no_grad, inference = (
+        analyze(model, autocast="bf16", inference_mode=inference_mode)
+        for inference_mode in (False, True)
+    )
+    # Inference mode has one cast at a time, no_grad all three in the end.
+    assert no_grad.peak_bytes - inference.peak_bytes == 2 * 64 * 64 * 2
+    assert no_grad.setup.notes == (
+        "Under torch.inference_mode() (inference_mode=True, --inference-mode) the peak is"
+        f" {format_bytes(inference.peak_bytes)}: autocast keeps no casts of weights there.",
+    )
+    assert inference.setup.notes == (
+        f"Under torch.no_grad() the peak is {format_bytes(no_grad.peak_bytes)}:"
+        " autocast keeps its casts of weights there.",
+    )
+    assert inference.setup.inference_mode
+    for analysis, context in ((no_grad, "no_grad()"), (inference, "inference_mode()")):
+        subject = write_subject(describe_subject(analysis))
+        assert subject == f"Sequential; 64x64:float32; infer under {context}; cuda; autocast bf16"
+
+
+def test_without_casts_of_weights_the_two_are_one() -> None:
+    model = nn.Linear(64, 64, bias=False)
+    no_grad, inference = (analyze(model, inference_mode=mode) for mode in (False, True))
+    assert no_grad.graph == inference.graph
+    assert no_grad.setup.notes == inference.setup.notes == ()
+    assert write_subject(describe_subject(no_grad)) == "Linear; 64x64:float32; infer; cuda"
+    frozen = analyze(model.requires_grad_(False), autocast="bf16")
+    assert frozen.setup.notes == ()
+
+
+def test_autocast_inside_the_model_is_told_too() -> None:
+    def cast(layer: nn.Linear, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", BF16):
+            return layer(layer(x)).float()
+
+    (note,) = analyze(Within(cast, torch.no_grad)).setup.notes
+    assert note.startswith("Under torch.inference_mode() ")
+
+
+def test_inference_mode_is_for_inference() -> None:
+    with pytest.raises(UsageError) as caught:
+        fxmem.analyze(nn.ReLU(), ("4",), inference_mode=True)
+    assert str(caught.value) == "inference_mode with mode='train' (mode='infer' (--mode infer))"
 
 
 def measure(call: Callable[[], object]) -> int:
