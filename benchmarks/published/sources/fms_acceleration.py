@@ -1,0 +1,223 @@
+"""Fine-tuning of Mistral, PowerLM and SantaCoder by Hugging Face's Trainer, with and without LoRA.
+
+Gradient checkpointing, packed sequences, AdamW (foreach). The Trainer drops a step's output with
+its logits before backward and gives the gradients back after the step, so that all figures are of
+a loss alone. Between versions of transformers the losses differ in what they hold, and up to 4.45
+each layer of Mistral had rotary embeddings of its own.
+
+Not predicted: rows of two GPUs (FSDP), of 4-bit weights (GPTQ, bitsandbytes) and of Triton kernels
+(``foak``, padding-free, ScatterMoE) of the same tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW
+
+import fxmem
+from benchmarks.published.cases import Case
+from benchmarks.published.predicting import find_allocated_after, list_peaks
+from benchmarks.published.sources.low_rank import add_adapters
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mistral": {
+        "vocab_size": 32001,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32768,
+        "sliding_window": None,
+    },
+    "granite": {
+        "vocab_size": 49152,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 36,
+        "num_key_value_heads": 36,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 9.0,
+    },
+    "santacoder": {
+        "vocab_size": 49280,
+        "n_embd": 2048,
+        "n_inner": 8192,
+        "n_layer": 24,
+        "n_head": 16,
+        "n_positions": 2048,
+        "multi_query": True,
+        "bos_token_id": 49152,
+        "eos_token_id": 49152,
+    },
+}
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class Rotary(nn.Module):
+    """Rotary embeddings as Mistral has them; its only buffer is the inverse frequencies."""
+
+    inv_freq: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1e-4 ** (torch.arange(0, width, 2).float() / width))
+
+    def forward(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of shape (1, length, width)."""
+        frequencies = self.inv_freq[None, :, None].expand(position_ids.shape[0], -1, 1)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            angles = (frequencies @ position_ids[:, None, :].float()).transpose(1, 2)
+            both = torch.cat((angles, angles), dim=-1)
+            cos, sin = both.cos(), both.sin()
+        return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+
+
+class PerLayer(nn.Module):
+    """An attention that makes its own rotary embeddings instead of taking the model's."""
+
+    def __init__(self, attention: nn.Module, width: int) -> None:
+        super().__init__()
+        self.attention = attention
+        self.rotary = Rotary(width)
+
+    def forward(self, hidden_states: Tensor, position_ids: Tensor, **rest: Any) -> Any:
+        """As the attention's."""
+        rest["position_embeddings"] = self.rotary(hidden_states, position_ids)
+        return self.attention(hidden_states=hidden_states, position_ids=position_ids, **rest)
+
+
+class NoRotary(nn.Module):
+    """In the place of the model's rotary embeddings, where layers have their own."""
+
+    def forward(self, hidden_states: Tensor, position_ids: Tensor) -> None:
+        """Nothing."""
+
+
+class Keeping(nn.Module):
+    """A linear layer of keys and values whose results stay, as in a cache, until they are dropped.
+
+    GPTBigCode up to 4.48 fills its cache also under gradient checkpointing; the computation that
+    backward does again fills none.
+    """
+
+    def __init__(self, linear: nn.Module, kept: list[Tensor]) -> None:
+        super().__init__()
+        self.linear = linear
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the linear layer's."""
+        result: Tensor = self.linear(x)
+        if not torch.is_grad_enabled():
+            self.kept.append(result)
+        return result
+
+
+class FineTuning(nn.Module):
+    """A causal model and its loss, as of a version of transformers."""
+
+    def __init__(
+        self, name: str, transformers: str, dtype: str, rank: int, dropout: float, amp: bool
+    ) -> None:
+        super().__init__()
+        from transformers import (
+            GPTBigCodeConfig,
+            GPTBigCodeForCausalLM,
+            GraniteConfig,
+            GraniteForCausalLM,
+            MistralConfig,
+            MistralForCausalLM,
+        )
+
+        classes: dict[str, tuple[Any, Any]] = {
+            "mistral": (MistralConfig, MistralForCausalLM),
+            "granite": (GraniteConfig, GraniteForCausalLM),
+            "santacoder": (GPTBigCodeConfig, GPTBigCodeForCausalLM),
+        }
+        make_config, make_model = classes[name]
+        config = make_config(**CONFIGS[name], use_cache=False, attn_implementation="sdpa")
+        self.model = make_model(config).to(getattr(torch, dtype))
+        if name == "mistral" and transformers < "4.46":
+            for layer in self.model.model.layers:
+                layer.self_attn = PerLayer(layer.self_attn, layer.self_attn.head_dim)
+            self.model.model.rotary_emb = NoRotary()
+        elif name != "santacoder":
+            self.model.model.rotary_emb = Rotary(config.hidden_size // config.num_attention_heads)
+        self.kept: list[Tensor] = []
+        if name == "santacoder":
+            for block in self.model.transformer.h:
+                block.attn.c_attn = Keeping(block.attn.c_attn, self.kept)
+        if rank:
+            add_adapters(self.model, ADAPTED, rank, dropout)
+            self.model.enable_input_require_grads()
+        self.model.gradient_checkpointing_enable({"use_reentrant": True})
+        self.upcasts = name != "santacoder"
+        self.keeps_logits = transformers > "4.46"
+        self.amp = amp
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+        """The loss, of tokens of shape (batch, length); nothing is masked."""
+        backbone = self.model.get_decoder()
+        hidden = backbone(input_ids)[0]
+        logits = self.model.lm_head(hidden)
+        if hasattr(self.model.config, "logits_scaling"):
+            logits = logits / self.model.config.logits_scaling
+        output = logits
+        if self.upcasts:
+            logits = logits.float()
+        if not self.keeps_logits:
+            output = logits
+        loss = self.find_loss(logits, labels)
+        if self.amp:
+            output.float()  # accelerate converts outputs to float32
+        self.kept.clear()
+        return loss
+
+    def find_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of each token's successor."""
+        shifted = logits[..., :-1, :].contiguous()
+        wanted = labels[..., 1:].contiguous()
+        return F.cross_entropy(shifted.view(-1, shifted.shape[-1]), wanted.view(-1))
+
+
+def take_loss(output: Tensor) -> Tensor:
+    """The output, which is the loss."""
+    return output
+
+
+def predict(case: Case) -> dict[str, int]:
+    """The peak of training, and what is allocated when it is over."""
+    config = case.config
+    lora = config.get("lora", {"rank": 0, "dropout": 0.0})
+    tokens = fxmem.TensorSpec((config["batch"], config["length"]), "int64")
+    amp = config.get("autocast")
+    target = (
+        f"{__name__}:FineTuning(name={config['model']!r}, transformers={config['transformers']!r}, "
+        f"dtype={config['dtype']!r}, rank={lora['rank']}, dropout={lora['dropout']}, "
+        f"amp={amp is not None})"
+    )
+    analysis = fxmem.analyze(
+        target,
+        (tokens, tokens, tokens),
+        gpu=case.gpu,
+        autocast=amp,
+        optimizer=AdamW,
+        loss=take_loss,
+        alloc_conf="",
+    )
+    return {
+        "allocated": list_peaks(analysis)["allocated"],
+        "allocated after training": find_allocated_after(analysis, ()),
+    }
