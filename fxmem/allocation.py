@@ -6,7 +6,7 @@ on: what the step before left in the cache decides which block a tensor gets, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -21,7 +21,14 @@ from fxmem.allocator import (
     TraceEvent,
     replay,
 )
-from fxmem.graph import RESIDENT, MemoryGraph, Phase
+from fxmem.graph import (
+    NEXT_RESULT,
+    RESIDENT,
+    MemoryGraph,
+    Operation,
+    Phase,
+    measure_blocks,
+)
 from fxmem.timeline import Action, Event, build_timeline
 
 _BEFORE = -1
@@ -120,14 +127,14 @@ def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocatio
     events, first = _list_events(graph)
     profile = replay(events, settings)
     sizes = [storage.nbytes for storage in graph.storages]
-    workspaces = [operation.workspace_bytes for operation in graph.operations]
+    workspaces: dict[int, dict[int, int]] = {}
     before = 0
     for event, after in zip(events, profile.allocated_bytes, strict=True):
         if event.action is Action.ALLOC:
             if event.storage is not None and event.storage >= 0:
                 sizes[event.storage] = after - before
             elif event.storage is None and event.step >= 0:
-                workspaces[event.step] = after - before
+                workspaces.setdefault(event.step, {})[event.block] = after - before
         before = after
     return Allocation(
         _resize(graph, sizes, workspaces),
@@ -215,18 +222,19 @@ def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
     events, first = _list_events(graph)
     seen: list[TraceEvent] = []
     allocator = CachingAllocator(settings, trace=seen.append)
-    blocks: dict[int | None, Block | None] = {}
+    blocks: dict[tuple[int | None, int], Block | None] = {}
     trace: list[tuple[TraceEvent, int]] = []
     residents: tuple[Placement, ...] = ()
     for index, event in enumerate(events, -first):
+        owner = event.storage, event.block
         if event.nbytes and event.action is Action.ALLOC:
-            blocks[event.storage] = allocator.allocate(event.nbytes)
+            blocks[owner] = allocator.allocate(event.nbytes)
         elif event.nbytes:
-            allocator.free(blocks.pop(event.storage))
+            allocator.free(blocks.pop(owner))
         if index == -1:
             residents = tuple(
                 Placement(storage, block.address, block.requested_bytes)
-                for storage, block in blocks.items()
+                for (storage, _), block in blocks.items()
                 if storage is not None and block is not None
             )
         if index >= 0:
@@ -236,16 +244,16 @@ def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
 
 
 def _trace_heap(graph: MemoryGraph) -> BlockTrace:
-    end, places = _FIRST_ADDRESS, dict[int | None, tuple[int, int]]()
+    end, places = _FIRST_ADDRESS, dict[tuple[int | None, int], tuple[int, int]]()
 
-    def place(storage: int | None, nbytes: int) -> int:
+    def place(owner: tuple[int | None, int], nbytes: int) -> int:
         nonlocal end
         address, end = end, end + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        places[storage] = address, nbytes
+        places[owner] = address, nbytes
         return address
 
     residents = tuple(
-        Placement(storage.index, place(storage.index, storage.nbytes), storage.nbytes)
+        Placement(storage.index, place((storage.index, 0), storage.nbytes), storage.nbytes)
         for storage in graph.storages
         if storage.born == RESIDENT and storage.nbytes
     )
@@ -254,10 +262,10 @@ def _trace_heap(graph: MemoryGraph) -> BlockTrace:
         if not event.nbytes:
             continue
         if event.action is Action.ALLOC:
-            address = place(event.storage, event.nbytes)
+            address = place((event.storage, event.block), event.nbytes)
             actions = TraceAction.SEGMENT_ALLOC, TraceAction.ALLOC
         else:
-            address, _ = places.pop(event.storage)
+            address, _ = places.pop((event.storage, event.block))
             actions = TraceAction.FREE, TraceAction.SEGMENT_FREE
         trace += [(TraceEvent(action, address, event.nbytes, 0), index) for action in actions]
     segments = tuple(
@@ -291,7 +299,13 @@ def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
     return led + build_timeline(graph).events, len(led)
 
 
-def _resize(graph: MemoryGraph, sizes: Sequence[int], workspaces: Sequence[int]) -> MemoryGraph:
+def _resize(
+    graph: MemoryGraph, sizes: Sequence[int], workspaces: Mapping[int, Mapping[int, int]]
+) -> MemoryGraph:
+    """The graph with other sizes: of its storages, and by operation of its kernel's blocks."""
+    results: dict[int, list[int]] = {}
+    for storage, size in zip(graph.storages, sizes, strict=True):
+        results.setdefault(storage.born, []).append(size)
     return replace(
         graph,
         storages=tuple(
@@ -299,7 +313,21 @@ def _resize(graph: MemoryGraph, sizes: Sequence[int], workspaces: Sequence[int])
             for storage, size in zip(graph.storages, sizes, strict=True)
         ),
         operations=tuple(
-            replace(operation, workspace_bytes=size)
-            for operation, size in zip(graph.operations, workspaces, strict=True)
+            _resize_workspace(operation, taken, results.get(operation.index, ()))
+            if (taken := workspaces.get(operation.index))
+            else operation
+            for operation in graph.operations
         ),
     )
+
+
+def _resize_workspace(
+    operation: Operation, sizes: Mapping[int, int], results: Sequence[int]
+) -> Operation:
+    if not operation.blocks:
+        return replace(operation, workspace_bytes=sizes[0])
+    blocks = tuple(
+        (block, nbytes if block == NEXT_RESULT else sizes[block] * (1 if nbytes > 0 else -1))
+        for block, nbytes in operation.blocks
+    )
+    return replace(operation, blocks=blocks, workspace_bytes=measure_blocks(blocks, results))

@@ -8,6 +8,7 @@ optimizer), and every storage with the operator that made it and the one after w
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -140,6 +141,39 @@ class Storage:
     cast_until: int | None = None
 
 
+Blocks = tuple[tuple[int, int], ...]
+"""Allocations and frees inside a kernel, in its order.
+
+Pairs of the number of a block and its bytes, which are negative where the block is freed; or of
+:data:`NEXT_RESULT` and 0 where the kernel allocates the next of its operator's results. Results
+that are not named come before everything else. Sums are the same in any order; which free block a
+caching allocator hands out, and so what it reserves, depends on it.
+"""
+
+NEXT_RESULT = -1
+"""The number of a block that stands for the operator's next result."""
+
+
+def measure_blocks(blocks: Blocks, result_bytes: Sequence[int]) -> int:
+    """The most that a kernel holds above all its results, in bytes.
+
+    Args:
+        blocks: Inside the kernel.
+        result_bytes: Sizes of the operator's new results, in order of allocation.
+
+    >>> measure_blocks(((0, 100), (0, -100), (NEXT_RESULT, 0), (1, 50), (1, -50)), [80])
+    50
+    """
+    named = sum(block == NEXT_RESULT for block, _ in blocks)
+    coming = iter(result_bytes[max(len(result_bytes) - named, 0) :])
+    live = sum(result_bytes[: max(len(result_bytes) - named, 0)])
+    most = live
+    for block, nbytes in blocks:
+        live += next(coming, 0) if block == NEXT_RESULT else nbytes
+        most = max(most, live)
+    return max(most - sum(result_bytes), 0)
+
+
 class Effect(str, Enum):
     """What keeps an operator from being run again as it was, or without care.
 
@@ -177,6 +211,8 @@ class Operation:
             thread it runs in, and does not give back.
         overwritable: Indices of the storages of arguments that its result could lie on: in
             forward and loss only, and only as far as the tensors themselves go.
+        blocks: What makes up ``workspace_bytes``, where the kernel takes something else than one
+            block after its results.
     """
 
     index: int
@@ -193,6 +229,7 @@ class Operation:
     effect: Effect | None = None
     keeps: tuple[str, ...] = ()
     overwritable: tuple[int, ...] = ()
+    blocks: Blocks = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """From a memory graph to the sequence of allocations and frees of its step.
 
-Each operation runs as alloc - run - free: its new storages and its workspace are allocated,
-the workspace goes when the kernel returns, and then go the storages whose last holder let go
-before the next operation.
+Each operation runs as alloc - run - free: its new storages and its workspace are allocated (in the
+kernel's own order where :attr:`fxmem.graph.Operation.blocks` states one), the workspace goes when
+the kernel returns, and then go the storages whose last holder let go before the next operation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
-from fxmem.graph import RESIDENT, MemoryGraph, Operation, Phase, Storage
+from fxmem.graph import NEXT_RESULT, RESIDENT, MemoryGraph, Operation, Phase, Storage
 
 
 class Action(str, Enum):
@@ -32,6 +32,7 @@ class Event:
         storage: Index of the storage, or None for the workspace of a kernel.
         step: Index of the operation in which it happens.
         phase: That operation's phase.
+        block: Which of the kernel's blocks a workspace is.
     """
 
     action: Action
@@ -39,6 +40,7 @@ class Event:
     storage: int | None
     step: int
     phase: Phase
+    block: int = 0
 
     @property
     def delta_bytes(self) -> int:
@@ -105,13 +107,32 @@ def _run_operation(
     operation: Operation, allocated: Iterable[Storage], freed: Iterable[Storage]
 ) -> Iterable[Event]:
     step, phase = operation.index, operation.phase
-    for storage in allocated:
-        yield Event(Action.ALLOC, storage.nbytes, storage.index, step, phase)
-    if operation.workspace_bytes:
+    if operation.blocks:
+        yield from _run_kernel(operation, list(allocated))
+    else:
+        for storage in allocated:
+            yield Event(Action.ALLOC, storage.nbytes, storage.index, step, phase)
+    if operation.workspace_bytes and not operation.blocks:
         yield Event(Action.ALLOC, operation.workspace_bytes, None, step, phase)
         yield Event(Action.FREE, operation.workspace_bytes, None, step, phase)
     for storage in freed:
         yield Event(Action.FREE, storage.nbytes, storage.index, step, phase)
+
+
+def _run_kernel(operation: Operation, results: list[Storage]) -> Iterable[Event]:
+    """Results and blocks of a kernel, in its order."""
+    step, phase = operation.index, operation.phase
+    named = sum(block == NEXT_RESULT for block, _ in operation.blocks)
+    at = max(len(results) - named, 0)
+    for storage in results[:at]:
+        yield Event(Action.ALLOC, storage.nbytes, storage.index, step, phase)
+    for block, nbytes in operation.blocks:
+        if block != NEXT_RESULT:
+            action = Action.ALLOC if nbytes > 0 else Action.FREE
+            yield Event(action, abs(nbytes), None, step, phase, block)
+        elif at < len(results):
+            yield Event(Action.ALLOC, results[at].nbytes, results[at].index, step, phase)
+            at += 1
 
 
 def _group_by_step(

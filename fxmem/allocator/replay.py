@@ -101,18 +101,18 @@ def replay(
         ValueError: A storage is freed that was not allocated, or allocated twice.
     """
     allocator = CachingAllocator(settings, DeviceMemory(capacity_bytes, context_bytes))
-    blocks: dict[int | None, Block | None] = {}
+    blocks: dict[tuple[int | None, int], Block | None] = {}
     samples: list[tuple[int, int, int]] = []
     shortage, fragmentation, most_bytes = None, _measure_fragmentation(allocator), 0
     try:
         for storage, delta_bytes in warmup:
-            _change(allocator, blocks, storage, delta_bytes)
+            _change(allocator, blocks, (storage, 0), delta_bytes)
         samples.append(_sample(allocator))
         for event in events:
             if allocator.reserved_bytes > most_bytes:
                 most_bytes = allocator.reserved_bytes
                 fragmentation = _measure_fragmentation(allocator)
-            _change(allocator, blocks, event.storage, event.delta_bytes)
+            _change(allocator, blocks, (event.storage, event.block), event.delta_bytes)
             samples.append(_sample(allocator))
     except OutOfMemory as error:
         shortage = error.shortage
@@ -135,19 +135,19 @@ def replay(
 
 def _change(
     allocator: CachingAllocator,
-    blocks: dict[int | None, Block | None],
-    storage: int | None,
+    blocks: dict[tuple[int | None, int], Block | None],
+    owner: tuple[int | None, int],
     delta_bytes: int,
 ) -> None:
-    """Allocate or free a storage, or the workspace of a kernel where it is None."""
+    """Allocate or free a storage, or the block of a kernel with that number where it is None."""
     if delta_bytes > 0:
-        if storage in blocks:
-            raise ValueError(f"storage {storage} is allocated twice")
-        blocks[storage] = allocator.allocate(delta_bytes)
+        if owner in blocks:
+            raise ValueError(f"storage {owner[0]} is allocated twice")
+        blocks[owner] = allocator.allocate(delta_bytes)
     elif delta_bytes < 0:
-        if storage not in blocks:
-            raise ValueError(f"storage {storage} is freed but was not allocated")
-        allocator.free(blocks.pop(storage))
+        if owner not in blocks:
+            raise ValueError(f"storage {owner[0]} is freed but was not allocated")
+        allocator.free(blocks.pop(owner))
 
 
 def _sample(allocator: CachingAllocator) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Small helpers that the CPU workspace formulas share."""
+"""Small helpers that formulas of workspaces share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from torch import Tensor
+
+from fxmem.graph import Blocks
 
 
 class Tape:
@@ -26,6 +28,43 @@ class Tape:
     def free(self, *sizes_bytes: int) -> None:
         """Free what was allocated."""
         self.live_bytes -= sum(sizes_bytes)
+
+
+class BlockTape:
+    """The blocks of one kernel, each with a number, in the order in which it takes and frees them.
+
+    A block of no bytes is none; it has a number all the same.
+    """
+
+    __slots__ = ("_count", "_events", "_live")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._events: list[tuple[int, int]] = []
+        self._live: dict[int, int] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        """Takes a block; its number, for the matching ``free``."""
+        block, self._count = self._count, self._count + 1
+        if size_bytes:
+            self._live[block] = size_bytes
+            self._events.append((block, size_bytes))
+        return block
+
+    def allocate_result(self, index: int = 0) -> None:
+        """Allocates that tensor of the operator's result."""
+        self._events.append((~index, 0))
+
+    def free(self, *blocks: int) -> None:
+        """Frees blocks, in that order."""
+        for block in blocks:
+            if size_bytes := self._live.pop(block, 0):
+                self._events.append((block, -size_bytes))
+
+    def finish(self) -> Blocks:
+        """Frees the rest, the last one first, as C++ ends the lives of variables; all events."""
+        self.free(*reversed(list(self._live)))
+        return tuple(self._events)
 
 
 def is_like_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:

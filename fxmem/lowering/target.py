@@ -10,14 +10,21 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 
+from fxmem.graph import NEXT_RESULT, Blocks, measure_blocks
+
 Function = Callable[..., Any]
 Arguments = tuple[object, ...]
 Keeper = Callable[[Arguments], tuple[tuple[str, int], ...]]
 """From an operator's arguments to names and bytes of what its library keeps from then on."""
 Mover = Callable[[Any], None]
 Surrounding = Callable[[], AbstractContextManager[None]]
-Estimator = Callable[[Arguments, Mapping[str, object], object], int]
-"""From an operator's arguments and its result to the bytes that its kernel holds inside."""
+Workspace = int | Blocks
+"""What a kernel holds inside: bytes of one block, which it takes after its results; or its blocks
+in order, in which the complement of an index (``~0``) stands for that tensor of the result."""
+Estimator = Callable[[Arguments, Mapping[str, object], object], Workspace]
+"""From an operator's arguments and its result to what its kernel holds inside."""
+Limit = Callable[[Arguments, Mapping[str, object], object], int]
+"""From an operator's arguments and its result to the most bytes that its library may take."""
 
 
 class Target:
@@ -56,7 +63,7 @@ class Target:
         self._functions: dict[Function, Function] = {}
         self._kernels: dict[OpOverload, Function] = {}
         self.estimators: dict[OpOverload, Estimator] = {}
-        self.libraries: dict[OpOverload, Estimator] = {}
+        self.libraries: dict[OpOverload, Limit] = {}
         self.keepers: dict[OpOverload, Keeper] = {}
         self.unmodelled: dict[OpOverload, str] = {}
         self.movers: dict[type[nn.Module], Mover] = {}
@@ -85,7 +92,7 @@ class Target:
         """Registers what states what these operators' kernels need beyond their outputs."""
         return _register(self.estimators, operators)
 
-    def library(self, *operators: OpOverload) -> Callable[[Estimator], Estimator]:
+    def library(self, *operators: OpOverload) -> Callable[[Limit], Limit]:
         """Registers what states the most that a library may take besides."""
         return _register(self.libraries, operators)
 
@@ -102,6 +109,20 @@ class Target:
         self.surroundings.append(surrounding)
         return surrounding
 
+    def estimate_workspace(
+        self, func: OpOverload, args: Arguments, kwargs: Mapping[str, object], outputs: object
+    ) -> Workspace:
+        """What a kernel of this device holds inside itself; 0 where it has no buffers.
+
+        Args:
+            func: The operator that reached the dispatcher.
+            args: Its positional arguments; of tensors only the metadata is read.
+            kwargs: Its keyword arguments.
+            outputs: What it returned.
+        """
+        estimator = self.estimators.get(func)
+        return 0 if estimator is None else estimator(args, kwargs, outputs)
+
     def estimate_workspace_bytes(
         self, func: OpOverload, args: Arguments, kwargs: Mapping[str, object], outputs: object
     ) -> int:
@@ -111,13 +132,18 @@ class Target:
             func: The operator that reached the dispatcher.
             args: Its positional arguments; of tensors only the metadata is read.
             kwargs: Its keyword arguments.
-            outputs: What it returned.
+            outputs: What it returned: new tensors, where the order of its blocks names them.
 
         Returns:
-            Bytes above (live before) + (bytes of new outputs); 0 where the kernel has no buffers.
+            Bytes above (live before) + (bytes of new outputs).
         """
-        estimator = self.estimators.get(func)
-        return 0 if estimator is None else estimator(args, kwargs, outputs)
+        workspace = self.estimate_workspace(func, args, kwargs, outputs)
+        if isinstance(workspace, int):
+            return workspace
+        results: list[Any] = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        named = [~block for block, _ in workspace if block < 0]
+        blocks = tuple((max(block, NEXT_RESULT), nbytes) for block, nbytes in workspace)
+        return measure_blocks(blocks, [results[at].untyped_storage().nbytes() for at in named])
 
 
 ANY = Target("any")

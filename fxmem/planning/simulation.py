@@ -97,8 +97,11 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
             led += [(index, resident[index]) for index in states]
             states = []
         storage = event.storage
-        if storage is None or storage not in resident:
-            led.append((None if storage is None else ~storage, event.delta_bytes))
+        if storage is None:
+            # Blocks that a kernel holds at the same time need names of their own.
+            storage = len(graph.storages) + event.block
+        if storage not in resident:
+            led.append((~storage, event.delta_bytes))
     led += [
         (~s.index, -s.nbytes)
         for s in graph.storages

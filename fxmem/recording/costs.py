@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-from fxmem.lowering.target import Target
+from fxmem.lowering.target import Target, Workspace
 from fxmem.recording.ledger import Ledger
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, make_key
@@ -40,15 +40,15 @@ class KernelCosts:
                 self._flops[key] = flops
         return flops
 
-    def estimate_workspace_bytes(
+    def estimate_workspace(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> int:
+    ) -> Workspace:
         """What the kernel holds inside itself, where it is the target's."""
         if not self._ledger.counts_all:
             tensors = iterate_tensors((args, kwargs, result))
             if not any(map(self._ledger.is_counted, tensors)):
                 return 0
-        return self._target.estimate_workspace_bytes(func, args, kwargs, result)
+        return self._target.estimate_workspace(func, args, kwargs, result)
 
     def estimate_library_bytes(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

@@ -151,6 +151,23 @@ class Ledger:
             self.change(nbytes)
             self.change(-nbytes)
 
+    def take(self, nbytes: int) -> int:
+        """A kernel takes a block, which it gives back before it returns; its number."""
+        index = len(self.storages)
+        if self.is_warming_up:
+            self.storages.append(LiveStorage(nbytes, (nbytes,), "uint8", self.operation, None))
+            self.warmup.append((index, nbytes))
+        elif self.recording:
+            self.change(nbytes)
+        return index
+
+    def give_back(self, index: int, nbytes: int) -> None:
+        """The kernel gives the block of that number back."""
+        if self.is_warming_up:
+            self.warmup.append((index, -nbytes))
+        elif self.recording:
+            self.change(-nbytes)
+
     def change(self, delta_bytes: int) -> None:
         """Counts an allocation or a free."""
         self.live_now_bytes += delta_bytes

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fxmem.graph import RESIDENT, Category, Operation, Phase, SourceLocation
+from fxmem.graph import (
+    NEXT_RESULT,
+    RESIDENT,
+    Blocks,
+    Category,
+    Operation,
+    Phase,
+    SourceLocation,
+    measure_blocks,
+)
 from fxmem.lowering.sparse import estimate_sparse_workspace, is_on_sparse
-from fxmem.lowering.target import Target
+from fxmem.lowering.target import Target, Workspace
 from fxmem.recording import inplace
 from fxmem.recording.arguments import iterate_memory, list_tensors
 from fxmem.recording.casts import CastLog
@@ -53,7 +62,7 @@ class _Ran:
     result: Any
     read: list[torch.Tensor]
     made: list[torch.Tensor]
-    workspace_bytes: int
+    workspace: Workspace
     kept: tuple[tuple[str, int], ...]
 
 
@@ -238,11 +247,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             result = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
         else:
             self.sequences.see_early(running)
-        workspace_bytes = None
+        workspace: Workspace | None = None
         on_sparse = is_on_sparse(func, args, read)
         if result is None and on_sparse:
             read = [*iterate_memory(read)]  # before an operator in place gives it other memory
-            workspace_bytes = estimate_sparse_workspace(func, args, kwargs)
+            workspace = estimate_sparse_workspace(func, args, kwargs)
             result = self.runner.run_on_sparse(func, args, kwargs)
         elif result is None:
             in_forward = self._phase in (Phase.FORWARD, Phase.LOSS)
@@ -253,16 +262,54 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         for name, nbytes in kept:
             self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
         made = [*iterate_memory(result)] if on_sparse else list_tensors((result,))
-        if workspace_bytes is None:
-            workspace_bytes = self._costs.estimate_workspace_bytes(func, args, kwargs, result)
+        if workspace is None:
+            workspace = self._costs.estimate_workspace(func, args, kwargs, result)
         if not self.ledger.recording:
-            for tensor in (*read, *made):
+            for tensor in read:
                 self.track(tensor)
-            if self.ledger.is_warming_up:
-                self.ledger.hold(workspace_bytes)
+            self._allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
             return result
-        self._record(_Ran(func, args, kwargs, result, read, made, workspace_bytes, kept), autograd)
+        self._record(_Ran(func, args, kwargs, result, read, made, workspace, kept), autograd)
         return result
+
+    def _allocate(
+        self,
+        made: list[torch.Tensor],
+        workspace: Workspace,
+        see: Callable[[torch.Tensor], object],
+    ) -> Blocks:
+        """Notes an operator's results and its kernel's blocks, in the kernel's order.
+
+        Args:
+            made: The results.
+            workspace: What the kernel holds inside.
+            see: Notes a result.
+
+        Returns:
+            The blocks, as the memory graph has them.
+        """
+        if isinstance(workspace, int):
+            for tensor in made:
+                see(tensor)
+            self.ledger.hold(workspace)
+            return ()
+        named = {~block for block, _ in workspace}
+        for at, tensor in enumerate(made):
+            if at not in named:
+                see(tensor)
+        blocks, held = list[tuple[int, int]](), dict[int, int]()
+        for block, nbytes in workspace:
+            if block < 0:
+                count = len(self.ledger.storages)
+                see(made[~block])
+                blocks += [(NEXT_RESULT, 0)] * (len(self.ledger.storages) - count)
+                continue
+            blocks.append((block, nbytes))
+            if nbytes > 0:
+                held[block] = self.ledger.take(nbytes)
+            else:
+                self.ledger.give_back(held[block], -nbytes)
+        return tuple(blocks)
 
     def _record(self, ran: _Ran, autograd: Any) -> None:
         """Notes an operator, run by a function of autograd or by none."""
@@ -288,7 +335,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 node,
                 autograd.name() if autograd is not None else "",
                 reads,
-                ran.workspace_bytes,
+                ran.workspace if isinstance(ran.workspace, int) else 0,
                 self._costs.count_flops(func, *call),
                 # The engine runs backward without gradients: what asks for them computes again.
                 recomputed=autograd is not None and torch.is_grad_enabled(),
@@ -299,9 +346,19 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 overwritable=self._list_overwritable(*call),
             )
         )
-        for tensor in ran.made:
+
+        def see(tensor: torch.Tensor) -> None:
             self.casts.see(func, ran.args, tensor, self.track(tensor, index, node))
-        self.ledger.hold(ran.workspace_bytes)
+
+        count = len(self.ledger.storages)
+        blocks = self._allocate(ran.made, ran.workspace, see)
+        if blocks:
+            results = [storage.nbytes for storage in self.ledger.storages[count:]]
+            self.operations[-1] = replace(
+                self.operations[-1],
+                workspace_bytes=measure_blocks(blocks, results),
+                blocks=blocks,
+            )
 
     def _list_storages(
         self, tensors: Iterable[torch.Tensor], born: int | None = None

@@ -69,7 +69,7 @@ def _read(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
 
 def _read_value(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if name == "source" and value is not None:
         return SourceLocation(**value)
     return value if value is None or name not in _ENUMS else _ENUMS[name](value)

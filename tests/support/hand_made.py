@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import (
+    NEXT_RESULT,
     RESIDENT,
+    Blocks,
     Category,
     FirstOperation,
     MemoryGraph,
@@ -18,6 +20,7 @@ from fxmem.graph import (
     SavedTensor,
     SourceLocation,
     Storage,
+    measure_blocks,
 )
 
 MIB = 1024**2
@@ -222,4 +225,20 @@ def memory_graphs(draw: st.DrawFn) -> MemoryGraph:
         )
         for index, born in enumerate(births)
     )
+    operations = tuple(_draw_blocks(draw, operation, storages) for operation in operations)
     return MemoryGraph(nodes, storages, operations, ())
+
+
+def _draw_blocks(draw: st.DrawFn, operation: Operation, storages: tuple[Storage, ...]) -> Operation:
+    """Blocks in place of one workspace, or none: around a result, side by side, one by one."""
+    size, other = operation.workspace_bytes, draw(st.integers(1, 99))
+    choices: tuple[Blocks, ...] = (
+        ((0, size), (NEXT_RESULT, 0), (0, -size)),
+        ((0, size), (1, other), (0, -size), (1, -other)),
+        ((0, size), (0, -size), (1, other), (NEXT_RESULT, 0), (NEXT_RESULT, 0), (1, -other)),
+    )
+    if not size or draw(st.booleans()):
+        return operation
+    blocks = draw(st.sampled_from(choices))
+    results = [s.nbytes for s in storages if s.born == operation.index]
+    return replace(operation, blocks=blocks, workspace_bytes=measure_blocks(blocks, results))

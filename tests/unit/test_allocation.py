@@ -74,6 +74,26 @@ def test_a_workspace_gets_a_block_too() -> None:
     assert [operation.workspace_bytes for operation in operations] == [0, 0, 1024, 0]
 
 
+def test_each_block_of_a_workspace_is_rounded() -> None:
+    """As of a reduction: 8 MiB in a segment of 20, and 32 bytes in a small one."""
+    blocks = ((0, 8 * MIB), (1, 32), (1, -32), (0, -8 * MIB))
+    graph = make_graph(make_storage(0, 512, 1), workspace_bytes=8 * MIB + 32)
+    operations = list(graph.operations)
+    operations[2] = replace(operations[2], blocks=blocks)
+    allocation = allocate_graph(replace(graph, operations=tuple(operations)), SETTINGS)
+    operation = allocation.graph.operations[2]
+    assert operation.workspace_bytes == 8 * MIB + 512
+    assert operation.blocks == ((0, 8 * MIB), (1, 512), (1, -512), (0, -8 * MIB))
+    assert allocation.reserved_bytes == (2 * MIB, *[22 * MIB] * 4)
+    trace = trace_blocks(replace(graph, operations=tuple(operations)), SETTINGS)
+    assert [(e.action.value, e.nbytes) for e, _ in trace.events][-4:] == [
+        ("alloc", 8 * MIB),
+        ("alloc", 32),
+        ("free_completed", 32),
+        ("free_completed", 8 * MIB),
+    ]
+
+
 def test_a_workspace_of_the_warm_up_is_none_of_the_step_s() -> None:
     graph = make_graph(make_storage(0, 512, 1), warmup=((None, 30 * MIB), (None, -30 * MIB)))
     allocation = allocate_graph(graph, SETTINGS)

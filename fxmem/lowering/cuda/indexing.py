@@ -7,16 +7,18 @@ Source: ``aten/src/ATen/native/cuda/Indexing.cu``, ``IndexKernel.cpp``, ``Nonzer
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fxmem.graph import Blocks
 from fxmem.lowering.arguments import argument, new_bytes, tensor
 from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
 from fxmem.lowering.cuda.layouts import dense_bytes, flatten_bytes
-from fxmem.lowering.cuda.target import CUDA
-from fxmem.lowering.tape import Tape, broadcast_sizes, size_bytes
+from fxmem.lowering.cuda.target import CUDA, is_on_gpu
+from fxmem.lowering.tape import BlockTape, broadcast_sizes, size_bytes
 from fxmem.lowering.target import Arguments
 
 _aten = torch.ops.aten
@@ -48,24 +50,84 @@ def _count_rows(x: Tensor, indices: Sequence[Tensor | None], elements: int) -> i
     return elements // max(slice_size, 1)
 
 
-def _converted_bytes(indices: Sequence[Tensor | None], rows: int) -> int:
-    """``expandTensors``: indices in 64 bits, and positions found in masks, by dimension."""
-    total = 0
+def _list_expanded(indices: Sequence[Tensor | None], rows: int) -> list[_Index]:
+    """``expandTensors``: an index for each dimension that is indexed, masks as positions in them.
+
+    Positions in a mask are in one tensor, which the first of its dimensions stands for.
+    """
+    expanded = []
     for index in indices:
         if index is None:
             continue
         if index.dtype in _MASKS:
-            total += rows * index.dim() * _INDEX_BYTES
-        elif index.dtype != torch.int64:
-            total += index.numel() * _INDEX_BYTES
-    return total
+            nbytes = rows * index.dim() * _INDEX_BYTES
+            expanded.append(_Index(index, nbytes, is_found=True))
+            expanded += [_Index(index, 0, is_found=True)] * (index.dim() - 1)
+        else:
+            expanded.append(_Index(index, size_bytes(index)))
+    return expanded
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The index of a dimension.
+
+    Attributes:
+        tensor: The index itself, or the mask in which it is found.
+        nbytes: Of what is copied where it lies on another device, or of what is found.
+        is_found: Whether it is made of a mask.
+    """
+
+    tensor: Tensor
+    nbytes: int
+    is_found: bool = False
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return is_on_gpu(self.tensor)
+
+
+def _make_info(tape: BlockTape, indices: Sequence[Tensor | None], rows: int) -> None:
+    """TensorAdvancedIndexingUtils.h, ``make_info``: indices on the GPU, in 64 bits, of one layout.
+
+    ``AdvancedIndex`` makes indices of several dimensions dense unless their strides agree, as those
+    of ``x[rows[:, None], columns]`` do not.
+    """
+    expanded = _list_expanded(indices, rows)
+    moved = [
+        tape.allocate(0 if index.is_on_gpu and not index.is_found else index.nbytes)
+        for index in expanded
+    ]
+    for at, index in enumerate(expanded):
+        if not index.is_found and index.tensor.dtype != torch.int64:
+            converted = tape.allocate(rows * _INDEX_BYTES)
+            tape.free(moved[at])
+            moved[at] = converted
+    dense = list(_find_scattered(expanded))
+    for _ in dense:
+        tape.allocate(rows * _INDEX_BYTES)
+    tape.free(*(moved[at] for at in dense))
+
+
+def _find_scattered(indices: Sequence[_Index]) -> Iterator[int]:
+    """Which indices are copied for the sake of equal strides."""
+    shape = broadcast_sizes(*(index.tensor for index in indices if not index.is_found))
+    if len(indices) < 2 or any(index.is_found for index in indices):
+        return
+    spread = [index.tensor.expand(shape) for index in indices]
+    if len({index.stride() for index in spread}) == 1:
+        return
+    yield from (at for at, index in enumerate(spread) if not index.is_contiguous())
 
 
 @CUDA.workspace(_aten.index.Tensor, _aten._unsafe_index.Tensor)
-def _index(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """TensorAdvancedIndexing.cpp, ``index``: its kernel reads from where the elements are."""
+def _index(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Blocks:
+    """TensorAdvancedIndexing.cpp, ``index``: the result is allocated once the indices are ready."""
     x, indices = tensor(args[0]), _list_indices(args[1])
-    return _converted_bytes(indices, _count_rows(x, indices, tensor(outputs).numel()))
+    tape = BlockTape()
+    _make_info(tape, indices, _count_rows(x, indices, tensor(outputs).numel()))
+    tape.allocate_result()
+    return tape.finish()
 
 
 @CUDA.workspace(
@@ -74,17 +136,19 @@ def _index(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> in
     _aten._unsafe_index_put.default,
     _aten._index_put_impl_.default,
 )
-def _index_put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """TensorAdvancedIndexing.cpp, ``_index_put_impl_``."""
+def _index_put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Blocks:
+    """TensorAdvancedIndexing.cpp, ``_index_put_impl_``; ``index_put`` makes its result before."""
     x, values = tensor(args[0]), tensor(args[2])
     indices = _list_indices(args[1])
     accumulate = argument(args, kwargs, 3, "accumulate") is True
     if accumulate or torch.are_deterministic_algorithms_enabled():
-        return _sorted_put_bytes(x, indices, values)
+        return _put_sorted(x, indices, values)
     is_fill = len(indices) == 1 and values.numel() == 1
     if is_fill and indices[0] is not None and indices[0].dtype in _MASKS:
-        return 0  # ``canDispatchToMaskedFill``
-    return _converted_bytes(indices, _count_put_rows(x, indices, values))
+        return ()  # ``canDispatchToMaskedFill``
+    tape = BlockTape()
+    _make_info(tape, indices, _count_put_rows(x, indices, values))
+    return tape.finish()
 
 
 def _count_put_rows(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
@@ -95,33 +159,46 @@ def _count_put_rows(x: Tensor, indices: Sequence[Tensor | None], values: Tensor)
     return math.prod(broadcast_sizes(*given))
 
 
-def _sorted_put_bytes(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
+def _put_sorted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Blocks:
     """Indexing.cu, ``index_put_with_sort_kernel``."""
     rows = _count_put_rows(x, indices, values)
     dims = _find_indexed_dims(indices)
     slice_size = math.prod(n for dim, n in enumerate(x.shape) if dim not in dims)
-    tape = Tape()
+    tape, vector = BlockTape(), rows * _INDEX_BYTES
     tape.allocate(dense_bytes(x))
     _make_linear_index(tape, indices, rows)
     if values.numel() < rows * slice_size or not values.is_contiguous():
         tape.allocate(rows * slice_size * values.element_size())
-    if dims != list(range(dims[0], dims[0] + len(dims))):
+    is_apart = dims != list(range(dims[0], dims[0] + len(dims)))
+    if is_apart:
         tape.allocate(size_bytes(x))  # with the indexed dimensions in front
-    tape.allocate(3 * rows * _INDEX_BYTES)
-    largest = max(x.numel() // max(slice_size, 1) - 1, 1)
-    bits = largest.bit_length()
+    for _ in ("sorted indices", "where they were", "their range"):
+        tape.allocate(vector)
+    behind = slice_size if is_apart else math.prod(x.shape[dims[-1] + 1 :])
+    bits = max((x.numel() - 1) // max(behind, 1), 1).bit_length()
     tape.free(tape.allocate(radix_sort_bytes(rows, _INDEX_BYTES, _INDEX_BYTES, bits)))
-    return tape.peak_bytes
+    return tape.finish()
 
 
-def _make_linear_index(tape: Tape, indices: Sequence[Tensor | None], rows: int) -> None:
-    """``makeLinearIndex``: each index modulo the size, times the stride, added up."""
-    vector = rows * _INDEX_BYTES
-    converted = tape.allocate(_converted_bytes(indices, rows))
-    dims = _find_indexed_dims(indices)
-    tape.allocate(vector)
-    tape.free(tape.allocate(vector if len(dims) == 1 else 2 * vector))
-    tape.free(converted)
+def _make_linear_index(tape: BlockTape, indices: Sequence[Tensor | None], rows: int) -> None:
+    """``makeLinearIndex``: each index modulo the size, times the stride, added up.
+
+    What lies in the host's memory is computed there, and its product copied to the device.
+    """
+    expanded, vector = _list_expanded(indices, rows), rows * _INDEX_BYTES
+    converted = []
+    for index in expanded:
+        if index.is_on_gpu and index.is_found:
+            converted.append(tape.allocate(index.nbytes))
+        elif index.is_on_gpu and index.tensor.dtype != torch.int64:
+            converted.append(tape.allocate(index.tensor.numel() * _INDEX_BYTES))
+    for at, index in enumerate(expanded):
+        remainder = tape.allocate(vector if index.is_on_gpu else 0)
+        product = tape.allocate(vector)
+        tape.free(remainder)
+        if at:
+            tape.free(product)
+    tape.free(*converted)
 
 
 @CUDA.workspace(_aten.nonzero.default)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fxmem.lowering.cuda.iterator import Reduction
 from fxmem.lowering.cuda.target import current_gpu
+from fxmem.lowering.tape import BlockTape
 
 _WARP = 32
 _MIN_VALUES = 16
@@ -37,24 +38,30 @@ class Kernel:
     max_threads: int = 512
 
 
-def reduction_bytes(iteration: Reduction, kernel: Kernel) -> int:
-    """``gpu_reduce_kernel``: bytes that it holds beside its results, at its peak.
+def take_reduction(tape: BlockTape, iteration: Reduction, kernel: Kernel) -> None:
+    """``gpu_reduce_kernel``: what it takes beside its results, and frees.
 
     Args:
+        tape: Where it is noted.
         iteration: What is reduced.
         kernel: By which kernel.
     """
     if iteration.element_count == 0:
-        return 0
+        return
     if iteration.fits_32_bits:
-        return _block_bytes(iteration, kernel)
+        buffer, semaphores = map(tape.allocate, _size_buffers(iteration, kernel))
+        tape.free(semaphores, buffer)
+        return
     kept = 0
     if not kernel.in_output and kernel.accumulator_bytes > iteration.output_itemsize:
         kept = iteration.output_span * kernel.accumulator_bytes
-    return kept + max(_block_bytes(part, kernel) for part in iteration.split())
+    accumulated = tape.allocate(kept)
+    for part in iteration.split():
+        take_reduction(tape, part, kernel)
+    tape.free(accumulated)
 
 
-def _block_bytes(iteration: Reduction, kernel: Kernel) -> int:
+def _size_buffers(iteration: Reduction, kernel: Kernel) -> tuple[int, int]:
     """``setReduceConfig``, ``global_memory_size`` and ``semaphore_size``."""
     outputs = iteration.output_count
     inputs = iteration.element_count // outputs
@@ -78,11 +85,11 @@ def _block_bytes(iteration: Reduction, kernel: Kernel) -> int:
     values = _ceil_div(inputs, step_input)
     blocks = _count_blocks(values, grid, width * height) if splits_warps else 1
     if blocks == 1:
-        return 0
+        return 0, 0
     size = kernel.accumulator_bytes * outputs * blocks
     if not along_input:
         size *= width * output_vector
-    return size + _SEMAPHORE_BYTES * grid
+    return size, _SEMAPHORE_BYTES * grid
 
 
 def _find_output_vector(iteration: Reduction) -> int:

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import compute_elementwise_output_strides
 
+from fxmem.graph import Blocks, measure_blocks
 from fxmem.lowering.arguments import argument, tensor
 from fxmem.lowering.cuda.iterator import make_reduction
-from fxmem.lowering.cuda.reduce_kernel import Kernel, reduction_bytes
+from fxmem.lowering.cuda.reduce_kernel import Kernel, take_reduction
 from fxmem.lowering.cuda.target import CUDA
-from fxmem.lowering.tape import size_bytes
+from fxmem.lowering.tape import BlockTape, size_bytes
 from fxmem.lowering.target import Arguments
 
 _aten = torch.ops.aten
@@ -93,12 +94,18 @@ class Layout:
         return Layout((x.numel(),), (1,), 0, x.dtype)
 
 
-def reduce_bytes(
-    x: Layout, dims: object, keepdim: bool, result: torch.dtype, kernel_of: KernelOf
-) -> int:
-    """What a reduction holds beside its result, its input being of the right type.
+def reduce(
+    tape: BlockTape,
+    x: Layout,
+    dims: object,
+    keepdim: bool,
+    result: torch.dtype,
+    kernel_of: KernelOf,
+) -> None:
+    """Notes what a reduction takes beside its result, its input being of the right type.
 
     Args:
+        tape: Where it is noted.
         x: The input.
         dims: An integer or several; None or none for all.
         keepdim: Whether the result keeps them.
@@ -108,32 +115,49 @@ def reduce_bytes(
     chosen = [dim % len(x.sizes) for dim in _list_dims(dims)] if x.sizes else []
     itemsizes = (result.itemsize, x.dtype.itemsize)
     iteration = make_reduction(x.sizes, x.strides, chosen, keepdim, itemsizes, x.offset)
-    return reduction_bytes(iteration, kernel_of(x.dtype, result))
+    take_reduction(tape, iteration, kernel_of(x.dtype, result))
 
 
-def reduce_cast_bytes(
-    x: Tensor, dims: object, keepdim: bool, result: torch.dtype, kernel_of: KernelOf
+def reduce_bytes(
+    x: Layout, dims: object, keepdim: bool, result: torch.dtype, kernel_of: KernelOf
 ) -> int:
-    """As :func:`reduce_bytes`, after a cast to the result's type.
+    """The most that a reduction of :func:`reduce` holds beside its result."""
+    tape = BlockTape()
+    reduce(tape, x, dims, keepdim, result, kernel_of)
+    return measure_blocks(tape.finish(), ())
+
+
+def reduce_cast(
+    tape: BlockTape,
+    x: Tensor,
+    dims: object,
+    keepdim: bool,
+    result: torch.dtype,
+    kernel_of: KernelOf,
+) -> None:
+    """As :func:`reduce`, after a cast to the result's type.
 
     ``make_reduction_from_out_ty``: from half precision to float the kernel casts.
     """
     if x.dtype == result or (x.dtype in _HALF and result == torch.float32):
-        return reduce_bytes(Layout.of(x), dims, keepdim, result, kernel_of)
-    copy = Layout.like(x, result)
-    copy_bytes = x.numel() * result.itemsize
-    return copy_bytes + reduce_bytes(copy, dims, keepdim, result, kernel_of)
+        reduce(tape, Layout.of(x), dims, keepdim, result, kernel_of)
+        return
+    copy = tape.allocate(x.numel() * result.itemsize)
+    reduce(tape, Layout.like(x, result), dims, keepdim, result, kernel_of)
+    tape.free(copy)
 
 
 def reduce_pair_bytes(
     x: Tensor, dims: object, keepdim: bool, result: torch.dtype, kernel_of: KernelOf
 ) -> int:
-    """As :func:`reduce_cast_bytes` where there are two results: bfloat16 is cast to float."""
+    """As :func:`reduce_cast` where there are two results: bfloat16 is cast to float."""
     if x.dtype == torch.bfloat16 and result == torch.float32:
         copy = Layout.like(x, result)
         copy_bytes = x.numel() * result.itemsize
         return copy_bytes + reduce_bytes(copy, dims, keepdim, result, kernel_of)
-    return reduce_cast_bytes(x, dims, keepdim, result, kernel_of)
+    tape = BlockTape()
+    reduce_cast(tape, x, dims, keepdim, result, kernel_of)
+    return measure_blocks(tape.finish(), ())
 
 
 def _list_dims(dims: object) -> list[int]:
@@ -155,16 +179,19 @@ def _register(
     """
     names = {value.name: at for at, value in enumerate(overload._schema.arguments)}
 
-    def estimate(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-        x = tensor(args[0])
+    def estimate(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Blocks:
+        tape, x = BlockTape(), tensor(args[0])
         out = tensor(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
         dims = argument(args, kwargs, names["dim"], "dim") if "dim" in names else None
         keepdim = "keepdim" in names and bool(argument(args, kwargs, names["keepdim"], "keepdim"))
         if casts:
-            return reduce_cast_bytes(x, dims, keepdim, out.dtype, kernel_of)
-        if copies and dims is None and not x.is_contiguous():
-            return size_bytes(x) + reduce_bytes(Layout.flat(x), None, False, out.dtype, kernel_of)
-        return reduce_bytes(Layout.of(x), dims, keepdim, out.dtype, kernel_of)
+            reduce_cast(tape, x, dims, keepdim, out.dtype, kernel_of)
+        elif copies and dims is None and not x.is_contiguous():
+            tape.allocate(size_bytes(x))
+            reduce(tape, Layout.flat(x), None, False, out.dtype, kernel_of)
+        else:
+            reduce(tape, Layout.of(x), dims, keepdim, out.dtype, kernel_of)
+        return tape.finish()
 
     CUDA.workspace(overload)(estimate)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.graph import NEXT_RESULT, RESIDENT, Category, Phase
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.target import Target
 from fxmem.recording.ledger import NO_STORAGE
@@ -107,6 +107,29 @@ def test_workspace_rises_and_falls_within_its_operator() -> None:
         y = x.exp()
     assert recorder.ledger.live_bytes == [16, 32, 132, 32]
     assert recorder.operations[-1].workspace_bytes == 100
+    del y
+
+
+def test_blocks_and_results_come_in_the_order_of_the_kernel() -> None:
+    target = Target("cpu")
+    # A block that goes before the second result, which comes before the first; then another block.
+    blocks = ((0, 100), (0, -100), (~1, 0), (~0, 0), (1, 7), (1, -7))
+    target.workspace(torch.ops.aten.max.dim)(lambda *_: blocks)
+    recorder = Recorder(target)
+    with make_fake_mode(), recorder:
+        recorder.begin_step()
+        x = torch.zeros(4, 2)
+        y = x.max(0)
+    assert recorder.ledger.live_bytes == [32, 132, 32, 48, 56, 63, 56]
+    assert recorder.operations[-1].blocks == (
+        (0, 100),
+        (0, -100),
+        (NEXT_RESULT, 0),
+        (NEXT_RESULT, 0),
+        (1, 7),
+        (1, -7),
+    )
+    assert recorder.operations[-1].workspace_bytes == 100 - (8 + 16)
     del y
 
 
@@ -248,3 +271,21 @@ def test_kernels_of_the_warm_up_hold_their_workspaces() -> None:
         strided = x.to(CUDA.device).transpose(2, 3)[:, :, ::2]
         torch.nn.functional.conv2d(strided, torch.zeros(4, 3, 3, 3, device=CUDA.device))
     assert (None, 4 * 2 * 3 * 4 * 8) in recorder.ledger.warmup  # the copy of the input
+
+
+def test_blocks_of_the_warm_up_have_names_of_their_own() -> None:
+    recorder = Recorder(CUDA)
+    with make_fake_mode(), recorder:
+        y = torch.zeros(1024, 1024, device=CUDA.device).sum()
+        recorder.begin_step()
+    # Reduce.cuh: the sum, partial sums of 128 blocks, a semaphore; then the input goes.
+    assert recorder.ledger.warmup == [
+        (-1, 4 << 20),
+        (0, 4),
+        (-3, 512),
+        (-4, 4),
+        (-4, -4),
+        (-3, -512),
+        (-1, -(4 << 20)),
+    ]
+    del y

@@ -234,15 +234,15 @@ def test_math() -> None:
         ("bmm", ELEMENTS * 4),
         ("_to_copy", ELEMENTS * 2),
     ]
-    # Factors of both products, the softmax, the mask of dropout; of matmul's operands the
-    # scaled ones, of value the one in float.
+    # Factors of both products, the softmax, the mask of dropout and its result, which CUDA
+    # allocates in that order; of matmul's operands the scaled ones, of value the one in float.
     assert saved(graph) == [
         ((B, H, S, D), "float32"),
         ((B, H, S, D), "float32"),
         ((B, H, D, S), "float32"),
         ((B, H, S, S), "float32"),
-        ((B, H, S, S), "float32"),
         ((B, H, S, S), "bool"),
+        ((B, H, S, S), "float32"),
     ]
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from cuda_steps import estimate, run_step, workspaces
-from torch import Tensor
+from torch import Tensor, nn
 
+from fxmem import analyze
+from fxmem.graph import NEXT_RESULT
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
 
 aten = torch.ops.aten
+MIB = 1 << 20
 
 
 def indices(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -70,6 +73,59 @@ def test_scattering_by_a_mask(gpu: None) -> None:
     places = 2400 * 8 + scan_bytes(2400, 8)
     assert estimate(aten.masked_scatter_.default, x, mask, x) == places
     assert estimate(aten.masked_scatter_.default, x, mask[:1], x) == 2400 + places
+
+
+class Reading(nn.Module):
+    """Reads a parameter of 4 MiB at indices that the code makes in the host's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1 << 20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight[torch.arange(1 << 20)] * x).sum()
+
+
+def test_indices_of_the_host_are_copied_to_the_gpu() -> None:
+    # TensorAdvancedIndexingUtils.h, make_info: 8 MiB of indices beside weight and result.
+    x = torch.zeros(())
+    reading = analyze(Reading(), (x,), device="cuda", mode="infer", alloc_conf="")
+    assert reading.peak_bytes == (4 + 8 + 4) * MIB + 512
+    (index,) = (o for o in reading.graph.operations if o.name == "aten.index.Tensor")
+    assert index.workspace_bytes == 8 * MIB and index.blocks == (
+        (0, 8 * MIB),
+        (NEXT_RESULT, 0),
+        (0, -8 * MIB),
+    )
+    # Indexing.cu, computeLinearIndex: computed on the host, the index is one copy; then those in
+    # order, where they were, their range, and CUB's storage. Beside them lie the weight, its
+    # gradient and the result's; x, the loss and its gradient have a block of 512 bytes each.
+    adding = analyze(Reading(), (x,), device="cuda", alloc_conf="")
+    sort = radix_sort_bytes(1 << 20, 8, 8, 20)
+    assert workspaces(adding.graph)["aten.index_put.default"] == 4 * 8 * MIB + sort
+    assert adding.peak_bytes == (4 + 4 + 4 + 4 * 8) * MIB + -(-sort // 512) * 512 + 3 * 512
+
+
+def test_masks_and_narrow_indices_of_the_host(gpu: None) -> None:
+    # Positions in a mask are copied as indices are; 32 bits are made 64 on the GPU.
+    x, host = torch.empty(100, 16), torch.device("cpu")
+    mask = torch.empty(100, device=host) > 0
+    assert CUDA.estimate_workspace_bytes(aten.index.Tensor, (x, [mask]), {}, x[:50].clone()) == 400
+    narrow = torch.zeros(50, dtype=torch.int32, device=host)
+    assert estimate(aten.index.Tensor, x, [narrow]) == 400  # 200 beside 400, before the result
+    put = aten._index_put_impl_.default
+    wide, values = torch.zeros(50, dtype=torch.int64, device=host), torch.empty(50, 16)
+    assert CUDA.estimate_workspace_bytes(put, (x, [wide], values), {}, x) == 400
+    adding = (x, [wide], values, True, True)
+    assert CUDA.estimate_workspace_bytes(put, adding, {}, x) == 4 * 400 + 1
+
+
+def test_indices_of_several_dimensions_get_one_layout(gpu: None) -> None:
+    # AdvancedIndex: of strides (1, 0) and (0, 1) both become dense, those of one layout stay.
+    x = torch.empty(100, 16)
+    rows, columns = indices(30, 1), indices(10)
+    assert estimate(aten.index.Tensor, x, [rows, columns]) == 2 * 300 * 8
+    assert estimate(aten.index.Tensor, x, [indices(30), indices(30)]) == 0
 
 
 def test_a_step_reads_and_adds() -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from cuda_steps import estimate, run_kernel, run_step, workspaces
 
-from fxmem.lowering.cuda.iterator import make_reduction
-from fxmem.lowering.cuda.reduce_kernel import Kernel, reduction_bytes
+from fxmem.graph import Blocks
+from fxmem.lowering.cuda.iterator import Reduction, make_reduction
+from fxmem.lowering.cuda.reduce_kernel import Kernel, take_reduction
 from fxmem.lowering.cuda.target import Gpu, use_gpu
+from fxmem.lowering.tape import BlockTape
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -115,9 +117,16 @@ def test_beyond_32_bits_it_goes_in_parts() -> None:
     parts = list(split.split())
     assert [part.sizes for part in parts] == [(2**30, 1), (2**30, 1)]
     kernel = Kernel(4, 8, in_output=False)
-    (part, _) = (reduction_bytes(part, kernel) for part in parts)
-    assert reduction_bytes(split, kernel) == 2 * 4 + part
-    assert reduction_bytes(split, Kernel(4, 8, in_output=True)) == part
+    first, second = ([nbytes for _, nbytes in take(part, kernel)] for part in parts)
+    assert [nbytes for _, nbytes in take(split, kernel)] == [2 * 4, *first, *second, -2 * 4]
+    in_output = Kernel(4, 8, in_output=True)
+    assert [nbytes for _, nbytes in take(split, in_output)] == first + second
+
+
+def take(iteration: Reduction, kernel: Kernel) -> Blocks:
+    tape = BlockTape()
+    take_reduction(tape, iteration, kernel)
+    return tape.finish()
 
 
 def test_a_step_has_the_buffers_in_backward() -> None:
