@@ -45,7 +45,10 @@ def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: 
         peak, outputs = measure(lambda: func(*args, **kwargs))
         with FakeTensorMode() as mode:
             fakes, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
-            fake_outputs = CPU.kernels.get(func, func)(*fakes, **fake_kwargs)
+            kernel = CPU.kernels.get(func)
+            fake_outputs = kernel(*fakes, **fake_kwargs) if kernel else NotImplemented
+            if fake_outputs is NotImplemented:
+                fake_outputs = func(*fakes, **fake_kwargs)
         predicted = CPU.estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
     old = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
     created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]

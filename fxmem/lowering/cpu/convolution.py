@@ -53,6 +53,20 @@ def convolution_peak_bytes(args: tuple[object, ...], output: Tensor) -> int:
     return size_bytes(output) if unfolded_bytes is None else call.copies_bytes + unfolded_bytes
 
 
+def transposed_3d_storage_bytes(args: tuple[object, ...], output: Tensor) -> int:
+    """Bytes of the output's storage; ``slow_conv_transpose3d_cpu`` resizes ``empty_like(input)``.
+
+    Groups are concatenated to a tensor of its own size.
+    """
+    input_, weight, bias = args[:3]
+    assert isinstance(input_, Tensor) and isinstance(weight, Tensor)
+    bias_dtype = bias.dtype if isinstance(bias, Tensor) else None
+    call = _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
+    if call.backend != "SlowTranspose3d" or call.problem.groups > 1:
+        return size_bytes(output)
+    return max(size_bytes(input_), size_bytes(output))
+
+
 def convolution_backward_peak_bytes(args: tuple[object, ...]) -> int:
     """Peak inside ``aten::convolution_backward``, the gradients included."""
     grad_output, input_, weight, bias_sizes = args[:4]

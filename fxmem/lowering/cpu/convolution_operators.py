@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from fxmem.lowering.arguments import new_bytes, tensor
 from fxmem.lowering.cpu.convolution import (
     convolution_backward_peak_bytes,
     convolution_peak_bytes,
+    transposed_3d_storage_bytes,
 )
 from fxmem.lowering.cpu.target import CPU
 from fxmem.lowering.target import Arguments
 
 _aten = torch.ops.aten
+_TRANSPOSED = 6
+
+
+@CPU.kernel(_aten.convolution.default)
+def _convolve(*args: object) -> Tensor:
+    """A transposed 3d convolution may leave its output on a larger storage."""
+    if not args[_TRANSPOSED] or tensor(args[0]).dim() != 5:
+        return NotImplemented
+    output: Tensor = _aten.convolution.default(*args)
+    nbytes = transposed_3d_storage_bytes(args, output)
+    larger = output.new_empty((nbytes // output.element_size(),))
+    return larger.as_strided(output.shape, output.stride())
 
 
 @CPU.workspace(_aten.convolution.default)

@@ -226,10 +226,14 @@ def _slow_3d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None
 
 
 def _slow_transpose_3d(frame: _Frame, tape: Tape) -> None:
-    """NaiveConvolutionTranspose3d.cpp: the output starts as ``empty_like(input)``."""
+    """NaiveConvolutionTranspose3d.cpp: the output starts as ``empty_like(input)``.
+
+    ``resize_`` keeps that storage where it is large enough.
+    """
     started = tape.allocate(frame.input_bytes)
-    tape.allocate(frame.output_bytes)
-    tape.free(started)
+    if frame.output_bytes > frame.input_bytes:
+        tape.allocate(frame.output_bytes)
+        tape.free(started)
     _run(frame.columns_bytes, frame.ones_bytes, tape=tape)
 
 

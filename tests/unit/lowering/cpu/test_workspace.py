@@ -101,6 +101,13 @@ def test_convolution_1d_and_3d(sizes: tuple[int, ...], transposed: bool) -> None
     check_convolution(sizes, 8, 3, transposed=transposed)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("channels", [2, 30, 32, 64])
+def test_upsampling_3d_to_fewer_values_keeps_the_storage(channels: int, groups: int) -> None:
+    # The last block of MONAI's UNet: from many channels to two.
+    check_convolution((1, 32, 6, 6, 6), channels, 3, padding=1, transposed=True, groups=groups)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(
     "options", [{}, {"groups": 2}, {"dilation": 2}, {"transposed": True}, {"bias": False}]
