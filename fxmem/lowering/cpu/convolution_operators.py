@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fxmem.lowering.arguments import new_bytes, tensor
 from fxmem.lowering.cpu.convolution import (
@@ -21,11 +21,11 @@ _TRANSPOSED = 6
 
 
 @CPU.kernel(_aten.convolution.default)
-def _convolve(*args: object) -> Tensor:
+def _convolve(*args: object) -> Any:
     """A transposed 3d convolution may leave its output on a larger storage."""
     if not args[_TRANSPOSED] or tensor(args[0]).dim() != 5:
         return NotImplemented
-    output: Tensor = _aten.convolution.default(*args)
+    output = _aten.convolution.default(*args)
     nbytes = transposed_3d_storage_bytes(args, output)
     larger = output.new_empty((nbytes // output.element_size(),))
     return larger.as_strided(output.shape, output.stride())
