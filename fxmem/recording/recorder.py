@@ -241,11 +241,12 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator, which reads these tensors, and notes what it did."""
         running, result = torch._C._current_autograd_node(), None
-        autograd = running if self._phase is Phase.BACKWARD else None
-        if self._phase is Phase.BACKWARD:
-            self._see_autograd_node(autograd)
+        in_backward = self._phase is Phase.BACKWARD
+        autograd = running if in_backward else None
+        if running is not None or in_backward:  # forward may run a backward of its own
+            self._see_autograd_node(running)
             result = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
-        else:
+        if not in_backward:
             self.sequences.see_early(running)
         workspace: Workspace | None = None
         on_sparse = is_on_sparse(func, args, read)

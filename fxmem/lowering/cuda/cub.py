@@ -1,9 +1,9 @@
 """The temporary storage that CUB asks for, as PyTorch's sorts and scans allocate it.
 
-Source: CUB 2 and 3, ``device/dispatch/dispatch_radix_sort.cuh`` (``InvokeOnesweep``) and
-``dispatch_scan.cuh``. Sizes of tiles are those of its policies for compute capability 8.0; on later
-ones they differ, and with them the small terms: a sort's share is that of its second copy of keys
-and values.
+Source: CUB 2 and 3, ``device/dispatch/dispatch_radix_sort.cuh`` (``InvokeOnesweep``,
+``DispatchSegmentedRadixSort``) and ``dispatch_scan.cuh``. Sizes of tiles are those of its policies
+for compute capability 8.0; on later ones they differ, and with them the small terms: a sort's share
+is that of its second copy of keys and values.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int, bits: int | N
         copies * value_bytes,
         passes * _COUNTER_BYTES,
     )
+
+
+def segmented_radix_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
+    """Temporary storage of ``DeviceSegmentedRadixSort::SortPairs``: a third copy of all pairs."""
+    return _alias(count * key_bytes, count * value_bytes)
 
 
 def scan_bytes(count: int, itemsize: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fxmem.lowering.arguments import argument, tensor
-from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.lowering.cuda.cub import radix_sort_bytes, scan_bytes, segmented_radix_sort_bytes
 from fxmem.lowering.cuda.layouts import dense_bytes, flatten_bytes
 from fxmem.lowering.cuda.target import CUDA, current_gpu
 from fxmem.lowering.tape import size_bytes
@@ -57,7 +57,7 @@ def _segments_bytes(count: int, length: int, itemsize: int) -> int:
     if segments == 1 or length >= _LARGE:
         return length * _INDEX_BYTES + radix_sort_bytes(length, itemsize, _INDEX_BYTES)
     if segments >= _MANY_SEGMENTS:
-        return count * _INDEX_BYTES + count * (itemsize + _INDEX_BYTES)
+        return count * _INDEX_BYTES + segmented_radix_sort_bytes(count, itemsize, _INDEX_BYTES)
     pairs = count * itemsize + radix_sort_bytes(count, itemsize, _INDEX_BYTES)
     bits = max(1, (segments - 1).bit_length())
     return 2 * count * _INDEX_BYTES + max(pairs, radix_sort_bytes(count, _INDEX_BYTES, 0, bits))

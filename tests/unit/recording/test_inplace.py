@@ -74,3 +74,20 @@ def test_the_peak_is_that_of_the_allocator(name: str) -> None:
     analysis = fxmem.analyze(case.model(), (f"{ROWS}x{COLUMNS}",), device="cpu")
     # A Python number becomes a tensor of up to 16 bytes on its way into an operator.
     assert abs(analysis.peak_bytes - real_bytes) <= 16
+
+
+class Gradient(OnWeight):
+    """A gradient that forward computes itself, as of an energy by its coordinates."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            output = super().forward(x)
+            return torch.autograd.grad(output.sum(), self.weight)[0]
+
+
+@pytest.mark.parametrize("name", ["two gradients meet", "sort", "gather", "added in Python"])
+def test_the_peak_of_a_backward_inside_forward_is_that_of_the_allocator(name: str) -> None:
+    case = Case(name, lambda: Gradient(FUNCTIONS[name]), (Spec((ROWS, COLUMNS)),))
+    real_bytes = measure_allocator(case, "infer")["peak_bytes"]
+    analysis = fxmem.analyze(case.model(), (f"{ROWS}x{COLUMNS}",), device="cpu", mode="infer")
+    assert abs(analysis.peak_bytes - real_bytes) <= 16

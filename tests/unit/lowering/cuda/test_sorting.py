@@ -45,11 +45,14 @@ def test_some_long_lines_are_sorted_together() -> None:
 
 def test_many_long_lines() -> None:
     x, count = torch.empty(128, 5000), 640000
-    assert estimate(aten.sort.default, x) == count * 8 + count * 12
+    # CUB aligns its parts, and asks for 255 bytes to do so: a block more, as Liger-Kernel's
+    # benchmark of sparsemax measured for 2048 lines of 8192 (704.00048828125 MiB, RTX 3090).
+    segmented = count * 8 + count * 12 + 255
+    assert estimate(aten.sort.default, x) == segmented
     # Along the other dimension: lines made dense, with results of their own.
-    assert estimate(aten.sort.default, x.t(), 0) == count * 20
+    assert estimate(aten.sort.default, x.t(), 0) == segmented
     y = torch.empty(5000, 128)
-    assert estimate(aten.sort.default, y, 0) == count * 16 + count * 20
+    assert estimate(aten.sort.default, y, 0) == count * 16 + segmented
 
 
 def test_the_largest_ones() -> None:
