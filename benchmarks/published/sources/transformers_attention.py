@@ -1,4 +1,4 @@
-"""Encoders of transformers in float16, with attention written out and with fused attention."""
+"""Encoders of transformers, with attention written out and with fused attention."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks.published.predicting import list_peaks
 _BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "BERT": ("BertForMaskedLM", "BertConfig", {}),
+    "ViViT": ("VivitForVideoClassification", "VivitConfig", {"num_labels": 400}),
     "DistilBERT": ("DistilBertForMaskedLM", "DistilBertConfig", {}),
     "ALBERT v2": (
         "AlbertForMaskedLM",
@@ -43,16 +44,21 @@ def sum_logits(output: Any) -> Tensor:
 def predict(case: Case) -> dict[str, int]:
     """The peak of forward and backward; the output of the step before is still held."""
     model, config, options = MODELS[case.config["model"]]
-    shape = case.config["batch"], case.config["tokens"]
+    batch, video = case.config["batch"], case.config["model"] == "ViViT"
+    inputs = (
+        {"pixel_values": fxmem.TensorSpec((batch, 32, 3, 224, 224), "float32")}
+        if video
+        else {"input_ids": fxmem.TensorSpec((batch, case.config["tokens"]), "int64")}
+    )
     build = hugging_face(model, config, attn_implementation=case.config["attention"], **options)
     with torch.device("meta"):
         network = build()
     analysis = fxmem.analyze(
         network,
         (),
-        {"input_ids": fxmem.TensorSpec(shape, "int64")},
+        inputs,
         gpu=case.gpu,
-        dtype="float16",
+        dtype="float32" if video else "float16",
         loss=sum_logits,
         hold_outputs=True,
         alloc_conf="",
