@@ -141,6 +141,27 @@ def write_summary(rows: Sequence[Row]) -> str:
     return str(tabulate(cells, headers, tablefmt="github", disable_numparse=True))
 
 
+def write_publications(rows: Sequence[Row]) -> str:
+    """How many figures are equal, by publication."""
+    cells = []
+    for repository in dict.fromkeys(row.case.repository for row in rows):
+        ours = [row for row in rows if row.case.repository == repository]
+        errors = [row.relative for row in ours]
+        cells.append(
+            [
+                repository,
+                ", ".join(sorted({row.case.gpu or "not named" for row in ours})),
+                str(len(ours)),
+                _share(sum(row.is_equal for row in ours), len(ours)),
+                _share(sum(row.is_equal or abs(row.relative) <= 0.01 for row in ours), len(ours)),
+                format_percent(min(errors)),
+                format_percent(max(errors)),
+            ]
+        )
+    headers = ["publication", "GPUs", "figures", "equal", "within 1 %", "lowest", "highest"]
+    return str(tabulate(cells, headers, tablefmt="github", disable_numparse=True))
+
+
 def write_shortages(rows: Sequence[Row]) -> str:
     """Peaks of reserved memory that were predicted too low: who would have run out of memory."""
     reserved = [row for row in rows if row.measure == "reserved"]
@@ -182,6 +203,7 @@ def write_page(rows: Sequence[Row], stamp: str) -> str:
         INTRODUCTION.rstrip(),
         "## How many are equal",
         write_summary(rows),
+        write_publications(rows),
         "## Why figures differ",
         write_causes(rows),
         "## Who would have run out of memory",
