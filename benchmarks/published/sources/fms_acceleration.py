@@ -22,6 +22,7 @@ import fxmem
 from benchmarks.published.cases import Case
 from benchmarks.published.predicting import find_allocated_after, list_peaks
 from benchmarks.published.sources.low_rank import add_adapters
+from benchmarks.published.sources.rotary import Rotary, give_layers_rotary
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {
@@ -63,46 +64,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-
-class Rotary(nn.Module):
-    """Rotary embeddings as Mistral has them; its only buffer is the inverse frequencies."""
-
-    inv_freq: Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("inv_freq", 1e-4 ** (torch.arange(0, width, 2).float() / width))
-
-    def forward(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of shape (1, length, width)."""
-        frequencies = self.inv_freq[None, :, None].expand(position_ids.shape[0], -1, 1)
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            angles = (frequencies @ position_ids[:, None, :].float()).transpose(1, 2)
-            both = torch.cat((angles, angles), dim=-1)
-            cos, sin = both.cos(), both.sin()
-        return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
-
-
-class PerLayer(nn.Module):
-    """An attention that makes its own rotary embeddings instead of taking the model's."""
-
-    def __init__(self, attention: nn.Module, width: int) -> None:
-        super().__init__()
-        self.attention = attention
-        self.rotary = Rotary(width)
-
-    def forward(self, hidden_states: Tensor, position_ids: Tensor, **rest: Any) -> Any:
-        """As the attention's."""
-        rest["position_embeddings"] = self.rotary(hidden_states, position_ids)
-        return self.attention(hidden_states=hidden_states, position_ids=position_ids, **rest)
-
-
-class NoRotary(nn.Module):
-    """In the place of the model's rotary embeddings, where layers have their own."""
-
-    def forward(self, hidden_states: Tensor, position_ids: Tensor) -> None:
-        """Nothing."""
 
 
 class Keeping(nn.Module):
@@ -150,9 +111,7 @@ class FineTuning(nn.Module):
         config = make_config(**CONFIGS[name], use_cache=False, attn_implementation="sdpa")
         self.model = make_model(config).to(getattr(torch, dtype))
         if name == "mistral" and transformers < "4.46":
-            for layer in self.model.model.layers:
-                layer.self_attn = PerLayer(layer.self_attn, layer.self_attn.head_dim)
-            self.model.model.rotary_emb = NoRotary()
+            give_layers_rotary(self.model.model)
         elif name != "santacoder":
             self.model.model.rotary_emb = Rotary(config.hidden_size // config.num_attention_heads)
         self.kept: list[Tensor] = []
