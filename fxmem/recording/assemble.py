@@ -16,7 +16,7 @@ from fxmem.graph import (
     Storage,
 )
 from fxmem.recording.recorder import Recorder
-from fxmem.recording.records import NodeRecord
+from fxmem.recording.records import NodeRecord, SaveRecord
 from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.nodes import TracedNode
 
@@ -111,16 +111,31 @@ def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[Sa
 
 
 def _list_saves(recorder: Recorder) -> Iterator[Save]:
-    released = _find_releases(recorder)
-    for save in recorder.saving.saves:
+    saves = [*_iterate_saves(recorder)]
+    released = _find_releases(recorder, saves)
+    for save in saves:
         unpacked, _ = recorder.sequences.ran.get(save.sequence, (None, None))
+        unpacked = recorder.sequences.copied.get(save.sequence, unpacked)
         last = returned = released.get(save.sequence)
         if last is not None:
             returned = min(last, recorder.sequences.returned.get(save.sequence, last))
         yield Save(save.storage, save.node, save.position, unpacked, last, returned)
 
 
-def _find_releases(recorder: Recorder) -> dict[int, int]:
+def _iterate_saves(recorder: Recorder) -> Iterator[SaveRecord]:
+    """What was saved, by the functions that run: of an operator in place on a view, CopySlices.
+
+    That is made right after the operator's own function, or after the copy that this one saves.
+    """
+    copies = recorder.saving.copies
+    runs = {
+        sequence - 1 - (sequence - 1 in copies): sequence for sequence in recorder.sequences.copied
+    }
+    for save in recorder.saving.saves:
+        yield replace(save, sequence=runs.get(save.sequence, save.sequence))
+
+
+def _find_releases(recorder: Recorder, saves: Sequence[SaveRecord]) -> dict[int, int]:
     """By autograd function, the operation of its backward after which it lets go.
 
     That is its last one, unless the engine adds up gradients in its name once it is over: then
@@ -128,7 +143,7 @@ def _find_releases(recorder: Recorder) -> dict[int, int]:
     """
     last = {sequence: last for sequence, (_, last) in recorder.sequences.ran.items()}
     holders: dict[int, int] = {}  # by storage, the function that lets go of it last
-    for save in recorder.saving.saves:
+    for save in saves:
         if save.sequence in last:
             holder = holders.get(save.storage, save.sequence)
             holders[save.storage] = max(holder, save.sequence, key=last.__getitem__)

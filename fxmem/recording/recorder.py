@@ -146,6 +146,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def exit_node(self, index: int, result: Any) -> int:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
         self._node = None
+        if self.ledger.recording:
+            with torch._C.DisableTorchFunction():
+                self.sequences.see_views(iterate_tensors(result))
         self.sequences.exit_node(index)
         results = {self.track(tensor) for tensor in iterate_memory(result)}
         self.casts.exit_node(results)
@@ -319,7 +322,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             # Of what has no number the node is that whose backward ran last.
             found = self.sequences.find_node(autograd)
             self._node = self._node if found is None else found
-            self.sequences.see_operation(autograd, index)
+            self.sequences.see_operation(autograd, index, func)
             if func is _detach:  # ``SavedVariable::unpack`` makes a tensor of the function's own
                 self.sequences.watch_unpacked(autograd, ran.result, self.ledger)
         node = self._node

@@ -11,6 +11,9 @@ from fxmem.recording.records import SavedRecord, SaveRecord
 from fxmem.specs import strip_torch
 
 _CLONE = "CloneBackward0"
+COPY_SLICES = "torch::autograd::CopySlices"
+"""Runs the function of an operator that changed a view in place, and puts what that makes into
+the gradient of the view's base: ``torch/csrc/autograd/functions/tensor.cpp``."""
 
 
 class SaveLog:
@@ -19,11 +22,13 @@ class SaveLog:
     Attributes:
         saved: What was saved, each storage once.
         saves: Every time that something was.
+        copies: The numbers that went to copies of what operators in place overwrote.
     """
 
     def __init__(self) -> None:
         self.saved: list[SavedRecord] = []
         self.saves: list[SaveRecord] = []
+        self.copies: set[int] = set()
         self._storages: set[int] = set()
 
     def add(
@@ -38,7 +43,10 @@ class SaveLog:
             node: The node that runs.
             position: The index of the operator that comes next.
         """
-        self.saves.append(SaveRecord(storage, node, position, _find_saver(maker)))
+        saver, sequence = _find_saver(maker), _get_sequence_nr() - 1
+        if saver < sequence and maker.name() == _CLONE:
+            self.copies.add(sequence)
+        self.saves.append(SaveRecord(storage, node, position, saver))
         if storage not in self._storages:
             self._storages.add(storage)
             shape, dtype = tuple(tensor.shape), strip_torch(tensor.dtype)
@@ -57,6 +65,11 @@ def is_own_output(maker: Any) -> bool:
 def _find_saver(maker: Any) -> int:
     """The number of the function that saves what another has made."""
     sequence = _get_sequence_nr() - 1  # a function gets its number before it saves
-    if maker is not None and maker.name() == _CLONE and maker._sequence_nr() == sequence:
+    if maker is None or maker._sequence_nr() != sequence:
+        return sequence
+    if maker.name() == _CLONE:
         return sequence - 1  # in place: it saves a copy of its argument, which has a number too
+    base = maker.next_functions[0][0] if maker.next_functions else None
+    if base is not None and base.name() == COPY_SLICES:  # a view that it changed, made anew
+        return int(base._sequence_nr())
     return sequence

@@ -68,3 +68,24 @@ def test_a_change_of_inference_that_a_hook_sees_is_not_counted() -> None:
     report = fxmem.verify(model, fxmem.apply(model, plan), "4x16x512", mode="infer")
     assert report.equal
     assert report.planned.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.005)
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_what_runs_in_place_on_views(style: str) -> None:
+    """Instance normalisation before a ReLU in place, as in RAFT's and MONAI's encoders."""
+    blocks = [
+        nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.InstanceNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(8, 8, 3, padding=1),
+        )
+        for _ in range(3)
+    ]
+    model, step = nn.Sequential(*blocks), "2x8x32x32"
+    analysis = fxmem.analyze(model, step, device="cpu")
+    plan = fxmem.plan(analysis, max_overhead=0.3, style=style, time_limit_s=0.3)
+    report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
+    assert report.equal
+    assert plan.segments
+    assert report.planned.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.005)

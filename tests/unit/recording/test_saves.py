@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
@@ -108,3 +112,60 @@ def test_a_function_returns_before_the_engine_adds_up_gradients_in_its_name() ->
     assert own == ["aten.t.default", "aten.mm.default", "aten.t.default"]
     later = names[save.returned + 1 : save.released + 1]
     assert later == ["aten.sum.dim_IntList", "aten.view.default", "aten.add.Tensor"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "saver", "is_copy"),
+    [
+        (nn.ReLU(inplace=True), "aten.threshold_backward.default", False),
+        (nn.LeakyReLU(inplace=True), "aten.leaky_relu_backward.default", False),
+        (nn.ReLU6(inplace=True), "aten.hardtanh_backward.default", True),
+    ],
+)
+def test_what_runs_in_place_on_a_view_lets_go_with_what_copies_its_gradient(
+    layer: nn.Module, saver: str, is_copy: bool
+) -> None:
+    """Instance normalisation returns a view; ``CopySlices::apply`` runs the layer's backward, in
+    torch/csrc/autograd/functions/tensor.cpp, on a copy of the view's gradient."""
+    layers = (nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), layer, nn.Conv2d(4, 2, 3))
+    graph = record(nn.Sequential(*layers), "2x3x8x8")
+    names = [operation.name for operation in graph.operations]
+    (norm,) = (node for node in graph.nodes if node.target == "InstanceNorm2d")
+    (save,) = (s for s in graph.saves if s.node == norm.index + 1)
+    assert (save.storage not in norm.results) is is_copy
+    assert save.unpacked is not None and save.released is not None
+    runs = [graph.operations[save.unpacked + at] for at in (-1, 0, 1)]
+    assert {operation.autograd_node for operation in runs} == {"torch::autograd::CopySlices"}
+    assert runs[0].name == "aten.clone.default"
+    assert saver in [operation.name for operation in runs]
+    assert names[save.released] == "aten.copy_.default"
+    assert save.released == graph.storages[save.storage].died
+
+
+def test_the_gradient_of_a_view_that_was_changed_is_a_new_tensor() -> None:
+    """``AsStridedBackward0`` of eager: ``as_strided_backward`` in FunctionsManual.cpp."""
+
+    class Residual(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu_((x * 2).view(2, 32))
+            return x + y.view_as(x)
+
+    def run(model: nn.Module, x: torch.Tensor) -> list[int]:
+        with torch.profiler.profile(profile_memory=True) as prof:
+            model(x).sum().backward()
+        tree = prof.profiler.kineto_results.experimental_event_tree()
+        return sorted(size for size in _iterate_sizes(tree) if size == x.nbytes)
+
+    model = nn.Sequential(nn.Linear(8, 8), Residual())
+    graph = record(model, "8x8")
+    made = [s for s in graph.storages if s.nbytes == 256 and s.born >= 0]
+    run(model, torch.randn(8, 8))
+    assert len(made) == len(run(model, torch.randn(8, 8)))
+
+
+def _iterate_sizes(tree: Any) -> Iterator[int]:
+    for event in tree:
+        kind, fields = event.typed
+        if kind == torch._C._profiler._EventType.Allocation:
+            yield fields.alloc_size
+        yield from _iterate_sizes(event.children)
