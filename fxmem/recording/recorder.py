@@ -263,8 +263,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if self.ledger.is_warming_up:
             self.first_step.see(func, self._phase, len(self.ledger.warmup))
         kept = self._costs.list_kept(func, args)
-        for name, nbytes in kept:
-            self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
         made = [*iterate_memory(result)] if on_sparse else list_tensors((result,))
         if workspace is None:
             workspace = self._costs.estimate_workspace(func, args, kwargs, result)
@@ -272,8 +270,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in read:
                 self.track(tensor)
             self._allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
-            return result
-        self._record(_Ran(func, args, kwargs, result, read, made, workspace, kept), autograd)
+        else:
+            self._record(_Ran(func, args, kwargs, result, read, made, workspace, kept), autograd)
+        for name, nbytes in kept:  # a kernel asks its library for a handle once its result is there
+            self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
         return result
 
     def _allocate(
