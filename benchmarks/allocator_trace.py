@@ -2,9 +2,14 @@
 
     python -m benchmarks.allocator_trace snapshot.pickle ...
 
-Every allocation and free of the snapshot's trace is run through the simulation, which gets the
+A snapshot is a file of ``torch.cuda.memory._dump_snapshot()``, or what this program reads of one as
+JSON, compressed by gzip.
+
+Every allocation and free of each device's trace is run through the simulation, which gets the
 addresses of new segments from the trace. Each block has to lie where it lay, each segment has to be
 asked for and given back when it was, and in the end the segments have to hold the same blocks.
+Where memory ran out, the simulated device has as much as was reserved and free at that moment, and
+what the allocator gave back before has to follow from that.
 
 What was there before the trace began is worked out from its end. One thing does not show: how much
 slack a block had that was freed in the trace. Where only that can explain a difference, it is taken
@@ -14,12 +19,13 @@ to, and counted in the column *slack*.
 from __future__ import annotations
 
 import argparse
+import gzip
 import io
+import json
 import pickle
 import sys
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +63,8 @@ class TraceMemory(DeviceMemory):
 
     __slots__ = ("coming",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        super().__init__(capacity_bytes)
         self.coming: list[tuple[int, int]] = []
 
     def reserve_addresses(self, nbytes: int) -> int:
@@ -84,6 +90,7 @@ class Before:
 class Result:
     """How far a trace was followed; no difference means to its end."""
 
+    device: int
     events: int = 0
     segments: int = 0
     slack: int = 0
@@ -95,14 +102,53 @@ class Difference(Exception):
     """The simulation did something else."""
 
 
-def read_snapshot(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """The trace of the first device that has one, its segments, and the allocator's settings."""
-    snapshot = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-    traces = [trace for trace in snapshot["device_traces"] if trace]
-    wanted = (*TAKEN, *GIVEN, "alloc", "free_completed")
-    trace = [event for event in (traces or [[]])[0] if event["action"] in wanted]
+@dataclass(frozen=True)
+class DeviceTrace:
+    """What a snapshot has of one device.
+
+    Attributes:
+        device: Its index.
+        events: In order.
+        segments: At their end.
+    """
+
+    device: int
+    events: list[dict[str, Any]]
+    segments: list[dict[str, Any]]
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """What was reserved and free when memory ran out; None where it did not.
+
+        From a trace that begins with nothing.
+        """
+        reserved = 0
+        for event in self.events:
+            if event["action"] == "oom":
+                return reserved + int(event["device_free"])
+            if event["action"] in (*TAKEN, *GIVEN):
+                reserved += event["size"] if event["action"] in TAKEN else -event["size"]
+        return None
+
+
+def read_snapshot(path: Path) -> tuple[list[DeviceTrace], str]:
+    """The devices of a snapshot that have a trace, and the allocator's settings."""
+    if path.suffix == ".gz":
+        snapshot = json.loads(gzip.decompress(path.read_bytes()))
+    else:
+        snapshot = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+    wanted = (*TAKEN, *GIVEN, "alloc", "free_completed", "oom")
+    devices = [
+        DeviceTrace(
+            device,
+            [event for event in trace if event["action"] in wanted],
+            [segment for segment in snapshot["segments"] if segment["device"] == device],
+        )
+        for device, trace in enumerate(snapshot["device_traces"])
+        if trace
+    ]
     settings = snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", "")
-    return trace, snapshot["segments"], settings
+    return devices, settings
 
 
 def rewind(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> Before:
@@ -118,7 +164,7 @@ def rewind(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> Befor
                 before.requests[at], before.sizes[at] = block["requested_size"], block["size"]
             at += block["size"]
     for event in reversed(trace):
-        address, nbytes = event["addr"], event["size"]
+        address, nbytes = event.get("addr", 0), event["size"]
         if event["action"] == "alloc":
             del before.requests[address]
             before.sizes.pop(address, None)
@@ -163,47 +209,61 @@ def restore(allocator: CachingAllocator, memory: TraceMemory, before: Before) ->
 
 
 def follow(
-    trace: list[dict[str, Any]],
-    segments: list[dict[str, Any]],
-    settings: AllocatorSettings,
-    before: Before,
-    result: Result,
+    device: DeviceTrace, settings: AllocatorSettings, before: Before, result: Result
 ) -> None:
     """Runs a trace; raises a Difference where the simulation goes another way."""
-    memory, seen = TraceMemory(), list[TraceEvent]()
+    memory, seen = TraceMemory(device.capacity_bytes), list[TraceEvent]()
     allocator = CachingAllocator(settings, memory, seen.append)
     blocks = restore(allocator, memory, before)
+    given: set[tuple[int, int]] = set()
     result.events = result.segments = 0
-    for given, events in groupby(trace, key=lambda event: event["action"] in GIVEN):
-        if given:
+    for event in device.events:
+        action, address, nbytes = event["action"], event.get("addr", 0), event["size"]
+        if action in TAKEN:
+            memory.coming.append((address, nbytes))
+        elif action in GIVEN:
+            given.add((address, nbytes))
+        else:
             seen.clear()
-            allocator.empty_cache()
-            wanted = {(event["addr"], event["size"]) for event in events}
-            if {(event.address, event.nbytes) for event in seen} != wanted:
-                raise Difference(f"other segments than those {len(wanted)} are given back")
-            continue
-        for event in events:
-            address, nbytes = event["addr"], event["size"]
-            if event["action"] in TAKEN:
-                memory.coming.append((address, nbytes))
-                continue
-            result.events += 1
-            if event["action"] == "free_completed":
-                allocator.free(blocks.pop(address))
-                continue
-            seen.clear()
-            block = allocator.allocate(nbytes, stream=event["stream"])
-            assert block is not None
-            blocks[address] = block
+            if given and memory.capacity_bytes is None:  # the user's code emptied the cache
+                allocator.empty_cache()
+            block = _run_event(allocator, blocks, event)
+            if find_segments(seen, GIVEN) != given:
+                raise Difference(f"other segments than those {len(given)} are given back")
             taken = [(one.address, one.nbytes) for one in seen if one.action.value in TAKEN]
             if taken != memory.coming:
                 raise Difference(f"segments of {taken} are taken instead of {memory.coming}")
-            if block.address != address:
+            if block is not None and block.address != address:
                 raise Difference(find_slack(before, address, block.address))
+            result.events += 1
             result.segments += len(taken)
-            memory.coming = []
+            memory.coming, given = [], set()
     result.reserved_bytes = allocator.reserved_bytes
-    check_end(allocator, segments)
+    check_end(allocator, device.segments)
+
+
+def _run_event(
+    allocator: CachingAllocator, blocks: dict[int, Block], event: dict[str, Any]
+) -> Block | None:
+    """Allocates, which may fail, or frees; the block that was allocated."""
+    if event["action"] == "free_completed":
+        allocator.free(blocks.pop(event["addr"]))
+        return None
+    try:
+        block = allocator.allocate(event["size"], stream=event["stream"])
+    except OutOfMemory:
+        if event["action"] != "oom":
+            raise
+        return None
+    if event["action"] == "oom" or block is None:
+        raise Difference("memory does not run out")
+    blocks[event["addr"]] = block
+    return block
+
+
+def find_segments(events: list[TraceEvent], actions: tuple[str, ...]) -> set[tuple[int, int]]:
+    """Address and bytes of segments of which that is told."""
+    return {(event.address, event.nbytes) for event in events if event.action.value in actions}
 
 
 def check_end(allocator: CachingAllocator, segments: list[dict[str, Any]]) -> None:
@@ -233,13 +293,18 @@ def find_slack(before: Before, address: int, other: int) -> str:
     return f"a block lies at {other:#x} instead of {address:#x}"
 
 
-def check(path: Path) -> Result:
-    """Follows the trace of a snapshot, again for each slack that it learns of."""
-    trace, segments, text = read_snapshot(path)
-    before, result, settings = rewind(trace, segments), Result(), parse_settings(text)
+def check(path: Path) -> list[Result]:
+    """Follows the trace of each device of a snapshot that has one."""
+    devices, text = read_snapshot(path)
+    return [check_device(device, parse_settings(text)) for device in devices]
+
+
+def check_device(device: DeviceTrace, settings: AllocatorSettings) -> Result:
+    """Follows the trace of a device, again for each slack that it learns of."""
+    before, result = rewind(device.events, device.segments), Result(device.device)
     while True:
         try:
-            follow(trace, segments, settings, before, result)
+            follow(device, settings, before, result)
         except (Difference, OutOfMemory) as error:
             if not str(error):
                 result.slack += 1
@@ -254,19 +319,20 @@ def main() -> int:
     arguments = parser.parse_args()
     rows, differences = [], 0
     for path in arguments.snapshots:
-        result = check(path)
-        differences += bool(result.difference)
-        rows.append(
-            (
-                path.name,
-                result.events,
-                result.segments,
-                result.slack,
-                result.reserved_bytes // MIB,
-                result.difference or "exact",
+        for result in check(path):
+            differences += bool(result.difference)
+            rows.append(
+                (
+                    path.name,
+                    result.device,
+                    result.events,
+                    result.segments,
+                    result.slack,
+                    result.reserved_bytes // MIB,
+                    result.difference or "exact",
+                )
             )
-        )
-    headers = ("snapshot", "events", "segments", "slack", "reserved MiB", "result")
+    headers = ("snapshot", "device", "events", "segments", "slack", "reserved MiB", "result")
     print(tabulate(rows, headers, tablefmt="github"))
     return 1 if differences else 0
 

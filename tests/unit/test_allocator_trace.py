@@ -37,6 +37,7 @@ def make_snapshot(settings: str, skipped: int) -> dict[str, Any]:
         ],
         "segments": [
             {
+                "device": 1,
                 "address": segment.address,
                 "total_size": segment.size,
                 "segment_type": "small" if segment.is_small else "large",
@@ -67,9 +68,42 @@ def write(path: Path, snapshot: dict[str, Any]) -> Path:
     [("", 0), ("", 200), ("roundup_power2_divisions:4", 150), ("expandable_segments:True", 0)],
 )
 def test_a_trace_is_followed(settings: str, skipped: int, tmp_path: Path) -> None:
-    result = check(write(tmp_path / "snapshot.pickle", make_snapshot(settings, skipped)))
+    (result,) = check(write(tmp_path / "snapshot.pickle", make_snapshot(settings, skipped)))
     assert result.difference == ""
     assert result.events > 100 and result.segments > 5
+
+
+def test_expandable_segments_that_were_recorded_are_followed() -> None:
+    """Of three GPUs in one process; the second had no memory left, gave pages back, and ran out."""
+    folder = Path(__file__).parents[1] / "data" / "cuda" / "published" / "snapshots"
+    results = check(folder / "expandable_segments.json.gz")
+    assert [(r.device, r.events, r.segments, r.difference) for r in results] == [
+        (0, 4352, 175, ""),
+        (1, 375, 40, ""),
+        (2, 598, 78, ""),
+    ]
+
+
+def test_memory_that_does_not_run_out_is_found(tmp_path: Path) -> None:
+    trace = [
+        {"action": "segment_alloc", "addr": 1 << 40, "size": 2 * MIB, "stream": 0},
+        {"action": "alloc", "addr": 1 << 40, "size": 700, "stream": 0},
+        {"action": "oom", "size": 3 * MIB, "stream": 0, "device_free": 4 * MIB},
+    ]
+    block = {"size": 1024, "requested_size": 700, "state": "active_allocated"}
+    segment = {
+        "device": 0,
+        "address": 1 << 40,
+        "total_size": 2 * MIB,
+        "segment_type": "small",
+        "stream": 0,
+        "blocks": [block, {"size": 2 * MIB - 1024, "requested_size": 0, "state": "inactive"}],
+    }
+    snapshot = {"device_traces": [trace], "segments": [segment]}
+    assert check(write(tmp_path / "snapshot.pickle", snapshot))[0].difference == ""  # 20 MiB
+    trace[2]["device_free"] = 20 * MIB
+    (result,) = check(write(tmp_path / "snapshot.pickle", snapshot))
+    assert result.difference == "after 1 events: memory does not run out"
 
 
 def test_a_block_elsewhere_is_found(tmp_path: Path) -> None:
@@ -81,7 +115,7 @@ def test_a_block_elsewhere_is_found(tmp_path: Path) -> None:
         if event["action"] == "free_completed" and event["addr"] == trace[at]["addr"] - 512:
             event["addr"] += 512
             break
-    result = check(write(tmp_path / "snapshot.pickle", snapshot))
+    (result,) = check(write(tmp_path / "snapshot.pickle", snapshot))
     assert result.difference.startswith("after ")
     assert "a block lies at" in result.difference
 
@@ -91,7 +125,7 @@ def test_other_blocks_at_the_end_are_found(tmp_path: Path) -> None:
     blocks = next(s["blocks"] for s in snapshot["segments"] if s["blocks"][-1]["size"] > MIB)
     blocks[-1]["size"] -= 512
     blocks.append({"size": 512, "requested_size": 0, "state": "inactive"})
-    result = check(write(tmp_path / "snapshot.pickle", snapshot))
+    (result,) = check(write(tmp_path / "snapshot.pickle", snapshot))
     assert "the segments hold other blocks at the end" in result.difference
 
 
