@@ -43,9 +43,7 @@ class Attention(nn.Module):
         batch, heads, tokens, _ = query.shape
         query = query.view(batch * heads, tokens, HEAD)
         key = key.view(batch * heads, tokens, HEAD)
-        scores = torch.zeros(
-            batch * heads, tokens, tokens, dtype=query.dtype, device=query.device
-        )
+        scores = torch.zeros(batch * heads, tokens, tokens, dtype=query.dtype, device=query.device)
         scores = torch.baddbmm(scores, query, key.transpose(1, 2), beta=1.0, alpha=HEAD**-0.5)
         scores = scores.view(batch, heads, tokens, tokens)
         least = torch.tensor(-1e9, dtype=scores.dtype, device=scores.device)
