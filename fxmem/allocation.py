@@ -6,6 +6,7 @@ on: what the step before left in the cache decides which block a tensor gets, an
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -24,9 +25,11 @@ from fxmem.allocator import (
 from fxmem.graph import (
     NEXT_RESULT,
     RESIDENT,
+    FirstOperation,
     MemoryGraph,
     Operation,
     Phase,
+    SourceLocation,
     measure_blocks,
 )
 from fxmem.timeline import Action, Event, build_timeline
@@ -79,11 +82,38 @@ class Exhaustion:
 
     Attributes:
         cause: Which request did not fit, in the allocator's words.
-        step: Index of its operation; None in the step that led to this one.
+        step: Index of its operation; None in the step that led to this one, or before.
+        phase: The part of either step; None while model and inputs move to the device.
+        node: Name of the node there, or None.
+        source: The user's own line, or None.
+        storage: Name of the storage that was asked for, where it is still there in the step:
+            a parameter, an input, a part of the optimizer's state; else empty.
+        is_certain: Whether memory runs out whatever the CUDA context takes of it; else only if
+            that takes the most that is known of it.
     """
 
     cause: str
     step: int | None
+    phase: Phase | None = None
+    node: str | None = None
+    source: SourceLocation | None = None
+    storage: str = ""
+    is_certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRun:
+    """What becomes of a step on a device whose memory ends.
+
+    Attributes:
+        exhaustion: Where that runs out; None where the step fits.
+        reserved_bytes: The most that the allocator holds in the step.
+        retries: How often it gave back its cache to make room, from the model's move on.
+    """
+
+    exhaustion: Exhaustion | None
+    reserved_bytes: int
+    retries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,18 +223,69 @@ def find_exhaustion(
 ) -> Exhaustion | None:
     """Where a step runs out of a device's memory; None where it fits.
 
+    The arguments are those of :func:`run_on_device`.
+    """
+    return run_on_device(graph, settings, capacity_bytes, context_bytes).exhaustion
+
+
+def run_on_device(
+    graph: MemoryGraph, settings: AllocatorSettings, capacity_bytes: int, context_bytes: int
+) -> DeviceRun:
+    """Replays a step, after what led to it, in a device's memory.
+
     Args:
         graph: The step, with what led to it, with the sizes of requests.
         settings: Those of the allocator.
         capacity_bytes: All memory of the device.
         context_bytes: What the CUDA context takes of it.
     """
-    events, _ = _list_events(graph)
+    events, first = _list_events(graph)
     profile = replay(events, settings, capacity_bytes=capacity_bytes, context_bytes=context_bytes)
-    if profile.shortage is None:
-        return None
-    step = events[len(profile.allocated_bytes)].step
-    return Exhaustion(OutOfMemory(profile.shortage).cause, step if step >= 0 else None)
+    exhaustion = None
+    if profile.shortage is not None:
+        failed = len(profile.allocated_bytes)
+        cause = OutOfMemory(profile.shortage).cause
+        exhaustion = _locate(graph, events[failed], failed - first + len(graph.warmup), cause)
+    return DeviceRun(exhaustion, max(profile.reserved_bytes[first:], default=0), profile.retries)
+
+
+def _locate(graph: MemoryGraph, event: Event, index: int, cause: str) -> Exhaustion:
+    """Where a request was made that did not fit.
+
+    Args:
+        graph: The step, with what led to it.
+        event: The request.
+        index: Its index in :attr:`MemoryGraph.warmup`, if it led to the step.
+        cause: Why it did not fit.
+    """
+    phase, node, step = None, None, None
+    if event.step >= 0:
+        operation = graph.operations[event.step]
+        phase, node, step = operation.phase, operation.node, event.step
+    elif (first := find_first_operation(graph, index)) is not None:
+        phase = first.phase
+        node = None if first.twin is None else graph.operations[first.twin].node
+    made = None if node is None else graph.nodes[node]
+    return Exhaustion(
+        cause,
+        step,
+        phase,
+        None if made is None else made.name,
+        None if made is None else made.source,
+        "" if event.storage is None or event.storage < 0 else graph.storages[event.storage].name,
+    )
+
+
+def find_first_operation(graph: MemoryGraph, event: int) -> FirstOperation | None:
+    """The operator of the first step that an allocation belongs to; None for what was before it.
+
+    Args:
+        graph: The step, with what led to it.
+        event: Index in :attr:`MemoryGraph.warmup`.
+    """
+    starts = [operation.start for operation in graph.first_operations]
+    rank = bisect_right(starts, event) - 1
+    return graph.first_operations[rank] if rank >= 0 else None
 
 
 def trace_blocks(graph: MemoryGraph, settings: AllocatorSettings | None) -> BlockTrace:

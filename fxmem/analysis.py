@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fxmem.allocation import (
     Allocation,
+    DeviceRun,
     Exhaustion,
     allocate_graph,
-    find_exhaustion,
+    find_first_operation,
     find_warmup_peak,
+    run_on_device,
 )
 from fxmem.allocator import AllocatorSettings
 from fxmem.devices import CONTEXT_BYTES, GpuModel
@@ -141,8 +142,16 @@ class Analysis:
 
     @property
     def reserved_bytes(self) -> int:
-        """Most bytes the allocator holds; the CPU's caches nothing, so the peak itself."""
-        return self.peak_bytes if self.allocation is None else max(self.allocation.reserved_bytes)
+        """Most bytes the allocator holds; the CPU's caches nothing, so the peak itself.
+
+        On the GPU that is meant, if the step fits it, else in memory without end.
+        """
+        if self.allocation is None:
+            return self.peak_bytes
+        run = self.device_run
+        if run is not None and (run.exhaustion is None or not run.exhaustion.is_certain):
+            return run.reserved_bytes
+        return max(self.allocation.reserved_bytes)
 
     @property
     def requested_bytes(self) -> int:
@@ -156,9 +165,7 @@ class Analysis:
         warmup = find_warmup_peak(graph) if self.allocation is None else self.allocation.warmup
         if warmup is None:
             return None
-        starts = [operation.start for operation in graph.first_operations]
-        rank = bisect_right(starts, warmup.event) - 1
-        first = graph.first_operations[rank] if rank >= 0 else None
+        first = find_first_operation(graph, warmup.event)
         twin = None if first is None or first.twin is None else graph.operations[first.twin]
         node = None if twin is None or twin.node is None else graph.nodes[twin.node]
         return FirstStep(
@@ -185,13 +192,27 @@ class Analysis:
         return max(live + operation.library_bytes for live, operation in operations)
 
     @cached_property
-    def exhaustion(self) -> Exhaustion | None:
-        """Where the step runs out of the GPU's memory; None where it fits, or no GPU is known."""
+    def device_run(self) -> DeviceRun | None:
+        """What becomes of the step in the memory of the GPU that is meant; None without one.
+
+        The CUDA context takes the most that is known of it. A step that does not fit beside that
+        runs beside the least instead; where it fits then, its exhaustion is not certain.
+        """
         if self.settings is None or self.gpu is None:
             return None
-        return find_exhaustion(
-            self.graph, self.settings, self.gpu.capacity_bytes, max(CONTEXT_BYTES)
-        )
+        least, most = CONTEXT_BYTES
+        run = run_on_device(self.graph, self.settings, self.gpu.capacity_bytes, most)
+        if run.exhaustion is None:
+            return run
+        other = run_on_device(self.graph, self.settings, self.gpu.capacity_bytes, least)
+        if other.exhaustion is not None:
+            return other
+        return replace(other, exhaustion=replace(run.exhaustion, is_certain=False))
+
+    @property
+    def exhaustion(self) -> Exhaustion | None:
+        """Where the step runs out of the GPU's memory; None where it fits, or no GPU is known."""
+        return None if self.device_run is None else self.device_run.exhaustion
 
     @property
     def process_bytes(self) -> tuple[int, int] | None:
@@ -202,8 +223,10 @@ class Analysis:
         """
         if self.settings is None:
             return None
-        least, most = CONTEXT_BYTES
-        return self.reserved_bytes + least, self.reserved_bytes + most
+        least, most = (self.reserved_bytes + nbytes for nbytes in CONTEXT_BYTES)
+        if self.gpu is not None and least <= self.gpu.capacity_bytes:
+            most = min(most, self.gpu.capacity_bytes)
+        return least, most
 
     @property
     def breakdown(self) -> Mapping[Category, int]:

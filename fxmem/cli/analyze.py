@@ -119,7 +119,9 @@ def _check_budget(analysis: Analysis, budget_bytes: int | None) -> int:
 
 
 def _check_fit(analysis: Analysis) -> int:
-    if analysis.gpu is None or analysis.exhaustion is None:
+    gpu, ran_out = analysis.gpu, analysis.exhaustion
+    if gpu is None or ran_out is None:
         return 0
-    write_line(f"fxmem: the step does not fit {analysis.gpu.name}: {analysis.exhaustion.cause}")
+    verb = "does" if ran_out.is_certain else "may"
+    write_line(f"fxmem: the step {verb} not fit {gpu.name}: {ran_out.cause}")
     return EXIT_OVER_BUDGET

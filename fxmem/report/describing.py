@@ -107,23 +107,10 @@ def _list_device(analysis: Analysis) -> Iterable[DeviceRow]:
 
 
 def _describe_fit(analysis: Analysis) -> Fit | None:
-    gpu, exhaustion = analysis.gpu, analysis.exhaustion
-    if gpu is None:
+    gpu, run = analysis.gpu, analysis.device_run
+    if gpu is None or run is None:
         return None
-    if exhaustion is None:
-        return Fit(gpu.name, gpu.capacity_bytes)
-    if exhaustion.step is None:
-        return Fit(gpu.name, gpu.capacity_bytes, exhaustion.cause)
-    operation = analysis.graph.operations[exhaustion.step]
-    node = None if operation.node is None else analysis.nodes[operation.node]
-    return Fit(
-        gpu.name,
-        gpu.capacity_bytes,
-        exhaustion.cause,
-        operation.phase,
-        node.name if node else None,
-        node.source if node else None,
-    )
+    return Fit(gpu.name, gpu.capacity_bytes, run.exhaustion, run.retries)
 
 
 def _list_totals(analysis: Analysis) -> tuple[Total, ...]:

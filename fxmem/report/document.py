@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fxmem.allocation import Exhaustion
 from fxmem.graph import Category, Phase, SourceLocation
 
 
@@ -87,18 +88,14 @@ class Fit:
     Attributes:
         gpu: Its name.
         capacity_bytes: All its memory.
-        cause: What ran out, in the allocator's words; empty where it fits.
-        phase: Where it did; None where it fits, and before the step that was analysed.
-        node: Name of the node there, or None.
-        source: The user's own line, or None.
+        exhaustion: Where its memory runs out; None where the step fits.
+        retries: How often the allocator gives back its cache to make room.
     """
 
     gpu: str
     capacity_bytes: int
-    cause: str = ""
-    phase: Phase | None = None
-    node: str | None = None
-    source: SourceLocation | None = None
+    exhaustion: Exhaustion | None = None
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from fxmem.allocation import Exhaustion
+from fxmem.devices import CONTEXT_BYTES
 from fxmem.graph import Phase, SourceLocation
 from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
 from fxmem.report.document import Document, Fit, Headline, LiveRow, NodeRow, Subject
@@ -148,15 +150,31 @@ def _write_device(document: Document, width: int | None) -> str:
 
 
 def write_fit(fit: Fit) -> str:
-    """Whether the step fits the GPU, in one line."""
+    """Whether the step fits the GPU, in one sentence."""
     gpu = f"{fit.gpu} ({format_bytes(fit.capacity_bytes)})"
-    if not fit.cause:
-        return escape_controls(f"Fits {gpu}.")
-    place = "before the step"
-    if fit.phase is not None:
-        named = ", ".join(filter(None, [fit.node, write_source(fit.source)]))
-        place = f"in {fit.phase.value}{f' of {named}' if named else ''}"
-    return escape_controls(f"Does not fit {gpu}, {place}: {fit.cause}.")
+    ran_out = fit.exhaustion
+    if ran_out is None:
+        times = f"{fit.retries} times" if fit.retries > 1 else "once"
+        cached = f", after the allocator has given back its cache {times}" if fit.retries else ""
+        return escape_controls(f"Fits {gpu}{cached}.")
+    where = f"{_write_place(ran_out)}: {ran_out.cause}"
+    if ran_out.is_certain:
+        return escape_controls(f"Does not fit {gpu}, {where}.")
+    least, most = map(format_bytes, CONTEXT_BYTES)
+    return escape_controls(
+        f"Fits {gpu} if the CUDA context takes {least}, not if it takes {most}; then, {where}."
+    )
+
+
+def _write_place(ran_out: Exhaustion) -> str:
+    """In which step, and where in it."""
+    if ran_out.phase is None:
+        return f"moving {ran_out.storage or 'the model'} to the GPU"
+    step = "" if ran_out.step is not None else "the first step's "
+    if ran_out.phase is Phase.OPTIMIZER:
+        return f"in {step}optimizer step{f', at {ran_out.storage}' if ran_out.storage else ''}"
+    place = ", ".join(filter(None, [ran_out.node, write_source(ran_out.source)]))
+    return f"in {step}{ran_out.phase.value}{f' of {place}' if place else ''}"
 
 
 def _write_range(least_bytes: int, most_bytes: int) -> str:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from fxmem.allocation import (
     BlockTrace,
+    DeviceRun,
     Placement,
     allocate_graph,
     find_exhaustion,
     measure_allocation,
+    run_on_device,
     trace_blocks,
 )
 from fxmem.allocator import AllocatorSettings
@@ -114,6 +116,14 @@ def test_memory_may_run_out_before_the_step() -> None:
     graph = make_graph(warmup=((-1, 40 * MIB), (-1, -40 * MIB)))
     exhaustion = find_exhaustion(graph, SETTINGS, 20 * MIB, 0)
     assert exhaustion is not None and exhaustion.step is None
+
+
+def test_what_the_cache_holds_is_given_back_where_memory_ends() -> None:
+    graph = make_graph(make_storage(0, 40 * MIB, 1), warmup=((-1, 30 * MIB), (-1, -30 * MIB)))
+    run = run_on_device(graph, SETTINGS, 60 * MIB, 0)
+    assert run == DeviceRun(None, reserved_bytes=40 * MIB, retries=1)
+    run = run_on_device(graph, SETTINGS, 70 * MIB, 0)
+    assert run == DeviceRun(None, reserved_bytes=70 * MIB, retries=0)
 
 
 def test_sizes_of_a_graph_without_slack_stay() -> None:

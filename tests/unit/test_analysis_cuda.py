@@ -20,8 +20,10 @@ from hand_made import MIB, add_first_step, make_graph
 from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis, Setup
 from fxmem.devices import GpuModel, find_gpu
+from fxmem.graph import Phase
 from fxmem.report.describing import build_document
-from fxmem.report.text import render_text
+from fxmem.report.document import Fit
+from fxmem.report.text import render_text, write_fit
 
 PEAK_BYTES = 30 * MIB + 512
 RESERVED_BYTES = 44 * MIB
@@ -66,11 +68,28 @@ def test_what_a_library_may_take_is_no_part_of_the_peak() -> None:
     assert analysis.library_peak_bytes == 34 * MIB + 512
 
 
-@pytest.mark.parametrize(("mib", "fits"), [(644, True), (643, False)])
-def test_whether_it_fits(mib: int, fits: bool) -> None:
-    exhaustion = make_analysis(make_gpu(mib * MIB)).exhaustion
-    assert (exhaustion is None) is fits
-    assert exhaustion is None or exhaustion.step == 5
+@pytest.mark.parametrize(
+    ("mib", "fits"), [(644, True), (643, None), (344, None), (343, False), (310, False)]
+)
+def test_whether_it_fits(mib: int, fits: bool | None) -> None:
+    """With a context of 600 MiB, only with one of 300 MiB, or not."""
+    analysis = make_analysis(make_gpu(mib * MIB))
+    exhaustion, process_bytes = analysis.exhaustion, analysis.process_bytes
+    assert (exhaustion is None) is (fits is True)
+    assert exhaustion is None or exhaustion.is_certain is (fits is False)
+    assert process_bytes is not None
+    assert (max(process_bytes) <= mib * MIB) is (fits is not False)
+
+
+def test_where_memory_runs_out() -> None:
+    def find_place(mib: int) -> tuple[int | None, Phase | None, str | None, str]:
+        found = make_analysis(make_gpu(mib * MIB)).exhaustion
+        assert found is not None
+        return found.step, found.phase, found.node, found.storage
+
+    in_backward = (5, Phase.BACKWARD, "block.relu", "block.relu")
+    assert find_place(643) == find_place(343) == in_backward
+    assert find_place(310) == (None, None, None, "fc1.weight")
 
 
 def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
@@ -78,7 +97,7 @@ def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
     assert build_document(make_analysis()).fit is None
 
 
-@pytest.mark.parametrize("mib", [15000, 643, 610])
+@pytest.mark.parametrize("mib", [15000, 643, 343, 310])
 def test_the_report(mib: int, check_golden: Callable[[str, str], None]) -> None:
     analysis = make_analysis(make_gpu(mib * MIB), library_bytes=5 * MIB)
     text = render_text(build_document(analysis), top=2, width=100)
@@ -90,6 +109,40 @@ def test_the_dict_says_it_too() -> None:
     assert data["reserved_bytes"] == RESERVED_BYTES
     assert data["exhaustion"]["step"] == 5
     assert sum(s["slack_bytes"] for s in data["storages"]) == 508
+
+
+@pytest.mark.parametrize(
+    ("mib", "place"),
+    [
+        (300, "moving fc1.weight to the GPU"),
+        (320, "moving norm.running_mean to the GPU"),
+        (622, "in the first step's optimizer step"),
+    ],
+)
+def test_memory_may_run_out_before_the_step(mib: int, place: str) -> None:
+    analysis = make_analysis(make_gpu(mib * MIB))
+    graph = add_first_step(analysis.graph, state_mib=400)
+    fit = build_document(dataclasses.replace(analysis, graph=graph)).fit
+    assert fit is not None
+    text = write_fit(fit)
+    assert text.startswith(f"Does not fit Tesla T4 ({mib}.00 MiB), {place}: out of memory: ")
+
+
+def test_memory_may_run_out_in_the_first_forward() -> None:
+    analysis = make_analysis(make_gpu(340 * MIB))
+    graph = add_first_step(analysis.graph, state_mib=1)
+    warmup = (*graph.warmup[:5], (-2, 40 * MIB), (-2, -40 * MIB), *graph.warmup[7:])
+    graph = dataclasses.replace(graph, warmup=warmup)
+    found = dataclasses.replace(analysis, graph=graph).exhaustion
+    assert found is not None
+    assert (found.step, found.phase, found.node) == (None, Phase.FORWARD, "block.relu")
+
+
+@pytest.mark.parametrize(("retries", "times"), [(1, "once"), (3, "3 times")])
+def test_the_cache_may_have_to_be_given_back(retries: int, times: str) -> None:
+    assert write_fit(Fit("T4", 14 << 30, retries=retries)) == (
+        f"Fits T4 (14.00 GiB), after the allocator has given back its cache {times}."
+    )
 
 
 def test_the_first_step_is_what_the_allocator_made_of_it() -> None:
