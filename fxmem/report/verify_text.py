@@ -53,7 +53,15 @@ def _write_headline(verification: Verification) -> str:
     text = f"Equal bit for bit in {steps}"
     if before is None or after is None:
         return text
-    return f"{text}, measured peak {format_bytes(before)} -> {format_bytes(after)}"
+    text = f"{text}, measured peak {format_bytes(before)} -> {format_bytes(after)}"
+    promise = verification.promise
+    if promise is None or (promise.is_kept and not promise.is_plans_own):
+        return text
+    if promise.is_kept:
+        return f"{text}, as promised"
+    side = "above" if promise.deviation > 0 else "below"
+    promised = format_bytes(promise.peak_bytes)
+    return f"{text}, {abs(promise.deviation):.1%} {side} the promised {promised}"
 
 
 def describe_difference(difference: Difference) -> str:
@@ -137,14 +145,19 @@ def _write_compared(verification: Verification) -> str:
 def _write_figures(verification: Verification, width: int | None) -> str:
     kinds = (("model", verification.baseline), ("with the plan", verification.planned))
     first = f"on the {'GPU' if verification.device == 'cuda' else 'CPU'}"
+    promise = verification.promise
+    kept = None if promise is None else promise.peak_bytes
     rows = [
         {first: "peak, measured", **{name: _write_bytes(f.peak_bytes) for name, f in kinds}},
+        {first: "peak, promised", "model": "", "with the plan": _write_bytes(kept)},
         {
-            first: "peak, predicted",
+            first: "peak, analyzed",
             **{name: _write_bytes(f.predicted_peak_bytes) for name, f in kinds},
         },
         {first: "time of a step", **{name: _write_time(f) for name, f in kinds}},
     ]
+    if promise is None:
+        del rows[1]
     columns = {first: _TEXT, **{name: _NUMBER for name, _ in kinds}}
     return write_table(columns, [list(columns)], rows, width)
 

@@ -183,6 +183,7 @@ class Runner:
             seed_random_numbers(seed)
             self._inputs = _copy_inputs(self.given)
 
+        self.model.train(self.train)
         self.release()
         return measure_peak(
             prepare, self._iterate_residents, self._take_step, self.release, self.device

@@ -58,14 +58,35 @@ class StepFigures:
     Attributes:
         peak_bytes: The most that was live in a step, with what is there before it; None where
             the model's step fails.
-        predicted_peak_bytes: What :func:`fxmem.analyze` says for the same device; None where it
-            refuses the model.
+        predicted_peak_bytes: What :func:`fxmem.analyze` says of that model, planned or not, for
+            the same device; None where it refuses the model. It is not what a plan promised.
         step_s: Seconds of a step, the median; None where the model's step fails.
     """
 
     peak_bytes: int | None
     predicted_peak_bytes: int | None
     step_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The peak that a plan has by its planner, for the step that was measured.
+
+    A peak that was promised too high is no more right than one that was too low: another plan would
+    have kept the budget with less to compute again.
+
+    Attributes:
+        peak_bytes: It.
+        is_plans_own: Whether that is :attr:`fxmem.Plan.peak_bytes`, as the plan was made for this
+            step and device; else it is the planner's number for this plan in this step.
+        deviation: How much more was measured than promised, over what was promised.
+        is_kept: Whether that is at most 1 %, either way.
+    """
+
+    peak_bytes: int
+    is_plans_own: bool
+    deviation: float
+    is_kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +109,8 @@ class Verification:
         baseline: Figures of the model.
         planned: Figures of the other model.
         notes: What to know about how that was found.
+        promise: The plan's peak beside the measured one; None where the other model has no plan,
+            or the plan is not for this step, which a note then says.
     """
 
     equal: bool
@@ -105,6 +128,12 @@ class Verification:
     baseline: StepFigures
     planned: StepFigures
     notes: tuple[str, ...] = ()
+    promise: Promise | None = None
+
+    @property
+    def keeps_promise(self) -> bool:
+        """Whether the plan's promise is kept, as far as there is one."""
+        return self.promise is None or self.promise.is_kept
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data: what :meth:`to_json` writes."""

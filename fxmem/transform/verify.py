@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
+from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.errors import FxmemError, UsageError
+from fxmem.planning.applied import measure_plan
+from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Plan
 from fxmem.recording.choices import (
     LossChoice,
@@ -36,8 +39,11 @@ from fxmem.transform.applying import apply
 from fxmem.transform.running import Inputs, Runner, make_inputs
 from fxmem.transform.side_by_side import check_repetition, compare_models
 from fxmem.transform.state import keep_state, seed_random_numbers
-from fxmem.transform.verification import StepFigures, Verification
+from fxmem.transform.verification import Promise, StepFigures, Verification
+from fxmem.units import format_bytes
 
+_MOST_DEVIATION = 0.01
+"""Of a measured peak from the promised one, either way."""
 _AMONG = "the models differ in their"
 
 
@@ -59,7 +65,8 @@ def verify(
     Both take real steps from the same state, with the same inputs and random numbers, where the
     model is. Compared after each: output, loss, every gradient, buffer and parameter,
     the optimizer's state, what became of the inputs, and the states of all random number
-    generators. Then the peak of a step of each is measured. Afterwards both models, their
+    generators. Then the peak of a step of each is measured, and the second held against the plan's,
+    where the second model has a plan. Afterwards both models, their
     gradients, the random numbers and what the models' code keeps are as they were before.
 
     Args:
@@ -107,7 +114,8 @@ def verify(
         )
         with keep_state([*ours.roots, *theirs.roots]):
             comparison = compare_models(ours, theirs, steps, seed)
-            peaks = [ours.measure(seed), theirs.measure(seed) if comparison.runs else None]
+        # Each from the state before, so that neither holds what the other's steps left.
+        peaks = [_measure(ours, seed), _measure(theirs, seed) if comparison.runs else None]
         with keep_state(ours.roots):
             notes = check_repetition(ours, comparison, seed)
     plan = getattr(planned, "plan", None)
@@ -118,9 +126,16 @@ def verify(
         "autocast": autocast,
         "size_hint": plan.size_hint if isinstance(plan, Plan) else None,
     }
-    figures, missing = _gather_figures(
-        (model, planned), peaks, comparison.times_s, lambda m: _predict(m, given, device, options)
-    )
+    analyses, missing = _analyse((model, planned), given, device, options)
+    figures = [
+        StepFigures(
+            peak,
+            None if analysis is None else analysis.peak_bytes,
+            statistics.median(times) if times else None,
+        )
+        for peak, analysis, times in zip(peaks, analyses, comparison.times_s, strict=True)
+    ]
+    promise, why = _find_promise(plan, analyses[0], peaks[1])
     return Verification(
         equal=not comparison.differences,
         model=type(model).__name__,
@@ -136,7 +151,8 @@ def verify(
         differences=comparison.differences,
         baseline=figures[0],
         planned=figures[1],
-        notes=(*notes, *missing),
+        notes=(*notes, *missing, *why),
+        promise=promise,
     )
 
 
@@ -256,26 +272,51 @@ def _cast_specs(inputs: Any, dtype: str) -> Any:
     return tree_map(cast, inputs)
 
 
-def _gather_figures(
-    models: Iterable[nn.Module],
-    peaks: Iterable[int | None],
-    times_s: Iterable[Sequence[float]],
-    predict: Callable[[nn.Module], tuple[int | None, str]],
-) -> tuple[list[StepFigures], list[str]]:
-    """What a step of each model takes, and why an analysis says nothing of some, each once."""
-    predicted = [predict(model) for model in models]
-    figures = [
-        StepFigures(peak, bytes_, statistics.median(times) if times else None)
-        for peak, (bytes_, _), times in zip(peaks, predicted, times_s, strict=True)
+def _measure(runner: Runner, seed: int) -> int:
+    with keep_state(runner.roots):
+        return runner.measure(seed)
+
+
+def _analyse(
+    models: Iterable[nn.Module], given: Inputs, device: torch.device, options: Mapping[str, Any]
+) -> tuple[list[Analysis | None], list[str]]:
+    """An analysis of each model for the device where it is, and why there is none of some."""
+    analyses: list[Analysis | None] = []
+    notes: dict[str, None] = {}
+    for model in models:
+        try:
+            analyses.append(analyze(model, *given, device=device.type, **options))
+        except FxmemError as error:
+            analyses.append(None)
+            notes[f"No peak is predicted: {error.cause}."] = None
+    return analyses, [*notes]
+
+
+def _find_promise(
+    plan: object, analysis: Analysis | None, peak_bytes: int | None
+) -> tuple[Promise | None, list[str]]:
+    """The planned model's peak beside the plan's, and what has to be said about that.
+
+    A plan is for one step on one device: where the step without it takes what the plan says that it
+    does, its own peak is the promise. On another device, or with another optimizer, it is what
+    its planner makes of the same plan there.
+    """
+    if not isinstance(plan, Plan) or analysis is None or peak_bytes is None:
+        return None, []
+    if plan.fingerprint != fingerprint_graph(analysis.graph):
+        return None, ["No peak is promised: the plan was made for other inputs or another model."]
+    if plan.baseline_peak_bytes == analysis.peak_bytes:
+        return _hold_against(plan.peak_bytes, peak_bytes, is_plans_own=True), []
+    here, _ = measure_plan(analysis, plan)
+    own, baseline, other = map(
+        format_bytes, (plan.peak_bytes, plan.baseline_peak_bytes, analysis.peak_bytes)
+    )
+    return _hold_against(here, peak_bytes, is_plans_own=False), [
+        f"The plan's own promise, {own}, is for another step or device: without the plan that takes"
+        f" {baseline}, and this one {other}. Compared is what the planner says of this one."
     ]
-    return figures, [*dict.fromkeys(note for _, note in predicted if note)]
 
 
-def _predict(
-    model: nn.Module, given: Inputs, device: torch.device, options: Mapping[str, Any]
-) -> tuple[int | None, str]:
-    """The peak that an analysis says, for the device where the model is; or why it says none."""
-    try:
-        return analyze(model, *given, device=device.type, **options).peak_bytes, ""
-    except FxmemError as error:
-        return None, f"No peak is predicted: {error.cause}."
+def _hold_against(promised_bytes: int, peak_bytes: int, *, is_plans_own: bool) -> Promise:
+    deviation = peak_bytes / promised_bytes - 1
+    return Promise(promised_bytes, is_plans_own, deviation, abs(deviation) <= _MOST_DEVIATION)

@@ -88,11 +88,24 @@ def break_plan(folder: Path, **changes: Any) -> None:
 def test_a_plan_is_proved(folder: Path) -> None:
     done = run_fxmem(folder, "verify", *INPUT, "--plan", "plan.json", "--optimizer", "adam")
     assert (done.returncode, done.stderr) == (0, "on import\n")
-    head, compared, figures = done.stdout.split("\n\n")
+    head, compared, figures, note = done.stdout.split("\n\n")
     assert head.startswith("Equal bit for bit in 3 steps, measured peak ")
     assert "1 output, 1 loss, 24 gradients, 12 buffers, 24 parameters" in compared
-    _, _, measured, predicted, _ = figures.splitlines()
-    assert measured.split()[2:] == predicted.split()[2:]
+    _, _, measured, promised, analyzed, _ = figures.splitlines()
+    assert measured.split()[2:] == analyzed.split()[2:]
+    assert promised.split()[2:] == analyzed.split()[4:]
+    assert note.startswith("The plan's own promise, ")  # made without an optimizer
+
+
+def test_a_promise_that_is_not_kept_is_a_finding(folder: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["peak_bytes"] = plan["peak_bytes"] * 9 // 10
+    (folder / "low.json").write_text(json.dumps(plan))
+    done = run_fxmem(folder, "verify", *INPUT, "--plan", "low.json", "--steps", "1", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["equal"]) == (1, True)
+    assert result["promise"]["peak_bytes"] == plan["peak_bytes"]
+    assert result["promise"]["is_plans_own"] and not result["promise"]["is_kept"]
 
 
 def test_a_segment_that_draws_what_its_plan_does_not_know_of_draws_the_same(folder: Path) -> None:

@@ -23,7 +23,7 @@ from fxmem.liveness import Peak
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
-from fxmem.transform.verification import Difference, Kind, StepFigures, Verification
+from fxmem.transform.verification import Difference, Kind, Promise, StepFigures, Verification
 
 ROOT = Path(__file__).parents[2]
 JSON_DOC = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
@@ -81,11 +81,11 @@ def make_verification() -> Verification:
     return Verification(
         **{field.name: () for field in dataclasses.fields(Verification)}
         | {"differences": (Difference(1, Kind.LOSS, "loss"),), "compared": {}}
-        | {"baseline": figures, "planned": figures}
+        | {"baseline": figures, "planned": figures, "promise": Promise(1, True, 0.0, True)}
     )
 
 
-@pytest.mark.parametrize("section", ["verification", "differences", "baseline"])
+@pytest.mark.parametrize("section", ["verification", "differences", "baseline", "promise"])
 def test_every_field_of_a_verification_is_documented_in_order(section: str) -> None:
     fields = make_verification().to_dict()
     example = fields if section == "verification" else fields[section]

@@ -14,7 +14,7 @@ import pytest
 
 from fxmem.cli import main
 from fxmem.planning.plan import Plan, Segment
-from fxmem.transform.verification import Difference, Kind, StepFigures, Verification
+from fxmem.transform.verification import Difference, Kind, Promise, StepFigures, Verification
 
 PLAN = Plan("0123", 200, 100, segments=(Segment("a", "b", 2),))
 FIGURES = StepFigures(3 << 20, 2 << 20, 0.1)
@@ -76,6 +76,15 @@ def test_a_difference_exits_1(calls: dict[str, Any], capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     assert out.startswith("Different in step 1: loss loss is 1, with the plan 2\n")
     assert err == ""
+
+
+@pytest.mark.parametrize("deviation", [0.02, -0.02])
+def test_a_promise_that_is_not_kept_exits_1(
+    deviation: float, calls: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls["result"] = replace(EQUAL, promise=Promise(3 << 20, True, deviation, False))
+    assert main(COMMAND) == 1
+    assert "the promised 3.00 MiB\n" in capsys.readouterr().out
 
 
 def test_json_to_a_file(calls: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

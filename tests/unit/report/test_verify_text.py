@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fxmem.report.verify_text import describe_difference, render_verification
-from fxmem.transform.verification import Difference, Kind, StepFigures, Verification
+from fxmem.transform.verification import Difference, Kind, Promise, StepFigures, Verification
 
 EQUAL = Verification(
     equal=True,
@@ -24,6 +24,7 @@ EQUAL = Verification(
     differences=(),
     baseline=StepFigures(30 << 20, 31 << 20, 0.25),
     planned=StepFigures(20 << 20, None, 0.5),
+    promise=Promise(20 << 20, is_plans_own=True, deviation=0.0, is_kept=True),
     notes=("No peak is predicted: the step failed.",),
 )
 VALUE = Difference(2, Kind.GRADIENT, "fc.weight", "value", (1, 0), "0.5", "-0", 3, 0.625)
@@ -38,19 +39,35 @@ DIFFERENT = replace(
 
 def test_equal() -> None:
     assert render_verification(EQUAL) == (
-        "Equal bit for bit in 3 steps, measured peak 30.00 MiB -> 20.00 MiB\n"
+        "Equal bit for bit in 3 steps, measured peak 30.00 MiB -> 20.00 MiB, as promised\n"
         "nets/net.py:Net; 8x3:float32; train; cpu; optimizer adam; loss default; seed 7\n"
         "\n"
         "Compared in each step: 1 output, 2 losses, 4 gradients, 12 optimizer states.\n"
         "\n"
-        "on the CPU           model  with the plan\n"
-        "---------------  ---------  -------------\n"
-        "peak, measured   30.00 MiB      20.00 MiB\n"
-        "peak, predicted  31.00 MiB              -\n"
-        "time of a step    250.0 ms       500.0 ms\n"
+        "on the CPU          model  with the plan\n"
+        "--------------  ---------  -------------\n"
+        "peak, measured  30.00 MiB      20.00 MiB\n"
+        "peak, promised                 20.00 MiB\n"
+        "peak, analyzed  31.00 MiB              -\n"
+        "time of a step   250.0 ms       500.0 ms\n"
         "\n"
         "No peak is predicted: the step failed.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("promise", "text"),
+    [
+        (Promise(16 << 20, True, 0.25, False), ", 25.0% above the promised 16.00 MiB"),
+        (Promise(25 << 20, False, -0.2, False), ", 20.0% below the promised 25.00 MiB"),
+        (Promise(20 << 20, False, 0.001, True), ""),
+        (None, ""),
+    ],
+)
+def test_the_first_line_tells_of_the_promise(promise: Promise | None, text: str) -> None:
+    head, *rest = render_verification(replace(EQUAL, promise=promise)).splitlines()
+    assert head == f"Equal bit for bit in 3 steps, measured peak 30.00 MiB -> 20.00 MiB{text}"
+    assert any(line.startswith("peak, promised") for line in rest) is (promise is not None)
 
 
 def test_lines_fit_the_width() -> None:
@@ -84,12 +101,13 @@ def test_a_planned_step_that_fails_has_no_figures() -> None:
         DIFFERENT,
         differences=(Difference(1, Kind.ERROR, "step", "ValueError: no"),),
         planned=StepFigures(None, None, None),
+        promise=None,
         device="cuda",
     )
     text = render_verification(failed)
     assert text.startswith("Different in step 1: error step: ValueError: no\n")
     assert "\non the GPU " in text
-    assert "\ntime of a step    250.0 ms              -\n" in text
+    assert "\ntime of a step   250.0 ms              -\n" in text
 
 
 def test_one_step_without_figures() -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -306,7 +307,52 @@ def test_plans_change_nothing_and_take_what_they_promise(name: str) -> None:
     for figures in (report.baseline, report.planned):
         # Measured by the allocator's own events.
         assert figures.peak_bytes == pytest.approx(figures.predicted_peak_bytes, rel=1e-3)
-    assert report.planned.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.01)
+    assert report.promise is not None
+    assert report.promise.peak_bytes == plan.peak_bytes
+    assert report.promise.is_plans_own and report.promise.is_kept and report.keeps_promise
+    assert report.notes == ()
+
+
+def plan_net(spec: str = "512x6", **options: Any) -> tuple[Net, nn.Module, fxmem.Plan]:
+    net = Net()
+    plan = fxmem.plan(fxmem.analyze(net, spec, **options), max_overhead=0.5, time_limit_s=0.2)
+    return net, fxmem.apply(net, plan), plan
+
+
+def test_a_promise_that_is_broken_is_told() -> None:
+    net, planned, plan = plan_net(device="cpu")
+    for share in (0.9, 1.1):
+        planned.plan = replace(plan, peak_bytes=int(share * plan.peak_bytes))
+        report = fxmem.verify(net, planned, "512x6", steps=1)
+        assert report.equal and not report.keeps_promise
+        assert report.promise is not None
+        assert report.promise.deviation == pytest.approx(1 / share - 1, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [({"device": "cuda"}, {}), ({"device": "cpu"}, {"optimizer": "adam"})],
+)
+def test_a_plan_for_another_step_is_held_against_the_planner(
+    options: dict[str, Any], step: dict[str, Any]
+) -> None:
+    net, planned, plan = plan_net(**options)
+    report = fxmem.verify(net, planned, "512x6", steps=1, **step)
+    assert report.promise is not None
+    assert report.promise.is_kept and not report.promise.is_plans_own
+    assert report.promise.peak_bytes != plan.peak_bytes
+    (note,) = report.notes
+    assert note.startswith("The plan's own promise, ")
+    assert note.endswith(". Compared is what the planner says of this one.")
+
+
+def test_a_plan_for_other_inputs_promises_nothing() -> None:
+    net, planned, _ = plan_net(device="cpu")
+    report = fxmem.verify(net, planned, "500x6", steps=1)
+    assert report.promise is None and report.keeps_promise
+    assert report.notes == (
+        "No peak is promised: the plan was made for other inputs or another model.",
+    )
 
 
 def test_inference_is_compared_too() -> None:
