@@ -38,9 +38,9 @@ class Steps(nn.Module):
     and the gradient of that.
     """
 
-    def __init__(self, heads: int, width: int) -> None:
+    def __init__(self, heads: int, width: int, warmup_steps: int) -> None:
         super().__init__()
-        self.heads, self.width = heads, width
+        self.heads, self.width, self.warmup_steps = heads, width, warmup_steps
         self.query, self.key, self.value, self.output = (
             nn.Parameter(torch.empty(width, width)) for _ in range(4)
         )
@@ -56,11 +56,12 @@ class Steps(nn.Module):
         return attend(query, key, value, mask)
 
     def forward(self) -> None:
-        """Three steps."""
+        """A few steps; those to warm up keep their gradients."""
         with torch.enable_grad():
-            for _ in range(3):
-                for parameter in self.parameters():
-                    parameter.grad = None
+            for step in range(self.warmup_steps + 2):
+                if step >= self.warmup_steps:
+                    for parameter in self.parameters():
+                        parameter.grad = None
                 x = torch.randn(
                     BATCH, LENGTH, self.width, device=self.query.device, requires_grad=True
                 )
@@ -69,8 +70,14 @@ class Steps(nn.Module):
 
 
 def predict(case: Case) -> dict[str, int]:
-    """Peaks of a step."""
-    with torch.device("meta"):
-        steps = Steps(case.config["heads"], case.config["width"])
-    analysis = fxmem.analyze(steps, (), mode="infer", gpu=case.gpu, alloc_conf="")
-    return list_peaks(analysis)
+    """The most requested in a step after the warm-up, and reserved by all of them."""
+
+    def find_peaks(warmup_steps: int) -> dict[str, int]:
+        with torch.device("meta"):
+            steps = Steps(case.config["heads"], case.config["width"], warmup_steps)
+        return list_peaks(fxmem.analyze(steps, (), mode="infer", gpu=case.gpu, alloc_conf=""))
+
+    return {
+        "requested": find_peaks(warmup_steps=0)["requested"],
+        "reserved": find_peaks(warmup_steps=3)["reserved"],
+    }
