@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,9 @@ class Case:
 
     @property
     def repository(self) -> str:
-        """Where it is published, without commit and file."""
-        return self.origin.split()[0].split("@")[0]
+        """Owner and name on GitHub, or the source's name where it is published elsewhere."""
+        found = re.match(r"(?:github\.com/)?([\w.-]+/[\w.-]+)", self.origin)
+        return found[1].rstrip(".") if found else self.source
 
     def __str__(self) -> str:
         return f"{self.source}: {self.id}"

@@ -48,7 +48,20 @@ def test_what_all_cases_share_stands_beside_them(tmp_path: Path) -> None:
     assert list_sources(tmp_path) == ["nets"]
     assert (exact.gpu, exact.configuration) == ("a100-80gb", "stated")
     assert (rounded.gpu, rounded.configuration) == ("a100-80gb", "inferred")
-    assert exact.repository == "github.com/somebody/nets"
+    assert exact.repository == "somebody/nets"
+
+
+@pytest.mark.parametrize(
+    ("origin", "repository"),
+    [
+        ("github.com/pytorch/pytorch/issues/123533 (April 2024)", "pytorch/pytorch"),
+        ("dnswlt/hexz@01e7beb apm.py", "dnswlt/hexz"),
+        ("a script whose figures stand in its comments", "nets"),
+    ],
+)
+def test_a_publication_is_its_repository(tmp_path: Path, origin: str, repository: str) -> None:
+    write_file(tmp_path, origin=origin)
+    assert load_cases("nets", tmp_path)[0].repository == repository
 
 
 @pytest.mark.parametrize(
