@@ -1,9 +1,10 @@
 """Convolutions on CUDA: copies into the format that the kernels take.
 
 Source: ``aten/src/ATen/native/Convolution.cpp``, ``_convolution`` and ``convolution_backward``;
-``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``. What cuDNN asks for besides is not among the
-bytes that are stated here: its heuristics, or a benchmark, choose a plan, and a plan a workspace.
-:func:`estimate_cudnn_workspace_range` says what that may be.
+``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``. What cuDNN asks for besides is its own: its
+heuristics, or a benchmark, choose a plan, and a plan a workspace. Where that was measured
+(:func:`_estimate_reordered_bytes`) it is counted; else :func:`estimate_cudnn_workspace_range` says
+what it may be.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from fxmem.lowering.cuda.convolution_backends import (
 )
 from fxmem.lowering.cuda.layouts import dense_bytes, is_dense_in, suggest_format
 from fxmem.lowering.cuda.reduction import Layout, add, reduce_bytes
-from fxmem.lowering.cuda.target import CUDA, is_on_gpu
-from fxmem.lowering.tape import size_bytes
-from fxmem.lowering.target import Arguments
+from fxmem.lowering.cuda.target import CUDA, current_gpu, is_on_gpu
+from fxmem.lowering.tape import BlockTape, size_bytes
+from fxmem.lowering.target import Arguments, Workspace
 
 _aten = torch.ops.aten
 _ALIGNED_CHANNELS = 8
+_TENSOR_CORES = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
+"""From which compute capability on tensor cores take a type."""
 
 
 def _make_geometry(args: Sequence[object], dims: int) -> Geometry:
@@ -94,7 +97,7 @@ def convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *ar
 
 
 @CUDA.workspace(_aten.convolution.default)
-def _convolution(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _convolution(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Workspace:
     """Convolution.cpp, ``_convolution``."""
     geometry = _make_geometry(args[3:], tensor(args[0]).dim() - 2)
     x, copied = _densify_line(tensor(args[0]))
@@ -104,10 +107,16 @@ def _convolution(args: Arguments, kwargs: Mapping[str, object], outputs: object)
         return copied
     if backend is Backend.COLUMNS:
         return copied + dense_bytes(x) + dense_bytes(weight) + _columns_bytes(x, weight, geometry)
-    memory_format = torch.contiguous_format
-    if backend is Backend.CUDNN:
-        memory_format = suggest_common_format(x, weight)
-    return copied + dense_bytes(x, memory_format) + dense_bytes(weight, memory_format)
+    if backend is Backend.DEPTHWISE:
+        return copied + dense_bytes(x) + dense_bytes(weight)
+    memory_format = suggest_common_format(x, weight)
+    tape = BlockTape()
+    tape.allocate(copied)
+    tape.allocate(dense_bytes(x, memory_format))
+    tape.allocate_result()  # ``cudnn_convolution_forward``
+    tape.allocate(dense_bytes(weight, memory_format))
+    tape.allocate(_estimate_reordered_bytes(x, weight, _view_4d(tensor(outputs)), geometry))
+    return tape.finish()
 
 
 def _columns_bytes(x: Tensor, weight: Tensor, geometry: Geometry) -> int:
@@ -183,6 +192,25 @@ def _cudnn_backward_bytes(
     return peak
 
 
+def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> int:
+    """cuDNN's workspace for a convolution of planes in half precision: its operands reordered.
+
+    Tensor cores take channels last. For planes cuDNN transposes input and weight into its
+    workspace, and the result back out of it, channels padded to a multiple of 8: NVIDIA's
+    documentation of cuDNN, legacy API, "Data and Filter Formats". Ten measurements of what that
+    takes, to 0.01 GiB: pytorch/pytorch issue 123533, one kernel of 3x3 in one group, forward; so
+    other cases (float32, several groups, transposed, in three dimensions, backward) are in
+    :func:`estimate_cudnn_workspace_range` alone.
+    """
+    cores_from = _TENSOR_CORES.get(x.dtype)
+    if cores_from is None or current_gpu().capability < cores_from:
+        return 0
+    is_measured = x.dim() == 4 and geometry.groups == 1 and not geometry.transposed
+    if not is_measured or suggest_common_format(x, weight) != torch.contiguous_format:
+        return 0
+    return _pad_channels(x, weight, out)
+
+
 def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tuple[int, int]:
     """The least and the most that cuDNN's plan for a convolution is likely to ask for.
 
@@ -197,20 +225,24 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
         out: The result, or its gradient.
 
     Returns:
-        Bytes; stated from experience, and added to nothing.
+        Bytes; stated from experience.
     """
     parts = weight.numel() * 4
     if suggest_common_format(x, weight) != torch.contiguous_format:
         return 0, parts
-    reordered = sum(
-        _padded_bytes(y, dims) for y, dims in ((x, (1,)), (weight, (0, 1)), (out, (1,)))
-    )
-    return 0, reordered + parts
+    return 0, _pad_channels(x, weight, out) + parts
 
 
 @CUDA.library(_aten.convolution.default)
 def _forward_library(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    return estimate_cudnn_workspace_range(tensor(args[0]), tensor(args[1]), tensor(outputs))[1]
+    """Above what is counted as the operator's workspace."""
+    x, weight, out = _view_4d(tensor(args[0])), _view_4d(tensor(args[1])), tensor(outputs)
+    geometry = _make_geometry(args[3:], tensor(args[0]).dim() - 2)
+    counted = 0
+    if select_backend(x, weight, geometry) is Backend.CUDNN:
+        counted = _estimate_reordered_bytes(x, weight, _view_4d(out), geometry)
+    _, most = estimate_cudnn_workspace_range(tensor(args[0]), tensor(args[1]), out)
+    return most - counted
 
 
 @CUDA.library(_aten.convolution_backward.default)
@@ -218,6 +250,11 @@ def _backward_library(args: Arguments, kwargs: Mapping[str, object], outputs: ob
     """Gradients of input and weight come one after the other, from tensors of the same shapes."""
     grad, x, weight = (tensor(arg) for arg in args[:3])
     return estimate_cudnn_workspace_range(x, weight, grad)[1]
+
+
+def _pad_channels(x: Tensor, weight: Tensor, out: Tensor) -> int:
+    """Bytes of a convolution's operands and result, channels padded for tensor cores."""
+    return sum(_padded_bytes(y, dims) for y, dims in ((x, (1,)), (weight, (0, 1)), (out, (1,))))
 
 
 def _padded_bytes(x: Tensor, dims: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ from fxmem.graph import Phase
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.convolution import estimate_cudnn_workspace_range
 from fxmem.lowering.cuda.convolution_backends import Backend, Geometry, select_backend
+from fxmem.lowering.cuda.target import Gpu, use_gpu
 from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
@@ -107,6 +108,39 @@ class TestForward:
     def test_depthwise_wants_planes(self, gpu: None) -> None:
         x = empty(2, 9, 8, 9).transpose(1, 2)
         assert self.convolve(x, empty(8, 1, 3, 3), groups=8) == 4 * 1296
+
+    def test_half_precision_in_planes_is_reordered_for_tensor_cores(self, gpu: None) -> None:
+        # Input, weight and result once more, 3 channels padded to 8: pytorch issue 123533.
+        x, weight = empty(2, 3, 9, 9, dtype=torch.half), empty(4, 3, 3, 3, dtype=torch.half)
+        reordered = 2 * (2 * 8 * 81 + 8 * 8 * 9 + 2 * 8 * 49)
+        assert self.convolve(x, weight) == reordered
+        assert self.convolve(x.bfloat16(), weight.bfloat16()) == reordered
+        line = empty(2, 3, 9, dtype=torch.half), empty(4, 3, 3, dtype=torch.half)
+        assert self.convolve(*line) == 2 * (2 * 8 * 9 + 8 * 8 * 3 + 2 * 8 * 7)
+        assert self.convolve(x, weight.to(memory_format=LAST)) == 2 * 2 * 3 * 81  # as it takes them
+
+    def test_what_is_not_measured_is_a_range_alone(self, gpu: None) -> None:
+        x, weight = empty(2, 4, 9, 9, dtype=torch.half), empty(4, 4, 3, 3, dtype=torch.half)
+        transposed = (None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)
+        assert estimate(aten.convolution.default, x, weight, *transposed) == 0
+        assert self.convolve(x, weight[:, :2], groups=2) == 2 * 4 * 2 * 9  # the weight is not dense
+        block = empty(2, 4, 9, 9, 9, dtype=torch.half), empty(4, 4, 3, 3, 3, dtype=torch.half)
+        assert self.convolve(*block) == 0
+        with use_gpu(Gpu(capability=(6, 0))):  # no tensor cores
+            assert self.convolve(x, weight) == 0
+        with use_gpu(Gpu(capability=(7, 5))):  # none for bfloat16
+            assert self.convolve(x, weight) > 0
+            assert self.convolve(x.bfloat16(), weight.bfloat16()) == 0
+
+    def test_the_range_goes_on_above_what_is_counted(self, gpu: None) -> None:
+        args = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        limit = CUDA.libraries[aten.convolution.default]
+        for dtype in (torch.float32, torch.half):
+            x, weight = empty(2, 8, 9, 9, dtype=dtype), empty(8, 8, 3, 3, dtype=dtype)
+            result, counted = run_kernel(aten.convolution.default, x, weight, *args)
+            _, most = estimate_cudnn_workspace_range(x, weight, result)
+            assert limit((x, weight, *args), {}, result) == most - counted
+            assert (counted > 0) is (dtype is torch.half)
 
     def test_without_cudnn_an_image_becomes_columns(self, gpu: None) -> None:
         # 8 channels under 9 positions of the kernel, at 7 x 7 pixels.
