@@ -33,6 +33,7 @@ _aten = torch.ops.aten
 _ALIGNED_CHANNELS = 8
 _TENSOR_CORES = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
 """From which compute capability on tensor cores take a type."""
+_BLACKWELL = (10, 0)
 
 
 def _make_geometry(args: Sequence[object], dims: int) -> Geometry:
@@ -142,7 +143,8 @@ def _convolution_backward(args: Arguments, kwargs: Mapping[str, object], outputs
     backend = select_backend(x, weight, geometry)
     later = [new_bytes(outputs[at:]) for at in (1, 2)]
     if backend is Backend.CUDNN:
-        inside = _cudnn_backward_bytes(grad, x, weight, mask, later)
+        reordered = _estimate_reordered_bytes(x, weight, grad, geometry)
+        inside = _cudnn_backward_bytes(grad, x, weight, mask, later, reordered)
     elif backend is Backend.DEPTHWISE:
         operands = [dense_bytes(grad), mask[1] * dense_bytes(x), mask[0] * dense_bytes(weight)]
         inside = sum(operands) - later[1]
@@ -161,7 +163,12 @@ def _bias_bytes(grad: Tensor) -> int:
 
 
 def _cudnn_backward_bytes(
-    grad: Tensor, x: Tensor, weight: Tensor, mask: Sequence[object], later: Sequence[int]
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mask: Sequence[object],
+    later: Sequence[int],
+    reordered_bytes: int,
 ) -> int:
     """ConvShared.cpp, ``cudnn_convolution_backward``; beyond the gradients that are there by then.
 
@@ -171,6 +178,7 @@ def _cudnn_backward_bytes(
         weight: The weight.
         mask: Which gradients are wanted.
         later: Bytes of those that are made after the input's, and after the weight's.
+        reordered_bytes: cuDNN's workspace for each of the two.
     """
     held = 0
     memory_format = suggest_common_format(x, weight)
@@ -184,26 +192,35 @@ def _cudnn_backward_bytes(
     if mask[0]:
         memory_format = suggest_common_format(grad, weight)
         copies = dense_bytes(grad, memory_format) + dense_bytes(weight, memory_format)
-        peak = held + copies - later[0]
+        peak = held + copies + reordered_bytes - later[0]
     if mask[1]:
         memory_format = suggest_common_format(x, grad)
         copies = dense_bytes(grad, memory_format) + dense_bytes(x, memory_format)
-        peak = max(peak, held + copies - later[1])
+        peak = max(peak, held + copies + reordered_bytes - later[1])
     return peak
 
 
 def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> int:
     """cuDNN's workspace for a convolution of planes in half precision: its operands reordered.
 
-    Tensor cores take channels last. For planes cuDNN transposes input and weight into its
-    workspace, and the result back out of it, channels padded to a multiple of 8: NVIDIA's
-    documentation of cuDNN, legacy API, "Data and Filter Formats". Ten measurements of what that
-    takes, to 0.01 GiB: pytorch/pytorch issue 123533, one kernel of 3x3 in one group, forward; so
-    other cases (float32, several groups, transposed, in three dimensions, backward) are in
+    Tensor cores take channels last. For planes cuDNN transposes both operands into its workspace,
+    and the result back out of it, channels padded to a multiple of 8: NVIDIA's documentation of
+    cuDNN, legacy API, "Data and Filter Formats". It was measured with one kernel of 3x3, in one
+    group: forward in float16 on a GPU that is not named (pytorch/pytorch issue 123533, ten widths,
+    to 0.01 GiB), forward and backward in bfloat16 on an RTX 3090 (Liger-Kernel's benchmark of
+    multi-token attention, six lengths, where the weight's gradient takes 0.7 to 1.1 MB more).
+    The same benchmark on a B200 shows other workspaces, down to none. Float32, several groups,
+    transposed convolutions and three dimensions nobody measured. All that is in
     :func:`estimate_cudnn_workspace_range` alone.
+
+    Args:
+        x: The input, or its gradient.
+        weight: The weight, or its gradient.
+        out: The result, or its gradient.
+        geometry: How the weight moves.
     """
     cores_from = _TENSOR_CORES.get(x.dtype)
-    if cores_from is None or current_gpu().capability < cores_from:
+    if cores_from is None or not cores_from <= current_gpu().capability < _BLACKWELL:
         return 0
     is_measured = x.dim() == 4 and geometry.groups == 1 and not geometry.transposed
     if not is_measured or suggest_common_format(x, weight) != torch.contiguous_format:
@@ -235,21 +252,24 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
 
 @CUDA.library(_aten.convolution.default)
 def _forward_library(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """Above what is counted as the operator's workspace."""
-    x, weight, out = _view_4d(tensor(args[0])), _view_4d(tensor(args[1])), tensor(outputs)
-    geometry = _make_geometry(args[3:], tensor(args[0]).dim() - 2)
-    counted = 0
-    if select_backend(x, weight, geometry) is Backend.CUDNN:
-        counted = _estimate_reordered_bytes(x, weight, _view_4d(out), geometry)
-    _, most = estimate_cudnn_workspace_range(tensor(args[0]), tensor(args[1]), out)
-    return most - counted
+    return _limit_workspace(tensor(args[0]), tensor(args[1]), tensor(outputs), args[3:])
 
 
 @CUDA.library(_aten.convolution_backward.default)
 def _backward_library(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
     """Gradients of input and weight come one after the other, from tensors of the same shapes."""
     grad, x, weight = (tensor(arg) for arg in args[:3])
-    return estimate_cudnn_workspace_range(x, weight, grad)[1]
+    return _limit_workspace(x, weight, grad, args[4:])
+
+
+def _limit_workspace(x: Tensor, weight: Tensor, out: Tensor, args: Sequence[object]) -> int:
+    """The most that cuDNN is likely to take above what is counted as the operator's workspace."""
+    _, most = estimate_cudnn_workspace_range(x, weight, out)
+    geometry = _make_geometry(args, x.dim() - 2)
+    x, weight, out = _view_4d(x), _view_4d(weight), _view_4d(out)
+    if select_backend(x, weight, geometry) is not Backend.CUDNN:
+        return most
+    return most - _estimate_reordered_bytes(x, weight, out, geometry)
 
 
 def _pad_channels(x: Tensor, weight: Tensor, out: Tensor) -> int:

@@ -131,6 +131,8 @@ class TestForward:
         with use_gpu(Gpu(capability=(7, 5))):  # none for bfloat16
             assert self.convolve(x, weight) > 0
             assert self.convolve(x.bfloat16(), weight.bfloat16()) == 0
+        with use_gpu(Gpu(capability=(10, 0))):  # other plans, as measured on a B200
+            assert self.convolve(x, weight) == 0
 
     def test_the_range_goes_on_above_what_is_counted(self, gpu: None) -> None:
         args = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -170,6 +172,20 @@ class TestBackward:
         # The gradient in channels last; with it the weight, while there is no weight's gradient.
         expected = max(392 + 288 - 288 - 4, 392 - 4)
         assert self.backward(*operands, True, True, True) == 4 * expected
+
+    def test_half_precision_in_planes_is_reordered_for_each_gradient(self, gpu: None) -> None:
+        # Liger-Kernel's multi-token attention: 4 channels padded to 8, one after the other. Beside
+        # the input's gradient those of weight and bias are not there yet; beside the weight's that
+        # of the bias is not.
+        grad, x = empty(2, 4, 7, 7, dtype=torch.half), empty(2, 4, 9, 9, dtype=torch.half)
+        weight = empty(4, 4, 3, 3, dtype=torch.half)
+        reordered = 2 * (2 * 8 * 81 + 8 * 8 * 9 + 2 * 8 * 49)
+        assert self.backward(grad, x, weight, True, True, True) == reordered - 2 * 4
+        assert self.backward(grad, x, weight, True, True, False) == reordered
+        assert self.backward(grad, x, weight, False, True, False) == reordered
+        args = (grad, x, weight, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True] * 3)
+        limit = CUDA.libraries[aten.convolution_backward.default]
+        assert limit(args, {}, None) == weight.numel() * 4  # of the range the weight's parts
 
     def test_many_pixels_are_summed_with_a_buffer(self, gpu: None) -> None:
         # (64, 4, 64, 64): 262144 inputs for each of 4 outputs, in two dimensions, so one at a
