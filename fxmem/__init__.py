@@ -15,6 +15,7 @@ from fxmem.errors import (
     UsageError,
 )
 from fxmem.graph import Category, Phase
+from fxmem.loop import Loop
 from fxmem.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "FxmemWarning",
     "InfeasibleError",
     "LoadError",
+    "Loop",
     "Phase",
     "Plan",
     "TensorSpec",

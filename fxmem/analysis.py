@@ -24,6 +24,7 @@ from fxmem.devices import CONTEXT_BYTES, GpuModel
 from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
 from fxmem.labels import label_storages
 from fxmem.liveness import MemoryProfile, Peak, build_profile
+from fxmem.loop import PLAIN, Loop
 from fxmem.timeline import Timeline, build_timeline
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Setup:
         notes: What the reader should know about how it was done, a sentence each.
         size_hint: What was assumed of sizes that depend on data, or None.
         inference_mode: Whether inference is under ``inference_mode``, else under ``no_grad``.
+        loop: The training loop around the model.
     """
 
     model: str
@@ -65,6 +67,7 @@ class Setup:
     notes: tuple[str, ...] = ()
     size_hint: int | None = None
     inference_mode: bool = False
+    loop: Loop = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from fxmem.allocator import AllocatorSettings, parse_settings
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph
+from fxmem.loop import Loop
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.autocast import allow_autocast
 from fxmem.lowering.target import Target
@@ -59,9 +60,10 @@ def analyze(
     autocast: str | torch.dtype | None = None,
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
-    accumulate: int = 1,
-    set_to_none: bool = True,
-    hold_outputs: bool = False,
+    loop: str | Loop = "plain",
+    accumulate: int | None = None,
+    set_to_none: bool | None = None,
+    hold_outputs: bool | None = None,
     alloc_conf: str | None = None,
     frontend: str | None = None,
     size_hint: int | None = None,
@@ -69,8 +71,8 @@ def analyze(
     """How much memory a step of a model takes, when it peaks and what is alive there.
 
     The step runs twice on fake tensors, which have no memory, and the second run is reported:
-    ``zero_grad(set_to_none=True)``, forward, loss, backward, ``optimizer.step()``, with output
-    and loss held to the end.
+    ``zero_grad(set_to_none=True)``, forward, loss, backward, ``optimizer.step()``, as the training
+    loop runs them.
 
     Args:
         model: A module with real, meta or fake parameters, which is left alone; or a TARGET
@@ -94,13 +96,16 @@ def analyze(
         loss: None for the output's ``.loss``, else the sum of its floating tensors; a name
             (``"cross_entropy"``, ``"mse"``, ...), a callable from the output to a scalar, or a
             TARGET that names one.
-        accumulate: How many micro-batches, of the inputs given, add up their gradients before
-            the optimizer steps. As in a plain loop, output and loss of one live until those of
-            the next take their names.
-        set_to_none: As that of ``optimizer.zero_grad``: whether gradients are freed before the
-            step.
-        hold_outputs: Whether output and loss of the step before live until this one's take their
-            names, as in a training loop that never deletes them.
+        loop: The training loop around the model: ``"plain"``, with output and loss held to the
+            end of the step; ``"huggingface"`` for ``transformers.Trainer``; ``"lightning"`` for
+            ``lightning.Trainer``; one of them with settings (``"huggingface(accumulate=4)"``), or
+            a :class:`fxmem.Loop`.
+        accumulate: In place of the loop's: how many micro-batches, of the inputs given, add up
+            their gradients before the optimizer steps.
+        set_to_none: In place of the loop's: whether ``optimizer.zero_grad`` frees gradients.
+        hold_outputs: In place of the loop's ``outputs``: True for ``"next step"``, where output
+            and loss of the step before live until this one's take their names; False for
+            ``"step"``.
         alloc_conf: The allocator's settings, as in ``PYTORCH_ALLOC_CONF``, whose value they are
             if None; for CUDA.
         frontend: ``"fx"`` or ``"record"`` to force a tracer; None takes the first that serves.
@@ -128,6 +133,7 @@ def analyze(
         gpu=gpu,
         dtype=dtype,
         autocast=autocast,
+        loop=loop,
         accumulate=accumulate,
         set_to_none=set_to_none,
         hold_outputs=hold_outputs,
@@ -255,6 +261,7 @@ def _describe_setup(
             *note_recording(served.recording, options.target),
         ),
         size_hint=options.size_hint,
+        loop=options.loop,
     )
 
 

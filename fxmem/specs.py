@@ -5,11 +5,13 @@ No torch here: a dtype is its name in torch.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import math
 import operator
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from fxmem.errors import UsageError
 
@@ -203,3 +205,34 @@ def parse_input(text: str) -> tuple[str | None, TensorSpec | bool | None]:
 
 
 _CONSTANTS = {"True": True, "False": False, "None": None}
+
+
+def parse_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
+    """A name and the settings in parentheses after it.
+
+    Args:
+        text: What was written.
+        what: What has that name, for the error.
+        example: Of such a text, for its hint.
+
+    Raises:
+        UsageError: The settings are no names with literals.
+
+    >>> parse_call("adam(fused=True)", "optimizer", "adam(lr=1e-3)")
+    ('adam', {'fused': True})
+    """
+    name, parenthesis, rest = text.partition("(")
+    if not parenthesis:
+        return name, {}
+    try:
+        call = ast.parse(f"settings({rest}", mode="eval").body
+        if isinstance(call, ast.Call) and not call.args:
+            settings = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
+            if len(settings) == len(call.keywords):
+                return name.strip(), settings
+    except (SyntaxError, ValueError):
+        pass
+    raise UsageError(
+        f"cannot read the {what}'s settings in {text!r}",
+        hint=f"names and literals, e.g. {example!r}",
+    )

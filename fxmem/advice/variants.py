@@ -52,7 +52,8 @@ def list_variants(
     """
     if options.get("autocast") is None:
         yield _autocast(analysis)
-    if options.get("hold_outputs"):
+    loop = analysis.setup.loop
+    if loop.outputs == "next step":
         yield Variant(
             change="Let go of output and loss at the end of each iteration",
             option="del output, loss",
@@ -61,7 +62,7 @@ def list_variants(
         )
     if analysis.setup.mode != "train":
         return
-    if not options.get("set_to_none", True):
+    if not loop.set_to_none:
         yield Variant(
             change="Free gradients instead of filling them with zeros",
             option="optimizer.zero_grad(set_to_none=True)",
@@ -70,7 +71,7 @@ def list_variants(
             options={"set_to_none": True},
         )
     yield from _list_optimizers(options.get("optimizer"))
-    if options.get("accumulate", 1) == 1:
+    if loop.accumulate == 1:
         halved = halve_inputs(args, kwargs)
         if halved is not None:
             yield _accumulate(analysis, halved)

@@ -58,7 +58,7 @@ def add_step_options(
         checks_fit: Whether the step has to fit the GPU; as ``analyzes`` unless told.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
-    parser.set_defaults(accumulate=1)
+    parser.set_defaults(accumulate=None)
     _add_model_options(parser)
     _add_loop_options(parser, analyzes)
     _add_device_options(parser, analyzes if checks_fit is None else checks_fit)
@@ -133,13 +133,19 @@ def add_training_options(group: argparse._ArgumentGroup) -> None:
 
 def _add_loop_options(parser: argparse.ArgumentParser, analyzes: bool) -> None:
     loop = parser.add_argument_group("the loop around it")
+    loop.add_argument(
+        "--loop",
+        default="plain",
+        metavar="NAME",
+        help="plain, huggingface or lightning, with settings in parentheses if need be: who holds "
+        "output and loss, when zero_grad runs (default: %(default)s)",
+    )
     if analyzes:
         loop.add_argument(
             "--accumulate",
             type=int,
-            default=1,
             metavar="N",
-            help="micro-batches, each of the inputs, before the optimizer steps (default: 1)",
+            help="micro-batches, each of the inputs, before the optimizer steps",
         )
     loop.add_argument(
         "--keep-gradients",
@@ -207,9 +213,10 @@ def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "device": arguments.device,
         "gpu": arguments.gpu,
         "autocast": arguments.autocast,
+        "loop": arguments.loop,
         "accumulate": arguments.accumulate,
-        "set_to_none": not arguments.keep_gradients,
-        "hold_outputs": arguments.hold_outputs,
+        "set_to_none": False if arguments.keep_gradients else None,
+        "hold_outputs": arguments.hold_outputs or None,
         "alloc_conf": arguments.alloc_conf,
         "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),
         "optimizer": arguments.optimizer,

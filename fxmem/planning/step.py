@@ -64,8 +64,8 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         style: As for :func:`plan`.
 
     Raises:
-        UsageError: This is no analysis; its step is none of training, or adds up gradients of
-            several micro-batches; or there is no such style for it.
+        UsageError: This is no analysis; its step is none of training, adds up gradients of
+            several micro-batches, or retains its graph; or there is no such style for it.
     """
     check_analysis(analysis)
     style = _choose_style(analysis, style)
@@ -77,6 +77,11 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
     backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
     if Phase.FORWARD in phases[backward:]:
         raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
+    if analysis.setup.loop.retain_graph:
+        raise UsageError(
+            "retain_graph=True keeps what a plan would compute again",
+            hint="analyze it with another loop",
+        )
     on_cpu = analysis.setup.device == "cpu"
     facts, requested = (
         gather_facts(graph, counts_host=on_cpu, keeps_frames=style == MODULES)

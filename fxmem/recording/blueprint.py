@@ -88,10 +88,8 @@ class Blueprint:
             inference_mode=options.inference_mode,
             loss=self._copy_loss(memo),
             make_optimizer=self.make_optimizer if train else None,
-            accumulate=options.accumulate,
-            set_to_none=options.set_to_none,
+            loop=options.loop,
             autocast=options.autocast_to,
-            holds_previous=options.holds_previous,
         )
 
     def _copy_loss(self, memo: Memo) -> Loss:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import functools
@@ -17,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.recording.adam8bit import Adam8bit
+from fxmem.specs import parse_call
 from fxmem.tracing.dispatch import LeanDispatchMode
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
@@ -104,25 +104,8 @@ def parse_settings(text: str) -> tuple[str, dict[str, Any]]:
 
     Raises:
         UsageError: The settings are no names with literals.
-
-    >>> parse_settings("adam(fused=True)")
-    ('adam', {'fused': True})
     """
-    name, parenthesis, rest = text.partition("(")
-    if not parenthesis:
-        return name, {}
-    try:
-        call = ast.parse(f"settings({rest}", mode="eval").body
-        if isinstance(call, ast.Call) and not call.args:
-            settings = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg}
-            if len(settings) == len(call.keywords):
-                return name.strip(), settings
-    except (SyntaxError, ValueError):
-        pass
-    raise UsageError(
-        f"cannot read the optimizer's settings in {text!r}",
-        hint="names and literals, e.g. 'adam(fused=True, lr=1e-3)'",
-    )
+    return parse_call(text, "optimizer", "adam(fused=True, lr=1e-3)")
 
 
 def _make_optimizer(

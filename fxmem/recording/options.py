@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from fxmem.devices import GpuModel, find_gpu
 from fxmem.errors import UsageError
+from fxmem.loop import Loop, resolve_loop
 from fxmem.lowering.cpu import CPU
 from fxmem.lowering.cuda import CUDA
 from fxmem.lowering.cuda.target import Gpu, describe_gpu
@@ -32,9 +34,7 @@ class Options:
         dtype: The name of what parameters and floating inputs are cast to, or None.
         autocast: What forward and loss are autocast to, as the caller wrote it, or None.
         autocast_to: The same, as PyTorch takes it.
-        accumulate: See :class:`fxmem.recording.step.Step`.
-        set_to_none: Likewise.
-        holds_previous: Likewise.
+        loop: The training loop around the model.
         frontend: The frontend asked for, or None.
         size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
     """
@@ -47,9 +47,7 @@ class Options:
     dtype: str | None
     autocast: str | None
     autocast_to: torch.dtype | None
-    accumulate: int
-    set_to_none: bool
-    holds_previous: bool
+    loop: Loop
     frontend: str | None
     size_hint: int | None
 
@@ -62,9 +60,10 @@ def resolve_options(
     gpu: str | None = None,
     dtype: str | torch.dtype | None = None,
     autocast: str | torch.dtype | None = None,
-    accumulate: int = 1,
-    set_to_none: bool = True,
-    hold_outputs: bool = False,
+    loop: str | Loop = "plain",
+    accumulate: int | None = None,
+    set_to_none: bool | None = None,
+    hold_outputs: bool | None = None,
     frontend: str | None = None,
     size_hint: int | None = None,
 ) -> Options:
@@ -78,7 +77,7 @@ def resolve_options(
     ('cuda', (7, 5), torch.float16)
     """
     device = str(device)  # a torch.device has its name
-    _check_step(mode, inference_mode, device, accumulate)
+    _check_step(mode, inference_mode, device)
     _check_recording(frontend, size_hint)
     model = _find_gpu(device, gpu)
     autocast = _name_autocast(autocast)
@@ -91,9 +90,7 @@ def resolve_options(
         dtype=None if dtype is None else parse_dtype(dtype),
         autocast=autocast,
         autocast_to=_find_autocast(device, autocast),
-        accumulate=accumulate,
-        set_to_none=set_to_none,
-        holds_previous=hold_outputs,
+        loop=resolve_loop(loop, _list_settings(accumulate, set_to_none, hold_outputs)),
         frontend=frontend,
         size_hint=size_hint,
     )
@@ -112,14 +109,21 @@ def check_mode(mode: object) -> None:
         )
 
 
-def _check_step(mode: str, inference_mode: bool, device: str, accumulate: int) -> None:
+def _list_settings(
+    accumulate: int | None, set_to_none: bool | None, hold_outputs: bool | None
+) -> dict[str, Any]:
+    """The fields of a loop that have arguments of their own, where they were given."""
+    outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
+    settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _check_step(mode: str, inference_mode: bool, device: str) -> None:
     check_mode(mode)
     if inference_mode and mode != "infer":
         raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")
     if device not in TARGETS:
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise UsageError(f"{accumulate!r} micro-batches make no step", hint="an integer, 1 or more")
 
 
 def _check_recording(frontend: str | None, size_hint: int | None) -> None:

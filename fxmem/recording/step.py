@@ -1,10 +1,12 @@
-"""The canonical training or inference step, run twice on fake tensors, the second one recorded.
+"""A training or inference step, run twice on fake tensors, the second one recorded.
 
-optimizer.zero_grad(set_to_none=True)
-output = model(*inputs)            # output and loss are held by the caller to the end
-loss = loss_fn(output)
-loss.backward()
-optimizer.step()
+In the plain loop (:class:`fxmem.loop.Loop` says what others do)::
+
+    optimizer.zero_grad(set_to_none=True)
+    output = model(*inputs)  # output and loss are held by the caller to the end
+    loss = loss_fn(output)
+    loss.backward()
+    optimizer.step()
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
 
 import fxmem.recording.lengths  # noqa: F401 - registers what it replaces
 from fxmem.graph import Category, MemoryGraph, Phase
+from fxmem.loop import PLAIN, Loop
 from fxmem.lowering.functions import lower_functions
 from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
@@ -34,6 +37,7 @@ from fxmem.recording.residents import (
     label_gradients,
     label_residents,
 )
+from fxmem.recording.trainers import cast_to_float32, clip_gradients, copy_inputs
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import iterate_tensors
@@ -53,11 +57,8 @@ class Step:
         inference_mode: Whether it is under ``inference_mode`` instead.
         loss: From the model's output to the loss.
         make_optimizer: From the parameters to the optimizer; None for none.
-        accumulate: How many micro-batches add up their gradients before the optimizer runs.
-        set_to_none: Whether gradients are freed before the step; else they are zeroed in place.
+        loop: The training loop around the model.
         autocast: What forward and loss are autocast to, or None; float16 takes a gradient scaler.
-        holds_previous: Whether output and loss of the step before live until this one's take
-            their names, as in a training loop without a function around its body.
     """
 
     model: nn.Module
@@ -66,10 +67,8 @@ class Step:
     train: bool
     loss: Loss
     make_optimizer: OptimizerFactory | None
-    accumulate: int = 1
-    set_to_none: bool = True
+    loop: Loop = PLAIN
     autocast: torch.dtype | None = None
-    holds_previous: bool = False
     inference_mode: bool = False
 
 
@@ -150,6 +149,14 @@ def _explain_randomness(recorder: Recorder) -> str:
     return ""
 
 
+_Trace: TypeAlias = Callable[[Callable[[Any], Any], Any], Any]
+"""Runs a function of the model's output, and traces it."""
+
+
+def _call(compute: Callable[[Any], Any], output: Any) -> Any:
+    return compute(output)
+
+
 class _StepRunner:
     """One step in the making; its parts are functions, so that locals live as in eager."""
 
@@ -160,7 +167,8 @@ class _StepRunner:
         self._scaler = target.make_scaler() if is_scaled and target.make_scaler else None
         self._recorder = recorder
         self._target: Any = None
-        self._previous: tuple[Any, Any] = None, None
+        self._output: Any = None  # the caller's names
+        self._loss: Any = None
         self._first_change = ""
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
@@ -173,18 +181,20 @@ class _StepRunner:
         with recorder:
             allocate_model(recorder, step.model)
             self._label_residents()
-            self._run_once(self._run_first_model, self._run_loss)
+            others = self._prefetch()
+            self._run_once(self._run_first_model, _call)
             # What the first step left in reference cycles is gone in a steady run, sooner or
             # later; all of it is in the youngest generation.
             gc.collect(0)
-            self._zero_grad()
+            if step.loop.zero_grad == "before forward":
+                self._zero_grad()
+            for tensor in iterate_tensors((step.args, step.kwargs)):
+                tensor.grad = None  # each step has a batch of its own
             self._label_residents()
             tracer = Tracer(step.model, recorder, symbolic_sizes=symbolic_sizes)
             recorder.begin_step()
-            self._run_once(
-                lambda: tracer.run_model(step.args, step.kwargs),
-                lambda output: tracer.run_loss(self._run_loss, output),
-            )
+            self._run_once(lambda: tracer.run_model(step.args, step.kwargs), tracer.run_loss)
+            del others
         graph = assemble_graph(recorder, tracer.nodes, tracer.calls)
         return Recording(
             graph,
@@ -195,36 +205,58 @@ class _StepRunner:
             recorder.casts.casts_weights,
         )
 
-    def _run_once(self, run_model: Callable[[], Any], run_loss: Callable[[Any], Any]) -> None:
-        """One step; output and loss live to its end, and the recording ends before they go."""
-        recorder = self._recorder
+    def _prefetch(self) -> list[Any]:
+        """The inputs of the micro-batches after the first, where they are there already."""
+        loop, train = self._step.loop, self._step.train
+        count = loop.accumulate - 1 if loop.prefetch and train else 0
+        others = copy_inputs((self._step.args, self._step.kwargs), count)
+        self._recorder.label(others, Category.INPUT, "other micro-batches")
+        return others
+
+    def _run_once(self, run_model: Callable[[], Any], trace: _Trace) -> None:
+        """One step; the recording ends before what the caller holds then goes.
+
+        Args:
+            run_model: Runs the model.
+            trace: Runs a function of the model's output.
+        """
+        recorder, loop = self._recorder, self._step.loop
         recorder.set_phase(Phase.FORWARD)
-        output, loss = self._previous
-        self._previous = None, None
         if not self._step.train:
             with self._without_grad(), self._autocast():
-                output = run_model()
-            recorder.label(output, Category.OUTPUT, "output")
-            recorder.end_step()
-            self._keep(output, None)
+                self._output = run_model()
+            recorder.label(self._output, Category.OUTPUT, "output")
+            self._end_step()
             return
-        if self._step.accumulate > 1:
+        if loop.accumulate > 1:
             # Those after the second do what the second does.
-            with self._autocast():
-                output = self._run_model()
-                loss = self._run_loss(output)
-            self._run_backward(loss)
+            self._run_forward(self._run_model, _call)
+            self._run_backward(is_first=True)
             recorder.set_phase(Phase.FORWARD)
-        with recorder.watch_saved(), self._autocast():
-            output = run_model()
-            recorder.label(output, Category.OUTPUT, "output")
-            recorder.set_phase(Phase.LOSS)
-            loss = run_loss(output)
-        self._run_backward(loss)
+        with recorder.watch_saved():
+            self._run_forward(run_model, trace)
+        self._run_backward(is_first=loop.accumulate == 1)
         recorder.set_phase(Phase.OPTIMIZER)
+        if loop.clip_grad:
+            clip_gradients(self._step.model.parameters(), self._optimizer, self._scaler)
         self._run_optimizer()
-        recorder.end_step()
-        self._keep(output, loss)
+        self._end_step()
+
+    def _run_forward(self, run_model: Callable[[], Any], trace: _Trace) -> None:
+        recorder, loop = self._recorder, self._step.loop
+        with self._autocast():
+            self._output = run_model()
+            recorder.label(self._output, Category.OUTPUT, "output")
+            recorder.set_phase(Phase.LOSS)
+            if loop.autocast_loss:
+                self._loss = trace(self._run_loss, self._output)
+        if not loop.autocast_loss:
+            if self._step.autocast is not None:
+                self._output = trace(cast_to_float32, self._output)
+                recorder.label(self._output, Category.OUTPUT, "output")
+            self._loss = trace(self._run_loss, self._output)
+        if loop.outputs == "loss":
+            self._output = None
 
     def _run_first_model(self) -> Any:
         state = ForwardState(self._step.model, is_leaf, is_first=True)
@@ -240,11 +272,17 @@ class _StepRunner:
             self._target = self._step.loss.make_target(output)
         return self._step.loss.compute(output, self._target)
 
-    def _run_backward(self, loss: Any) -> None:
+    def _run_backward(self, *, is_first: bool) -> None:
+        """Backward of a micro-batch, the first of its step or a later one."""
+        loop, loss = self._step.loop, self._loss
         self._recorder.label(loss, Category.OUTPUT, "loss")
+        if is_first and loop.zero_grad == "before backward":
+            self._zero_grad()
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         self._recorder.set_phase(Phase.BACKWARD)
-        scaled.backward()
+        scaled.backward(retain_graph=loop.retain_graph)
+        if loop.detach_loss:
+            self._loss = loss.detach()
         label_gradients(self._recorder, self._step.model, self._named_inputs())
 
     def _run_optimizer(self) -> None:
@@ -263,17 +301,17 @@ class _StepRunner:
         dtype = self._step.autocast
         if dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self._device_type, dtype=dtype)
+        cache = self._step.loop.autocast_cache
+        return torch.autocast(self._device_type, dtype=dtype, cache_enabled=cache)
 
-    def _keep(self, output: Any, loss: Any) -> None:
-        if self._step.holds_previous:
-            self._previous = output, loss
+    def _end_step(self) -> None:
+        self._recorder.end_step()
+        if self._step.loop.outputs != "next step":
+            self._output = self._loss = None
 
     def _zero_grad(self) -> None:
         holder = self._optimizer if self._optimizer is not None else self._step.model
-        holder.zero_grad(set_to_none=self._step.set_to_none)
-        for tensor in iterate_tensors((self._step.args, self._step.kwargs)):
-            tensor.grad = None  # each step has a batch of its own
+        holder.zero_grad(set_to_none=self._step.loop.set_to_none)
 
     def _label_residents(self) -> None:
         label_residents(

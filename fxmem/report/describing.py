@@ -85,6 +85,7 @@ def describe_subject(analysis: Analysis) -> Subject:
         optimizer=setup.optimizer,
         loss=setup.loss,
         context=_name_context(setup),
+        loop=setup.loop.describe() if setup.mode == "train" else "",
     )
 
 

@@ -43,6 +43,7 @@ class Subject:
         optimizer: Name of the optimizer, or None.
         loss: Name of the loss, or None for the default.
         context: What turns gradients off in inference, where memory may depend on it.
+        loop: The training loop; empty where that does not matter.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Subject:
     optimizer: str | None
     loss: str | None
     context: str = ""
+    loop: str = ""
 
 
 @dataclass(frozen=True, slots=True)

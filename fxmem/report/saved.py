@@ -20,6 +20,7 @@ from fxmem.graph import (
     SourceLocation,
     Storage,
 )
+from fxmem.loop import Loop
 
 _Record = TypeVar("_Record")
 _ENUMS = {"phase": Phase, "category": Category, "effect": Effect}
@@ -72,4 +73,6 @@ def _read_value(name: str, value: Any) -> Any:
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if name == "source" and value is not None:
         return SourceLocation(**value)
+    if name == "loop":
+        return Loop(**value)
     return value if value is None or name not in _ENUMS else _ENUMS[name](value)

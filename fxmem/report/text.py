@@ -75,9 +75,10 @@ def render_text(
     Returns:
         Lines, each ended by a newline.
     """
-    heading = [write_headline(document.headline), write_subject(document.subject)]
+    about = [write_subject(document.subject), *write_first_step(document)]
+    wrapped = (_wrap_note(line, width) for line in about)
     blocks = [
-        "\n".join([*heading, *write_first_step(document)]),
+        "\n".join([write_headline(document.headline), *wrapped]),
         _write_device(document, width),
         _write_totals(document),
         _write_breakdown(document),
@@ -133,6 +134,8 @@ def write_subject(subject: Subject) -> str:
     if subject.mode == "train":
         parts.append(f"optimizer {subject.optimizer or 'none'}")
         parts.append(f"loss {subject.loss or 'default'}")
+    if subject.loop:
+        parts.append(f"loop {subject.loop}")
     return escape_controls("; ".join(parts))
 
 

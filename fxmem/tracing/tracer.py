@@ -309,8 +309,12 @@ class Tracer(torch.overrides.TorchFunctionMode):
             del frame, caller
             self._listener.exit_node(index, result)
             self._log.builder.give_up("a checkpointed region calls a function that no graph holds")
-            function = settings[0]
-            call = Call("call_function", function, "checkpoint", fqn, function, args, kwargs)
-            self._log.add(call, result, self._phase)
+            # Not the region itself: it may hold tensors, as ``functools.partial`` does.
+            run = torch.utils.checkpoint.checkpoint
+            self._log.add(
+                Call("call_function", run, "checkpoint", fqn, run, args, kwargs),
+                result,
+                self._phase,
+            )
         finally:
             self._opaque_depth -= 1

@@ -5,13 +5,13 @@ The first step, which makes the optimizer's state, and the second.
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
 import torch
+from profiled import measure_peaks
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 import fxmem
 
@@ -25,7 +25,15 @@ def make_model() -> nn.Module:
 
 
 def run_loop(
-    micro_batches: int, *, set_to_none: bool, deletes: bool, autocast: bool, target: bool
+    micro_batches: int,
+    *,
+    set_to_none: bool,
+    deletes: bool,
+    autocast: bool,
+    target: bool,
+    zeroes_late: bool = False,
+    clips: bool = False,
+    retains: bool = False,
 ) -> None:
     """Two steps as a user writes them, each marked."""
     model, x = make_model(), torch.randn(128, 64)
@@ -34,13 +42,18 @@ def run_loop(
     output: Any = None
     loss: Any = None
     for name in STEPS:
-        optimizer.zero_grad(set_to_none=set_to_none)
+        if not zeroes_late:
+            optimizer.zero_grad(set_to_none=set_to_none)
         with record_function(name):
-            for _ in range(micro_batches):
+            for batch in range(micro_batches):
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     output = model(x)
                     loss = compute_loss(output, wanted, autocast)
-                loss.backward()
+                if zeroes_late and batch == 0:
+                    optimizer.zero_grad(set_to_none=set_to_none)
+                loss.backward(retain_graph=retains)
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         if deletes:
             del output, loss
@@ -50,30 +63,6 @@ def compute_loss(output: Tensor, wanted: Tensor | None, autocast: bool) -> Tenso
     if wanted is not None:
         return nn.functional.mse_loss(output, wanted)
     return output.float().sum() if autocast else output.sum()
-
-
-def measure(**settings: Any) -> list[int]:
-    """The peaks of both steps."""
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        run_loop(**settings)
-    events = prof.profiler.kineto_results.events()  # type: ignore[union-attr]
-    memory = sorted(
-        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"),
-        key=lambda event: event[0],
-    )
-    return [find_peak(memory, next(e for e in events if e.name() == name)) for name in STEPS]
-
-
-def find_peak(memory: list[tuple[int, int]], mark: Any) -> int:
-    """The most that is live within a mark."""
-    start, end = mark.start_ns(), mark.start_ns() + mark.duration_ns()
-    peak = live = sum(nbytes for at, nbytes in memory if at < start)
-    for at, nbytes in memory:
-        if start <= at <= end:
-            live += nbytes
-            peak = max(peak, live)
-    return peak
 
 
 def sum_output(output: Tensor) -> Tensor:
@@ -94,13 +83,27 @@ LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"deletes": False, "micro_batches": 2},
         {"hold_outputs": True, "accumulate": 2},
     ),
+    "zeroed before backward": (
+        {"zeroes_late": True},
+        {"loop": "plain(zero_grad='before backward')"},
+    ),
+    "zeroed in place before backward, two micro-batches": (
+        {"zeroes_late": True, "set_to_none": False, "micro_batches": 2},
+        {"loop": fxmem.Loop(zero_grad="before backward", accumulate=2), "set_to_none": False},
+    ),
+    "clipped": ({"clips": True}, {"loop": fxmem.Loop(clip_grad=True)}),
+    "graph retained": ({"retains": True}, {"loop": "plain(retain_graph=True)"}),
+    "graph retained, two micro-batches": (
+        {"retains": True, "micro_batches": 2},
+        {"loop": "plain(retain_graph=True)", "accumulate": 2},
+    ),
     "autocast, a named loss": (
         {"autocast": True, "target": True},
         {"autocast": "bf16", "loss": "mse"},
     ),
     "autocast": ({"autocast": True}, {"autocast": "bf16", "loss": sum_in_float}),
 }
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "micro_batches": 1,
     "set_to_none": True,
     "deletes": True,
@@ -121,4 +124,21 @@ def test_the_peak_is_that_of_the_loop(name: str) -> None:
     )
     first_step = analysis.first_step
     assert first_step is not None
-    assert [first_step.peak_bytes, analysis.peak_bytes] == measure(**{**PLAIN, **loop})
+    measured = measure_peaks(lambda: run_loop(**{**PLAIN, **loop}), STEPS)
+    assert [first_step.peak_bytes, analysis.peak_bytes] == measured
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+@pytest.mark.parametrize(
+    "loop",
+    ["huggingface", "lightning", "plain(outputs='next step')", "lightning(set_to_none=False)"],
+)
+def test_a_plan_is_for_the_loop_of_its_analysis(loop: str, style: str) -> None:
+    layers = [nn.Linear(64, 64), nn.Tanh(), nn.GELU()]
+    model = nn.Sequential(*[nn.Sequential(*layers) for _ in range(6)])
+    options: dict[str, Any] = {"device": "cpu", "optimizer": "adam", "loss": "mse", "loop": loop}
+    analysis = fxmem.analyze(model, ("4096x64",), **options)
+    plan = fxmem.plan(analysis, max_overhead=0.5, style=style, time_limit_s=1)
+    assert plan.peak_bytes < analysis.peak_bytes
+    planned = fxmem.apply(model, plan)
+    assert fxmem.analyze(planned, ("4096x64",), **options).peak_bytes == plan.peak_bytes

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from fxmem.lowering.cuda.devices import view_devices
 from fxmem.lowering.cuda.target import CUDA, GPU_DEVICE, current_gpu
@@ -51,11 +52,14 @@ def _answer_capability() -> Iterator[None]:
 def _update_together() -> Iterator[None]:
     """Optimizers update all parameters together where all are plain tensors on a GPU.
 
-    ``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``: by their exact type.
+    ``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``: by their exact type. Likewise
+    ``torch.nn.utils.clip_grad_norm_``, by ``torch/utils/_foreach_utils.py``.
     """
-    plain = optimizer._foreach_supported_types
-    plain.append(FakeTensor)
+    lists = optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
+    for plain in lists:
+        plain.append(FakeTensor)
     try:
         yield
     finally:
-        plain.remove(FakeTensor)
+        for plain in lists:
+            plain.remove(FakeTensor)

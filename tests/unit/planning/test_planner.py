@@ -96,6 +96,15 @@ def test_accumulated_steps_have_no_plan() -> None:
     )
 
 
+def test_steps_that_retain_their_graph_have_no_plan() -> None:
+    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu", loop=fxmem.Loop(retain_graph=True))
+    with pytest.raises(fxmem.UsageError) as caught:
+        plan_step(analysis, budget="1GiB")
+    assert str(caught.value) == (
+        "retain_graph=True keeps what a plan would compute again (analyze it with another loop)"
+    )
+
+
 def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
