@@ -33,7 +33,10 @@ class Loop:
         clip_grad: Whether ``torch.nn.utils.clip_grad_norm_`` runs before the optimizer.
         retain_graph: Whether backward keeps the graph, which then lives as long as the loss and
             the output.
-        detach_loss: Whether the loss is detached after backward, so that its graph goes.
+        detach_loss: Whether the loss is detached after backward, so that its graph goes; what is
+            left is kept until that of the next micro-batch takes its place.
+        keep_log: Whether scalars for a log are on the device: the sum of the losses, the norm of
+            the gradients, and the loss divided by the number of micro-batches, in backward.
         autocast_loss: Whether autocast covers the loss; else the model alone, whose floating
             outputs are then cast to float32, as accelerate does.
         autocast_cache: Whether autocast keeps the casts of weights for other uses, until it exits.
@@ -55,6 +58,7 @@ class Loop:
     clip_grad: bool = False
     retain_graph: bool = False
     detach_loss: bool = False
+    keep_log: bool = False
     autocast_loss: bool = True
     autocast_cache: bool = True
     prefetch: bool = False
@@ -97,6 +101,7 @@ LOOPS: Mapping[str, Loop] = {
         outputs="loss",
         clip_grad=True,
         detach_loss=True,
+        keep_log=True,
         autocast_loss=False,
         prefetch=True,
     ),

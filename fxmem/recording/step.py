@@ -169,6 +169,8 @@ class _StepRunner:
         self._target: Any = None
         self._output: Any = None  # the caller's names
         self._loss: Any = None
+        self._last_loss: Any = None
+        self._norm: Any = None
         self._first_change = ""
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
@@ -181,7 +183,7 @@ class _StepRunner:
         with recorder:
             allocate_model(recorder, step.model)
             self._label_residents()
-            others = self._prefetch()
+            others, total = self._prefetch(), self._start_log()
             self._run_once(self._run_first_model, _call)
             # What the first step left in reference cycles is gone in a steady run, sooner or
             # later; all of it is in the youngest generation.
@@ -194,7 +196,7 @@ class _StepRunner:
             tracer = Tracer(step.model, recorder, symbolic_sizes=symbolic_sizes)
             recorder.begin_step()
             self._run_once(lambda: tracer.run_model(step.args, step.kwargs), tracer.run_loss)
-            del others
+            del others, total
         graph = assemble_graph(recorder, tracer.nodes, tracer.calls)
         return Recording(
             graph,
@@ -212,6 +214,15 @@ class _StepRunner:
         others = copy_inputs((self._step.args, self._step.kwargs), count)
         self._recorder.label(others, Category.INPUT, "other micro-batches")
         return others
+
+    def _start_log(self) -> Any:
+        """The sum of the losses, where one is kept."""
+        parameter = next(self._step.model.parameters(), None)
+        if parameter is None or not (self._step.loop.keep_log and self._step.train):
+            return None
+        total = parameter.detach().new_zeros((), dtype=torch.float32)
+        self._recorder.label(total, Category.OUTPUT, "sum of losses")
+        return total
 
     def _run_once(self, run_model: Callable[[], Any], trace: _Trace) -> None:
         """One step; the recording ends before what the caller holds then goes.
@@ -238,7 +249,11 @@ class _StepRunner:
         self._run_backward(is_first=loop.accumulate == 1)
         recorder.set_phase(Phase.OPTIMIZER)
         if loop.clip_grad:
-            clip_gradients(self._step.model.parameters(), self._optimizer, self._scaler)
+            parameters = self._step.model.parameters()
+            norm = clip_gradients(parameters, self._optimizer, self._scaler)
+            recorder.label(norm, Category.OUTPUT, "norm of gradients")
+            self._norm = norm if loop.keep_log else None
+            del norm
         self._run_optimizer()
         self._end_step()
 
@@ -278,11 +293,12 @@ class _StepRunner:
         self._recorder.label(loss, Category.OUTPUT, "loss")
         if is_first and loop.zero_grad == "before backward":
             self._zero_grad()
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        divided = loss / loop.accumulate if loop.keep_log else loss
+        scaled = divided if self._scaler is None else self._scaler.scale(divided)
         self._recorder.set_phase(Phase.BACKWARD)
         scaled.backward(retain_graph=loop.retain_graph)
         if loop.detach_loss:
-            self._loss = loss.detach()
+            self._loss, self._last_loss = None, loss.detach()
         label_gradients(self._recorder, self._step.model, self._named_inputs())
 
     def _run_optimizer(self) -> None:

@@ -34,8 +34,8 @@ def cast_to_float32(output: Any) -> Any:
 
 def clip_gradients(
     parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer | None, scaler: Any
-) -> None:
-    """Clips the norm of all gradients.
+) -> Tensor:
+    """Clips the norm of all gradients, and returns that norm.
 
     Args:
         parameters: Those of the model.
@@ -44,7 +44,7 @@ def clip_gradients(
     """
     if scaler is not None and optimizer is not None:
         scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(parameters, 1.0)
+    return nn.utils.clip_grad_norm_(parameters, 1.0)
 
 
 def copy_inputs(inputs: Any, times: int) -> list[Tensor]:

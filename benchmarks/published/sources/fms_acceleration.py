@@ -173,6 +173,7 @@ def predict(case: Case) -> dict[str, int]:
         gpu=case.gpu,
         autocast=amp,
         optimizer=AdamW,
+        loop="huggingface",
         loss=take_loss,
         alloc_conf="",
     )
