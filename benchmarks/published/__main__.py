@@ -13,6 +13,7 @@ import torch
 from benchmarks.published.cases import Case, load_all, record_errors
 from benchmarks.published.page import Row, list_rows, write_page
 from benchmarks.published.predicting import predict
+from benchmarks.published.traces import compare_all, write_traces
 
 COMMAND = "python -m benchmarks.published -o docs/results/cuda.md"
 
@@ -57,7 +58,8 @@ def main() -> None:
     if arguments.record:
         for source, mine in errors.items():
             record_errors(source, mine, torch.__version__)
-    text = write_page(rows, write_stamp())
+    traces = write_traces(compare_all(arguments.only))
+    text = write_page(rows, traces, write_stamp())
     if arguments.output:
         arguments.output.write_text(text)
     else:

@@ -12,6 +12,10 @@ from tabulate import tabulate
 from benchmarks.published.cases import CONFIGURATIONS, Case, is_equal, load_all
 from benchmarks.published.predicting import AT_MOST
 
+TRACES = """\
+Allocator traces of whole steps (`torch.cuda.memory._dump_snapshot`): every allocation and free, in
+its order and of its size, beside those that fxmem predicts.
+"""
 OTHER_TORCH = ", another torch"
 MEASURES = ("allocated", "requested", "reserved")
 INTRODUCTION = """\
@@ -186,11 +190,12 @@ def write_shortages(rows: Sequence[Row]) -> str:
     return f"{text}\n\n{table}"
 
 
-def write_page(rows: Sequence[Row], stamp: str) -> str:
+def write_page(rows: Sequence[Row], traces: str, stamp: str) -> str:
     """The whole page.
 
     Args:
         rows: Of all cases.
+        traces: Tables of the traces that were compared event by event.
         stamp: When, from what and how it was made.
     """
     sources: dict[str, list[Row]] = {}
@@ -204,6 +209,9 @@ def write_page(rows: Sequence[Row], stamp: str) -> str:
         "## How many are equal",
         write_summary(rows),
         write_publications(rows),
+        "## Event by event",
+        TRACES.rstrip(),
+        traces,
         "## Why figures differ",
         write_causes(rows),
         "## Who would have run out of memory",

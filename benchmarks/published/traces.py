@@ -124,22 +124,47 @@ def compare_case(case: Case) -> Comparison:
     return compare(load_trace(case), module.list_changes(case))
 
 
-def describe(case: Case, comparison: Comparison) -> str:
-    """A line, and a table of what differs."""
-    lines = [
-        f"{case}: {comparison.measured} events, {comparison.predicted} predicted, the first "
-        f"{comparison.common} the same; {len(comparison.differences)} of {comparison.allocations} "
-        "allocations differ"
+def compare_all(only: str = "") -> list[tuple[Case, Comparison]]:
+    """Holds all traces against their predictions.
+
+    Args:
+        only: A text that the source or the id of a case must have.
+    """
+    return [
+        (case, compare_case(case))
+        for case in load_all()
+        if "trace" in case.config and only in str(case)
     ]
-    found = Counter(comparison.differences)
+
+
+def write_traces(compared: Sequence[tuple[Case, Comparison]]) -> str:
+    """A table of the traces, and one of the allocations that differ."""
     cells = [
-        [count, *_show(difference.measured), *_show(difference.predicted)]
-        for difference, count in found.items()
+        [
+            case.repository,
+            case.id,
+            case.torch,
+            f"{one.measured:,}",
+            f"{one.predicted:,}",
+            f"{one.common:,}",
+            f"{len(one.differences):,} of {one.allocations:,}",
+        ]
+        for case, one in compared
     ]
-    if cells:
-        headers = ["times", "measured B", "by", "predicted B", "by"]
-        lines.append(str(tabulate(cells, headers, tablefmt="github", disable_numparse=True)))
-    return "\n\n".join(lines)
+    headers = [
+        *("publication", "case", "torch", "events", "predicted", "equal from the first on"),
+        "allocations that differ",
+    ]
+    found = Counter((case.id, one) for case, each in compared for one in each.differences)
+    differing = [
+        [str(count), name, *_show(one.measured), *_show(one.predicted)]
+        for (name, one), count in found.items()
+    ]
+    tables = [tabulate(cells, headers, tablefmt="github", disable_numparse=True)]
+    if differing:
+        columns = ["times", "case", "measured B", "by", "predicted B", "by"]
+        tables.append(tabulate(differing, columns, tablefmt="github", disable_numparse=True))
+    return "\n\n".join(map(str, tables))
 
 
 def _show(change: Change | None) -> tuple[str, str]:
@@ -151,9 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose source and id have this text")
     arguments = parser.parse_args()
-    for case in load_all():
-        if "trace" in case.config and arguments.only in str(case):
-            print(describe(case, compare_case(case)), flush=True)
+    print(write_traces(compare_all(arguments.only)))
 
 
 if __name__ == "__main__":
