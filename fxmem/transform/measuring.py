@@ -118,12 +118,17 @@ def measure_peak(
     Args:
         prepare: Makes what a step takes.
         list_held: All tensors that are there before it.
-        step: What to run; on the CPU twice.
+        step: What to run, twice: the first replaces what something else may hold on to, as what
+            puts a model's attributes back.
         release: Lets go of what the step leaves.
         device: Where it runs.
     """
     gc.collect()
     if device.type == "cuda":
+        prepare()
+        kept = step()
+        del kept
+        release()
         prepare()
         resident_bytes = sum_storages(list_held(), device)
         torch.cuda.synchronize(device)
@@ -145,7 +150,10 @@ def measure_peak(
         del kept
         release()
         prepare()
-        resident_bytes = sum(nbytes for storage, nbytes in older if not storage.expired())
+        held = {storage._cdata for storage in _list_storages(list_held(), device)}
+        resident_bytes = sum(
+            nbytes for storage, nbytes in older if not storage.expired() and storage.cdata in held
+        )
         with record_function(_SPAN):
             kept = step()
         del kept

@@ -59,7 +59,7 @@ def test_what_runs_in_place_beside_hooks(
     report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
     assert report.equal
     assert report.promise is not None
-    assert report.promise.is_plans_own and report.promise.is_kept
+    assert report.promise.is_plans_own and abs(report.promise.deviation) < 1e-3
     assert bool(plan.inplace) is runs_in_place
 
 
@@ -69,7 +69,7 @@ def test_a_change_of_inference_that_a_hook_sees_is_not_counted() -> None:
     report = fxmem.verify(model, fxmem.apply(model, plan), "4x16x512", mode="infer")
     assert report.equal
     assert report.promise is not None
-    assert report.promise.is_plans_own and report.promise.is_kept
+    assert report.promise.is_plans_own and abs(report.promise.deviation) < 1e-3
 
 
 @pytest.mark.parametrize("style", ["graph", "modules"])
@@ -91,7 +91,7 @@ def test_what_runs_in_place_on_views(style: str) -> None:
     assert report.equal
     assert plan.segments
     assert report.promise is not None
-    assert report.promise.is_plans_own and report.promise.is_kept
+    assert report.promise.is_plans_own and abs(report.promise.deviation) < 1e-3
 
 
 class Remembers(nn.Module):
@@ -117,5 +117,5 @@ def test_what_the_other_model_s_steps_left_is_not_measured() -> None:
     report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
     assert plan.segments
     assert report.promise is not None
-    assert report.promise.is_plans_own and report.promise.is_kept
+    assert report.promise.is_plans_own and abs(report.promise.deviation) < 1e-3
     assert report.baseline.peak_bytes == pytest.approx(analysis.peak_bytes, rel=0.005)
