@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.cuda_accuracy import DATA, list_measurements
 from benchmarks.cuda_cases import CUDA_CASES
+from benchmarks.published.page import list_recorded_rows
 from fxmem.analysis import Analysis
 from fxmem.devices import CONTEXT_BYTES, GPUS
 from fxmem.lowering.cuda.cublas import cublas_workspace_bytes
@@ -49,3 +50,27 @@ def test_sizes_are_those_of_the_code() -> None:
 def test_the_guide_says_that_no_gpu_was_there_while_none_was() -> None:
     measured = list_measurements(ROOT / DATA)
     assert ("The project itself has had no GPU yet" in GUIDE) == (not measured)
+
+
+def test_the_readme_counts_published_measurements_as_they_are_recorded() -> None:
+    rows = list_recorded_rows()
+    stated = [row for row in rows if row.case.configuration == "stated"]
+    sizes = [row for row in stated if row.measure != "reserved"]
+    ours = [row for row in sizes if row.group == "stated"]
+    equal = sum(row.is_equal for row in ours)
+    reserved = [row for row in rows if row.measure == "reserved"]
+    low = [row for row in reserved if row.relative < 0 and not row.is_equal]
+    worst = min(row.relative for row in stated)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for claim in (
+        f"[{len(rows):,} figures of {len({row.case.repository for row in rows})} publications]",
+        f"Of {len(ours)} allocated and requested figures whose configuration is wholly stated, "
+        f"{equal} ({100 * equal / len(ours):.0f} %) are equal to the KiB.",
+        f"{len(sizes) - len(ours)} more were measured with a torch that allocates otherwise",
+        f"low by {-100 * worst:.0f} % for a convolution of four channels",
+        f"Of {len(reserved)} figures of reserved memory "
+        f"{sum(row.is_equal for row in reserved)} are "
+        f"equal, and {len(low)} are predicted too low, by "
+        f"{-100 * min(row.relative for row in low):.0f} % at most",
+    ):
+        assert claim in text
