@@ -66,7 +66,7 @@ def test_the_allocator_that_is_held_against_gpus_makes_the_same_of_the_trace(
     snapshot = build_snapshot(steady)
     trace = [e for e in snapshot["device_traces"][0] if e["user_metadata"] != "before the step"]
     (tmp_path / "step.pickle").write_bytes(pickle.dumps({**snapshot, "device_traces": [trace]}))
-    result = allocator_trace.check(tmp_path / "step.pickle")
+    (result,) = allocator_trace.check(tmp_path / "step.pickle")
     assert (result.difference, result.reserved_bytes) == ("", steady.reserved_bytes)
     # The bytes of the blocks, not of the requests: the peak.
     given = [event for event in trace if event["action"] in ("alloc", "free_completed")]
