@@ -24,7 +24,8 @@ from fxmem.tracing.calls import patch_calls
 from fxmem.tracing.checks import find_passing_answer
 from fxmem.tracing.description import INTERNAL
 from fxmem.tracing.forward_state import ForwardState
-from fxmem.tracing.fxgraph import READS, describe_function, iterate_tensors
+from fxmem.tracing.fxgraph import ENTERED, READS, describe_function, iterate_tensors
+from fxmem.tracing.hooks import sees_arguments
 from fxmem.tracing.known_values import comes_of_held
 from fxmem.tracing.leaves import is_leaf
 from fxmem.tracing.module_calls import CallLog
@@ -82,6 +83,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             if module is not model and is_leaf(module)
         }
         self._reads: set[tuple[str, str]] = set()
+        self._entered: set[str] = set()
         self._scopes = [""]
         self._opaque_depth = 0
 
@@ -113,6 +115,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self._log.end(output)
         for node in self.graph.find_nodes(op="output"):
             node.meta[READS] = frozenset(self._reads)
+            node.meta[ENTERED] = frozenset(self._entered)
         if state is not None:
             self._log.builder.give_up(state.find_change())
         return output
@@ -233,6 +236,10 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
         if self._phase is not Phase.FORWARD or module is self.model:
             return run(module, *args, **kwargs)
+        if not leaf:
+            self._entered.add(fqn)
+            if sees_arguments(module):
+                self._log.builder.give_up(f"{fqn} has hooks, which no graph calls")
         return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
 
     def _hide(self, fqn: str | None) -> None:

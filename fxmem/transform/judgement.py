@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fxmem.tracing.contexts import read_autocast
-from fxmem.tracing.fxgraph import READS, SURROUNDINGS
+from fxmem.tracing.fxgraph import ENTERED, READS, SURROUNDINGS
 from fxmem.tracing.leaves import find_class, is_leaf
 from fxmem.tracing.signatures import (
     Surroundings,
@@ -75,9 +75,9 @@ class Judgement:
         size_hint: int | None,
     ) -> None:
         nodes = [*graph.nodes]
-        called = frozenset(str(node.target) for node in nodes if node.op == "call_module")
+        entered = frozenset(name for node in nodes for name in node.meta.get(ENTERED, ()))
         read = frozenset(str(node.target) for node in nodes if node.op == "get_attr")
-        self.walk = Walk(planned, called, read)
+        self.walk = Walk(planned, entered, read)
         self._model, self._graph, self._mode, self._size_hint = model, graph, mode, size_hint
         self._expected = list_expected(nodes)
         self._taken = list_parameters(model)

@@ -18,7 +18,7 @@ class Walk:
 
     Args:
         model: The model.
-        called: The names of modules whose hooks, and those of the modules within, need no look.
+        entered: The names of modules whose hooks the model's code calls, and a graph does not.
         attributes: Where code reads tensors by itself.
 
     Attributes:
@@ -30,10 +30,10 @@ class Walk:
     _children: list[tuple[dict[str, Any], list[Any]]]
 
     def __init__(
-        self, model: nn.Module, called: Collection[str] = (), attributes: Collection[str] = ()
+        self, model: nn.Module, entered: Collection[str] = (), attributes: Collection[str] = ()
     ) -> None:
         self._model = model
-        self._called = called
+        self._entered = entered
         self._attributes = attributes
         self._collect()
 
@@ -55,20 +55,10 @@ class Walk:
         self._uncalled = [
             (name, getattr(module, key))
             for name, module in named.items()
-            if name and not self._is_called(name)
+            if name in self._entered
             for key in CALLED_HOOKS
         ]
         self._uncalled_hooks = [table for _, table in self._uncalled]
-        called = {id(module) for name, module in named.items() if self._is_called(name)}
-        self._unseen = [
-            name
-            for name, module in named.items()
-            if name and id(module) not in called and type(module).forward is not nn.Module.forward
-        ]
-
-    def _is_called(self, name: str) -> bool:
-        parts = name.split(".")
-        return any(".".join(parts[:end]) in self._called for end in range(1, len(parts) + 1))
 
     def update(self) -> bool:
         """Looks for modules that were replaced, added or taken away; whether any was."""
@@ -81,28 +71,22 @@ class Walk:
         return not same
 
     def __getstate__(self) -> Any:
-        return self._model, self._called, self._attributes
+        return self._model, self._entered, self._attributes
 
     def __setstate__(self, state: Any) -> None:
         # The model itself may not be there yet: the first look is that of the first call.
-        self._model, self._called, self._attributes = state
+        self._model, self._entered, self._attributes = state
         self._childless, self._children = [{"": self._model}], []
 
     def find_hooked(self) -> str:
-        """A module with hooks that is not called, nor within one that is; empty for none.
-
-        The model itself is left out.
-        """
+        """An entered module with hooks; empty for none."""
         if not any(self._uncalled_hooks):
             return ""
         return next(str(name) for name, table in self._uncalled if table)
 
     def find_unseen(self) -> str:
-        """A module that is not called and that hooks on all modules are for; empty for none.
-
-        Lists of modules, which nobody calls, are left out.
-        """
-        return self._unseen[0] if self._unseen and are_all_watched() else ""
+        """An entered module, where there are hooks on all modules; empty for none."""
+        return min(self._entered) if self._entered and are_all_watched() else ""
 
     def list_kinds(self) -> tuple[Kind, ...]:
         """Those of parameters and buffers; see :func:`fxmem.tracing.signatures.list_kinds`."""

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -70,6 +71,44 @@ def test_a_change_of_inference_that_a_hook_sees_is_not_counted() -> None:
     assert report.equal
     assert report.promise is not None
     assert report.promise.is_plans_own and abs(report.promise.deviation) < 1e-3
+
+
+class Trainer(nn.Module):
+    """Holds a discriminator beside the generator, as a module of Lightning for a GAN does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = Generator(lambda layer: layer)
+        self.discriminator = nn.Sequential(nn.utils.spectral_norm(nn.Conv1d(1, 4, 3)))
+        self.discriminator.register_forward_hook(lambda module, arguments, result: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.generator(x)
+
+
+def test_hooks_of_modules_that_the_step_does_not_call_are_no_obstacle() -> None:
+    model, step = Trainer(), "4x16x512"
+    analysis = fxmem.analyze(model, step, device="cpu")
+    plan = fxmem.plan(analysis, max_overhead=0.2, style="graph", time_limit_s=0.3)
+    report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
+    assert report.promise is not None and report.promise.is_kept
+    assert plan.peak_bytes < analysis.peak_bytes
+
+
+def test_a_model_whose_blocks_have_hooks_gets_a_plan_that_calls_them() -> None:
+    """As code that looks at features registers them."""
+    model, step = nn.Sequential(Generator(lambda layer: layer), nn.Tanh()), "4x16x512"
+    seen: list[tuple[int, ...]] = []
+    model[0].register_forward_hook(lambda module, arguments, result: seen.append(result.shape))
+    analysis = fxmem.analyze(model, step, device="cpu")
+    assert analysis.setup.frontend_reason == "0 has hooks, which no graph calls"
+    plan = fxmem.plan(analysis, max_overhead=0.2, time_limit_s=0.3)
+    assert plan.style == "modules"
+    planned = fxmem.apply(model, plan)
+    report = fxmem.verify(model, planned, step, steps=1)
+    assert report.promise is not None and report.promise.is_kept
+    planned(torch.zeros(4, 16, 512)).sum().backward()
+    assert seen == [(4, 1, 1024)]
 
 
 @pytest.mark.parametrize("style", ["graph", "modules"])
