@@ -22,7 +22,7 @@ from fxmem.cli import main
 RECORDED_ON = ("AVX512", 2)  # the CPU and the threads of the pages' workspaces
 VARIABLES = (
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
-    *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"),
+    "CUBLAS_WORKSPACE_CONFIG",
 )
 """What CUDA's numbers depend on besides."""
 SEARCH_S = "1"

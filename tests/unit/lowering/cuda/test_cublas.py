@@ -1,4 +1,4 @@
-"""The workspaces of cuBLAS and cuBLASLt: how large, from which call on, in which thread."""
+"""The workspaces of cuBLAS: how large, from which call on, in which thread."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem import analyze
 from fxmem.graph import Category
-from fxmem.lowering.cuda.cublas import cublas_workspace_bytes, cublaslt_workspace_bytes
+from fxmem.lowering.cuda.cublas import cublas_workspace_bytes
 from fxmem.lowering.cuda.target import Gpu, use_gpu
 from fxmem.recording.recorder import is_on_engine_thread
 
 AMPERE = 2 * 4096 * 1024 + 8 * 16 * 1024
 """The default of cuBLAS before Hopper, ``:4096:2:16:8``; 8519680 in the allocator's traces."""
-LT = 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -31,9 +30,7 @@ def test_the_default_follows_the_architecture(capability: tuple[int, int], nbyte
 
 def test_the_environment_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")
     assert cublas_workspace_bytes() == 32 << 20
-    assert cublaslt_workspace_bytes() == 2 << 20
 
 
 def kept(model: nn.Module, spec: str, mode: str = "train") -> list[tuple[str, int]]:
@@ -45,20 +42,12 @@ def kept(model: nn.Module, spec: str, mode: str = "train") -> list[tuple[str, in
 
 
 def test_backward_has_a_handle_of_its_own() -> None:
-    # forward: addmm with a bias, by cuBLASLt; backward: mm.
-    assert kept(nn.Linear(8, 4), "16x8") == [
-        ("cuBLAS workspace", AMPERE),
-        ("cuBLASLt workspace", LT),
-        ("cuBLAS workspace", AMPERE),
-    ]
+    # forward: addmm with a bias, by cuBLASLt in the workspace of cuBLAS; backward: mm.
+    assert kept(nn.Linear(8, 4), "16x8") == [("cuBLAS workspace", AMPERE)] * 2
 
 
 def test_inference_has_no_backward() -> None:
     assert kept(nn.Linear(8, 4, bias=False), "16x8", "infer") == [("cuBLAS workspace", AMPERE)]
-
-
-def test_a_single_output_does_not_go_to_cublaslt() -> None:
-    assert kept(nn.Linear(8, 1), "16x8", "infer") == [("cuBLAS workspace", AMPERE)]
 
 
 def test_what_multiplies_nothing_keeps_nothing() -> None:
