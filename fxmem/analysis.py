@@ -163,7 +163,7 @@ class Analysis:
 
     @cached_property
     def first_step(self) -> FirstStep | None:
-        """The peak of the first step; all else is of the second. None in a saved report."""
+        """The peak of the first step; every other figure is the second step's. None in a saved report."""
         graph = self.graph
         warmup = find_warmup_peak(graph) if self.allocation is None else self.allocation.warmup
         if warmup is None:

@@ -104,7 +104,7 @@ def write_first_step(document: Document) -> Iterator[str]:
     if first is not None:
         than = "lower" if first.peak_bytes < document.headline.peak_bytes else "higher"
         yield escape_controls(
-            f"The first step peaks {than}: {_write_peak(first)}; all else is of the second"
+            f"The first step peaks {than}: {_write_peak(first)}; all other figures are the second step's"
         )
 
 

@@ -95,7 +95,7 @@ def test_the_report_is_for_a_gpu_unless_said_otherwise(run: Run) -> None:
     done = run(*command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].split("; ")[2:4] == ["train", "cuda"]
-    assert "compare with" in done.stdout.splitlines()[3]
+    assert "compare with" in done.stdout.split("\n\n")[1].splitlines()[0]
     rows = done.stdout.split("\n\n")[1].splitlines()[2:]
     assert [(row.split()[0], row.split("  ")[-1]) for row in rows] == [
         ("allocated", "torch.cuda.max_memory_allocated()"),

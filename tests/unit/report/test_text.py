@@ -219,5 +219,5 @@ def test_an_empty_step_has_a_report() -> None:
 )
 def test_a_first_step_that_peaks_otherwise_is_told(state_mib: int, line: str | None) -> None:
     lines = render(make_analysis(add_first_step(make_graph(), state_mib))).splitlines()
-    told = f"The first step peaks {line}; all else is of the second"
+    told = f"The first step peaks {line}; all other figures are the second step's"
     assert lines[2] == ("" if line is None else told)
