@@ -31,7 +31,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fxmem.allocator import (
+from fxmem.memory.allocator import (
     AllocatorSettings,
     Block,
     CachingAllocator,

@@ -30,11 +30,11 @@ from benchmarks.cases import import_torchvision
 from benchmarks.cuda_cases import CUDA_CASES, CudaCase
 from benchmarks.cuda_measure import SCHEMA, Result
 from benchmarks.cuda_trace import describe_trace
-from fxmem.allocation import _list_events
-from fxmem.allocator import replay
 from fxmem.analysis import Analysis
 from fxmem.graph import Phase
-from fxmem.lowering.cuda.target import Gpu, count_threads
+from fxmem.kernels.cuda.target import Gpu, count_threads
+from fxmem.memory.allocation import _list_events
+from fxmem.memory.allocator import replay
 from fxmem.recording import options
 
 DATA = Path("tests/data/cuda")

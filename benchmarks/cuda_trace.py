@@ -15,10 +15,10 @@ from itertools import takewhile
 from tabulate import tabulate
 
 from benchmarks.cuda_measure import Result
-from fxmem.allocation import _list_events
-from fxmem.allocator import replay
 from fxmem.graph import MemoryGraph, Phase
-from fxmem.timeline import Action, Event
+from fxmem.memory.allocation import _list_events
+from fxmem.memory.allocator import replay
+from fxmem.memory.timeline import Action, Event
 
 BEFORE = "before the second step"
 PARTS = (BEFORE, "forward", "backward", "optimizer")

@@ -13,6 +13,8 @@ from torch import nn
 
 import fxmem
 from benchmarks.cases import SEED, Case
+from fxmem.applying.comparing import Record, compare_records
+from fxmem.applying.state import keep_state, seed_random_numbers
 from fxmem.errors import FxmemWarning, summarize_error
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.modules import name_spans, nest_spans
@@ -23,9 +25,7 @@ from fxmem.planning.simulation import simulate_regions
 from fxmem.planning.step import PlanningStep, prepare_step
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.transform.comparing import Record, compare_records
-from fxmem.transform.running import Runner
-from fxmem.transform.state import keep_state, seed_random_numbers
+from fxmem.verifying.running import Runner
 
 OPTIMIZER = "adam"
 STEPS = 3

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.cpu import CPU
+from fxmem.kernels.cpu import CPU
 
 Build = Callable[[], tuple[nn.Module, tuple[object, ...], dict[str, object]]]
 

@@ -21,7 +21,7 @@ from examples.unet import UNet
 from fxmem.planning.chain import Chain, Kept, Schedule, Stage, StageOption, keep_stages
 from fxmem.planning.chain import measure_schedule as measure_chain
 from fxmem.planning.chain_solver import find_least_memory, solve_chain
-from fxmem.transform.measuring import watch_allocations
+from fxmem.verifying.measuring import watch_allocations
 
 Prepare = Callable[[nn.Module], Forward]
 """Takes a model, which it may change, and returns what to call instead of it."""

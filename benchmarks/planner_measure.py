@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cases import SEED
 from benchmarks.step import default_loss, tensors_of
-from fxmem.transform.measuring import watch_allocations
+from fxmem.verifying.measuring import watch_allocations
 
 Forward = Callable[..., Any]
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.transform.measuring import measure_peak
 from fxmem.units import format_bytes
+from fxmem.verifying.measuring import measure_peak
 
 BATCH, LENGTH, STEPS = 12, 48, 60
 

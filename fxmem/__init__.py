@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from fxmem.advice.record import Advice
     from fxmem.analysis import Analysis
     from fxmem.api import analyze
+    from fxmem.applying.applying import apply, unapply
+    from fxmem.applying.auto import auto
+    from fxmem.applying.verification import Verification
     from fxmem.planning.plan import Plan
     from fxmem.planning.planner import pareto, plan
-    from fxmem.transform.applying import apply, unapply
-    from fxmem.transform.auto import auto
-    from fxmem.transform.verification import Verification
-    from fxmem.transform.verify import verify
+    from fxmem.verifying.verify import verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -62,15 +62,15 @@ _LAZY = {
     "Advice": "fxmem.advice.record",
     "Analysis": "fxmem.analysis",
     "Plan": "fxmem.planning.plan",
-    "Verification": "fxmem.transform.verification",
+    "Verification": "fxmem.applying.verification",
     "advise": "fxmem.advice.advising",
     "analyze": "fxmem.api",
-    "apply": "fxmem.transform.applying",
-    "auto": "fxmem.transform.auto",
+    "apply": "fxmem.applying.applying",
+    "auto": "fxmem.applying.auto",
     "pareto": "fxmem.planning.planner",
     "plan": "fxmem.planning.planner",
-    "unapply": "fxmem.transform.applying",
-    "verify": "fxmem.transform.verify",
+    "unapply": "fxmem.applying.applying",
+    "verify": "fxmem.verifying.verify",
 }
 """Where public names come from: torch takes more than a second to import, and bad usage of the CLI
 is told without it."""

@@ -10,7 +10,10 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fxmem.allocation import (
+from fxmem.gpus import CONTEXT_BYTES, GpuModel
+from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
+from fxmem.loop import PLAIN, Loop
+from fxmem.memory.allocation import (
     Allocation,
     DeviceRun,
     Exhaustion,
@@ -19,13 +22,10 @@ from fxmem.allocation import (
     find_warmup_peak,
     run_on_device,
 )
-from fxmem.allocator import AllocatorSettings
-from fxmem.devices import CONTEXT_BYTES, GpuModel
-from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
-from fxmem.labels import label_storages
-from fxmem.liveness import MemoryProfile, Peak, build_profile
-from fxmem.loop import PLAIN, Loop
-from fxmem.timeline import Timeline, build_timeline
+from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.labels import label_storages
+from fxmem.memory.liveness import MemoryProfile, Peak, build_profile
+from fxmem.memory.timeline import Timeline, build_timeline
 
 if TYPE_CHECKING:
     from fxmem.planning.plan import Plan
@@ -163,7 +163,10 @@ class Analysis:
 
     @cached_property
     def first_step(self) -> FirstStep | None:
-        """The peak of the first step; every other figure is the second step's. None in a saved report."""
+        """The peak of the first step, where all other figures are the second step's.
+
+        None in a saved report.
+        """
         graph = self.graph
         warmup = find_warmup_peak(graph) if self.allocation is None else self.allocation.warmup
         if warmup is None:
@@ -248,7 +251,7 @@ class Analysis:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """What to call each storage, by its index: see :func:`fxmem.labels.label_storages`."""
+        """A name for each storage, by its index (:func:`fxmem.memory.labels.label_storages`)."""
         return label_storages(self.graph)
 
     @property

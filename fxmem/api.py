@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxmem.allocator import AllocatorSettings, parse_settings
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.autocast import allow_autocast
+from fxmem.kernels.target import Target
+from fxmem.loading.building import silence_fake_kernels
+from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
+from fxmem.loading.target import load_target, prepare_targets
 from fxmem.loop import Loop
-from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.cuda.autocast import allow_autocast
-from fxmem.lowering.target import Target
+from fxmem.memory.allocator import AllocatorSettings, parse_settings
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.choices import (
     LossChoice,
@@ -37,13 +40,10 @@ from fxmem.recording.notes import (
 )
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import Options, resolve_options
-from fxmem.tracing.arguments import check_inputs, check_model, gather_inputs
-from fxmem.tracing.building import silence_fake_kernels
 from fxmem.tracing.description import describe_model, remember_model
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.generators import save_random_states
-from fxmem.tracing.loading import load_target, prepare_targets
 from fxmem.tracing.user_state import restore_user_state
 
 

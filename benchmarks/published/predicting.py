@@ -10,12 +10,12 @@ from unittest import mock
 
 from benchmarks.cases import import_torchvision
 from benchmarks.published.cases import Case
-from fxmem.allocation import _list_events
-from fxmem.allocator import replay
 from fxmem.analysis import Analysis
-from fxmem.devices import find_gpu
+from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
-from fxmem.lowering.cuda.target import describe_gpu
+from fxmem.kernels.cuda.target import describe_gpu
+from fxmem.memory.allocation import _list_events
+from fxmem.memory.allocator import replay
 from fxmem.recording import options
 
 ALL_PHASES = tuple(Phase)

@@ -26,8 +26,8 @@ from tabulate import tabulate
 
 from benchmarks.cuda_trace import Change, Difference, count_common, list_differences
 from benchmarks.published.cases import DATA, Case, load_all
-from fxmem.allocation import _list_events
 from fxmem.graph import MemoryGraph
+from fxmem.memory.allocation import _list_events
 
 FOLDER = DATA / "traces"
 Event = list[Any]

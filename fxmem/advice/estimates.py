@@ -8,7 +8,7 @@ from dataclasses import replace
 from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, MemoryGraph, Operation, Phase, Save, Storage
-from fxmem.timeline import build_timeline
+from fxmem.memory.timeline import build_timeline
 from fxmem.units import format_bytes
 
 _MOST_TRIED = 16

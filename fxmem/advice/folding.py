@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxmem.tracing.building import silence_fake_kernels
+from fxmem.loading.building import silence_fake_kernels
+from fxmem.loading.target import load_target, prepare_targets
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import make_fake_mode, make_fake_model
-from fxmem.tracing.loading import load_target, prepare_targets
 
 _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,

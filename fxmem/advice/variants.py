@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fxmem.analysis import Analysis
+from fxmem.loading.inputs import gather_inputs
+from fxmem.loading.parsing import is_target
 from fxmem.planning.module_state import is_batch_norm
 from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
 from fxmem.specs import TensorSpec, parse_spec
-from fxmem.tracing.arguments import gather_inputs
 from fxmem.tracing.fakes import describe_inputs, read_leaf
-from fxmem.tracing.targets import is_target
 
 
 @dataclass(frozen=True, slots=True)

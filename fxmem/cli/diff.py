@@ -21,8 +21,8 @@ def write_plan_diff(plan: Plan, nodes: tuple[Node, ...]) -> str:
         plan: The plan.
         nodes: Those of the step that it was made for.
     """
+    from fxmem.applying.patching import patch_sources
     from fxmem.report.diff import render_diff
-    from fxmem.transform.patching import patch_sources
 
     folder = os.path.realpath(os.curdir)
     files = {node.source.file for node in nodes if node.source is not None}

@@ -20,7 +20,7 @@ from fxmem.planning.plan import Plan
 from fxmem.specs import parse_dtype
 
 if TYPE_CHECKING:
-    from fxmem.transform.verification import Verification
+    from fxmem.applying.verification import Verification
 
 EXIT_DIFFERENT = 1
 
@@ -106,7 +106,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
         os.environ.setdefault(name, level)
     with show_progress(f"verifying {arguments.target}"):
         with run_user_code(arguments.target):
-            from fxmem.transform.verify import verify_target
+            from fxmem.verifying.verify import verify_target
 
             verification = verify_target(arguments.target, plan, args, kwargs, **options)
         text = _render(verification, arguments)

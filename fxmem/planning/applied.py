@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fxmem.allocation import measure_allocation
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Phase
+from fxmem.memory.allocation import measure_allocation
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.inplace import apply_inplace
 from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Reorder, Segment
 from fxmem.planning.regions import Region
 from fxmem.planning.reordering import reorder_nodes
 from fxmem.planning.simulation import Simulation, build_graph, simulate_regions
-from fxmem.timeline import build_timeline
 
 
 def apply_plan(analysis: Analysis, plan: Plan) -> MemoryGraph:

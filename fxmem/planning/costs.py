@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fxmem.devices import GpuModel, find_gpu
+from fxmem.gpus import GpuModel, find_gpu
 from fxmem.graph import MemoryGraph, Operation
 
 _HALVES = ("float16", "bfloat16")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fxmem.allocation import find_exhaustion
 from fxmem.analysis import Analysis
-from fxmem.devices import CONTEXT_BYTES
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.liveness import Peak
+from fxmem.gpus import CONTEXT_BYTES
+from fxmem.memory.allocation import find_exhaustion
+from fxmem.memory.liveness import Peak
 from fxmem.planning.applied import apply_plan, simulate_plan
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from fxmem.graph import MemoryGraph
-from fxmem.timeline import build_timeline
+from fxmem.memory.timeline import build_timeline
 
 
 class PeakMeter:

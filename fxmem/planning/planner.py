@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fxmem.allocation import measure_allocation
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.liveness import build_profile
+from fxmem.memory.allocation import measure_allocation
+from fxmem.memory.liveness import build_profile
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.bound import bound_cost
 from fxmem.planning.code_changes import add_changes, plan_changes
 from fxmem.planning.describe import describe_segments
@@ -21,7 +22,6 @@ from fxmem.planning.plan import MODULES, Plan
 from fxmem.planning.search import find_front
 from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.planning.step import PlanningStep, check_analysis, prepare_step
-from fxmem.timeline import build_timeline
 from fxmem.units import format_bytes, resolve_bytes
 
 TIME_LIMIT_S = 10.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Storage
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.facts import StepFacts
 from fxmem.planning.lives import Life, RegionLives
 from fxmem.planning.regions import Region
 from fxmem.planning.runs import Run, iterate_runs, plan_runs
-from fxmem.timeline import build_timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Phase
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.planning.costs import find_roofline, price_operations
 from fxmem.planning.describe import describe_limits, describe_modules, fingerprint_graph
 from fxmem.planning.facts import StepFacts, gather_facts

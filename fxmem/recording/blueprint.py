@@ -10,8 +10,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.errors import FxmemError
-from fxmem.lowering.cpu import CPU
-from fxmem.lowering.cuda.target import use_gpu
+from fxmem.kernels.cpu import CPU
+from fxmem.kernels.cuda.target import use_gpu
+from fxmem.loading.building import replace_converted
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.losses import Loss, make_own_loss
@@ -19,7 +20,6 @@ from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options
 from fxmem.recording.placement import place_inputs, place_model
 from fxmem.recording.step import Recording, Step, record_step
-from fxmem.tracing.building import replace_converted
 from fxmem.tracing.deepcopy import Memo
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fake_checks import answer_fake_checks

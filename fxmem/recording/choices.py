@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxmem.loading.parsing import is_target
+from fxmem.loading.target import load_function
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.tracing.loading import load_function
-from fxmem.tracing.targets import is_target
 
 LossChoice = str | Callable[[Any], torch.Tensor] | None
 """A name, a TARGET, a function from the output to a scalar; None for the default."""

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.target import ANY
+from fxmem.kernels.target import ANY
 from fxmem.tracing.known_values import (
     MAX_ELEMENTS,
     Memory,

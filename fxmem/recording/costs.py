@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-from fxmem.lowering.target import Target, Workspace
+from fxmem.kernels.target import Target, Workspace
 from fxmem.recording.ledger import Ledger
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, make_key

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from fxmem.lowering.sparse import coalesce
+from fxmem.kernels.sparse import coalesce
 from fxmem.tracing.checks import find_passing_answer
 
 _aten = torch.ops.aten

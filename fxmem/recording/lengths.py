@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxmem.lowering.cpu.target import CPU
-from fxmem.lowering.cuda.target import CUDA
-from fxmem.lowering.target import ANY, Arguments
+from fxmem.kernels.cpu.target import CPU
+from fxmem.kernels.cuda.target import CUDA
+from fxmem.kernels.target import ANY, Arguments
 from fxmem.recording.constants import remember_constant
 from fxmem.tracing.checks import assume_passing
 from fxmem.tracing.known_values import find_value

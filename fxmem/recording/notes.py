@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fxmem.graph import Category, MemoryGraph
-from fxmem.lowering.target import Target
+from fxmem.kernels.target import Target
 from fxmem.recording.step import Recording
 from fxmem.units import format_bytes
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from fxmem.devices import GpuModel, find_gpu
 from fxmem.errors import UsageError
+from fxmem.gpus import GpuModel, find_gpu
+from fxmem.kernels.cpu import CPU
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.target import Gpu, describe_gpu
+from fxmem.kernels.target import Target
 from fxmem.loop import Loop, resolve_loop
-from fxmem.lowering.cpu import CPU
-from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.cuda.target import Gpu, describe_gpu
-from fxmem.lowering.target import Target
 from fxmem.recording.frontends import FRONTENDS
 from fxmem.specs import parse_dtype, strip_torch
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from fxmem.lowering.target import Target
+from fxmem.kernels.target import Target
 from fxmem.tracing.devices import lies_on_accelerator
 
 

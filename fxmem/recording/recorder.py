@@ -26,8 +26,8 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
-from fxmem.lowering.sparse import estimate_sparse_workspace, is_on_sparse
-from fxmem.lowering.target import Target, Workspace
+from fxmem.kernels.sparse import estimate_sparse_workspace, is_on_sparse
+from fxmem.kernels.target import Target, Workspace
 from fxmem.recording import inplace
 from fxmem.recording.arguments import iterate_memory, list_tensors
 from fxmem.recording.casts import CastLog

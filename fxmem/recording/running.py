@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from fxmem.errors import TraceError
 from fxmem.graph import SourceLocation
-from fxmem.lowering.sparse import run_on_sparse
-from fxmem.lowering.target import Target
+from fxmem.kernels.sparse import run_on_sparse
+from fxmem.kernels.target import Target
 from fxmem.recording.arguments import list_tensors
 from fxmem.recording.constants import (
     answer_from_values,

@@ -22,9 +22,9 @@ from torch import fx, nn
 
 import fxmem.recording.lengths  # noqa: F401 - registers what it replaces
 from fxmem.graph import Category, MemoryGraph, Phase
+from fxmem.kernels.functions import lower_functions
+from fxmem.kernels.target import Target
 from fxmem.loop import PLAIN, Loop
-from fxmem.lowering.functions import lower_functions
-from fxmem.lowering.target import Target
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.inference import replace_inference_mode
 from fxmem.recording.losses import Loss, NoGradientError

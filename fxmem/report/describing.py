@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category, Phase, Storage
-from fxmem.labels import label_operator
+from fxmem.memory.labels import label_operator
 from fxmem.report.document import (
     BreakdownRow,
     DeviceRow,

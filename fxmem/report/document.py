@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fxmem.allocation import Exhaustion
 from fxmem.graph import Category, Phase, SourceLocation
+from fxmem.memory.allocation import Exhaustion
 
 
 @dataclass(frozen=True, slots=True)

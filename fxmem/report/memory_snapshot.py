@@ -6,13 +6,13 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from fxmem.allocation import BlockTrace, trace_blocks
-from fxmem.allocator import SegmentState, TraceAction, TraceEvent
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Category, Node
-from fxmem.labels import label_operator
-from fxmem.timeline import Action, Event
+from fxmem.memory.allocation import BlockTrace, trace_blocks
+from fxmem.memory.allocator import SegmentState, TraceAction, TraceEvent
+from fxmem.memory.labels import label_operator
+from fxmem.memory.timeline import Action, Event
 
 PROTOCOL = 4
 """The latest of pickle that pytorch.org/memory_viz reads."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, MemoryGraph, Operation, SourceLocation, Storage
-from fxmem.labels import label_operator
+from fxmem.memory.labels import label_operator
 from fxmem.planning.outcome import PlannedStep
 from fxmem.planning.plan import Plan
 from fxmem.report.cells import escape_controls

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from fxmem.graph import Phase
-from fxmem.liveness import Peak
+from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import (
     GRAPH,
     DelPoint,

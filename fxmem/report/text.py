@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from fxmem.allocation import Exhaustion
-from fxmem.devices import CONTEXT_BYTES
+from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Phase, SourceLocation
+from fxmem.memory.allocation import Exhaustion
 from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
 from fxmem.report.document import Document, Fit, Headline, LiveRow, NodeRow, Subject
 from fxmem.report.tables import Column, write_table
@@ -104,7 +104,8 @@ def write_first_step(document: Document) -> Iterator[str]:
     if first is not None:
         than = "lower" if first.peak_bytes < document.headline.peak_bytes else "higher"
         yield escape_controls(
-            f"The first step peaks {than}: {_write_peak(first)}; all other figures are the second step's"
+            f"The first step peaks {than}: {_write_peak(first)}; "
+            "all other figures are the second step's"
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, Operation
-from fxmem.liveness import list_category_bytes
+from fxmem.memory.liveness import list_category_bytes
 from fxmem.planning.plan import Plan
 from fxmem.report.describing import build_document
 from fxmem.report.plotting import (

@@ -12,7 +12,7 @@ from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from fxmem.transform.verification import Difference, StepFigures, Verification
+    from fxmem.applying.verification import Difference, StepFigures, Verification
 
 _TEXT = Column()
 _NUMBER = Column(right=True)
@@ -67,7 +67,7 @@ def _write_headline(verification: Verification) -> str:
 def describe_difference(difference: Difference) -> str:
     """A difference in a line.
 
-    >>> from fxmem.transform.verification import Difference, Kind
+    >>> from fxmem.applying.verification import Difference, Kind
     >>> describe_difference(Difference(1, Kind.BUFFER, "mean", "value", (2,), "0.5", "1.5", 1, 1.0))
     'step 1: buffer mean[2] is 0.5, with the plan 1.5'
     """

@@ -1,6 +1,6 @@
 """What goes wrong where a range is simply put under ``torch.utils.checkpoint``, and not in a plan.
 
-Hooks that fire twice are in ``tests/unit/transform/test_hooks.py``, ``DistributedDataParallel`` is
+Hooks that fire twice are in ``tests/unit/applying/test_hooks.py``, ``DistributedDataParallel`` is
 in ``test_surroundings.py``. Selective checkpointing, which saves the results of functional
 operators only, is what plans do without.
 """

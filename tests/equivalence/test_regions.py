@@ -11,15 +11,15 @@ from planned_models import PLANNED
 from torch import Tensor, nn
 
 from fxmem import analyze
+from fxmem.applying.checkpointing import build_module
 from fxmem.graph import MemoryGraph, Phase
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.regions import Region
 from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.recording.losses import resolve_loss
-from fxmem.timeline import build_timeline
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.transform.checkpointing import build_module
 
 SEEDS = range(6)
 

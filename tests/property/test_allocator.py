@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from naive_allocator import NaiveAllocator
 from trials import try_examples
 
-from fxmem.allocator import (
+from fxmem.memory.allocator import (
     AllocatorSettings,
     Block,
     CachingAllocator,

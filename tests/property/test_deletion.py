@@ -13,9 +13,9 @@ from generated_steps import analyse
 from hypothesis import assume, given
 from trials import try_examples
 
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.facts import gather_facts
-from fxmem.timeline import build_timeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
 STRICT = try_examples(20, are_slow=True)

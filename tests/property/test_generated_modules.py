@@ -19,7 +19,7 @@ from benchmarks.measure import measure_flops, measure_saved, measure_tensors
 from benchmarks.step import MODES, Mode
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category
-from fxmem.lowering.cpu import CPU
+from fxmem.kernels.cpu import CPU
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step

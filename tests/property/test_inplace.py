@@ -13,12 +13,12 @@ from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
+from fxmem.applying.checkpointing import build_module
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.applied import measure_plan
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.inplace import apply_inplace, find_inplace
 from fxmem.planning.plan import Plan
-from fxmem.timeline import build_timeline
-from fxmem.transform.checkpointing import build_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
 STRICT = try_examples(25, are_slow=True)

@@ -17,13 +17,13 @@ from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
+from fxmem.applying.checkpointing import build_module
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.limits import find_limits
 from fxmem.planning.regions import Region, iterate_regions
 from fxmem.planning.simulation import simulate_regions
-from fxmem.timeline import build_timeline
-from fxmem.transform.checkpointing import build_module
 
 STEPS = 3
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs

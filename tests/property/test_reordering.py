@@ -17,6 +17,7 @@ from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
+from fxmem.applying.checkpointing import build_module
 from fxmem.planning.applied import gather_changed, measure_plan
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.fx_nodes import iterate_precedences
@@ -24,7 +25,6 @@ from fxmem.planning.inplace import find_inplace
 from fxmem.planning.plan import Plan, Reorder
 from fxmem.planning.reordering import build_program, move_names
 from fxmem.planning.tasks import Program as Tasks
-from fxmem.transform.checkpointing import build_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
 STRICT = try_examples(25, are_slow=True)

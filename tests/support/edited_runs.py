@@ -18,12 +18,12 @@ from torch.nn import functional as F
 
 from benchmarks.planner_measure import watch_allocations
 from benchmarks.step import default_loss, tensors_of
+from fxmem.applying.patching import patch_sources
 from fxmem.graph import Node
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.nodes import Call
 from fxmem.tracing.tracer import Tracer
-from fxmem.transform.patching import patch_sources
 
 Run = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.cpu import CPU
+from fxmem.kernels.cpu import CPU
 
 
 def new_bytes(outputs: object) -> int:

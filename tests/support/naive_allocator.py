@@ -1,7 +1,7 @@
 """The CUDA caching allocator once more, as naively as its rules can be put: lists, searched whole.
 
-It shares no code with :mod:`fxmem.allocator` and keeps nothing that can be computed: what is free,
-reserved or oldest is found by looking at every block of every segment.
+It shares no code with :mod:`fxmem.memory.allocator` and keeps nothing that can be computed: what
+is free, reserved or oldest is found by looking at every block of every segment.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from fxmem.allocator import AllocatorSettings
+from fxmem.memory.allocator import AllocatorSettings
 
 MIB = 1024**2
 PAGE = 2 * MIB

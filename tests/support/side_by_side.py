@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.lowering.cpu import CPU
-from fxmem.lowering.functions import lower_functions
+from fxmem.kernels.cpu import CPU
+from fxmem.kernels.functions import lower_functions
 from fxmem.tracing.fakes import make_fake_model
 
 _UNSEEN = (torch.ops.prim.device.default, torch.ops.aten.detach.default)

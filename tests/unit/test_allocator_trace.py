@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.allocator_trace import check
-from fxmem.allocator import Block, CachingAllocator, TraceEvent, parse_settings
+from fxmem.memory.allocator import Block, CachingAllocator, TraceEvent, parse_settings
 
 MIB = 1024**2
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from hand_made import MIB, add_first_step, make_graph
 
-from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis, Setup
-from fxmem.devices import GpuModel, find_gpu
+from fxmem.gpus import GpuModel, find_gpu
 from fxmem.graph import Phase
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.report.describing import build_document
 from fxmem.report.document import Fit
 from fxmem.report.text import render_text, write_fit

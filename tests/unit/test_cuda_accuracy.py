@@ -29,10 +29,10 @@ from benchmarks.cuda_trace import (
     name_operators,
     replay_measured,
 )
-from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
-from fxmem.lowering.cuda.target import Gpu, current_gpu
+from fxmem.kernels.cuda.target import Gpu, current_gpu
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.recording.options import resolve_options
 
 MACHINE = {

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 import fxmem
 from benchmarks.published.cases import Case
-from fxmem.allocation import _list_events
-from fxmem.allocator import replay
-from fxmem.lowering.cuda.cublas import cublas_workspace_bytes
+from fxmem.kernels.cuda.cublas import cublas_workspace_bytes
+from fxmem.memory.allocation import _list_events
+from fxmem.memory.allocator import replay
 
 CHANNELS, HIDDEN = 16, 64
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from fxmem.applying.verification import Difference, Kind, Promise, StepFigures, Verification
 from fxmem.cli import main
 from fxmem.planning.plan import Plan, Segment
-from fxmem.transform.verification import Difference, Kind, Promise, StepFigures, Verification
 
 PLAN = Plan("0123", 200, 100, segments=(Segment("a", "b", 2),))
 FIGURES = StepFigures(3 << 20, 2 << 20, 0.1)
@@ -49,9 +49,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         result: Verification = calls["result"]
         return result
 
-    module = types.ModuleType("fxmem.transform.verify")
+    module = types.ModuleType("fxmem.verifying.verify")
     module.verify_target = verify_target  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fxmem.transform.verify", module)
+    monkeypatch.setitem(sys.modules, "fxmem.verifying.verify", module)
     monkeypatch.chdir(tmp_path)
     for name in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "")  # put back afterwards

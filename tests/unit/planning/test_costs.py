@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxmem.devices import find_gpu
+from fxmem.gpus import find_gpu
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.planning.costs import CPU_ROOFLINE, Roofline, find_roofline, price_operations
 

@@ -13,11 +13,11 @@ from benchmarks.measure import measure_allocator
 from benchmarks.step import Mode
 from fxmem.api import analyze
 from fxmem.graph import SourceLocation
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.plan import DelPoint
 from fxmem.planning.variables import find_variable
-from fxmem.timeline import build_timeline
 
 TWINS = [(name, mode) for name, pair in PAIRS.items() for mode in pair[-1]]
 

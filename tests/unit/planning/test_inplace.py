@@ -16,10 +16,10 @@ from benchmarks.step import Mode
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.graph import MemoryGraph
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.inplace import apply_inplace, find_inplace
 from fxmem.planning.plan import InplaceChange
-from fxmem.timeline import build_timeline
 
 ONLY_INFERENCE = ("silu",)
 

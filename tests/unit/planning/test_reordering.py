@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fxmem
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
+from fxmem.applying.checkpointing import build_module
 from fxmem.planning import fx_nodes
 from fxmem.planning.applied import apply_plan
 from fxmem.planning.facts import gather_facts
@@ -19,7 +20,6 @@ from fxmem.planning.outcome import trace_plan
 from fxmem.planning.plan import Plan, Reorder
 from fxmem.planning.reordering import build_program, reorder_nodes
 from fxmem.tracing.fxgraph import NODE
-from fxmem.transform.checkpointing import build_module
 
 
 class Runs(nn.Module):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
+from fxmem.applying.checkpointing import build_module
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.facts import gather_facts
 from fxmem.planning.regions import Region
 from fxmem.planning.simulation import simulate_regions
-from fxmem.timeline import build_timeline
-from fxmem.transform.checkpointing import build_module
 
 
 class Model(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.target import Target
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.target import Target
 from fxmem.recording.costs import KernelCosts
 from fxmem.recording.ledger import Ledger
 from fxmem.tracing.fakes import make_fake_mode

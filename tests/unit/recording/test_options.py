@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fxmem.lowering.cpu import CPU
-from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.cuda.target import Gpu
+from fxmem.kernels.cpu import CPU
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.target import Gpu
 from fxmem.recording.options import resolve_options
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fxmem.graph import NEXT_RESULT, RESIDENT, Category, Phase
-from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.target import Target
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.target import Target
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode

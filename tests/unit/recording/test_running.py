@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from fxmem.lowering.cuda import CUDA
-from fxmem.lowering.target import Target
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.target import Target
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.running import OperatorRunner
 from fxmem.tracing.fakes import make_fake_mode

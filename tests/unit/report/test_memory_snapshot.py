@@ -16,9 +16,9 @@ from torch.cuda import _memory_viz
 
 import fxmem
 from benchmarks import allocator_trace
-from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.report.memory_snapshot import build_snapshot, write_snapshot
 from fxmem.report.saved import read_analysis
 

@@ -8,7 +8,7 @@ from hand_made import make_analysis, make_graph
 from hand_made_plans import MIB, make_front, make_plan
 
 from fxmem.graph import Phase
-from fxmem.liveness import Peak
+from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
 from fxmem.report.cells import measure_width
 from fxmem.report.describing import describe_subject

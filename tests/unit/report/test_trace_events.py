@@ -10,9 +10,9 @@ import pytest
 from hand_made import MIB, make_analysis, memory_graphs
 from hypothesis import given
 
-from fxmem.allocator import AllocatorSettings
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.report.trace_events import write_trace
 
 REQUIRED = {

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from benchmarks.cases import timm_model, vision
-from fxmem.lowering.cpu import CPU
+from fxmem.kernels.cpu import CPU
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_mode, make_fake_model

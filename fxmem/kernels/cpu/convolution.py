@@ -1,0 +1,200 @@
+"""What CPU convolution kernels allocate inside themselves.
+
+``at::convolution`` picks a backend (``aten/src/ATen/native/Convolution.cpp``,
+``_select_conv_backend``), makes its operands contiguous in the backend's memory format and calls
+it, group by group where the backend knows no groups. The backends on oneDNN are in
+``mkldnn_convolution``; the others, which unfold the input, in ``unfolding``.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.cpu.mkldnn_convolution import (
+    Problem,
+    Sizes,
+    dense_strides,
+    mkldnn_backward_bytes,
+    mkldnn_forward_bytes,
+)
+from fxmem.kernels.cpu.unfolding import is_dense, unfolded_backward_bytes, unfolded_forward_bytes
+from fxmem.kernels.tape import is_like_channels_last, size_bytes
+
+_MKLDNN = frozenset({"Mkldnn", "MkldnnTranspose"})
+_CHANNELS_LAST_2D = frozenset({"Slow2d", "SlowDilated2d", "SlowTranspose2d"})
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One convolution as its backend gets it.
+
+    A 1d convolution becomes a 2d one (``view1d_as_2d``); ``copies_bytes`` are the contiguous
+    copies that live as long as the call.
+    """
+
+    backend: str
+    problem: Problem
+    copies_bytes: int
+
+
+def convolution_peak_bytes(args: tuple[object, ...], output: Tensor) -> int:
+    """Peak inside ``aten::convolution``, its output included."""
+    input_, weight, bias = args[:3]
+    assert isinstance(input_, Tensor) and isinstance(weight, Tensor)
+    bias_dtype = bias.dtype if isinstance(bias, Tensor) else None
+    call = _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
+    if call.backend in _MKLDNN:
+        return call.copies_bytes + mkldnn_forward_bytes(call.problem)
+    unfolded_bytes = unfolded_forward_bytes(call.backend, call.problem)
+    return size_bytes(output) if unfolded_bytes is None else call.copies_bytes + unfolded_bytes
+
+
+def transposed_3d_storage_bytes(args: tuple[object, ...], output: Tensor) -> int:
+    """Bytes of the output's storage; ``slow_conv_transpose3d_cpu`` resizes ``empty_like(input)``.
+
+    Groups are concatenated to a tensor of its own size.
+    """
+    input_, weight, bias = args[:3]
+    assert isinstance(input_, Tensor) and isinstance(weight, Tensor)
+    bias_dtype = bias.dtype if isinstance(bias, Tensor) else None
+    call = _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
+    if call.backend != "SlowTranspose3d" or call.problem.groups > 1:
+        return size_bytes(output)
+    return max(size_bytes(input_), size_bytes(output))
+
+
+def convolution_backward_peak_bytes(args: tuple[object, ...]) -> int:
+    """Peak inside ``aten::convolution_backward``, the gradients included."""
+    grad_output, input_, weight, bias_sizes = args[:4]
+    mask = args[10]
+    assert isinstance(grad_output, Tensor) and isinstance(input_, Tensor)
+    assert isinstance(weight, Tensor) and isinstance(mask, (list, tuple))
+    wanted = tuple(bool(flag) for flag in mask)
+    bias_dtype = weight.dtype if bias_sizes else None
+    call = _make_call(input_, weight, tuple(grad_output.shape), bias_dtype, args[4:10])
+    copies, view = call.copies_bytes, _view_4d(grad_output)
+    column_groups = call.problem.groups if call.backend not in _MKLDNN else 1
+    if column_groups == 1 and not is_dense(view, call.problem.channels_last):
+        copies += size_bytes(grad_output)
+    if call.backend in _MKLDNN:
+        return copies + mkldnn_backward_bytes(call.problem, wanted)
+    unfolded_bytes = unfolded_backward_bytes(call.backend, call.problem, wanted, view)
+    return 0 if unfolded_bytes is None else copies + unfolded_bytes
+
+
+def _view_4d(tensor: Tensor) -> tuple[Sizes, Sizes]:
+    """Sizes and strides with a 1d convolution's tensor seen as 2d (``view4d``)."""
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    if len(sizes) != 3:
+        return sizes, strides
+    inserted = sizes[2] * strides[2]
+    return (*sizes[:2], 1, sizes[2]), (*strides[:2], inserted, strides[2])
+
+
+def _make_call(
+    input_: Tensor,
+    weight: Tensor,
+    output_sizes: Sizes,
+    bias_dtype: torch.dtype | None,
+    parameters: tuple[object, ...],
+) -> _Call:
+    """Follow ``at::_convolution`` up to the call of the backend.
+
+    A 1d input is made contiguous first, so that it never takes the channels-last path.
+    """
+    stride, padding, dilation, transposed, output_padding, groups = parameters
+    spatial = max(input_.dim() - 2, 1)
+    fields = [_expand(value, spatial) for value in (stride, padding, dilation, output_padding)]
+    input_view, weight_view = _view_4d(input_), _view_4d(weight)
+    if spatial == 1:
+        fields = [(neutral, *field) for neutral, field in zip((1, 0, 1, 0), fields, strict=True)]
+        input_view = (input_view[0], dense_strides(input_view[0], False))
+        output_sizes = (*output_sizes[:2], 1, *output_sizes[2:])
+    assert isinstance(groups, int)
+    threads = torch.get_num_threads()
+    backend = _select_backend(
+        input_view[0],
+        weight_view[0],
+        input_.dtype,
+        bias_dtype,
+        tuple(fields),
+        bool(transposed),
+        groups,
+        (threads, torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()),
+    )
+    last = _uses_channels_last(backend, input_view, weight_view)
+    # slow_conv3d takes the groups itself; the others are called group by group.
+    loops = 1 if backend == "Slow3d" else groups
+    copies = 0
+    if not is_dense(_view_4d(input_), last):
+        copies += size_bytes(input_)
+    if not is_dense(weight_view, last):
+        copies += size_bytes(weight)
+        weight_view = (weight_view[0], dense_strides(weight_view[0], last))
+    problem = Problem(
+        input_sizes=input_view[0],
+        weight_sizes=weight_view[0],
+        weight_strides=weight_view[1],
+        output_sizes=output_sizes,
+        dtype=input_.dtype,
+        bias_dtype=bias_dtype,
+        stride=fields[0],
+        padding=fields[1],
+        dilation=fields[2],
+        output_padding=fields[3],
+        groups=loops,
+        transposed=bool(transposed),
+        channels_last=last,
+        threads=threads,
+    )
+    return _Call(backend, problem, copies)
+
+
+def _expand(value: object, count: int) -> Sizes:
+    """``expand_param_if_needed``: one number stands for every dimension."""
+    assert isinstance(value, (list, tuple))
+    numbers = tuple(int(number) for number in value)
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+@functools.lru_cache(maxsize=4096)
+def _select_backend(
+    input_sizes: Sizes,
+    weight_sizes: Sizes,
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    fields: tuple[Sizes, ...],
+    transposed: bool,
+    groups: int,
+    settings: tuple[object, ...],
+) -> str:
+    """Name of ``ConvBackend`` that PyTorch itself selects, given empty tensors of these sizes.
+
+    ``ConvParams::use_mkldnn`` asks for mkldnn being enabled, the type, the batch, the kernel
+    and the number of threads; ``settings`` keeps answers apart that rest on other global ones.
+    """
+    stride, padding, dilation, output_padding = fields
+    with torch._C._DisableTorchDispatch():  # real tensors of one element, also under fake modes
+        input_ = torch.empty(1, dtype=dtype).expand(input_sizes)
+        weight = torch.empty(1, dtype=dtype).expand(weight_sizes)
+        outputs = weight_sizes[1] * groups if transposed else weight_sizes[0]
+        bias = None if bias_dtype is None else torch.empty(1, dtype=bias_dtype).expand(outputs)
+        selected = torch._C._select_conv_backend(
+            input_, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+        )
+    # The binding names all backends but the transposed one of oneDNN.
+    name = str(selected).rsplit(".", 1)[-1]
+    return "MkldnnTranspose" if name == "???" else name
+
+
+def _uses_channels_last(
+    backend: str, input_view: tuple[Sizes, Sizes], weight_view: tuple[Sizes, Sizes]
+) -> bool:
+    """``determine_backend_memory_format`` (ATen/native/ConvUtils.h): either operand decides."""
+    if backend not in _MKLDNN and backend not in _CHANNELS_LAST_2D:
+        return False
+    return is_like_channels_last(*input_view) or is_like_channels_last(*weight_view)

@@ -1,0 +1,218 @@
+"""Matrix products on the CPU: operands that BLAS cannot take are copied.
+
+Reduced types go to oneDNN where the processor has instructions for them, with a scratchpad that
+oneDNN itself states.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.arguments import tensor
+from fxmem.kernels.cpu import onednn
+from fxmem.kernels.cpu.target import CPU
+from fxmem.kernels.tape import size_bytes
+from fxmem.kernels.target import Arguments
+
+_aten = torch.ops.aten
+
+# LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``: smaller products do not go to BLAS.
+_SMALL_PRODUCT = 400
+# mkldnn/Matmul.cpp, ``mkldnn_gemm_min_size``: smaller products do not go to oneDNN.
+_SMALL_MKLDNN_PRODUCT = 16 * 16 * 16
+
+
+def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether one dimension is dense and the other's stride spans it."""
+    rows, columns = sizes
+    return (strides[1] == 1 and strides[0] >= max(1, columns)) or (
+        strides[0] == 1 and strides[1] >= max(1, rows)
+    )
+
+
+def _matrix_copies_bytes(*operands: Tensor) -> int:
+    """LinearAlgebra.cpp, ``addmm_impl_cpu_``: a clone of each operand that BLAS cannot take.
+
+    What is to be conjugated it takes transposed alone.
+    """
+    return sum(size_bytes(x) for x in operands if not _is_taken(x))
+
+
+def _is_taken(x: Tensor) -> bool:
+    if x.is_conj() and x.stride(1) == 1 and x.stride(0) >= max(1, x.shape[1]):
+        return False
+    return _is_blas_matrix(x.shape, x.stride())
+
+
+@functools.cache
+def has_instructions(dtype: torch.dtype) -> bool:
+    """``mkldnn_bf16_device_check`` and ``mkldnn_fp16_device_check`` (mkldnn/Utils.h)."""
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
+    with torch._C._DisableTorchDispatch():
+        return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+
+
+def _uses_mkldnn(x: Tensor, columns: int) -> bool:
+    """aten/src/ATen/native/mkldnn/Matmul.cpp, ``use_mkldnn_matmul``."""
+    return _uses_onednn(x.dtype, x.numel() * columns)
+
+
+def _mkldnn_scratchpad_bytes(left: Tensor, right: Tensor) -> int:
+    """mkldnn/Matmul.cpp, ``mkldnn_bf16_gemm``: takes matrices as BLAS does."""
+    if not _uses_mkldnn(left, right.shape[-1]):
+        return 0
+    operands = tuple((tuple(x.shape), _dense_strides(x)) for x in (left, right))
+    return _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
+
+
+def _mkldnn_matmul_bytes(left: Tensor, right: Tensor) -> int:
+    """mkldnn/Matmul.cpp, ``mkldnn_matmul``: copies of what is neither dense nor transposed."""
+    copies, operands = 0, []
+    for x in (left, right):
+        strides = x.stride()
+        if not x.is_contiguous() and not x.mT.is_contiguous():
+            copies += size_bytes(x)
+            strides = (x.shape[-2] * x.shape[-1], x.shape[-1], 1)[-x.dim() :]
+        operands.append((tuple(x.shape), tuple(strides)))
+    scratchpad = _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
+    return copies + scratchpad
+
+
+def _dense_strides(x: Tensor) -> tuple[int, ...]:
+    """Strides of an operand, or of its contiguous copy if oneDNN cannot take it."""
+    if _is_blas_matrix(x.shape[-2:], x.stride()[-2:]):
+        return tuple(x.stride())
+    return (x.shape[-2] * x.shape[-1], x.shape[-1], 1)[-x.dim() :]
+
+
+@functools.lru_cache(maxsize=4096)
+def _matmul_scratchpad_bytes(
+    left: tuple[tuple[int, ...], tuple[int, ...]],
+    right: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: torch.dtype,
+    threads: int,
+) -> int:
+    """``ideep::matmul_forward::compute``: oneDNN's scratchpad; 0 where it cannot be asked."""
+    sizes = (*left[0][:-1], right[0][-1])
+    strides = (sizes[-2] * sizes[-1], sizes[-1], 1)[-len(sizes) :]
+
+    def question(scope: onednn.Scope) -> int:
+        primitive = scope.primitive(
+            "matmul",
+            scope.memory(left[0], dtype, left[1]),
+            scope.memory(right[0], dtype, right[1]),
+            ctypes.c_void_p(),
+            scope.memory(sizes, dtype, strides),
+            scope.library.attributes,
+        )
+        library = scope.library
+        return library.size_bytes(library.query(primitive, onednn.QUERY_SCRATCHPAD))
+
+    return onednn.ask(question, lambda: 0)
+
+
+def product_scratchpad_bytes(batch: int, rows: int, inner: int, columns: int, x: Tensor) -> int:
+    """Scratchpad of a product by a transposed matrix, in the type of a tensor.
+
+    The operands are dense; ``batch`` is 0 for matrices.
+    """
+    if not batch:
+        return gemm_scratchpad_bytes(x.dtype, (rows, inner), (inner, 1), columns, (1, inner))
+    if not _uses_onednn(x.dtype, batch * rows * inner * columns):
+        return 0
+    return _matmul_scratchpad_bytes(
+        ((batch, rows, inner), (rows * inner, inner, 1)),
+        ((batch, inner, columns), (inner * columns, 1, inner)),
+        x.dtype,
+        torch.get_num_threads(),
+    )
+
+
+def gemm_scratchpad_bytes(
+    dtype: torch.dtype,
+    left: tuple[int, int],
+    left_strides: tuple[int, int],
+    columns: int,
+    right_strides: tuple[int, int],
+) -> int:
+    """mkldnn/Matmul.cpp, ``mkldnn_gemm``: scratchpad of a product of matrices of a reduced type.
+
+    Args:
+        dtype: Of operands and result.
+        left: Rows and columns of the left operand.
+        left_strides: Of its dimensions.
+        columns: Of the right operand.
+        right_strides: Of its dimensions.
+    """
+    if not _uses_onednn(dtype, left[0] * left[1] * columns):
+        return 0
+    right = left[1], columns
+    return _matmul_scratchpad_bytes(
+        (left, left_strides), (right, right_strides), dtype, torch.get_num_threads()
+    )
+
+
+def _uses_onednn(dtype: torch.dtype, products: int) -> bool:
+    if dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.enabled:
+        return False
+    return products > _SMALL_MKLDNN_PRODUCT and has_instructions(dtype)
+
+
+def _product_bytes(left: Tensor, right: Tensor) -> int:
+    return _matrix_copies_bytes(left, right) + _mkldnn_scratchpad_bytes(left, right)
+
+
+@CPU.workspace(_aten.mm.default)
+def _mm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``."""
+    return _product_bytes(tensor(args[0]), tensor(args[1]))
+
+
+@CPU.workspace(_aten.mv.default)
+def _mv(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Blas.cpp, ``addmv_out``: a contiguous matrix for BLAS."""
+    matrix, vector = tensor(args[0]), tensor(args[1])
+    if _uses_mkldnn(matrix, 1):
+        return _mkldnn_matmul_bytes(matrix, vector.unsqueeze(1))
+    return _matrix_copies_bytes(matrix)
+
+
+@CPU.workspace(_aten.addmm.default, _aten.addmm_.default)
+def _addmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """LinearAlgebra.cpp, ``addmm_out_cpu``: the bias is copied into the result."""
+    return _product_bytes(tensor(args[1]), tensor(args[2]))
+
+
+@CPU.workspace(_aten.bmm.default)
+def _bmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
+    return batched_bytes(tensor(args[0]), tensor(args[1]))
+
+
+@CPU.workspace(_aten.baddbmm.default)
+def _baddbmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
+    return batched_bytes(tensor(args[1]), tensor(args[2]))
+
+
+def batched_bytes(left: Tensor, right: Tensor) -> int:
+    """What is to be conjugated, all of it; one matrix of each operand that BLAS cannot take.
+
+    The latter where the batch is looped over.
+    """
+    if _uses_mkldnn(left, right.shape[2]):
+        return _mkldnn_matmul_bytes(left, right)
+    if left.shape[1] * left.shape[2] * right.shape[2] < _SMALL_PRODUCT:
+        return 0
+    total = 0
+    for x in (left, right):
+        if x.is_conj():
+            total += size_bytes(x)
+        elif not _is_blas_matrix(x.shape[1:], x.stride()[1:]):
+            total += size_bytes(x) // max(1, x.shape[0])
+    return total

@@ -1,0 +1,274 @@
+"""Batch, layer and group normalization on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from fxmem.kernels.arguments import argument, tensor
+from fxmem.kernels.cpu.copying import contiguous_copies_bytes
+from fxmem.kernels.cpu.reduction import sum_bytes
+from fxmem.kernels.cpu.target import CPU
+from fxmem.kernels.tape import Tape, is_like_channels_last, size_bytes
+from fxmem.kernels.target import Arguments
+
+_aten = torch.ops.aten
+
+# aten/src/ATen/native/cpu/group_norm_kernel.cpp: below it, one buffer per sample is enough.
+_FEATURE_MAP_THRESHOLD, _BACKWARD_MAP_THRESHOLD = 1024, 2048
+
+
+def _accumulate_bytes(dtype: torch.dtype) -> int:
+    """Element size of ``opmath_type`` on the CPU: float for reduced types."""
+    return max(dtype.itemsize, 4)
+
+
+def _dense_format(x: Tensor) -> torch.memory_format | None:
+    """The memory format in which a tensor is contiguous, None if in none."""
+    if x.is_contiguous():
+        return torch.contiguous_format
+    for dims, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if x.dim() == dims and x.is_contiguous(memory_format=last):
+            return last
+    return None
+
+
+def _is_channels_last_kernel(x: Tensor, dense: torch.memory_format) -> bool:
+    """cpu/batch_norm_kernel.cpp: an image of one pixel counts as channels last."""
+    return dense is not torch.contiguous_format or x.numel() == x.shape[0] * x.shape[1]
+
+
+@CPU.kernel(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    *_factors: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """aten/src/ATen/native/Normalization.cpp, ``batch_norm_cpu``.
+
+    PyTorch's fake kernel keeps the strides of an input that is dense in another order, which the
+    real one does not; and parameters in float32 beside a low-precision input have such statistics.
+    """
+    plain = torch.contiguous_format
+    memory_format = plain if x.is_contiguous() else suggest_memory_format(x)
+    output = torch.empty_like(x, memory_format=memory_format)
+    given = (weight, bias, running_mean, running_var)
+    dtype = next((t.dtype for t in given if t is not None), x.dtype)
+    channels = x.shape[1] if training else 0
+    return output, x.new_empty(channels, dtype=dtype), x.new_empty(channels, dtype=dtype)
+
+
+@CPU.kernel(_aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *factors: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``batch_norm``, without running statistics."""
+    results: tuple[Tensor, Tensor, Tensor] = batch_norm(
+        x, weight, bias, None, None, training, *factors
+    )
+    return results
+
+
+@CPU.workspace(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
+def _batch_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Normalization.cpp, ``batch_norm_cpu``.
+
+    While statistics are collected: mean and sum of squares in the parameters' type, and per
+    thread a sum if the channels are innermost; then, for the transformation, alpha and beta.
+    """
+    assert isinstance(outputs, (tuple, list))
+    return _batch_norm_bytes(tensor(args[0]), tensor(outputs[1]), args[5] is True)
+
+
+@CPU.workspace(_aten._native_batch_norm_legit.no_stats)
+def _batch_norm_no_stats(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """As ``_batch_norm``, without running statistics."""
+    assert isinstance(outputs, (tuple, list))
+    return _batch_norm_bytes(tensor(args[0]), tensor(outputs[1]), args[3] is True)
+
+
+def _batch_norm_bytes(x: Tensor, saved: Tensor, training: bool) -> int:
+    dense = _dense_format(x)
+    if dense is None:
+        return 0
+    channels, wide = x.shape[1], _accumulate_bytes(x.dtype)
+    transform = 2 * channels * wide
+    if not training:
+        return transform
+    statistics = 2 * channels * saved.element_size()
+    threads = torch.get_num_threads()
+    if _is_channels_last_kernel(x, dense) and (
+        x.dtype.itemsize < wide or x.numel() // channels > threads
+    ):
+        statistics += threads * channels * wide
+    return max(statistics, transform)
+
+
+@CPU.workspace(_aten.native_batch_norm_backward.default)
+def _batch_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Normalization.cpp, ``batch_norm_backward_cpu_template``; cpu/batch_norm_kernel.cpp.
+
+    The gradient of the input is allocated twice where both tensors are dense in one format: the
+    second replaces the first. Channels-last kernels reduce into a buffer per thread.
+    """
+    grad, x = tensor(args[0]), tensor(args[1])
+    mask = args[9]
+    assert isinstance(mask, (list, tuple))
+    return _batch_norm_backward_bytes(grad, x, args[7] is True, bool(mask[0]))
+
+
+def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_input: bool) -> int:
+    channels, wide = x.shape[1], _accumulate_bytes(x.dtype)
+    dense = _dense_format(x)
+    if dense is None or not grad.is_contiguous(memory_format=dense):
+        others = [dim for dim in range(grad.dim()) if dim != 1]
+        summed = torch.float32 if grad.dtype == torch.float16 else grad.dtype
+        return channels * summed.itemsize + sum_bytes(grad, others, channels, summed)
+    tape = Tape()
+    if with_input:
+        tape.free(tape.allocate(size_bytes(x)))
+    if _is_channels_last_kernel(x, dense):
+        buffer = 2 * torch.get_num_threads() * channels * wide
+        if x.dtype.itemsize < wide:
+            buffer += 3 * channels * wide
+        elif not training:
+            buffer += channels * wide
+        tape.allocate(buffer)
+    return tape.peak_bytes
+
+
+def _statistics_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
+    """aten/src/ATen/native/cpu/mixed_data_type.h, ``is_mixed_type`` and ``param_scalar_type``."""
+    parameter = bias if weight is None else weight
+    return x.dtype if parameter is None or parameter.dtype == x.dtype else torch.float32
+
+
+@CPU.kernel(_aten.native_layer_norm.default)
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """layer_norm.cpp, ``layer_norm_cpu``: statistics in float32 where the parameters are."""
+    rows = [*x.shape[: x.dim() - len(shape)], *(1 for _ in shape)]
+    dtype = _statistics_dtype(x, weight, bias)
+    return x.new_empty(x.shape), x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
+
+
+@CPU.kernel(_aten.native_group_norm.default)
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """aten/src/ATen/native/group_norm.cpp, ``native_group_norm``: likewise."""
+    batch, _channels, _pixels, groups, _eps = sizes
+    dtype = _statistics_dtype(x, weight, bias)
+    y = torch.empty_like(x, memory_format=suggest_memory_format(x))
+    means, scales = (x.new_empty((batch, groups), dtype=dtype) for _ in range(2))
+    return y, means, scales
+
+
+@CPU.workspace(_aten.native_layer_norm.default)
+def _layer_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/layer_norm.cpp, ``layer_norm_cpu``: a contiguous input."""
+    x = tensor(args[0])
+    return 0 if x.is_contiguous() else size_bytes(x)
+
+
+@CPU.workspace(_aten.native_layer_norm_backward.default)
+def _layer_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """layer_norm.cpp, ``layer_norm_backward_cpu``; cpu/layer_norm_kernel.cpp.
+
+    Contiguous operands, and per thread a row for each of the two parameters' gradients.
+    """
+    grad, x, shape, mask = tensor(args[0]), tensor(args[1]), args[2], args[7]
+    assert isinstance(shape, (list, tuple)) and isinstance(mask, (list, tuple))
+    copies = sum(size_bytes(operand) for operand in (grad, x) if not operand.is_contiguous())
+    if not (mask[1] or mask[2]):
+        return copies
+    row = x.element_size()
+    for size in shape:
+        row *= int(size)
+    return copies + 2 * torch.get_num_threads() * row
+
+
+@CPU.workspace(_aten.native_group_norm.default)
+def _group_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/cpu/group_norm_kernel.cpp, ``GroupNormKernelImpl``.
+
+    Channels last: sums by channel for each sample, and for large maps for each thread as well.
+    """
+    x = tensor(args[0])
+    batch, channels, pixels, groups = (int(str(value)) for value in args[3:7])
+    if not is_like_channels_last(x.shape, x.stride()):
+        return 0
+    wide = _accumulate_bytes(x.dtype)
+    if pixels < _FEATURE_MAP_THRESHOLD:
+        return batch * 2 * channels * wide
+    return (torch.get_num_threads() * batch * 2 * channels + batch * 2 * groups) * wide
+
+
+@CPU.workspace(_aten.native_group_norm_backward.default)
+def _group_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """group_norm_kernel.cpp, ``GroupNormBackwardKernelImpl``: two sums by sample and channel.
+
+    Large maps with channels last: those for each thread as well, and sums by group.
+    """
+    x = tensor(args[1])
+    batch, channels, pixels, groups = (int(str(value)) for value in args[5:9])
+    sums = 2 * batch * channels
+    if is_like_channels_last(x.shape, x.stride()) and pixels >= _BACKWARD_MAP_THRESHOLD:
+        sums += torch.get_num_threads() * sums + 2 * batch * groups
+    return sums * _accumulate_bytes(x.dtype)
+
+
+@CPU.workspace(_aten._weight_norm_interface.default)
+def _weight_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/cpu/WeightNormKernel.cpp, ``weight_norm_last_dim_kernel``.
+
+    Sums of squares of the innermost slices, for each thread; none of the outermost ones.
+    """
+    return torch.get_num_threads() * _slices_bytes(
+        tensor(args[0]), argument(args, kwargs, 2, "dim")
+    )
+
+
+@CPU.workspace(_aten._weight_norm_interface_backward.default)
+def _weight_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """WeightNormKernel.cpp, ``weight_norm_backward_last_dim_kernel``: no fewer than three rows."""
+    return max(3, torch.get_num_threads()) * _slices_bytes(tensor(args[1]), args[4])
+
+
+def _slices_bytes(weight: Tensor, dim: object) -> int:
+    return weight.shape[-1] * _accumulate_bytes(weight.dtype) if dim else 0
+
+
+@CPU.workspace(_aten._softmax.default, _aten._log_softmax.default)
+def _softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/SoftMax.cpp, ``softmax_cpu_out``: a contiguous input."""
+    return contiguous_copies_bytes(tensor(args[0]))
+
+
+@CPU.workspace(_aten._softmax_backward_data.default, _aten._log_softmax_backward_data.default)
+def _softmax_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """SoftMax.cpp, ``softmax_backward_cpu_out``: contiguous gradient and output."""
+    return contiguous_copies_bytes(tensor(args[0]), tensor(args[1]))
+
+
+@CPU.workspace(_aten._safe_softmax.default)
+def _safe_softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/transformers/attention.cpp, ``_safe_softmax``.
+
+    After the softmax: which elements are -inf, which rows are all so, and a zero scalar.
+    """
+    x, dim = tensor(args[0]), int(str(args[1]))
+    out = tensor(outputs)
+    rows = x.numel() // max(1, x.shape[dim] if x.dim() else 1)
+    changed = 0 if x.dtype == out.dtype else size_bytes(out)
+    copied = 0 if x.is_contiguous() or changed else size_bytes(x)
+    return max(changed, copied, x.numel() + rows + out.element_size())

@@ -1,0 +1,182 @@
+"""Elementwise operators on the CPU: casts to the common type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fxmem.kernels.arguments import tensor
+from fxmem.kernels.cpu.linear import has_instructions
+from fxmem.kernels.cpu.target import CPU
+from fxmem.kernels.tape import size_bytes
+from fxmem.kernels.target import Arguments
+
+_aten = torch.ops.aten
+
+
+def _overloads(*names: str) -> tuple[OpOverload, ...]:
+    """Overloads of operators of two arguments, of those that exist."""
+    kinds = ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode", "default")
+    packets = (getattr(_aten, name + suffix, None) for name in names for suffix in ("", "_"))
+    return tuple(
+        getattr(packet, kind)
+        for packet in packets
+        if packet is not None
+        for kind in kinds
+        if kind in packet.overloads()
+    )
+
+
+def _wrapped(number: object) -> torch.dtype:
+    """Type of the tensor that stands for a Python number."""
+    if isinstance(number, bool):
+        return torch.bool
+    if isinstance(number, int):
+        return torch.int64
+    return torch.complex128 if isinstance(number, complex) else torch.float64
+
+
+def _category(dtype: torch.dtype) -> int:
+    if dtype == torch.bool:
+        return 0
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
+
+
+def _common(operands: tuple[object, ...]) -> torch.dtype:
+    """c10's type promotion (TypeProperties.cpp, ``result_type``): tensors, 0-dim, numbers."""
+    result: torch.dtype | None = None
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    groups = (
+        [x.dtype for x in tensors if x.dim()],
+        [x.dtype for x in tensors if not x.dim()],
+        [_default(_wrapped(x)) for x in operands if not isinstance(x, Tensor)],
+    )
+    for group in groups:
+        for index, dtype in enumerate(group):
+            within = dtype if not index else torch.promote_types(group[0], dtype)
+            if result is None:
+                result = within
+            elif group is groups[0] or _category(within) > _category(result):
+                result = torch.promote_types(result, within)
+    assert result is not None
+    return result
+
+
+def _default(dtype: torch.dtype) -> torch.dtype:
+    default = torch.get_default_dtype()
+    return {torch.float64: default, torch.complex128: default.to_complex()}.get(dtype, dtype)
+
+
+def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
+    """Casts of operands of other types, and the tensors that stand for numbers."""
+    total = 0
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            if operand.dtype != common:
+                total += operand.numel() * common.itemsize
+        elif isinstance(operand, (bool, int, float, complex)):
+            wrapped = _wrapped(operand)
+            total += wrapped.itemsize + (common.itemsize if wrapped != common else 0)
+    return total
+
+
+@CPU.workspace(
+    *_overloads(
+        "add", "sub", "mul", "rsub", "remainder", "floor_divide", "fmod", "maximum", "minimum",
+        "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor",
+    ),
+    _aten.pow.Scalar,
+)  # fmt: skip
+def _binary(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/TensorIterator.cpp, ``TensorIteratorBase::build``.
+
+    CPU kernels take operands of one type: others are cast as a whole.
+    """
+    left, right = args[0], args[1]
+    if isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype:
+        return 0
+    return cast_bytes((left, right), _common((left, right)))
+
+
+@CPU.workspace(*_overloads("div", "true_divide"))
+def _divide(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """As ``_binary``; integers divide as floats unless they are rounded."""
+    operands = (args[0], args[1])
+    common = _common(operands)
+    rounded = kwargs.get("rounding_mode") is not None
+    if not rounded and not (common.is_floating_point or common.is_complex):
+        common = torch.get_default_dtype()
+    return cast_bytes(operands, common)
+
+
+@CPU.workspace(
+    _aten._foreach_add_.Scalar, _aten._foreach_sub_.Scalar, _aten._foreach_mul_.Scalar,
+    _aten._foreach_div_.Scalar, _aten._foreach_add_.ScalarList, _aten._foreach_sub_.ScalarList,
+    _aten._foreach_mul_.ScalarList, _aten._foreach_div_.ScalarList,
+)  # fmt: skip
+def _foreach(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/ForeachOpsKernels.cpp: one tensor after the other on the CPU."""
+    tensors, numbers = args[0], args[1]
+    assert isinstance(tensors, (list, tuple))
+    scalars = numbers if isinstance(numbers, (list, tuple)) else [numbers] * len(tensors)
+    pairs = [(tensor(x), number) for x, number in zip(tensors, scalars, strict=True)]
+    return max((cast_bytes((x, number), x.dtype) for x, number in pairs), default=0)
+
+
+@CPU.workspace(_aten.where.ScalarSelf, _aten.where.ScalarOther, _aten.where.Scalar)
+def _where(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/TensorCompare.cpp, ``where``: scalars as tensors of the result."""
+    numbers = sum(not isinstance(value, Tensor) for value in args[1:3])
+    return numbers * tensor(outputs).element_size()
+
+
+@CPU.workspace(_aten.mvlgamma.default)
+def _multivariate_gamma(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/UnaryOps.cpp, ``mvlgamma``: as many arguments as there are dimensions.
+
+    Then a number is added to their sum.
+    """
+    x, dims = tensor(args[0]), int(str(args[1]))
+    return dims * size_bytes(x) + cast_bytes((1.0,), x.dtype)
+
+
+@CPU.workspace(_aten.gelu_backward.default)
+def _gelu_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.
+
+    The exact form goes to oneDNN for a contiguous input (``use_mkldnn``): with a contiguous
+    gradient, and a result of its own where the output, laid out as the gradient, is not contiguous.
+    """
+    grad, x, out = tensor(args[0]), tensor(args[1]), tensor(outputs)
+    exact = kwargs.get("approximate", "none") == "none"
+    known = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_instructions(x.dtype))
+    if not (exact and known and x.is_contiguous() and torch.backends.mkldnn.enabled):
+        return 0
+    return sum(size_bytes(operand) for operand in (grad, out) if not operand.is_contiguous())
+
+
+@CPU.workspace(_aten.native_dropout.default)
+def _dropout(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Dropout.cpp, ``native_dropout_cpu``: the mask in the input's type."""
+    x = tensor(args[0])
+    return max(size_bytes(x), cast_bytes((1.0,), x.dtype)) if args[2] is True else 0
+
+
+@CPU.workspace(_aten.native_dropout_backward.default)
+def _dropout_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Dropout.cpp, ``native_dropout_backward``: grad * mask, then times the scale."""
+    grad = tensor(args[0])
+    return size_bytes(grad) + cast_bytes((1.0,), grad.dtype)
+
+
+@CPU.workspace(_aten.abs.default, _aten.angle.default)
+def _real_of_complex(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/UnaryOps.cpp, ``unary_op_impl_with_complex_to_float_out``.
+
+    Complex numbers go through a complex result, whose real part is copied.
+    """
+    x = tensor(args[0])
+    return size_bytes(x) if x.is_complex() else 0

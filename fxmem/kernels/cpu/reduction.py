@@ -1,0 +1,163 @@
+"""Reductions on the CPU: partial results per thread, and means as sum and division."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.arguments import argument, tensor
+from fxmem.kernels.cpu.copying import contiguous_copies_bytes
+from fxmem.kernels.cpu.target import CPU
+from fxmem.kernels.tape import Tape, broadcast_sizes, size_bytes
+from fxmem.kernels.target import Arguments
+
+_aten = torch.ops.aten
+
+# at::internal::GRAIN_SIZE (aten/src/ATen/TensorIterator.h): less is not shared among threads.
+GRAIN_SIZE = 32768
+# A Python number becomes a tensor of 8 bytes (c10/core/Scalar.h, ``wrapped_scalar_tensor``).
+_SCALAR_BYTES = 8
+_REDUCED = (torch.float16, torch.bfloat16)
+
+
+def two_pass_bytes(elements: int, results: int, itemsize: int) -> int:
+    """aten/src/ATen/native/TensorIteratorReduce.cpp, ``two_pass_reduction``.
+
+    A full reduction keeps one partial result per thread.
+    """
+    threads = torch.get_num_threads()
+    if results != 1 or elements < GRAIN_SIZE or threads == 1:
+        return 0
+    return threads * itemsize
+
+
+def _cast_bytes(x: Tensor, out: Tensor) -> int:
+    """aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_ty``.
+
+    What is reduced is cast as a whole to the type of the result.
+    """
+    return 0 if x.dtype == out.dtype else x.numel() * out.element_size()
+
+
+@CPU.workspace(
+    _aten.nansum.default, _aten.prod.default, _aten.prod.dim_int,
+    _aten.any.default, _aten.any.dim, _aten.any.dims,
+    _aten.all.default, _aten.all.dim, _aten.all.dims,
+)  # fmt: skip
+def _reduce(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/ReduceOps.cpp, ``prod_out_cpu`` and the like."""
+    x, out = tensor(args[0]), tensor(outputs)
+    return _cast_bytes(x, out) + two_pass_bytes(x.numel(), out.numel(), out.element_size())
+
+
+@CPU.workspace(_aten.sum.default, _aten.sum.dim_IntList)
+def _sum(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """ReduceOps.cpp, ``sum_out``."""
+    x, out = tensor(args[0]), tensor(outputs)
+    dims = argument(args, kwargs, 1, "dim")
+    reduced = [int(dim) for dim in dims] if isinstance(dims, (list, tuple)) else []
+    return sum_bytes(x, reduced, out.numel(), out.dtype)
+
+
+def sum_bytes(x: Tensor, dims: Sequence[int], results: int, dtype: torch.dtype) -> int:
+    """Bytes that a sum takes besides its results.
+
+    Reduced types are summed in a float copy, into float sums, where the loop over two dimensions
+    would round in between (``should_use_acc_buffer``).
+    """
+    cast_bytes = 0 if x.dtype == dtype else x.numel() * dtype.itemsize
+    strides = torch.empty_like(x).stride() if cast_bytes else x.stride()
+    is_float = x.dtype == torch.float32
+    return cast_bytes + sum_dense_bytes(x.shape, strides, dims, results, dtype, is_float=is_float)
+
+
+def sum_dense_bytes(
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    dims: Sequence[int],
+    results: int,
+    dtype: torch.dtype,
+    *,
+    is_float: bool = False,
+) -> int:
+    """The same of a sum in the type of what is summed, or of what ``is_float`` besides."""
+    elements, partial_bytes, total = math.prod(sizes), dtype.itemsize, 0
+    if dtype in _REDUCED and _count_loops(sizes, strides, dims) > 1:
+        partial_bytes = torch.float32.itemsize
+        total = (results + (not is_float) * elements) * partial_bytes
+    return total + two_pass_bytes(elements, results, partial_bytes)
+
+
+def _count_loops(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> int:
+    """How many dimensions the reduced ones become (TensorIterator.cpp, ``coalesce_dimensions``).
+
+    They come first, by their strides; no dimensions are all of them.
+    """
+    reduced = {dim % len(sizes) for dim in dims} if dims else set(range(len(sizes)))
+    kept = sorted((strides[dim], sizes[dim]) for dim in reduced if sizes[dim] != 1)
+    breaks = sum(stride * size != following for (stride, size), (following, _) in pairwise(kept))
+    return breaks + bool(kept)
+
+
+@CPU.workspace(_aten.linalg_vector_norm.default)
+def _norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/LinearAlgebra.cpp, ``linalg_vector_norm_out``."""
+    return _cast_bytes(tensor(args[0]), tensor(outputs)) if kwargs.get("dtype") else 0
+
+
+@CPU.workspace(_aten.dist.default)
+def _distance(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Distance.cpp, ``dist``: the norm of the difference."""
+    x, y = tensor(args[0]), tensor(args[1])
+    return math.prod(broadcast_sizes(x, y)) * tensor(outputs).element_size()
+
+
+@CPU.workspace(_aten.mean.default, _aten.mean.dim)
+def _mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """ReduceOps.cpp, ``mean_kernel_impl`` by ``sum_out(...).div_(count)``.
+
+    Reduced types are summed in a float copy, whose float mean is cast back.
+    """
+    x, out = tensor(args[0]), tensor(outputs)
+    tape = Tape()
+    if x.dtype in _REDUCED:
+        tape.allocate(out.numel() * 4)
+        tape.free(tape.allocate(x.numel() * 4))
+    else:
+        tape.free(tape.allocate(_cast_bytes(x, out)))
+    tape.free(tape.allocate(two_pass_bytes(x.numel(), out.numel(), out.element_size())))
+    tape.allocate(_SCALAR_BYTES + max(4, out.element_size()))
+    return tape.peak_bytes
+
+
+@CPU.workspace(_aten.logsumexp.default)
+def _logsumexp(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """ReduceOps.cpp, ``logsumexp_out_impl``: the shifted exponentials and their sum."""
+    x, out = tensor(args[0]), tensor(outputs)
+    partial = two_pass_bytes(x.numel(), out.numel(), out.element_size())
+    return size_bytes(x) + size_bytes(out) + partial
+
+
+@CPU.workspace(_aten.histc.default)
+def _histogram(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Histogram.cpp, ``histogram_histc_out``, and cpu/HistogramKernel.cpp.
+
+    Edges of bins, and counts of each thread; first the extremes, where no range is given.
+    """
+    x, out = tensor(args[0]), tensor(outputs)
+    copied = contiguous_copies_bytes(x)
+    given = argument(args, kwargs, 2, "min") or 0, argument(args, kwargs, 3, "max") or 0
+    extremes = copied + 2 * x.element_size() if given[0] == given[1] else 0
+    counts = torch.get_num_threads() * size_bytes(out)
+    return copied + size_bytes(out) + out.element_size() + max(extremes, counts)
+
+
+@CPU.workspace(_aten.renorm.default)
+def _renormalize(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Normalization.cpp, ``renorm_out``: a norm for each slice."""
+    x = tensor(args[0])
+    return x.shape[int(str(args[2]))] * x.element_size()

@@ -1,0 +1,153 @@
+"""Resampling on the CPU: tables of indices and weights, and contiguous copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fxmem.kernels.arguments import argument, tensor
+from fxmem.kernels.cpu.copying import copies_bytes
+from fxmem.kernels.cpu.target import CPU
+from fxmem.kernels.tape import size_bytes
+from fxmem.kernels.target import Arguments
+
+_aten = torch.ops.aten
+
+# cpu/UpSampleKernel.cpp, ``_use_vectorized_kernel_cond_2d`` and ``..._3d``.
+_SMALL_OUTPUT = 128
+_MANY_CHANNELS = 3
+_INDEX_BYTES, _FLOAT_BYTES = 8, 4
+
+
+def _overloads(name: str) -> tuple[OpOverload, ...]:
+    """An operator that takes sizes, and the one that takes sizes or scales."""
+    packet = getattr(_aten, name)
+    return tuple(getattr(packet, kind) for kind in ("default", "vec") if kind in packet.overloads())
+
+
+@CPU.workspace(
+    *(
+        getattr(_aten, f"{name}_backward").default
+        for name in (
+            "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+            "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+            "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
+        )
+    )
+)  # fmt: skip
+def _backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/cpu/UpSampleMoreKernel.cpp, ``..._backward_kernel_impl``.
+
+    Both gradients are taken contiguous in the format that the incoming one's strides suggest.
+    """
+    grad = tensor(args[0])
+    return copies_bytes(grad, grad, tensor(outputs))
+
+
+@CPU.workspace(
+    _aten.upsample_bicubic2d_backward.default,
+    _aten._upsample_bilinear2d_aa_backward.default,
+    _aten._upsample_bicubic2d_aa_backward.default,
+)
+def _bicubic_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/UpSampleBicubic2d.cpp and the like: a contiguous gradient."""
+    grad = tensor(args[0])
+    return 0 if grad.is_contiguous() else size_bytes(grad)
+
+
+def _is_vectorized(x: Tensor, out: Tensor) -> bool:
+    """Whether the channels-last kernel serves, also for a contiguous input."""
+    if x.dim() == 3:
+        return False
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    small = x.dim() == 4 and out.shape[-2] + out.shape[-1] <= _SMALL_OUTPUT
+    return (x.is_contiguous(memory_format=last) and x.shape[1] > _MANY_CHANNELS) or small
+
+
+def _upsample_bytes(args: Arguments, outputs: object, taps: int) -> int:
+    """``cpu_upsample_linear_channels_last``, or tables of indices and weights by position."""
+    x, out = tensor(args[0]), tensor(outputs)
+    if taps <= 2 and _is_vectorized(x, out):
+        last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        operands = (x, out)
+        return sum(size_bytes(y) for y in operands if not y.is_contiguous(memory_format=last))
+    weight_bytes = x.element_size() if x.is_floating_point() else _FLOAT_BYTES
+    return taps * (_INDEX_BYTES + weight_bytes) * sum(out.shape[2:])
+
+
+@CPU.workspace(
+    *(
+        overload
+        for dims in (1, 2, 3)
+        for name in (f"upsample_nearest{dims}d", f"_upsample_nearest_exact{dims}d")
+        for overload in _overloads(name)
+    )
+)
+def _upsample_nearest(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/cpu/UpSampleKernel.cpp, ``upsample_nearest2d_kernel_impl``."""
+    return _upsample_bytes(args, outputs, 1)
+
+
+@CPU.workspace(
+    *_overloads("upsample_linear1d"),
+    *_overloads("upsample_bilinear2d"),
+    *_overloads("upsample_trilinear3d"),
+)
+def _upsample_linear(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleKernel.cpp, ``upsample_bilinear2d_kernel_impl``: two neighbours by dimension."""
+    return _upsample_bytes(args, outputs, 2)
+
+
+@CPU.workspace(*_overloads("upsample_bicubic2d"))
+def _upsample_bicubic(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleKernel.cpp, ``upsample_bicubic2d_kernel_impl``: four neighbours by dimension."""
+    return _upsample_bytes(args, outputs, 4)
+
+
+@CPU.workspace(*_overloads("_upsample_bilinear2d_aa"))
+def _bilinear_antialias(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleKernel.cpp, ``upsample_bilinear2d_aa_kernel_impl``."""
+    return _antialias_bytes(args, kwargs, outputs, 2)
+
+
+@CPU.workspace(*_overloads("_upsample_bicubic2d_aa"))
+def _bicubic_antialias(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleKernel.cpp, ``upsample_bicubic2d_aa_kernel_impl``."""
+    return _antialias_bytes(args, kwargs, outputs, 4)
+
+
+def _antialias_bytes(
+    args: Arguments, kwargs: Mapping[str, object], outputs: object, taps: int
+) -> int:
+    """``separable_upsample_generic_Nd_kernel_impl``: dimension by dimension, the last one first.
+
+    What was made of one dimension is held while the next is made.
+    """
+    x, out = tensor(args[0]), tensor(outputs)
+    corners = argument(args, kwargs, 2, "align_corners") is True
+    sizes, held, peak = list(x.shape), 0, 0
+    changed = [dim for dim in (3, 2) if x.shape[dim] != out.shape[dim]]
+    for dim in changed:
+        sizes[dim] = out.shape[dim]
+        made = math.prod(sizes) * x.element_size() if dim is not changed[-1] else 0
+        scale = _scale(x.shape[dim], out.shape[dim], corners)
+        peak = max(peak, held + made + _table_bytes(out.shape[dim], scale, taps, x.element_size()))
+        held = made
+    return peak
+
+
+def _scale(size: int, result: int, corners: bool) -> float:
+    """aten/src/ATen/native/UpSample.h, ``area_pixel_compute_scale``."""
+    if corners:
+        return (size - 1) / (result - 1) if result > 1 else 0.0
+    return size / result
+
+
+def _table_bytes(size: int, scale: float, taps: int, itemsize: int) -> int:
+    """``compute_index_ranges_weights``: first pixel, count, stride, offset and the weights."""
+    support = taps * 0.5 * max(1.0, scale)
+    return size * (4 * _INDEX_BYTES + (2 * math.ceil(support) + 1) * itemsize)

@@ -1,0 +1,139 @@
+"""What a step on a GPU sees of devices, where there is none.
+
+A tensor on the GPU is a fake one on ``cpu:0`` (:mod:`fxmem.kernels.cuda.target`). The user's code
+must not notice: it reads ``x.device`` to make a tensor beside ``x``, asks ``x.is_cuda`` or compares
+``x.device.type``. Within :func:`view_devices` such questions are answered with ``cuda:0``, and
+devices that the code names are turned back before an operator runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device
+
+_SEEN = torch.device("cuda", 0)
+"""What the user's code sees; never handed to an operator."""
+_HOST = torch.device("cpu")
+_AUTOCASTS = frozenset({"torch.amp.autocast_mode", "torch._library.custom_ops"})
+"""Modules that cast what is on CUDA, for autograd functions and operators of the user."""
+_ACCELERATOR = re.compile(r"cuda(:\d+)?")
+_FakeDevice = Callable[[FakeTensor], torch.device]
+_get_device: Any = Tensor.device.__get__
+_get_is_cuda: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_get_is_cpu: Any = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def view_devices(device: torch.device) -> Iterator[None]:
+    """Shows fake tensors on a device as tensors on CUDA's first.
+
+    PyTorch's private packages (fake kernels, decompositions) and fxmem itself see what is.
+
+    Args:
+        device: Where the fake tensors of the GPU lie.
+    """
+    real: _FakeDevice = FakeTensor.device.fget  # type: ignore[attr-defined]
+
+    view = _DeviceView(device)
+
+    def see(tensor: FakeTensor) -> torch.device:
+        found = real(tensor)
+        if found != device:
+            return found
+        module = str(sys._getframe(1).f_globals.get("__name__", ""))  # exec may give none
+        if module in _AUTOCASTS or not (view.is_busy or _is_internal(module)):
+            return _SEEN
+        return found
+
+    FakeTensor.device = property(see)  # type: ignore[assignment]
+    try:
+        with view:
+            yield
+    finally:
+        FakeTensor.device = property(real)  # type: ignore[assignment]
+
+
+def _is_internal(module: str) -> bool:
+    return module.startswith(("torch._", "torch.utils.", "fxmem."))
+
+
+class _DeviceView(TorchFunctionMode):
+    """Answers what functions say of devices, and turns those that they are given.
+
+    Attributes:
+        is_busy: A function is running, and what it calls does not pass through the mode.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.is_busy = False
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _ANSWERS:  # of what else is asked, fake kernels' meta tensors among them
+            return _ANSWERS[func] if self._is_on_gpu(args[0]) else func(*args)
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            return self._run(func, args, kwargs or {})
+        finally:
+            self.is_busy = was_busy
+
+    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is Tensor.cuda:
+            return Tensor.to(args[0], self._device)
+        if func is Tensor.cpu:
+            return Tensor.to(args[0], _HOST)
+        if func is Tensor.pin_memory:  # a copy in the host's memory, as it was there before
+            return args[0].clone()
+        device = kwargs.get("device")
+        if device is None and func is not Tensor.new_tensor:
+            device = _device.CURRENT_DEVICE  # torch.set_default_device, with torch.device(...):
+        if func in _FROM_VALUES and device is not None:
+            # Made on the host, as on a machine with a GPU, and copied.
+            device = self._turn(device)
+            made = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+            return Tensor.to(made, device)
+        for argument in args:
+            if type(argument) is torch.device or type(argument) is str:
+                args = tuple(map(self._turn, args))
+                break
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self._turn(kwargs["device"])}
+        return func(*args, **kwargs)
+
+    def _is_on_gpu(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
+
+    def _turn(self, value: Any) -> Any:
+        """An accelerator becomes where its fake tensors lie."""
+        if type(value) is torch.device:
+            return self._device if value.type == "cuda" else value
+        if type(value) is str and _ACCELERATOR.fullmatch(value):
+            return self._device
+        return value
+
+
+_FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
+"""What makes tensors of values: fake tensors of them are where the values are."""
+_ANSWERS: dict[Any, Any] = {
+    _get_device: _SEEN,
+    _get_is_cuda: True,
+    _get_is_cpu: False,
+    Tensor.get_device: _SEEN.index,
+}
+"""What a tensor on the GPU says of itself."""

@@ -1,0 +1,259 @@
+"""Indexing on CUDA: masks become indices, and sums at equal indices are made in their order.
+
+Source: ``aten/src/ATen/native/cuda/Indexing.cu``, ``IndexKernel.cpp``, ``Nonzero.cu`` and
+``TensorAdvancedIndexing.cpp``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxmem.graph import Blocks
+from fxmem.kernels.arguments import argument, new_bytes, tensor
+from fxmem.kernels.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.kernels.cuda.layouts import dense_bytes, flatten_bytes
+from fxmem.kernels.cuda.target import CUDA, is_on_gpu
+from fxmem.kernels.tape import BlockTape, broadcast_sizes, size_bytes
+from fxmem.kernels.target import Arguments
+
+_aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+_INDEX_BYTES = 8
+
+
+def _list_indices(found: object) -> list[Tensor | None]:
+    assert isinstance(found, (list, tuple))
+    return [index if isinstance(index, Tensor) else None for index in found]
+
+
+def _find_indexed_dims(indices: Sequence[Tensor | None]) -> list[int]:
+    """The dimensions that are indexed; a mask stands for its own."""
+    dims: list[int] = []
+    at = 0
+    for index in indices:
+        width = index.dim() if index is not None and index.dtype in _MASKS else 1
+        if index is not None:
+            dims += range(at, at + width)
+        at += width
+    return dims
+
+
+def _count_rows(x: Tensor, indices: Sequence[Tensor | None], elements: int) -> int:
+    """How many positions are indexed: as many as the elements have slices."""
+    dims = _find_indexed_dims(indices)
+    slice_size = math.prod(n for dim, n in enumerate(x.shape) if dim not in dims)
+    return elements // max(slice_size, 1)
+
+
+def _list_expanded(indices: Sequence[Tensor | None], rows: int) -> list[_Index]:
+    """``expandTensors``: an index for each dimension that is indexed, masks as positions in them.
+
+    Positions in a mask are in one tensor, which the first of its dimensions stands for.
+    """
+    expanded = []
+    for index in indices:
+        if index is None:
+            continue
+        if index.dtype in _MASKS:
+            nbytes = rows * index.dim() * _INDEX_BYTES
+            expanded.append(_Index(index, nbytes, is_found=True))
+            expanded += [_Index(index, 0, is_found=True)] * (index.dim() - 1)
+        else:
+            expanded.append(_Index(index, size_bytes(index)))
+    return expanded
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The index of a dimension.
+
+    Attributes:
+        tensor: The index itself, or the mask in which it is found.
+        nbytes: Of what is copied where it lies on another device, or of what is found.
+        is_found: Whether it is made of a mask.
+    """
+
+    tensor: Tensor
+    nbytes: int
+    is_found: bool = False
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return is_on_gpu(self.tensor)
+
+
+def _make_info(tape: BlockTape, indices: Sequence[Tensor | None], rows: int) -> None:
+    """TensorAdvancedIndexingUtils.h, ``make_info``: indices on the GPU, in 64 bits, of one layout.
+
+    ``AdvancedIndex`` makes indices of several dimensions dense unless their strides agree, as those
+    of ``x[rows[:, None], columns]`` do not.
+    """
+    expanded = _list_expanded(indices, rows)
+    moved = [
+        tape.allocate(0 if index.is_on_gpu and not index.is_found else index.nbytes)
+        for index in expanded
+    ]
+    for at, index in enumerate(expanded):
+        if not index.is_found and index.tensor.dtype != torch.int64:
+            converted = tape.allocate(rows * _INDEX_BYTES)
+            tape.free(moved[at])
+            moved[at] = converted
+    dense = list(_find_scattered(expanded))
+    for _ in dense:
+        tape.allocate(rows * _INDEX_BYTES)
+    tape.free(*(moved[at] for at in dense))
+
+
+def _find_scattered(indices: Sequence[_Index]) -> Iterator[int]:
+    """Which indices are copied for the sake of equal strides."""
+    shape = broadcast_sizes(*(index.tensor for index in indices if not index.is_found))
+    if len(indices) < 2 or any(index.is_found for index in indices):
+        return
+    spread = [index.tensor.expand(shape) for index in indices]
+    if len({index.stride() for index in spread}) == 1:
+        return
+    yield from (at for at, index in enumerate(spread) if not index.is_contiguous())
+
+
+@CUDA.workspace(_aten.index.Tensor, _aten._unsafe_index.Tensor)
+def _index(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Blocks:
+    """TensorAdvancedIndexing.cpp, ``index``: the result is allocated once the indices are ready."""
+    x, indices = tensor(args[0]), _list_indices(args[1])
+    tape = BlockTape()
+    _make_info(tape, indices, _count_rows(x, indices, tensor(outputs).numel()))
+    tape.allocate_result()
+    return tape.finish()
+
+
+@CUDA.workspace(
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._unsafe_index_put.default,
+    _aten._index_put_impl_.default,
+)
+def _index_put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Blocks:
+    """TensorAdvancedIndexing.cpp, ``_index_put_impl_``; ``index_put`` makes its result before."""
+    x, values = tensor(args[0]), tensor(args[2])
+    indices = _list_indices(args[1])
+    accumulate = argument(args, kwargs, 3, "accumulate") is True
+    if accumulate or torch.are_deterministic_algorithms_enabled():
+        return _put_sorted(x, indices, values)
+    is_fill = len(indices) == 1 and values.numel() == 1
+    if is_fill and indices[0] is not None and indices[0].dtype in _MASKS:
+        return ()  # ``canDispatchToMaskedFill``
+    tape = BlockTape()
+    _make_info(tape, indices, _count_put_rows(x, indices, values))
+    return tape.finish()
+
+
+def _count_put_rows(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
+    """Positions that are written: where there are masks, as many as there are values."""
+    given = [index for index in indices if index is not None]
+    if any(index.dtype in _MASKS for index in given):
+        return _count_rows(x, indices, values.numel())
+    return math.prod(broadcast_sizes(*given))
+
+
+def _put_sorted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Blocks:
+    """Indexing.cu, ``index_put_with_sort_kernel``."""
+    rows = _count_put_rows(x, indices, values)
+    dims = _find_indexed_dims(indices)
+    slice_size = math.prod(n for dim, n in enumerate(x.shape) if dim not in dims)
+    tape, vector = BlockTape(), rows * _INDEX_BYTES
+    tape.allocate(dense_bytes(x))
+    _make_linear_index(tape, indices, rows)
+    if values.numel() < rows * slice_size or not values.is_contiguous():
+        tape.allocate(rows * slice_size * values.element_size())
+    is_apart = dims != list(range(dims[0], dims[0] + len(dims)))
+    if is_apart:
+        tape.allocate(size_bytes(x))  # with the indexed dimensions in front
+    for _ in ("sorted indices", "where they were", "their range"):
+        tape.allocate(vector)
+    behind = slice_size if is_apart else math.prod(x.shape[dims[-1] + 1 :])
+    bits = max((x.numel() - 1) // max(behind, 1), 1).bit_length()
+    tape.free(tape.allocate(radix_sort_bytes(rows, _INDEX_BYTES, _INDEX_BYTES, bits)))
+    return tape.finish()
+
+
+def _make_linear_index(tape: BlockTape, indices: Sequence[Tensor | None], rows: int) -> None:
+    """``makeLinearIndex``: each index modulo the size, times the stride, added up.
+
+    What lies in the host's memory is computed there, and its product copied to the device.
+    """
+    expanded, vector = _list_expanded(indices, rows), rows * _INDEX_BYTES
+    converted = []
+    for index in expanded:
+        if index.is_on_gpu and index.is_found:
+            converted.append(tape.allocate(index.nbytes))
+        elif index.is_on_gpu and index.tensor.dtype != torch.int64:
+            converted.append(tape.allocate(index.tensor.numel() * _INDEX_BYTES))
+    for at, index in enumerate(expanded):
+        remainder = tape.allocate(vector if index.is_on_gpu else 0)
+        product = tape.allocate(vector)
+        tape.free(remainder)
+        if at:
+            tape.free(product)
+    tape.free(*converted)
+
+
+@CUDA.workspace(_aten.nonzero.default)
+def _nonzero(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """Nonzero.cu, ``nonzero_cuda_out_impl``: a contiguous input, a count, states of tiles."""
+    x = tensor(args[0])
+    return dense_bytes(x) + 4 + scan_bytes(x.numel(), 4)
+
+
+@CUDA.workspace(_aten.masked_select.default)
+def _masked_select(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """IndexKernel.cpp, ``masked_select_out_cuda_impl``: indexing by the mask, expanded."""
+    x, mask = tensor(args[0]), tensor(args[1])
+    sizes = broadcast_sizes(x, mask)
+    copied = math.prod(sizes) if tuple(mask.shape) != sizes or not mask.is_contiguous() else 0
+    return max(copied, tensor(outputs).numel() * max(len(sizes), 1) * _INDEX_BYTES)
+
+
+@CUDA.workspace(_aten.masked_scatter.default, _aten.masked_scatter_.default)
+def _masked_scatter(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """IndexKernel.cpp, ``masked_scatter__cuda``: the place of each element, dense operands."""
+    x, mask, source = (tensor(value) for value in args[:3])
+    count = math.prod(broadcast_sizes(x, mask))
+    copied = count if mask.numel() < count or not mask.is_contiguous() else 0
+    places = count * _INDEX_BYTES
+    return copied + places + max(scan_bytes(count, _INDEX_BYTES), dense_bytes(source))
+
+
+@CUDA.workspace(_aten.masked_scatter_backward.default)
+def _masked_scatter_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``masked_scatter_backward_symint``: a selection, of all."""
+    grad = tensor(args[0])
+    selected = size_bytes(grad) + grad.numel() * max(grad.dim(), 1) * _INDEX_BYTES
+    return max(selected, size_bytes(grad) + new_bytes(outputs)) - new_bytes(outputs)
+
+
+@CUDA.workspace(_aten.put_.default, _aten.put.default)
+def _put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``put_``: indices in the shape of the values."""
+    index, source = tensor(args[1]), tensor(args[2])
+    return 0 if index.shape == source.shape else flatten_bytes(index)
+
+
+@CUDA.workspace(_aten.repeat_interleave.Tensor)
+def _repeat_interleave(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """aten/src/ATen/native/Repeat.h, ``repeat_interleave_common``: running sums."""
+    repeats = tensor(args[0])
+    sums = repeats.numel() * _INDEX_BYTES
+    return dense_bytes(repeats) + sums + max(0, scan_bytes(repeats.numel(), 8) - new_bytes(outputs))
+
+
+@CUDA.workspace(_aten.scatter_reduce.two)
+def _scatter_mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """TensorAdvancedIndexing.cpp, ``scatter_reduce_two``: ones, counts, and where those are 0."""
+    if args[4] != "mean":
+        return 0
+    out = tensor(outputs)
+    return size_bytes(tensor(args[3])) + size_bytes(out) + out.numel()

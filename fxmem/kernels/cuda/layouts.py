@@ -1,0 +1,87 @@
+"""How tensors lie in memory, as CUDA's kernels ask."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.tape import is_like_channels_last, size_bytes
+
+_MAX_INDEX = 2**31 - 1
+_RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
+def accumulate_type(dtype: torch.dtype) -> torch.dtype:
+    """``toAccumulateType`` on CUDA (aten/src/ATen/AccumulateType.h)."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    if dtype.is_floating_point or dtype.is_complex:
+        return dtype
+    return torch.int64
+
+
+def is_dense_in(x: Tensor, memory_format: torch.memory_format) -> bool:
+    """Whether a tensor is contiguous in a format, which is one for its number of dimensions."""
+    rank = _RANKS.get(memory_format, x.dim())
+    return x.dim() == rank and x.is_contiguous(memory_format=memory_format)
+
+
+def fits_32_bits(x: Tensor) -> bool:
+    """``canUse32BitIndexMath`` (aten/src/ATen/native/CanUse32BitIndexMath.h), in elements."""
+    if x.numel() == 0:
+        return True
+    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return bool(x.numel() < _MAX_INDEX and last < _MAX_INDEX)
+
+
+def reshape_bytes(x: Tensor, last: int) -> int:
+    """What ``reshape`` copies where it makes one of the last dimensions.
+
+    Args:
+        x: The tensor.
+        last: How many dimensions become one.
+    """
+    first = x.dim() - last
+    return 0 if _is_mergeable(x.shape[first:], x.stride()[first:]) else size_bytes(x)
+
+
+def flatten_bytes(x: Tensor) -> int:
+    """What ``reshape(-1)`` copies."""
+    return reshape_bytes(x, x.dim())
+
+
+def _is_mergeable(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether dimensions are one of evenly spaced elements (``computeStride``)."""
+    if 0 in sizes:
+        return True
+    wide = [(n, s) for n, s in zip(sizes, strides, strict=True) if n != 1]
+    return all(s == m * t for (_, s), (m, t) in itertools.pairwise(wide))
+
+
+def dense_bytes(x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:
+    """What ``contiguous`` copies."""
+    return 0 if is_dense_in(x, memory_format) else size_bytes(x)
+
+
+def is_nonoverlapping_dense(x: Tensor) -> bool:
+    """``is_non_overlapping_and_dense``: all elements of the storage's part, each once."""
+    if x.is_contiguous():
+        return True
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def suggest_format(x: Tensor) -> torch.memory_format:
+    """``Tensor.suggest_memory_format``."""
+    if not is_like_channels_last(x.shape, x.stride()):
+        return torch.contiguous_format
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d

@@ -1,0 +1,142 @@
+"""Resampling, padding and patches on CUDA: contiguous copies, and results that are contiguous.
+
+Source: ``aten/src/ATen/native/cuda/UpSample*.cu``, ``ReflectionPad.cu``, ``ReplicationPadding.cu``,
+``Im2Col.cu``, ``Col2Im.cu`` and ``PixelShuffle.cpp``. PyTorch's fake kernels give a tensor that
+they take to be on a CPU the input's format.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fxmem.kernels.arguments import tensor
+from fxmem.kernels.cpu import CPU
+from fxmem.kernels.cuda.layouts import dense_bytes, suggest_format
+from fxmem.kernels.cuda.target import CUDA, is_on_gpu
+from fxmem.kernels.target import Arguments
+
+_aten = torch.ops.aten
+_LEAST_NEAREST = 4
+_LEAST_BILINEAR = 16
+
+
+def _overloads(*names: str) -> tuple[OpOverload, ...]:
+    """Operators that take sizes, and those that take sizes or scales."""
+    packets = [getattr(_aten, name) for name in names]
+    kinds = ("default", "vec")
+    return tuple(getattr(p, kind) for p in packets for kind in kinds if kind in p.overloads())
+
+
+_NEAREST_2D = _overloads("upsample_nearest2d", "_upsample_nearest_exact2d")
+_BILINEAR = _overloads("upsample_bilinear2d")
+
+
+def _make_contiguous(func: OpOverload, least: int, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The result, contiguous unless the channels are as many as channels last takes."""
+    if not is_on_gpu(x) or suggest_format(x) == torch.contiguous_format or x.shape[1] >= least:
+        return NotImplemented
+    result = func(x, *args, **kwargs)
+    return torch.empty_like(result, memory_format=torch.contiguous_format)
+
+
+def _register_formats() -> None:
+    never = 1 << 62
+    rearranging = (_aten.pixel_shuffle.default, _aten.pixel_unshuffle.default)
+    padding = tuple(
+        getattr(_aten, f"{kind}_pad{dims}d").default
+        for kind in ("reflection", "replication")
+        for dims in (2, 3)
+    )
+    for operators, least in (
+        (_NEAREST_2D, _LEAST_NEAREST),
+        (_BILINEAR, _LEAST_BILINEAR),
+        (rearranging, never),
+        (padding, never),
+    ):
+        for operator in operators:
+            CUDA.kernel(operator)(functools.partial(_make_contiguous, operator, least))
+
+
+_register_formats()
+
+
+@CUDA.workspace(*_NEAREST_2D)
+def _nearest(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleNearest2d.cu, ``upsample_nearest2d_out_cuda_template``."""
+    x, out = tensor(args[0]), tensor(outputs)
+    if suggest_format(x) == torch.channels_last and x.shape[1] >= _LEAST_NEAREST:
+        return dense_bytes(x, torch.channels_last)
+    return dense_bytes(x) + dense_bytes(out)
+
+
+@CUDA.workspace(
+    *_overloads(
+        "upsample_nearest1d", "_upsample_nearest_exact1d",
+        "upsample_nearest3d", "_upsample_nearest_exact3d",
+        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+    )
+)  # fmt: skip
+def _in_planes(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleNearest3d.cu and the like: a contiguous input, a result that is not by a copy."""
+    return dense_bytes(tensor(args[0])) + dense_bytes(tensor(outputs))
+
+
+@CUDA.workspace(*_BILINEAR)
+def _bilinear(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleBilinear2d.cu, ``upsample_bilinear2d_out_cuda_template``: planes by their strides."""
+    x = tensor(args[0])
+    if suggest_format(x) != torch.channels_last or x.shape[1] < _LEAST_BILINEAR:
+        return 0
+    return dense_bytes(x, torch.channels_last)
+
+
+@CUDA.workspace(
+    _aten.upsample_nearest2d_backward.default,
+    _aten._upsample_nearest_exact2d_backward.default,
+    _aten.upsample_bilinear2d_backward.default,
+)
+def _backward_2d(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleNearest2d.cu and UpSampleBilinear2d.cu, ``..._backward_out_cuda_template``."""
+    grad, out = tensor(args[0]), tensor(outputs)
+    last = torch.channels_last
+    is_last = suggest_format(grad) == last and grad.shape[1] >= _LEAST_NEAREST
+    if is_last and out.is_contiguous(memory_format=last):
+        return dense_bytes(grad, last)
+    return dense_bytes(grad) + dense_bytes(out)
+
+
+@CUDA.workspace(_aten.upsample_trilinear3d_backward.default)
+def _trilinear_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """UpSampleTrilinear3d.cu, ``upsample_trilinear3d_backward_out_cuda_template``."""
+    return dense_bytes(tensor(args[0])) + dense_bytes(tensor(outputs))
+
+
+@CUDA.workspace(
+    *(
+        getattr(_aten, f"{name}_backward").default
+        for name in (
+            "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d",
+            "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_bicubic2d",
+            "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+            "reflection_pad1d", "reflection_pad2d",
+        )
+    ),
+    _aten.reflection_pad1d.default,
+    _aten.reflection_pad2d.default,
+    _aten.reflection_pad3d.default,
+)  # fmt: skip
+def _dense_operand(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+    """``upsample_linear1d_backward_out_cuda_template`` and the like: a contiguous operand."""
+    return dense_bytes(tensor(args[0]))
+
+
+# Im2Col.cu and Col2Im.cu allocate as their counterparts for the CPU do.
+for _operator in (_aten.im2col.default, _aten.col2im.default):
+    CUDA.kernel(_operator)(CPU.kernels[_operator])
+    CUDA.workspace(_operator)(CPU.estimators[_operator])

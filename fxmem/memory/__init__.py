@@ -1,0 +1,1 @@
+"""The memory of a step over time: events, live intervals, the peak, and the caching allocator."""

@@ -1,0 +1,298 @@
+"""The CUDA caching allocator, simulated.
+
+The rules are those of ``DeviceCachingAllocator`` in PyTorch's ``CUDACachingAllocator.cpp``, for
+programs that use each block on the stream it was allocated for: what waits for the events of other
+streams, and the private pools of CUDA graphs, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fxmem.errors import FxmemError, UsageError
+from fxmem.memory.allocator.blocks import Block, BlockPool
+from fxmem.memory.allocator.expandable import expandable_size, grow_expandable
+from fxmem.memory.allocator.heap import Heap, TraceAction, TraceEvent
+from fxmem.memory.allocator.memory import DeviceMemory
+from fxmem.memory.allocator.releasing import collect_garbage, release_all, release_oversize
+from fxmem.memory.allocator.settings import (
+    MIN_BLOCK_BYTES,
+    SMALL_LIMIT_BYTES,
+    SMALL_SEGMENT_BYTES,
+    AllocatorSettings,
+)
+from fxmem.memory.allocator.snapshot import SegmentState, take_snapshot
+from fxmem.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A request that fits nowhere, after everything cached was given back.
+
+    Attributes:
+        requested_bytes: What was asked for.
+        segment_bytes: What the device should have given for it.
+        allocated_bytes: The blocks that are in use.
+        reserved_bytes: The segments that hold them.
+        device_free_bytes: What the device has left.
+    """
+
+    requested_bytes: int
+    segment_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_free_bytes: int
+
+
+class OutOfMemory(FxmemError):
+    """A simulated allocator found no room for a request.
+
+    Attributes:
+        shortage: The figures.
+    """
+
+    def __init__(self, shortage: Shortage) -> None:
+        unused_bytes = shortage.reserved_bytes - shortage.allocated_bytes
+        super().__init__(
+            f"out of memory: {format_bytes(shortage.segment_bytes)} more do not fit, with "
+            f"{format_bytes(shortage.allocated_bytes)} allocated, {format_bytes(unused_bytes)} "
+            f"reserved but unallocated and {format_bytes(shortage.device_free_bytes)} free"
+        )
+        self.shortage = shortage
+
+
+class CachingAllocator:
+    """A simulation of the native caching allocator of one device.
+
+    Args:
+        settings: As ``PYTORCH_ALLOC_CONF`` gives them. They can be changed later by setting
+            :attr:`settings`, as with ``torch.cuda.memory._set_allocator_settings``.
+        memory: The device; without one, memory that never ends.
+        trace: Called with every event, in order.
+
+    Attributes:
+        settings: The settings.
+        allocated_bytes: Sum of the blocks in use, as ``torch.cuda.memory_allocated()``.
+        peak_allocated_bytes: Its highest value.
+        requested_bytes: Sum of what was asked for.
+        peak_requested_bytes: Its highest value.
+        retries: How often the whole cache was given back to make room.
+
+    Without other streams a freed block is free at once, so ``active_bytes`` of
+    ``torch.cuda.memory_stats()`` is ``allocated_bytes``.
+
+    >>> allocator = CachingAllocator()
+    >>> block = allocator.allocate(3_000_000)
+    >>> allocator.requested_bytes, allocator.allocated_bytes, allocator.reserved_bytes
+    (3000000, 3000320, 20971520)
+    >>> allocator.free(block)
+    >>> allocator.empty_cache()
+    >>> allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_reserved_bytes
+    (0, 0, 20971520)
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        memory: DeviceMemory | None = None,
+        trace: Callable[[TraceEvent], None] | None = None,
+    ) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.requested_bytes = self.peak_requested_bytes = 0
+        self.retries = 0
+        self._heap = Heap(memory or DeviceMemory(), trace)
+        if self.settings.memory_fraction < 1 and self._heap.memory.capacity_bytes is None:
+            raise UsageError(
+                f"a memory fraction of {self.settings.memory_fraction} says nothing without "
+                "the memory of a device",
+                hint="name a GPU",
+            )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Sum of the segments, as ``torch.cuda.memory_reserved()``."""
+        return self._heap.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The highest value of ``reserved_bytes``."""
+        return self._heap.peak_reserved_bytes
+
+    @property
+    def inactive_split_bytes(self) -> int:
+        """Free blocks of segments that are partly in use, expandable segments apart."""
+        return self._heap.inactive_split_bytes
+
+    @property
+    def free_blocks(self) -> int:
+        """How many blocks wait in the pools."""
+        return len(self._heap.small.free) + len(self._heap.large.free)
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest block that waits in the pools; 0 without any."""
+        return max(self._heap.small.largest_bytes(), self._heap.large.largest_bytes())
+
+    def snapshot(self) -> tuple[SegmentState, ...]:
+        """All that is reserved, in the order of the addresses."""
+        return take_snapshot(self._heap)
+
+    def allocate(self, nbytes: int, *, stream: int = 0) -> Block | None:
+        """Take a block for ``nbytes`` bytes (``DeviceCachingAllocator::malloc``).
+
+        Returns:
+            The block, to be freed by :meth:`free`; None for no bytes, which take none.
+
+        Raises:
+            OutOfMemory: There is no room. The cache was given back before.
+        """
+        if nbytes == 0:
+            return None
+        size = self.settings.round_size(nbytes)
+        heap = self._heap
+        pool = heap.small if size <= SMALL_LIMIT_BYTES else heap.large
+        block = self._find_free(pool, stream, size) or self._get_new(pool, stream, size)
+        if block is None:
+            shortage = Shortage(
+                nbytes,
+                self.settings.segment_size(size),
+                self.allocated_bytes,
+                heap.reserved_bytes,
+                heap.memory.free_bytes or 0,
+            )
+            heap.record(TraceAction.OOM, shortage.device_free_bytes, size, stream)
+            raise OutOfMemory(shortage)
+        self._occupy(block, pool, size, nbytes)
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """Give a block back to its pool, joined with its free neighbours (``free_block``).
+
+        Args:
+            block: What :meth:`allocate` returned.
+
+        Raises:
+            ValueError: It is free already.
+        """
+        if block is None:
+            return
+        if not block.allocated:
+            raise ValueError(f"the block at {block.address:#x} is free already")
+        heap = self._heap
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested_bytes
+        heap.record(TraceAction.FREE, block.address, block.requested_bytes, block.stream)
+        block.allocated = False
+        joined = heap.merge(block, block.previous) + heap.merge(block, block.next)
+        block.pool.add(block)
+        if block.segment is None:
+            heap.inactive_split_bytes += (block.size if block.is_split else 0) - joined
+
+    def empty_cache(self) -> None:
+        """Give back what is cached and not split, as ``torch.cuda.empty_cache()`` does."""
+        release_all(self._heap)
+
+    def _occupy(self, block: Block, pool: BlockPool, size: int, nbytes: int) -> None:
+        """Cut a block to size and count it (``alloc_found_block``)."""
+        heap, was_split = self._heap, block.is_split
+        inactive = -block.size if was_split else 0
+        if self._should_split(pool, block.size - size, size):
+            rest = block.split(size)
+            pool.add(rest)
+            inactive += rest.size
+        if block.segment is None:
+            heap.inactive_split_bytes += inactive
+        block.allocated = True
+        block.requested_bytes = nbytes
+        self.allocated_bytes += block.size
+        self.requested_bytes += nbytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
+        heap.record(TraceAction.ALLOC, block.address, nbytes, block.stream)
+
+    def _should_split(self, pool: BlockPool, rest: int, size: int) -> bool:
+        if pool.is_small or self.settings.expandable_segments:
+            return rest >= MIN_BLOCK_BYTES
+        return size < self.settings.max_split_bytes and rest > SMALL_LIMIT_BYTES
+
+    def _find_free(self, pool: BlockPool, stream: int, size: int) -> Block | None:
+        """Take the best free block out of the pool (``get_free_block``)."""
+        if self._gc_threshold_bytes() is not None:
+            pool.searches += 1
+        free, at = pool.free, pool.find(stream, size)
+        if at < len(free) and free[at][3].segment is not None:
+            at = self._pass_expandable(free, at, stream)
+        if at == len(free) or free[at][0] != stream:
+            return None
+        block, settings = free[at][3], self.settings
+        if size < settings.max_split_bytes:
+            if block.size >= settings.max_split_bytes:
+                return None
+        elif block.size >= size + settings.max_non_split_rounding_bytes:
+            return None
+        del free[at]
+        return block
+
+    def _pass_expandable(
+        self, free: list[tuple[int, int, int, Block]], at: int, stream: int
+    ) -> int:
+        """From the best fit by size, where that is an expandable block, to what is taken.
+
+        For the best fit an expandable block counts with the addresses it can grow into; where
+        expandable segments were switched off, it does not count at all.
+        """
+        while free[at][3].segment is not None:
+            behind = at + 1
+            if self.settings.expandable_segments and (
+                behind == len(free)
+                or free[behind][0] != stream
+                or expandable_size(free[behind][3]) >= expandable_size(free[at][3])
+            ):
+                return at
+            at = behind
+            if at == len(free) or free[at][0] != stream:
+                return at
+        return at
+
+    def _get_new(self, pool: BlockPool, stream: int, size: int) -> Block | None:
+        """A block from the device, after freeing what is cached if need be."""
+        heap, settings = self._heap, self.settings
+        threshold_bytes = self._gc_threshold_bytes()
+        if threshold_bytes is not None:
+            collect_garbage(heap, threshold_bytes)
+        block = self._ask_device(pool, stream, size)
+        if block is None and release_oversize(heap, pool, stream, size, settings.max_split_bytes):
+            block = self._ask_device(pool, stream, size)
+        if block is None:
+            release_all(heap)
+            self.retries += 1
+            block = self._ask_device(pool, stream, size)
+        return block
+
+    def _ask_device(self, pool: BlockPool, stream: int, size: int) -> Block | None:
+        """A new segment, or more pages of an expandable one (``alloc_block``)."""
+        heap, settings = self._heap, self.settings
+        segment_bytes, allowed_bytes = settings.segment_size(size), self._allowed_bytes()
+        if allowed_bytes is not None and heap.reserved_bytes + segment_bytes > allowed_bytes:
+            return None
+        if not settings.expandable_segments:
+            return heap.add_segment(segment_bytes, stream, pool)
+        page_bytes = SMALL_SEGMENT_BYTES if pool.is_small else settings.large_segment_bytes
+        return grow_expandable(heap, pool, stream, size, page_bytes)
+
+    def _allowed_bytes(self) -> int | None:
+        """What the memory fraction allows (``setMemoryFraction``)."""
+        capacity_bytes, fraction = self._heap.memory.capacity_bytes, self.settings.memory_fraction
+        if capacity_bytes is None or fraction >= 1:
+            return None
+        return int(fraction * capacity_bytes)
+
+    def _gc_threshold_bytes(self) -> int | None:
+        """Reserved bytes above which garbage is collected; None for never."""
+        threshold = self.settings.garbage_collection_threshold
+        if threshold == 0:
+            return None
+        allowed_bytes = self._allowed_bytes()
+        return None if allowed_bytes is None else int(threshold * allowed_bytes)

@@ -1,0 +1,124 @@
+"""Live intervals, the peak of a step, and what is alive there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from fxmem.graph import (
+    Category,
+    MemoryGraph,
+    Node,
+    Operation,
+    Phase,
+    SourceLocation,
+    Storage,
+)
+from fxmem.memory.labels import find_updated
+from fxmem.memory.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment with the most live bytes.
+
+    Attributes:
+        nbytes: Live bytes there, workspace included.
+        operation: The operator that was running.
+        node: The node that it belongs to; in backward, the node it is the backward of.
+        live: The storages alive, largest first, then in order of allocation.
+        workspace_bytes: What that operator's kernel holds inside itself.
+        parameters: Names of those whose update it is part of; empty outside the optimizer.
+    """
+
+    nbytes: int
+    operation: Operation
+    node: Node | None
+    live: tuple[Storage, ...]
+    workspace_bytes: int
+    parameters: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Index of the operation in the step."""
+        return self.operation.index
+
+    @property
+    def phase(self) -> Phase:
+        """The part of the step in which the peak lies."""
+        return self.operation.phase
+
+    @property
+    def source(self) -> SourceLocation | None:
+        """The user's own line."""
+        return self.node.source if self.node else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """The live bytes of a step and its peak.
+
+    Attributes:
+        live_bytes: For each operation, the most bytes that are live while it runs.
+        peak: The first moment with the most bytes.
+    """
+
+    live_bytes: tuple[int, ...]
+    peak: Peak
+
+    @property
+    def breakdown(self) -> Mapping[Category, int]:
+        """Bytes by category at the peak; they sum to ``peak.nbytes``."""
+        totals = dict.fromkeys(Category, 0)
+        for storage in self.peak.live:
+            totals[storage.category] += storage.nbytes
+        totals[Category.WORKSPACE] += self.peak.workspace_bytes
+        return totals
+
+
+def build_profile(graph: MemoryGraph, timeline: Timeline) -> MemoryProfile:
+    """The live bytes of every operation, the peak, and its live set.
+
+    Args:
+        graph: The memory graph of the step.
+        timeline: That graph's timeline.
+    """
+    live_bytes = timeline.profile()
+    step = live_bytes.index(max(live_bytes))
+    operation = graph.operations[step]
+    live = sorted(find_live(graph, step), key=lambda s: (-s.nbytes, s.index))
+    peak = Peak(
+        nbytes=live_bytes[step],
+        operation=operation,
+        node=None if operation.node is None else graph.nodes[operation.node],
+        live=tuple(live),
+        workspace_bytes=operation.workspace_bytes,
+        parameters=find_updated(graph, operation),
+    )
+    return MemoryProfile(live_bytes, peak)
+
+
+def list_category_bytes(graph: MemoryGraph) -> Mapping[Category, tuple[int, ...]]:
+    """The live bytes of each category while each operation runs, its workspace included.
+
+    They sum to :attr:`MemoryProfile.live_bytes`.
+
+    Args:
+        graph: The memory graph of the step.
+    """
+    steps = len(graph.operations)
+    deltas = {category: [0] * (steps + 1) for category in Category}
+    for storage in graph.storages:
+        deltas[storage.category][max(storage.born, 0)] += storage.nbytes
+        if storage.died is not None:
+            deltas[storage.category][storage.died + 1] -= storage.nbytes
+    for operation in graph.operations:
+        deltas[Category.WORKSPACE][operation.index] += operation.workspace_bytes
+        deltas[Category.WORKSPACE][operation.index + 1] -= operation.workspace_bytes
+    return {category: tuple(accumulate(d))[:-1] for category, d in deltas.items()}
+
+
+def find_live(graph: MemoryGraph, step: int) -> tuple[Storage, ...]:
+    """The storages that are alive while an operation runs, its own results included."""
+    return tuple(s for s in graph.storages if s.born <= step and (s.died is None or s.died >= step))

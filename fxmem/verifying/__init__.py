@@ -1,0 +1,1 @@
+"""Real steps with and without a plan, compared bit for bit, and their measured peaks."""

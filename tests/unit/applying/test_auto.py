@@ -1,0 +1,303 @@
+"""A plan in one line: made at once for inputs that are given, else at the first training step."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.applying import auto as auto_module
+from fxmem.applying import lazy
+from fxmem.applying.module import PlannedModule
+from fxmem.gpus import find_gpu
+
+LIMIT: dict[str, Any] = {"max_overhead": 1.0, "device": "cpu", "time_limit_s": 1}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Dropout(0.3))
+        self.back = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.back(self.feed(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8, blocks: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block(width) for _ in range(blocks)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+@fxmem.auto(**LIMIT)
+class Decorated(Net):
+    """Plans itself."""
+
+
+def take_steps(model: nn.Module, sizes: tuple[int, ...] = (6, 6, 3)) -> list[Tensor]:
+    """What a few steps of training leave behind."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for size in sizes:
+        optimizer.zero_grad()
+        model(torch.randn(size, 8)).square().sum().backward()
+        optimizer.step()
+    return [*(value.clone() for value in model.state_dict().values()), torch.get_rng_state()]
+
+
+def make(kind: Any = Net) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = kind()
+    return model
+
+
+def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_with_inputs_the_plan_is_applied_at_once(style: str) -> None:
+    model = make()
+    expected = take_steps(copy.deepcopy(model))
+    planned = fxmem.auto(model, (torch.zeros(6, 8),), style=style, **LIMIT)
+    assert planned is not model
+    assert planned.plan.style == style
+    assert planned.plan.segments
+    assert planned.plan.peak_bytes < planned.plan.baseline_peak_bytes
+    check_same(take_steps(planned), expected)
+
+
+def test_a_step_that_fits_keeps_the_model() -> None:
+    model = make()
+    assert fxmem.auto(model, "6x8", budget="1GiB", device="cpu") is model
+    assert fxmem.auto(model, kwargs={"x": "6x8"}, budget=2**30, device="cpu") is model
+    assert fxmem.auto(model, "6x8", gpu="rtx4090") is model
+    assert not hasattr(model, "plan")
+
+
+def test_a_budget_that_nothing_keeps() -> None:
+    with pytest.raises(fxmem.InfeasibleError, match=r"no plan within 1\.00 KiB exists"):
+        fxmem.auto(make(), "6x8", budget="1KiB", device="cpu", time_limit_s=1)
+
+
+def test_without_a_limit_it_is_what_the_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert auto_module._find_capacity("cuda", "t4") == find_gpu("t4").capacity_bytes
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    properties = [SimpleNamespace(total_memory=memory) for memory in (10, 20)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    assert auto_module._find_capacity("cuda", None) == 20
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(fxmem.UsageError) as error:
+        fxmem.auto(make(), "6x8")
+    assert str(error.value) == (
+        "a plan needs a limit, and here is no GPU whose memory it could be"
+        " (budget='8GiB', gpu='a100-40gb' or max_overhead=0.1)"
+    )
+
+
+def test_two_limits_are_one_too_many() -> None:
+    with pytest.raises(fxmem.UsageError) as error:
+        fxmem.auto(make(), "6x8", budget="1GiB", max_overhead=0.1)
+    assert str(error.value) == "budget and max_overhead are two limits (give one of them)"
+
+
+def test_what_makes_no_model_is_refused() -> None:
+    with pytest.raises(fxmem.UsageError) as error:
+        fxmem.auto(3, budget="1GiB")  # type: ignore[call-overload]
+    assert str(error.value) == (
+        "int is no model, and makes none"
+        " (a module, a class of modules, or a function that returns one)"
+    )
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+@pytest.mark.parametrize("way", ["model", "class", "function"])
+def test_without_inputs_the_first_step_is_planned_for(
+    way: str, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_for = []
+    make_planned = auto_module._Choices.make_planned
+
+    def watch(self: Any, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
+        planned = make_planned(self, model, args, kwargs)
+        planned_for.append((tuple(args[0].shape), planned.plan.segments, planned.plan.style))
+        return planned
+
+    monkeypatch.setattr(auto_module._Choices, "make_planned", watch)
+    expected = take_steps(make())
+
+    class Own(Net):
+        pass
+
+    if way == "model":
+        model = fxmem.auto(make(Own), style=style, **LIMIT)
+    else:
+        maker: Any = Own if way == "class" else (lambda: Own())
+        model = make(fxmem.auto(maker, style=style, **LIMIT))
+    assert isinstance(model, Own)
+    assert [*model.state_dict()] == [*Net().state_dict()]
+    with torch.no_grad():
+        model(torch.randn(5, 8))
+    state = model.state_dict()
+    model.load_state_dict(make().state_dict())
+    assert [*state] == [*model.state_dict()]
+    assert planned_for == [], "no step yet"
+    check_same(take_steps(model), expected)
+    ((shape, segments, made),) = planned_for
+    assert model.plan.segments == segments
+    assert (shape, made) == ((6, 8), style)
+    assert segments
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_model_that_planned_itself_is_the_model(style: str) -> None:
+    plain = make()
+    model = fxmem.auto(copy.deepcopy(plain), style=style, **LIMIT)
+    for net in (plain, model):
+        take_steps(net)
+        net.eval()
+    x = torch.randn(4, 8)
+    assert torch.equal(model(x), plain(x))
+    for net in (plain, model):
+        net.train()
+        net.blocks[1].norm.eval()
+        net.blocks[0].feed[2].p = 0.7
+        net.blocks[2].requires_grad_(False)
+    check_same(take_steps(model), take_steps(plain))
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    take_steps(model, (2,))
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_copies_plan_themselves(style: str, is_planned: bool) -> None:
+    torch.manual_seed(0)
+    model = fxmem.auto(Net(), style=style, **LIMIT)
+    if is_planned:
+        take_steps(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    copies = [copy.deepcopy(model), loaded, pickle.loads(pickle.dumps(model))]
+    expected = take_steps(model)
+    for other in copies:
+        assert isinstance(other, Net)
+        assert other.blocks[0].back.weight is not model.blocks[0].back.weight
+        check_same(take_steps(other), expected)
+        assert other.plan.segments
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_shallow_copy_of_a_model_that_planned_itself_is_none_of_it(style: str) -> None:
+    class Scaled(Net):
+        scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    x = torch.randn(6, 8)
+    plain, model = make(Scaled), fxmem.auto(make(Scaled), style=style, **LIMIT)
+    results = []
+    for one in (plain, model):
+        torch.manual_seed(1)
+        one(x)
+        copied: Any = copy.copy(one)
+        copied.scale = 3.0
+        results += [copied(x), copied.eval()(x)]
+    check_same(results[:2], results[2:])
+
+
+def test_a_class_with_a_decorator_stays_itself() -> None:
+    assert isinstance(Decorated, type)
+    model = make(Decorated)
+    assert type(model) is Decorated
+    check_same(take_steps(model), take_steps(make()))
+    assert isinstance(vars(model)["_fxmem_held"].planned, PlannedModule)
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is Decorated
+    check_same(take_steps(again), take_steps(model))
+
+
+def test_an_analysis_is_no_step() -> None:
+    model = fxmem.auto(make(), **LIMIT)
+    plain = fxmem.analyze(make(), ("6x8",), device="cpu")
+    assert fxmem.analyze(model, ("6x8",), device="cpu").peak_bytes == plain.peak_bytes
+    assert "_fxmem_held" not in vars(model)
+
+
+def test_a_call_within_a_transform_of_functions_is_no_step() -> None:
+    x = torch.randn(6, 8)
+    model = fxmem.auto(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), **LIMIT)
+    torch.func.grad(lambda x: model(x).sum())(x)
+    assert not hasattr(model, "plan")
+    model(x)
+    assert isinstance(model.plan, fxmem.Plan)
+
+
+def test_a_plan_of_modules_comes_off_a_model_that_planned_itself() -> None:
+    model = fxmem.auto(make(), style="modules", **LIMIT)
+    expected = take_steps(copy.deepcopy(model))
+    take_steps(copy.deepcopy(model))
+    state = copy.deepcopy(model.state_dict())
+    model(torch.randn(6, 8))
+    original = fxmem.unapply(model)
+    original.load_state_dict(state)
+    check_same(take_steps(original), expected)
+    assert not any("forward" in vars(module) for module in original.modules())
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("style", ["graph", "modules"])
+@pytest.mark.parametrize("way", ["model", "class"])
+def test_a_model_from_which_the_plan_is_taken_makes_no_other(
+    way: str, style: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(Net):
+        pass
+
+    if way == "class":
+        fxmem.auto(Own, style=style, **LIMIT)
+    model = make(Own)
+    if way == "model":
+        fxmem.auto(model, style=style, **LIMIT)
+    take_steps(model, (6,) * steps)
+    assert hasattr(model, "plan") is bool(steps)
+    original = fxmem.unapply(model)
+    assert type(original) is Own
+    assert not hasattr(original, "plan")
+    monkeypatch.setattr(lazy, "PlannedModule", None)  # what asks for a plan fails
+    plain = make()
+    plain.load_state_dict(original.state_dict())
+    expected = take_steps(plain)
+    for run in (copy.deepcopy(original), original):
+        check_same(take_steps(run), expected)
+        assert not hasattr(run, "plan")
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_step_is_planned_with_the_autocast_that_it_runs_under(is_told: bool) -> None:
+    x, options = torch.randn(64, 8), {"autocast": None} if is_told else {}
+    model = fxmem.auto(make(), **options, **LIMIT)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().square().sum()
+    loss.backward()
+    autocast = None if is_told else "bf16"
+    analysis = fxmem.analyze(make(), (x,), device="cpu", autocast=autocast)
+    assert model.plan.baseline_peak_bytes == analysis.peak_bytes

@@ -1,0 +1,460 @@
+"""A planned module is its model in all but the memory that its training step takes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+import fxmem
+from fxmem.applying.module import PlannedModule
+
+
+class Net(nn.Module):
+    """Dropout that code switches by the mode, a branch of its own, an unused layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.unused = nn.Linear(2, 2)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0, bias: Tensor | None = None) -> Tensor:
+        """Of the net."""
+        y = torch.tanh(self.norm(self.first(x)))
+        y = F.dropout(y, 0.5, self.training)
+        y = self.last(y) * scale
+        return y if bias is None else y + bias
+
+    def greet(self) -> str:
+        return "hello"
+
+
+def make() -> tuple[Net, PlannedModule]:
+    torch.manual_seed(0)
+    model = Net()
+    analysis = fxmem.analyze(model, ("5x4",), device="cpu")
+    leanest = fxmem.pareto(analysis, time_limit_s=2)[-1]
+    assert leanest.segments
+    return model, fxmem.apply(model, leanest)
+
+
+def test_state_is_the_model_s_own() -> None:
+    model, planned = make()
+    assert [*planned.state_dict()] == [*model.state_dict()]
+    for (name, parameter), (other, own) in zip(
+        model.named_parameters(), planned.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert parameter is own
+    assert [name for name, _ in planned.named_modules()] == [n for n, _ in model.named_modules()]
+    planned.load_state_dict({k: torch.zeros_like(v) for k, v in model.state_dict().items()})
+    assert not any(p.any() for p in model.parameters())
+    assert fxmem.unapply(planned) is model
+
+
+def test_signature_and_the_rest_of_the_model_stay() -> None:
+    model, planned = make()
+    assert inspect.signature(planned.forward) == inspect.signature(model.forward)
+    assert planned.forward.__doc__ == "Of the net."
+    assert planned.greet() == "hello"
+    assert type(planned).__name__ == "Net"
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = planned.nothing
+
+
+def test_a_container_stays_one() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plan = fxmem.pareto(fxmem.analyze(model, "5x4", device="cpu"), style="graph")[-1]
+    planned: Any = fxmem.apply(model, plan)
+    assert len(planned) == 3 and planned[0] is model[0] and [*planned] == [*model]
+    assert len(copy.deepcopy(planned)[:2]) == 2
+    assert not hasattr(make()[1], "__len__")
+
+
+def test_evaluation_and_inference_run_the_model_itself() -> None:
+    model, planned = make()
+    x = torch.randn(5, 4)
+    planned.eval()
+    assert not model.training
+    assert not model.norm.training
+    assert torch.equal(planned(x), model(x))
+    assert torch.equal(planned(x), planned(x)), "dropout is off"
+    planned.train()
+    assert model.norm.training
+    torch.manual_seed(3)
+    with torch.no_grad():
+        found = planned(x)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        assert torch.equal(found, model(x))
+
+
+class Scaled(nn.Module):
+    """What an epoch may change: a number, what it is computed from, a function, a layer."""
+
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("weight", torch.ones(3))
+        self.share, self.function = 1.0, torch.tanh
+        self.extra: nn.Module | None = None
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.share
+
+    @percent.setter
+    def percent(self, value: float) -> None:
+        self.share = value / 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.tanh(self.first(x)))
+        y = self.function(y) * self.share * self.weight
+        return y if self.extra is None else self.extra(y)  # type: ignore[no-any-return]
+
+
+def set_later(model: nn.Module, name: str) -> None:
+    later = {
+        "share": 0.5,
+        "percent": 25.0,
+        "function": torch.sin,
+        "extra": nn.Tanh(),
+        "weight": torch.full((3,), 2.0),
+    }
+    setattr(model, name, later[name])
+
+
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+@pytest.mark.filterwarnings("ignore:.*runs without:fxmem.FxmemWarning")
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("name", ["share", "percent", "function", "extra", "weight"])
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_what_is_set_on_a_planned_model_is_set(style: str, name: str, is_copied: bool) -> None:
+    torch.manual_seed(0)
+    model = Scaled()
+    plain, x = copy.deepcopy(model), torch.randn(5, 4)
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=1)[-1]
+    planned = fxmem.apply(model, plan, (x,))
+    assert torch.equal(planned(x), plain(x))
+    if is_copied:
+        planned = copy.deepcopy(planned)
+    for one in (planned, plain):
+        set_later(one, name)
+    results = planned(x), plain(x)
+    for result in results:
+        result.sum().backward()
+    assert torch.equal(*results)
+    for own, expected in zip(planned.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(own.grad, expected.grad)  # type: ignore[arg-type]
+    assert torch.equal(planned.eval()(x), plain.eval()(x))
+    assert torch.equal(fxmem.unapply(planned)(x), plain(x))
+
+
+def test_what_is_deleted_from_a_planned_model_is_gone() -> None:
+    model, planned = make()
+    planned.note = "x"
+    assert model.note == "x"
+    del planned.note
+    assert not hasattr(model, "note")
+
+
+def test_a_mode_that_is_set_is_the_model_s() -> None:
+    model, planned = make()
+    for module in planned.modules():
+        module.training = False
+    assert not model.training and not planned.training
+    x = torch.randn(5, 4)
+    assert torch.equal(planned(x), model(x))
+    model.training = True
+    assert planned.training
+
+
+class Frozen(nn.Module):
+    """Its normalisation stays as it is in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x))
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_a_model_s_own_train_decides_what_trains() -> None:
+    model = Frozen().train()
+    analysis = fxmem.analyze(model, ("3x4",), device="cpu")
+    planned = fxmem.apply(model, fxmem.pareto(analysis, time_limit_s=0.1)[0])
+    planned.train()
+    assert (planned.training, model.training, model.norm.training) == (True, True, False)
+    planned.eval()
+    assert (planned.training, model.training) == (False, False)
+    assert fxmem.verify(model, planned, ("3x4",), optimizer="adam").equal
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [({"scale": 2.0}, "scale"), ({"bias": torch.ones(3)}, "bias")],
+)
+def test_other_arguments_run_without_the_plan(kwargs: dict[str, object], told: str) -> None:
+    model, planned = make()
+    x = torch.randn(5, 4)
+    torch.manual_seed(3)
+    expected = model(x, **kwargs)
+    torch.manual_seed(3)
+    with pytest.warns(fxmem.FxmemWarning, match=rf"other arguments \({told}.*\): this step runs"):
+        assert torch.equal(planned(x, **kwargs), expected)
+
+
+@pytest.mark.parametrize("batch", [2, 5, 9])
+def test_other_batches_run_by_the_plan(batch: int) -> None:
+    model, planned = make()
+    other = copy.deepcopy(model)
+    x = torch.randn(batch, 4)
+    for net in (other, planned):
+        torch.manual_seed(7)
+        net(x).square().sum().backward()
+    for (name, a), (_, b) in zip(other.named_parameters(), model.named_parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        assert a.grad is None or torch.equal(a.grad, b.grad), name
+    assert torch.equal(other.norm.running_var, model.norm.running_var)
+    assert other.norm.num_batches_tracked == model.norm.num_batches_tracked == 1
+
+
+def test_copies_and_files_bring_the_plan_along() -> None:
+    model, planned = make()
+    x = torch.randn(5, 4)
+    file = io.BytesIO()
+    torch.save(planned, file)
+    file.seek(0)
+    for other in (copy.deepcopy(planned), torch.load(file, weights_only=False)):
+        assert isinstance(other, PlannedModule)
+        assert other.code == planned.code
+        assert other.first.weight is not model.first.weight
+        torch.manual_seed(1)
+        expected = model(x)
+        torch.manual_seed(1)
+        assert torch.equal(other(x), expected)
+        assert other.original.first.weight is other.first.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_shallow_copy_has_attributes_of_its_own(style: str) -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(5, 4)
+    plain = copy.deepcopy(model)
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=1)[-1]
+    planned = fxmem.apply(model, plan, (x,))
+    copies = copy.copy(planned), copy.copy(plain)
+    for copied in copies:
+        assert torch.equal(copied(x), plain(x))
+        copied.share = 0.5
+    assert type(copies[0]).__mro__[1:] == type(planned).__mro__[1:]
+    assert copies[0].first.weight is planned.first.weight
+    assert torch.equal(copies[0](x), copies[1](x))
+    assert torch.equal(copies[0].forward(x), copies[1](x))
+    copies[0].eval()
+    assert planned.training and not planned.first.training
+    assert planned.share == 1.0
+    again = copy.deepcopy(planned)
+    again.share = 0.5
+    assert torch.equal(again(x), copies[1](x))
+
+
+def test_a_replica_leaves_the_model_its_tables() -> None:
+    model, planned = make()
+    replica = planned._replicate_for_data_parallel()
+    replica._modules["first"] = nn.Identity()
+    assert isinstance(model.first, nn.Linear) and planned.first is model.first
+
+
+class Overriding(nn.Module):
+    """Has what every module has, but of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.counter = nn.Linear(4, 4), 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x))
+
+    def get_extra_state(self) -> int:
+        return self.counter
+
+    def set_extra_state(self, state: int) -> None:
+        self.counter = state
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return iter([("own", self.layer.weight)])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.counter += 1
+        super().zero_grad(set_to_none)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.counter += 10
+        return super()._apply(*args, **kwargs)
+
+    def eval(self) -> Any:
+        self.counter += 100
+        return super().eval()
+
+    def extra_repr(self) -> str:
+        return "overriding"
+
+
+def plan_graph(model: nn.Module) -> Any:
+    analysis = fxmem.analyze(model, "5x4", device="cpu")
+    return fxmem.apply(model, fxmem.pareto(analysis, style="graph", time_limit_s=1)[-1])
+
+
+def test_methods_of_modules_that_a_model_overrides_are_the_model_s() -> None:
+    model = Overriding()
+    planned = plan_graph(model)
+    assert planned.state_dict()["_extra_state"] == 1
+    assert [name for name, _ in planned.named_parameters()] == ["own"]
+    assert len([*planned.parameters()]) == 1
+    planned.zero_grad()
+    assert planned.double() is planned and planned.eval() is planned
+    assert model.counter == 112 and not model.training
+    assert model.layer.weight.dtype == torch.float64
+    planned.load_state_dict({**model.state_dict(), "_extra_state": 7})
+    assert model.counter == copy.deepcopy(planned).counter == 7
+    assert "overriding" in repr(planned)
+
+
+def test_a_call_of_its_own_is_told() -> None:
+    class Doubling(Overriding):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return 2 * super().__call__(*args, **kwargs)
+
+    with pytest.raises(fxmem.UsageError) as error:
+        plan_graph(Doubling())
+    assert str(error.value) == (
+        "Doubling has a __call__ of its own, which is not in the plan's graph (use a plan of style"
+        " 'modules', or have that code in forward)"
+    )
+
+
+class Named(nn.Module):
+    """Has something of a name."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__()
+        self.layer, self.name = nn.Linear(4, 4), name
+        setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = getattr(self, self.name)
+        y = torch.tanh(self.layer(x))
+        return value(y) if isinstance(value, nn.Module) else y * value  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["original", "code", "graph", "meta", "recompile", "_judgement"])
+def test_names_that_planned_modules_need_are_told(name: str) -> None:
+    for value in (nn.Linear(4, 4), nn.Parameter(torch.ones(4))):
+        with pytest.raises(fxmem.UsageError) as error:
+            plan_graph(Named(name, value))
+        assert str(error.value) == (
+            f"the model's {name} has the name of an attribute that planned models have (use a plan"
+            " of style 'modules', or give it another name)"
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+@pytest.mark.parametrize(
+    "name", ["original", "code", "graph", "meta", "plan_mode", "size_hint", "recompile"]
+)
+def test_attributes_with_names_of_planned_modules_are_the_model_s(name: str) -> None:
+    model, x = Named(name, 2.0), torch.randn(5, 4)
+    planned = plan_graph(model)
+    assert torch.equal(planned(x), model(x))
+    setattr(planned, name, 5.0)
+    assert getattr(model, name) == 5.0
+    assert name == "recompile" or getattr(planned, name) == 5.0
+    assert torch.equal(planned(x), model(x))
+    assert torch.equal(copy.deepcopy(planned)(x), model(x))
+    assert fxmem.unapply(planned) is model
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*this step runs:fxmem.FxmemWarning")
+def test_parametrizations_of_a_planned_model_are_the_model_s() -> None:
+    model, x = Named("scale", nn.Parameter(torch.ones(4))), torch.randn(5, 4)
+    planned, plain = plan_graph(model), copy.deepcopy(model)
+    for one in (planned, plain):
+        parametrize.register_parametrization(one, "scale", Doubled())
+    assert parametrize.is_parametrized(model, "scale")
+    assert torch.equal(planned.scale, plain.scale)
+    assert torch.equal(planned(x), plain(x))
+    assert [*planned.state_dict()] == [*plain.state_dict()]
+    parametrize.remove_parametrizations(planned, "scale")
+    assert type(model) is Named and isinstance(planned, PlannedModule)
+    assert torch.equal(planned(x), plain(x))
+    later = plan_graph(plain)
+    parametrize.remove_parametrizations(later, "scale")
+    assert torch.equal(later(x), planned(x))
+
+
+def test_a_model_without_a_plan_has_none_to_take_off() -> None:
+    with pytest.raises(fxmem.UsageError) as error:
+        fxmem.unapply(nn.Linear(1, 1))
+    assert str(error.value) == "no plan was applied to this Linear (it is as it was)"
+
+
+class Normalised(nn.Module):
+    """What crosses a segment's end is overwritten, and a norm writes into its buffer (``out=``)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.relu = nn.LeakyReLU(0.2, inplace=True)
+        self.last = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softplus(self.last(self.relu(self.first(x)))).mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_normalised_weight_is_compiled_without_the_plan(style: str) -> None:
+    torch.manual_seed(0)
+    model, x = Normalised(), torch.randn(16, 8)
+    analysis = fxmem.analyze(model, (x,), device="cpu", loss=lambda output: output)
+    plan = fxmem.pareto(analysis, time_limit_s=1, style=style)[-1]
+    assert plan.segments
+    planned = fxmem.apply(copy.deepcopy(model), plan)
+    torch.compiler.reset()
+    with pytest.warns(fxmem.FxmemWarning) as caught:
+        loss = torch.compile(planned, backend="aot_eager")(x)
+    assert str(caught[0].message) == (
+        "PyTorch compiles spectral normalisation to other values where segments break the graph:"
+        " this model is compiled without the plan"
+    )
+    expected = model(x)
+    assert torch.equal(loss, expected)
+    loss.backward()
+    expected.backward()
+    for own, other in zip(planned.parameters(), model.parameters(), strict=True):
+        assert own.grad is not None and other.grad is not None
+        assert torch.equal(own.grad, other.grad)

@@ -1,0 +1,321 @@
+"""What a plan runs in place gives what the model gives, for all sizes, settings and hooks."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from steps import are_equal, take_step
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxmem
+from fxmem.applying.checkpointing import build_module
+from fxmem.applying.module import PlannedModule
+from fxmem.applying.overwriting import (
+    overwrite_by_function,
+    overwrite_by_method,
+    overwrite_by_module,
+)
+from fxmem.planning.facts import gather_facts
+from fxmem.planning.inplace import find_inplace
+from fxmem.planning.plan import GRAPH, Plan
+
+
+class Net(nn.Module):
+    """A convolution, and a function of its result."""
+
+    def __init__(self, function: Callable[..., Any], *, module: nn.Module | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=False)
+        self.module = module
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        x = self.linear(inputs[0])
+        if self.module is not None:
+            x = self.module(x)
+        return self.function(x, *inputs[1:]) + 1.0
+
+
+def overwrite(model: nn.Module, *shapes: str, mode: str = "train") -> PlannedModule:
+    """The model with all that it can do in place."""
+    analysis = fxmem.analyze(model, shapes, device="cpu", mode=mode)
+    changes = find_inplace(gather_facts(analysis.graph))
+    assert changes
+    return build_module(model, analysis.fx_graph, (), changes, mode=mode)
+
+
+def check(model: nn.Module, applied: nn.Module, *inputs: Tensor, train: bool = True) -> None:
+    plain = take_step(copy.deepcopy(model), inputs, train=train)
+    assert are_equal(plain, take_step(applied, inputs, train=train))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "method": lambda x: x.relu(),
+    "of torch": lambda x: torch.sub(input=x, other=2.0),
+    "with scale": lambda x: torch.add(x, 2.0, alpha=3),
+    "operator": lambda x: (x + 1) * 2 - 3,
+    "reflected": lambda x: 2 * (1 + x),
+    "second value": lambda x: torch.ones(8).add(x),
+    "flag given": lambda x: F.hardtanh(x, -0.5, 0.5, False),
+    "flag of relu": lambda x: F.relu(x, False),
+    "flag by name": lambda x: F.relu(x, inplace=False),
+    "leaky": lambda x: F.leaky_relu(x, 0.3),
+    "dropout": lambda x: F.dropout(x, 0.3, True),
+    "torch's dropout": lambda x: torch.dropout(x, 0.3, train=True),
+    "mask": lambda x: x.masked_fill(torch.eye(8, dtype=torch.bool), -1.0),
+    "square": lambda x: x.neg().clamp(min=-0.2),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_each_form_computes_the_same_in_place(mode: str, name: str) -> None:
+    model = Net(FUNCTIONS[name])
+    applied = overwrite(model, "8x8", mode=mode)
+    assert "overwrite_by" in applied.code
+    check(model, applied, torch.randn(8, 8), train=mode == "train")
+
+
+@pytest.mark.parametrize(
+    "module", [nn.ReLU(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.Dropout(0.4), nn.Tanh(), nn.ELU(2)]
+)
+def test_modules_are_left_as_they_are_and_read_each_time(module: nn.Module) -> None:
+    mode = "infer" if isinstance(module, nn.Hardswish | nn.ELU) else "train"
+    model = Net(lambda x: x, module=module)
+    applied = overwrite(model, "8x8", mode=mode)
+    assert "overwrite_by_module(self.module" in applied.code
+    before = dict(vars(module))
+    check(model, applied, torch.randn(8, 8), train=mode == "train")
+    assert vars(module) == {**before, "training": module.training}
+    for name, value in (("p", 0.9), ("p", 0.0), ("negative_slope", 0.7), ("alpha", 3.0)):
+        if hasattr(module, name):
+            setattr(module, name, value)
+            check(model, applied, torch.randn(8, 8), train=mode == "train")
+
+
+def test_it_does_run_in_place() -> None:
+    x = torch.randn(4, 4)
+    assert overwrite_by_method("mul_", x, 2.0) is x
+    assert overwrite_by_function("relu", x) is x
+    assert overwrite_by_function("dropout", x, p=0.5, train=True) is x
+    assert overwrite_by_module(nn.Sigmoid(), x) is x
+    assert overwrite_by_module(nn.Dropout(), x) is x
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "others"),
+    [
+        ("add_", torch.ones(1, 3), (torch.ones(4, 3),)),
+        ("add_", torch.ones(3), (torch.ones(4, 3),)),
+        ("mul_", torch.ones(2, dtype=torch.half), (torch.ones(2),)),
+        ("mul_", torch.ones(2), (torch.ones(2, dtype=torch.complex64),)),
+        ("add_", torch.ones(2, dtype=torch.int), (1.5,)),
+        ("add_", torch.ones(2), (1j,)),
+        ("div_", torch.ones(2, dtype=torch.int), (2,)),
+        ("exp_", torch.ones(2, dtype=torch.int), ()),
+        ("abs_", torch.ones(2, dtype=torch.complex64), ()),
+        ("relu_", torch.ones(2, requires_grad=True), ()),
+        ("relu_", torch.ones(2, 2, requires_grad=True).mul(1)[0], ()),
+    ],
+)
+def test_what_does_not_fit_runs_as_it_did(name: str, value: Tensor, others: Any) -> None:
+    before = value.detach().clone()
+    result = overwrite_by_method(name, value, *others)
+    expected = getattr(before, name[:-1])(*others)
+    assert result is not value
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    assert torch.equal(result, expected)
+    assert torch.equal(value, before)
+
+
+def test_what_fits_though_it_is_not_alike_runs_in_place() -> None:
+    whole, mask = torch.ones(4, 3, dtype=torch.int), torch.zeros(3, dtype=torch.bool)
+    for name, others in (
+        ("add_", (2,)),
+        ("mul_", (torch.ones(3, dtype=torch.int),)),
+        ("masked_fill_", (mask, 1)),
+    ):
+        assert overwrite_by_method(name, whole, *others) is whole
+    x = torch.ones(4, 3, dtype=torch.double)
+    assert overwrite_by_method("add_", x, torch.ones(3)) is x
+    assert overwrite_by_method("clamp_", x, min=0) is x
+
+
+def test_a_batch_of_one_is_broadcast_as_in_the_model() -> None:
+    model = Net(lambda x, y: x * y)
+    applied = overwrite(model, "4x8", "4x8")
+    for left, right in ((4, 4), (1, 4), (4, 1), (1, 1)):
+        check(model, applied, torch.randn(left, 8), torch.randn(right, 8))
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_inputs_and_parameters_are_never_changed(mode: str, batch: int) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        y = F.dropout(y, 0.5, mode == "train")  # with nothing to drop, its input itself
+        y = y.transpose(0, 1).contiguous()  # of one row, its input itself
+        return F.relu(y).transpose(0, 1) + (x * 2).relu()
+
+    model = Net(function, module=nn.Dropout())
+    applied = overwrite(model, "2x8", "2x8", mode=mode)
+    model.module.p = 0.0
+    inputs = (torch.randn(batch, 8), torch.randn(batch, 8))
+    before = [t.clone() for t in (*inputs, *model.parameters())]
+    check(model, applied, *inputs, train=mode == "train")
+    for p in (0.0, 1.0):
+        model.module.p = p
+        with torch.set_grad_enabled(mode == "train"):
+            applied(*inputs)
+        assert all(map(torch.equal, before, (*inputs, *model.parameters())))
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.relu, self.last = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sub(self.last(self.relu(self.linear(x))), 1.0)
+
+
+@pytest.mark.parametrize("name", ["linear", "relu", "last"])
+def test_what_hooks_have_seen_stays_as_they_saw_it(name: str) -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8")
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def look(module: nn.Module, args: tuple[Tensor], result: Tensor) -> None:
+        seen.extend((t, t.clone()) for t in (*args, result))
+
+    handle = model.get_submodule(name).register_forward_hook(look)
+    applied(torch.randn(4, 8))
+    assert len(seen) == 2
+    assert all(torch.equal(now, then) for now, then in seen)
+    handle.remove()
+    check(model, applied, torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(("name", "is_in_place"), [("linear", True), ("relu", False)])
+def test_what_hooks_that_run_before_have_seen_stays_as_they_saw_it(
+    name: str, is_in_place: bool
+) -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8")
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def look(module: nn.Module, args: tuple[Tensor]) -> None:
+        seen.extend((t, t.clone()) for t in args)
+
+    model.get_submodule(name).register_forward_pre_hook(look)
+    applied(torch.randn(4, 8))
+    assert all(torch.equal(now, then) for now, then in seen)
+    assert _overwrites(model) is is_in_place
+
+
+def _overwrites(model: nn.Module) -> bool:
+    """Whether a plan that is made with the hooks there has the ReLU overwrite its input."""
+    plan = fxmem.plan(fxmem.analyze(model, "4x8", device="cpu", mode="infer"))
+    return "relu" in {change.node for change in plan.inplace}
+
+
+def test_what_hooks_on_all_modules_have_seen_stays_as_they_saw_it() -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8", mode="infer").eval()
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def look(module: nn.Module, args: Any, result: Tensor) -> None:
+        seen.append((result, result.clone()))
+
+    handle = nn.modules.module.register_module_forward_hook(look)
+    with torch.no_grad():
+        applied(torch.randn(4, 8))
+    handle.remove()
+    assert len(seen) == 4
+    assert all(torch.equal(now, then) for now, then in seen)
+    check(model, applied, torch.randn(4, 8), train=False)
+
+
+def test_a_hook_s_result_is_taken() -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8")
+    model.relu.register_forward_hook(lambda module, args, result: result + 1)
+    check(model, applied, torch.randn(4, 8))
+
+
+def test_a_module_of_another_class_runs_itself() -> None:
+    class Own(nn.ReLU):
+        def forward(self, input: Tensor) -> Tensor:
+            return input + 7
+
+    model = Hooked()
+    applied = overwrite(model, "4x8")
+    model.relu = Own()
+    with pytest.warns(fxmem.FxmemWarning, match="modules of the model were replaced"):
+        check(model, applied, torch.randn(4, 8))
+
+
+def test_other_dtypes_run_by_the_plan() -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8", mode="infer")
+    model.bfloat16()
+    check(model, applied, torch.randn(4, 8).bfloat16(), train=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.float()
+        check(model, applied, torch.randn(4, 8), train=False)
+
+
+def test_a_plan_of_inference_is_for_inference_and_comes_back_from_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Hooked()
+    analysis = fxmem.analyze(model, ("4x8",), device="cpu", mode="infer")
+    plan = fxmem.plan(analysis)
+    assert (plan.mode, plan.style) == ("infer", GRAPH)
+    read = Plan.from_json(plan.to_json())
+    assert read == plan
+    applied = fxmem.apply(model, read, ("4x8",))
+    assert applied.code == fxmem.apply(model, plan).code
+    x, calls = torch.randn(4, 8), []
+    forward, expected = Hooked.forward, model(x)
+    monkeypatch.setattr(Hooked, "forward", lambda *given: calls.append("own") or forward(*given))
+    for train, grad, own in (
+        (False, False, 0),
+        (False, True, 1),
+        (True, False, 1),
+        (True, True, 1),
+    ):
+        calls.clear()
+        with torch.set_grad_enabled(grad):
+            assert torch.equal(applied.train(train)(x), expected)
+        assert len(calls) == own
+
+
+def test_a_change_of_a_node_that_is_not_there_is_refused() -> None:
+    model = Hooked()
+    analysis = fxmem.analyze(model, ("4x8",), device="cpu")
+    (change, *_) = find_inplace(gather_facts(analysis.graph))
+    graph = fxmem.analyze(nn.Sequential(nn.Linear(8, 8)), ("4x8",), device="cpu").fx_graph
+    with pytest.raises(fxmem.UsageError) as caught:
+        build_module(model, graph, (), [change])
+    assert str(caught.value) == (
+        f"the plan's node {change.node!r} is not in the model"
+        " (make the plan for this model and these inputs)"
+    )
+
+
+def test_copies_and_files_bring_it_along() -> None:
+    model = Hooked()
+    applied = overwrite(model, "4x8", mode="infer")
+    file = io.BytesIO()
+    torch.save(applied, file)
+    file.seek(0)
+    for other in (copy.deepcopy(applied), torch.load(file, weights_only=False)):
+        assert other.code == applied.code
+        assert other.plan_mode == "infer"
+        check(model, other, torch.randn(3, 8), train=False)

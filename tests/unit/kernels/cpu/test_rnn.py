@@ -1,0 +1,140 @@
+"""A recurrent layer on fakes runs, saves and holds what it does on real CPU tensors."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from side_by_side import compare
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
+
+from fxmem.kernels.cpu import CPU
+from fxmem.kernels.cpu.rnn import workspace_bytes
+from fxmem.kernels.functions import lower_functions
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="built without oneDNN"
+)
+
+_mkldnn_rnn_layer = torch.ops.aten.mkldnn_rnn_layer.default
+
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"num_layers": 2},
+    {"bidirectional": True},
+    {"num_layers": 2, "bidirectional": True, "dropout": 0.3},
+    {"num_layers": 3, "dropout": 0.5, "batch_first": True},
+    {"bias": False, "num_layers": 2, "bidirectional": True},
+    {"batch_first": True, "bidirectional": True},
+]
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "infer"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_lstm(options: dict[str, object], mode: str) -> None:
+    model = nn.LSTM(8, 16, **options)  # type: ignore[arg-type]
+    operators = compare(model, torch.randn(5, 3, 8), mode=mode)
+    assert "aten.mkldnn_rnn_layer.default" in operators
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_lstm_of_other_types(dtype: torch.dtype, mode: str) -> None:
+    compare(nn.LSTM(8, 16).to(dtype), torch.randn(5, 3, 8, dtype=dtype), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_lstm_that_runs_the_native_loop(mode: str) -> None:
+    assert "aten.mm.default" in compare(
+        nn.LSTM(8, 16, proj_size=4), torch.randn(5, 3, 8), mode=mode
+    )
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        compare(nn.LSTM(8, 16), torch.randn(5, 3, 8), mode=mode)
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+def test_lstm_without_a_batch_and_with_states() -> None:
+    states = (torch.randn(1, 16, requires_grad=True), torch.randn(1, 16))
+    compare(nn.LSTM(8, 16), torch.randn(5, 8, requires_grad=True), states)
+
+
+def test_lstm_under_autocast() -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no such LSTM on this CPU: PyTorch ends in an error")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu"):
+                output: Tensor = self.lstm(x)[0]
+            return output
+
+    compare(Model(), torch.randn(5, 3, 8))
+
+
+def test_frozen_lstm_makes_a_workspace_that_is_not_saved() -> None:
+    compare(nn.LSTM(8, 16).requires_grad_(False), torch.randn(5, 3, 8, requires_grad=True))
+
+
+@pytest.mark.parametrize("cell", [nn.GRU, nn.RNN])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("options", OPTIONS[:4])
+def test_other_cells_run_the_native_loop(
+    cell: type[nn.RNNBase], options: dict[str, object], mode: str
+) -> None:
+    compare(cell(8, 16, **options), torch.randn(5, 3, 8), mode=mode)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [[2] * 5, [2, 2, 1, 1, 1]])
+def test_packed_sequences_of_one_length_are_a_tensor(sizes: list[int]) -> None:
+    batch_sizes = torch.tensor(sizes)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 16)
+
+        def forward(self, data: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
+            packed = PackedSequence(data, batch_sizes)
+            output: Tensor = self.lstm(packed, (hidden, cell))[0].data
+            return output
+
+    states = torch.randn(1, 2, 16), torch.randn(1, 2, 16)
+    operators = compare(Model(), torch.randn(sum(sizes), 8), *states)
+    assert ("aten.mkldnn_rnn_layer.default" in operators) == (len(set(sizes)) == 1)
+
+
+def test_packed_sequences_of_unknown_lengths_are_refused_by_torch() -> None:
+    model = nn.LSTM(8, 16)
+    states = torch.randn(1, 2, 16), torch.randn(1, 2, 16)
+    with FakeTensorMode(allow_non_fake_inputs=True), lower_functions(CPU):
+        packed = PackedSequence(torch.empty(10, 8), torch.empty(5, dtype=torch.int64))
+        with pytest.raises(Exception, match="data"):
+            model(packed, states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_workspace_is_the_kernels_own(dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bfloat16 kernels")
+    for steps, batch, features, hidden in itertools.product(
+        (1, 5), (1, 3, 17), (1, 8, 100, 256, 300), (1, 16, 63, 64, 128, 256)
+    ):
+        sizes = [
+            (steps, batch, features), (4 * hidden, features), (4 * hidden, hidden),
+            (4 * hidden,), (4 * hidden,), (batch, hidden), (batch, hidden),
+        ]  # fmt: skip
+        arguments = [torch.zeros(size, dtype=dtype) for size in sizes]
+        result = _mkldnn_rnn_layer(*arguments, False, [], 2, hidden, 1, True, False, False, True)
+        expected = result[3].untyped_storage().nbytes()
+        assert workspace_bytes((steps, batch, features), hidden, dtype) == expected

@@ -1,0 +1,392 @@
+"""The estimates equal what the CPU profiler sees inside the real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernels import check, strided
+from torch import Tensor
+
+from fxmem.kernels.cpu import onednn
+
+aten = torch.ops.aten
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(onednn.library() is None, reason="oneDNN cannot be asked for its layouts"),
+]
+
+
+def check_convolution(
+    sizes: tuple[int, ...],
+    channels: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    bias: bool = True,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Check a convolution forward and backward, with several output masks."""
+    spatial = len(sizes) - 2
+    inner, outer = (channels // groups, sizes[1]) if transposed else (sizes[1] // groups, channels)
+    input_ = torch.randn(sizes).to(dtype, memory_format=memory_format)
+    weight = torch.randn(outer, inner, *[kernel] * spatial).to(dtype)
+    vector = torch.randn(channels).to(dtype) if bias else None
+    geometry = ([stride] * spatial, [padding] * spatial, [dilation] * spatial)
+    rest = (*geometry, transposed, [0] * spatial, groups)
+    output = check(aten.convolution.default, input_, weight, vector, *rest)
+    assert isinstance(output, Tensor)
+    gradient = torch.randn_like(output)
+    sizes_of_bias = [channels] if bias else None
+    for mask in ([True, True, bias], [False, True, bias], [True, False, False]):
+        check(
+            aten.convolution_backward.default,
+            gradient, input_, weight, sizes_of_bias, *rest, mask,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("batch", "memory_format", "dtype"),
+    [
+        (1, torch.contiguous_format, torch.float32),
+        (2, torch.contiguous_format, torch.float32),
+        (2, torch.channels_last, torch.float32),
+        (2, torch.contiguous_format, torch.bfloat16),
+    ],
+)
+class TestConvolution2d:
+    def test_stem(self, batch: int, memory_format: torch.memory_format, dtype: torch.dtype) -> None:
+        check_convolution(
+            (batch, 3, 32, 32), 32, 7, stride=2, padding=3, bias=False,
+            memory_format=memory_format, dtype=dtype,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("channels", "kernel", "options"),
+        [
+            (32, 3, {"padding": 1}),
+            (24, 1, {}),
+            (32, 1, {"stride": 2}),
+            (16, 3, {"groups": 16}),
+            (16, 3, {"groups": 4}),
+            (16, 3, {"padding": 2, "dilation": 2}),
+            (8, 2, {"stride": 2, "transposed": True}),
+        ],
+    )
+    def test_block(
+        self,
+        channels: int,
+        kernel: int,
+        options: dict[str, int],
+        batch: int,
+        memory_format: torch.memory_format,
+        dtype: torch.dtype,
+    ) -> None:
+        check_convolution(
+            (batch, 16, 14, 14), channels, kernel, **options,  # type: ignore[arg-type]
+            memory_format=memory_format, dtype=dtype,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 16, 20), (1, 16, 20), (2, 3, 6, 6, 6), (1, 3, 6, 6, 6)])
+def test_convolution_1d_and_3d(sizes: tuple[int, ...], transposed: bool) -> None:
+    check_convolution(sizes, 8, 3, transposed=transposed)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("channels", [2, 30, 32, 64])
+def test_upsampling_3d_to_fewer_values_keeps_the_storage(channels: int, groups: int) -> None:
+    # The last block of MONAI's UNet: from many channels to two.
+    check_convolution((1, 32, 6, 6, 6), channels, 3, padding=1, transposed=True, groups=groups)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"groups": 2}, {"dilation": 2}, {"transposed": True}, {"bias": False}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolution_without_mkldnn(
+    options: dict[str, int], batch: int, dtype: torch.dtype
+) -> None:
+    with torch.backends.mkldnn.flags(enabled=False):
+        for sizes in ((batch, 4, 10, 10), (batch, 4, 5, 6, 7)):
+            for kernel in (1, 3):
+                check_convolution(sizes, 8, kernel, dtype=dtype, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("threads")
+def test_convolution_follows_the_number_of_threads() -> None:
+    check_convolution((2, 16, 14, 14), 32, 1)
+    check_convolution((2, 32, 14, 14), 32, 3, padding=1)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("sizes", "memory_format"),
+    [
+        ((2, 16, 6, 6), torch.contiguous_format),
+        ((2, 16, 6, 6), torch.channels_last),
+        ((2, 16, 1, 1), torch.contiguous_format),
+        ((5, 16), torch.contiguous_format),
+    ],
+)
+def test_batch_norm(
+    sizes: tuple[int, ...],
+    memory_format: torch.memory_format,
+    training: bool,
+    dtype: torch.dtype,
+) -> None:
+    x = torch.randn(sizes).to(dtype, memory_format=memory_format)
+    weight, bias, mean, variance = (torch.ones(16, dtype=dtype) for _ in range(4))
+    parameters = (weight, bias, mean, variance, training, 0.1, 1e-5)
+    _, saved_mean, saved_scale = check(aten.native_batch_norm.default, x, *parameters)  # type: ignore[misc]
+    for mask in ([True, True, True], [True, False, False], [False, True, True]):
+        check(
+            aten.native_batch_norm_backward.default,
+            torch.randn_like(x), x, weight, mean, variance, saved_mean, saved_scale,
+            training, 1e-5, mask,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [torch.randn, strided])
+def test_layer_norm(make: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    x, gradient = make(3, 5, 16).to(dtype), make(3, 5, 16).to(dtype)
+    weight = torch.ones(16, dtype=dtype)
+    out = check(aten.native_layer_norm.default, x, [16], weight, weight, 1e-5)
+    for mask in ([True, True, True], [True, False, False]):
+        check(
+            aten.native_layer_norm_backward.default,
+            gradient, x, [16], out[1], out[2], weight, weight, mask,  # type: ignore[index]
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("side", [4, 33, 46])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_group_norm(memory_format: torch.memory_format, side: int) -> None:
+    x = torch.randn(2, 8, side, side).to(memory_format=memory_format)
+    weight, numbers = torch.ones(8), (2, 8, side * side, 2)
+    out = check(aten.native_group_norm.default, x, weight, weight, *numbers, 1e-5)
+    check(
+        aten.native_group_norm_backward.default,
+        torch.randn_like(x), x, out[1], out[2], weight, *numbers, [True] * 3,  # type: ignore[index]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", [aten._softmax, aten._log_softmax])
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_softmax(operator: torch._ops.OpOverloadPacket, dim: int) -> None:
+    backward = getattr(aten, f"{operator.__name__}_backward_data").default
+    for x in (torch.randn(2, 3, 4, 5), strided(2, 3, 4, 5)):
+        out = check(operator.default, x, dim, False)
+        check(backward, strided(2, 3, 4, 5), out, dim, torch.float32)
+        check(backward, torch.randn(2, 3, 4, 5), out, dim, torch.float32)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(16, 20), (200, 30), (800, 600)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_flash_attention(queries: int, keys: int, masked: bool) -> None:
+    query, key, value = (torch.randn(1, 2, size, 8) for size in (queries, keys, keys))
+    mask = torch.zeros(1, 2, queries, keys) if masked else None
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    out, logsumexp = check(forward, query, key, value, 0.0, False, attn_mask=mask)  # type: ignore[misc]
+    halves = (x.bfloat16() for x in (query, key, value))
+    check(forward, *halves, 0.0, False)
+    for gradient in (torch.randn_like(out), torch.randn(out.shape)):
+        check(
+            aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            gradient, query, key, value, out, logsumexp, 0.0, False, attn_mask=mask,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "head"), [(40, 40, 40), (256, 600, 32), (9, 9, 8), (200, 50, 64)]
+)
+def test_flash_attention_of_reduced_types(
+    queries: int, keys: int, head: int, rows_first: bool, dtype: torch.dtype
+) -> None:
+    def make(rows: int) -> Tensor:
+        if rows_first:
+            return torch.randn(2, rows, 4, head).to(dtype).transpose(1, 2)
+        return torch.randn(2, 4, rows, head).to(dtype)
+
+    query, key, value = make(queries), make(keys), make(keys)
+    out, logsumexp = check(  # type: ignore[misc]
+        aten._scaled_dot_product_flash_attention_for_cpu.default, query, key, value
+    )
+    for gradient in (make(queries), torch.ones(1, dtype=dtype).expand(out.shape)):
+        check(
+            aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            gradient, query, key, value, out, logsumexp, 0.0, False,
+        )  # fmt: skip
+
+
+def test_safe_softmax() -> None:
+    check(aten._safe_softmax.default, torch.randn(2, 4, 8, 8), -1)
+    check(aten._safe_softmax.default, torch.randn(2, 8, 8).bfloat16(), -1, dtype=torch.float32)
+
+
+def test_matrix_products() -> None:
+    x = torch.randn(6, 8)
+    for left, right in (
+        (x, x.t()),
+        (torch.ones(1).expand(6, 6), x),
+        (x[:, ::2], torch.randn(4, 5)),
+        (torch.ones(6, 1).expand(6, 8), x.t()),
+    ):
+        check(aten.mm.default, left, right)
+        check(aten.addmm.default, torch.randn(right.shape[1]), left, right)
+    check(aten.bmm.default, torch.randn(20, 40, 2).permute(2, 0, 1), torch.randn(2, 40, 60))
+    check(aten.bmm.default, torch.randn(2, 4, 5), torch.randn(2, 5, 6))
+
+
+def test_bfloat16_matrix_products() -> None:
+    x, weight = torch.randn(64, 128).bfloat16(), torch.randn(48, 128).bfloat16()
+    check(aten.mm.default, x, weight.t())
+    check(aten.mm.default, x.t(), torch.randn(64, 32).bfloat16())
+    check(aten.addmm.default, torch.randn(48).bfloat16(), x, weight.t())
+    check(aten.bmm.default, torch.randn(4, 32, 16).bfloat16(), torch.randn(4, 16, 32).bfloat16())
+    check(aten.mm.default, x[:4, :8], weight.t()[:8])
+    right = torch.randn(4, 64, 48).bfloat16()
+    for left in (
+        strided(4, 32, 64, dtype=torch.bfloat16),
+        torch.ones(1, dtype=torch.bfloat16).expand(4, 32, 64),
+        torch.randn(1, 32, 64).bfloat16().expand(4, 32, 64),
+        torch.randn(32, 4, 64).bfloat16().transpose(0, 1),
+        torch.randn(4, 32, 128).bfloat16()[..., :64],
+    ):
+        check(aten.bmm.default, left, right)
+        check(aten.baddbmm.default, torch.randn(4, 32, 48).bfloat16(), left, right)
+        check(aten.mm.default, left[0], right[0])
+        for vector in (right[0, :, 0], right[0, :, 0].clone()):
+            check(aten.mv.default, left[0], vector)
+
+
+def test_indexing() -> None:
+    indices = torch.randint(0, 9, (4, 6))
+    gradient = torch.randn(4, 6, 5)
+    backward = aten.embedding_dense_backward.default
+    for index in (indices, indices.t().contiguous().t()):
+        check(aten.embedding.default, torch.randn(9, 5), index)
+        check(backward, gradient, index, 9, -1, False)
+        check(backward, strided(4, 6, 5), index, 9, -1, False)
+    x = torch.randn(2, 6, 7, 3)
+    check(aten.roll.default, x, [2], [1])
+    check(aten.roll.default, x, [-3, -3, 1], [1, 2, 3])
+    check(aten.sort.default, x, 1)
+    check(aten.sort.stable, x, stable=True, dim=-1)
+    check(aten.cumsum.default, torch.ones(3, 4, dtype=torch.int32), 1)
+    check(aten.cumsum.default, x, 1)
+    check(aten.im2col.default, torch.randn(2, 3, 8, 8), [3, 3], [1, 1], [1, 1], [1, 1])
+
+
+def test_reductions() -> None:
+    x, large = torch.randn(2, 6, 7, 3), torch.randn(300, 400)
+    check(aten.sum.default, x)
+    check(aten.sum.default, large)
+    check(aten.sum.dim_IntList, large, [0])
+    check(aten.mean.default, large)
+    check(aten.mean.dim, x, [2, 3], True)
+    check(aten.mean.dim, large.bfloat16(), [0])
+    check(aten.logsumexp.default, x, [1])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("side", [12, 80])
+def test_sampling(memory_format: torch.memory_format, side: int) -> None:
+    x = torch.randn(2, 6, 8, 8).to(memory_format=memory_format)
+    for image in (x, x.transpose(2, 3)):
+        check(aten.max_pool2d_with_indices.default, image, [2, 2], [2, 2])
+        check(aten.avg_pool2d.default, image, [2, 2], [2, 2])
+        check(aten._adaptive_avg_pool2d.default, image, [3, 3])
+    for name, flags in (
+        ("upsample_bilinear2d", (True,)),
+        ("upsample_nearest2d", ()),
+        ("upsample_bicubic2d", (False,)),
+    ):
+        out = check(getattr(aten, name).default, x, [side, side], *flags)
+        gradient = torch.ones(1).expand(out.shape)  # type: ignore[attr-defined]
+        backward = getattr(aten, f"{name}_backward").default
+        check(backward, gradient, [side, side], [2, 6, 8, 8], *flags)
+
+
+def test_type_promotion() -> None:
+    x, index = torch.randn(6, 10), torch.arange(4)
+    for func, args in (
+        (aten.mul.Tensor, (x, 2.0)),
+        (aten.mul.Tensor, (x, torch.tensor(2.0))),
+        (aten.mul.Tensor, (x, torch.tensor(2.0, dtype=torch.float64))),
+        (aten.add.Tensor, (x, torch.ones(6, 10, dtype=torch.int64))),
+        (aten.add.Tensor, (x.bfloat16(), x)),
+        (aten.mul.Tensor, (x.bfloat16(), 2)),
+        (aten.mul.Tensor, (x > 0, x)),
+        (aten.add.Tensor, (index, 1)),
+        (aten.mul.Tensor, (index, 2.0)),
+        (aten.div.Tensor, (index, 2)),
+        (aten.gt.Scalar, (index, 0)),
+        (aten.ge.Scalar, (x, 0)),
+        (aten.pow.Scalar, (2.0, x)),
+        (aten.rsub.Scalar, (x, 1)),
+        (aten.where.ScalarSelf, (x > 0, 0.0, x)),
+        (aten.gelu_backward.default, (strided(6, 10), x)),
+        (aten.native_dropout.default, (x, 0.5, True)),
+        (aten.native_dropout_backward.default, (x, x > 0, 2.0)),
+    ):
+        check(func, *args)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_losses(reduction: int) -> None:
+    for sizes in ((6, 10), (300, 200)):
+        x, target = torch.rand(sizes), torch.rand(sizes)
+        for func in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss):
+            check(func.default, x, target, reduction)
+        check(aten.binary_cross_entropy.default, x, target, None, reduction)
+        check(aten.binary_cross_entropy_with_logits.default, x, target, None, None, reduction)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "batch", "features", "hidden"), [(9, 2, 32, 48), (7, 1, 64, 80), (6, 32, 64, 64)]
+)
+def test_lstm(
+    steps: int, batch: int, features: int, hidden: int, reverse: bool, dtype: torch.dtype
+) -> None:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bfloat16 kernels")
+    x = torch.randn(steps, batch, features).to(dtype)
+    weights = [torch.randn(4 * hidden, size).to(dtype) for size in (features, hidden)]
+    biases = [torch.randn(4 * hidden).to(dtype)] * 2
+    states = [torch.randn(batch, hidden).to(dtype)] * 2
+    operands, options = (x, *weights, *biases), (2, hidden, 1, True)
+    for training in (False, True):
+        out = check(
+            aten.mkldnn_rnn_layer.default,
+            *operands, *states, reverse, [], *options, False, False, training,
+            enable_grad=training,
+        )  # fmt: skip
+    assert isinstance(out, tuple)
+    dense = torch.randn_like(out[0])
+    transposed = torch.randn_like(out[0].transpose(0, 1).contiguous()).transpose(0, 1)
+    state = torch.randn_like(out[1])
+    for gradients in ((dense, None, None), (transposed, state, None), (None, None, state)):
+        for cell in (states[1], states[1].clone()):
+            check(
+                aten.mkldnn_rnn_layer_backward.default,
+                *operands, states[0], cell, *out[:3], *gradients,
+                reverse, *options, True, False, [], False, out[3],
+                enable_grad=True,
+            )  # fmt: skip

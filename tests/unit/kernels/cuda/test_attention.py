@@ -1,0 +1,406 @@
+"""Attention on CUDA: what each backend makes and saves, against attention.cpp and autograd."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from cuda_steps import made, run_step, saved, workspaces
+from kernels import measure
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxmem.errors import TraceError
+from fxmem.graph import MemoryGraph, Phase
+from fxmem.kernels.cuda import CUDA, attention
+from fxmem.kernels.cuda.attention_backends import Call
+from fxmem.kernels.cuda.target import Gpu
+from fxmem.recording import options
+
+aten = torch.ops.aten
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+H100 = Gpu((9, 0))
+B, H, S, D = 2, 4, 256, 64
+ELEMENTS = B * H * S * D
+ROWS = B * H * S
+
+
+@contextlib.contextmanager
+def analyse_for(gpu: Gpu) -> Iterator[None]:
+    """Takes a GPU for the one that is meant where none is named."""
+    with mock.patch.object(options, "describe_gpu", lambda _: gpu):
+        yield
+
+
+def leaf(*sizes: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.zeros(sizes or (B, H, S, D), dtype=dtype, requires_grad=True)
+
+
+def leaves(dtype: torch.dtype = BF16, *sizes: int) -> list[Tensor]:
+    return [leaf(*sizes, dtype=dtype) for _ in range(3)]
+
+
+def run(
+    *inputs: Tensor, gpu: Gpu | None = None, mode: str = "train", **settings: Any
+) -> MemoryGraph:
+    """A step of attention; a fourth input is the mask."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, mask, **settings)
+
+    with analyse_for(gpu or Gpu()):
+        return run_step(attend, *inputs, mode=mode)
+
+
+def backward(graph: MemoryGraph) -> list[tuple[str, int]]:
+    """What backward makes, without the loss's gradient and those that parameters keep."""
+    return [
+        what
+        for what in made(graph, Phase.BACKWARD)
+        if what[0] not in ("ones_like", "new_empty_strided")
+    ]
+
+
+# derivatives.yaml, _scaled_dot_product_flash_attention: query, key, value (inputs here), output,
+# logsumexp, philox_seed and philox_offset; the state is there without dropout too.
+FLASH_SAVED = [
+    ((B, H, S, D), "bfloat16"),
+    ((B, H, S), "float32"),
+    ((2,), "uint64"),
+    ((), "uint64"),
+]
+
+
+def test_flash() -> None:
+    graph = run(*leaves(), dropout_p=0.1)
+    assert saved(graph) == FLASH_SAVED
+    # The result, sums, states of 16 and 8 bytes; with dropout the state is made twice.
+    forward = ELEMENTS * 2 + ROWS * 4 + 24
+    assert made(graph) == [("_scaled_dot_product_flash_attention", forward + 16)]
+    # Three gradients; sums and 64 floats a row; gradient and result in the order of rows.
+    assert backward(graph) == [
+        (
+            "_scaled_dot_product_flash_attention_backward",
+            3 * ELEMENTS * 2 + ROWS * 65 * 4 + 2 * ELEMENTS * 2,
+        )
+    ]
+
+
+def test_flash_in_inference_makes_its_sums_all_the_same() -> None:
+    graph = run(*leaves(), mode="infer")
+    # 8 heads * 4 pieces of 216 processors, one block of 256 keys: not split.
+    assert made(graph) == [("_scaled_dot_product_flash_attention", ELEMENTS * 2 + ROWS * 4 + 24)]
+    assert saved(graph) == []
+
+
+def test_flash_pads_head_dimensions() -> None:
+    graph = run(*leaves(BF16, B, H, S, 60))
+    # The padded inputs are saved, and the padded result; a view of it is returned.
+    assert saved(graph) == [((B, H, S, 64), "bfloat16")] * 3 + FLASH_SAVED
+    assert made(graph)[:3] == [("constant_pad_nd", ELEMENTS * 2)] * 3
+    assert len(made(graph)) == 4
+
+
+def test_flash_with_grouped_queries() -> None:
+    graph = run(leaf(), leaf(B, 1, S, D), leaf(B, 1, S, D), enable_gqa=True)
+    assert saved(graph) == FLASH_SAVED
+    # The gradients of keys and values are a quarter; inside they are those of every head.
+    (name, nbytes), *rest = backward(graph)
+    assert name == "_scaled_dot_product_flash_attention_backward" and not rest
+    own = (ELEMENTS + 2 * ELEMENTS // H) * 2
+    assert nbytes == own + ROWS * 65 * 4 + 2 * ELEMENTS * 2 + 2 * ELEMENTS * 2
+
+
+def test_efficient() -> None:
+    graph = run(*leaves(F32))
+    # Seed and offset lie on the host.
+    assert saved(graph) == [((B, H, S, D), "float32"), ((B, H, S), "float32")]
+    assert made(graph) == [("_scaled_dot_product_efficient_attention", ELEMENTS * 4 + ROWS * 4)]
+    # Gradients; the copied gradient; its products with the result and their sums, twice
+    # (test_attention_efficient.py: more than the workspace).
+    assert backward(graph) == [
+        (
+            "_scaled_dot_product_efficient_attention_backward",
+            3 * ELEMENTS * 4 + ELEMENTS * 4 + ELEMENTS * 4 + 2 * ROWS * 4,
+        )
+    ]
+
+
+def test_efficient_in_inference_makes_no_sums() -> None:
+    graph = run(*leaves(F32), mode="infer")
+    assert made(graph) == [("_scaled_dot_product_efficient_attention", ELEMENTS * 4)]
+
+
+def test_efficient_pads_sums_of_rows() -> None:
+    graph = run(*leaves(F32, B, H, 100, D))
+    assert saved(graph) == [((B, H, 100, D), "float32"), ((B, H, 128), "float32")]
+
+
+def test_a_boolean_mask_becomes_additive() -> None:
+    graph = run(*leaves(), torch.ones(S, S, dtype=torch.bool))
+    # where(mask, 0, -inf), of the queries' type; the mask and two scalars beside it.
+    assert made(graph)[:3] == [("scalar_tensor", 2), ("scalar_tensor", 2), ("where", S * S * 2)]
+    assert saved(graph) == [
+        ((S, S), "bfloat16"),
+        ((B, H, S, D), "bfloat16"),
+        ((B, H, S), "float32"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "padded"),
+    [
+        (torch.zeros(S, 250, dtype=BF16), S * 256 * 2),  # rows of 250 do not begin at multiples
+        (torch.zeros(B, 1, 1, 250, dtype=BF16), B * 256 * 2),
+        (torch.zeros(S, 248, dtype=BF16), 0),
+        # Rows of 248 in 250 are odd as well, and get 8 more columns.
+        (torch.zeros(S, 250, dtype=BF16)[:, :248], S * 256 * 2),
+    ],
+)
+def test_rows_of_masks_are_padded(mask: Tensor, padded: int) -> None:
+    keys = mask.shape[-1]
+    graph = run(leaf(), leaf(B, H, keys, D), leaf(B, H, keys, D), mask)
+    pads = [nbytes for name, nbytes in made(graph) if name == "constant_pad_nd"]
+    assert pads == ([padded] if padded else [])
+
+
+def test_a_mask_s_gradient_is_padded_to_16() -> None:
+    mask = torch.zeros(B, H, S, 248, dtype=BF16, requires_grad=True)
+    graph = run(leaf(), leaf(B, H, 248, D), leaf(B, H, 248, D), mask)
+    gradients = (ELEMENTS + 2 * B * H * 248 * D + B * H * S * 256) * 2
+    # A100, 64: one block of 16 + 64 * 64 * 4 bytes for 64 of the 256 queries; a copied gradient.
+    inside = ELEMENTS * 2 + ROWS * 4 + B * H * 4 * (16 + 64 * 64 * 4)
+    assert backward(graph)[0][1] == gradients + inside
+
+
+def test_masks_of_another_type_are_refused() -> None:
+    with pytest.raises(Exception, match="invalid dtype for bias"):
+        run(*leaves(), torch.zeros(S, S, dtype=F32))
+
+
+def test_cudnn() -> None:
+    graph = run(*leaves(), gpu=H100, dropout_p=0.125)
+    assert saved(graph) == [
+        ((B, H, S, D), "bfloat16"),
+        ((B, H, S, 1), "float32"),
+        ((), "int64"),
+        ((), "int64"),
+    ]
+    assert made(graph) == [("_scaled_dot_product_cudnn_attention", ELEMENTS * 2 + ROWS * 4 + 16)]
+    # Gradients; the gradient of a sum is expanded, and so copied; sums and 64 floats a row.
+    assert backward(graph) == [
+        (
+            "_scaled_dot_product_cudnn_attention_backward",
+            3 * ELEMENTS * 2 + ELEMENTS * 2 + ROWS * 65 * 4,
+        )
+    ]
+
+
+def test_cudnn_in_inference_makes_no_statistics() -> None:
+    graph = run(*leaves(), gpu=H100, mode="infer")
+    assert made(graph) == [("_scaled_dot_product_cudnn_attention", ELEMENTS * 2 + 16)]
+
+
+def test_math() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        graph = run(*leaves(), dropout_p=0.1, is_causal=True)
+    scores = B * H * S * S
+    # Halves are computed with in float. The product of matmul is added to in place; dropout is
+    # one kernel with a mask of bytes; the weights are converted before the result is made.
+    assert made(graph) == [
+        ("_to_copy", ELEMENTS * 4),
+        ("_to_copy", ELEMENTS * 4),
+        ("_to_copy", ELEMENTS * 4),
+        ("mul", ELEMENTS * 4),
+        ("ones", S * S),
+        ("tril", S * S),
+        ("scalar_tensor", 4),
+        ("scalar_tensor", 4),
+        ("where", S * S * 4),
+        ("mul", ELEMENTS * 4),
+        ("bmm", scores * 4),
+        # The softmax, where the scores are minus infinity, in which rows all are; a zero.
+        ("_safe_softmax", scores * 4 + scores + ROWS + 4),
+        ("native_dropout", scores * 4 + scores),
+        ("_to_copy", scores * 2),
+        ("bmm", ELEMENTS * 4),
+        ("_to_copy", ELEMENTS * 2),
+    ]
+    # Factors of both products, the softmax, the mask of dropout and its result, which CUDA
+    # allocates in that order; of matmul's operands the scaled ones, of value the one in float.
+    assert saved(graph) == [
+        ((B, H, S, D), "float32"),
+        ((B, H, S, D), "float32"),
+        ((B, H, D, S), "float32"),
+        ((B, H, S, S), "float32"),
+        ((B, H, S, S), "bool"),
+        ((B, H, S, S), "float32"),
+    ]
+
+
+def test_math_in_halves_where_that_is_allowed() -> None:
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            graph = run(*leaves(), mode="infer")
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+    assert "_to_copy" not in dict(made(graph))
+    assert dict(made(graph))["bmm"] == ELEMENTS * 2
+
+
+def test_math_repeats_shared_heads() -> None:
+    graph = run(leaf(dtype=F32), *[leaf(B, 1, S, D, dtype=F32)] * 2, enable_gqa=True)
+    assert [what for what in made(graph) if what[0] == "clone"] == [("clone", ELEMENTS * 4)] * 2
+
+
+class Operators(TorchDispatchMode):
+    """The operators below autograd and their results' shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, object]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # Native code does not add in place while it is watched.
+        name = func._overloadpacket.__name__.removesuffix("_")
+        self.seen.append((name, tuple(result.shape)))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"scale": -0.3},
+        {"enable_gqa": True, "is_causal": True},
+        {"mask": torch.rand(6, 10) > 0.2},
+        {"mask": torch.rand(2, 1, 6, 10)},
+        {"mask": torch.rand(6, 10), "enable_gqa": True},
+    ],
+)
+def test_math_is_that_of_the_native_composite(settings: dict[str, Any], dtype: torch.dtype) -> None:
+    settings = dict(settings)
+    mask, scale = settings.pop("mask", None), settings.pop("scale", None)
+    heads = 2 if settings.get("enable_gqa") else 4
+    q = torch.randn(2, 4, 6, 8, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(2, heads, 10, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(dtype)
+    with sdpa_kernel(SDPBackend.MATH), Operators() as native:
+        expected = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, **settings)
+    with Operators() as own:
+        additive = attention._make_additive(mask, dtype)
+        result = attention._run_math(Call(q, k, v, mask, **settings), additive, scale)
+    assert own.seen == native.seen
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_safe_softmax_takes_what_the_profiler_sees(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 40, 50).to(dtype)
+    peak, result = measure(lambda: torch._safe_softmax(x, -1))
+    op = aten._safe_softmax.default
+    assert CUDA.estimate_workspace_bytes(op, (x, -1), {}, result) == peak - x.nbytes
+
+
+def test_no_backend_is_an_error_as_on_a_gpu() -> None:
+    with (
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        pytest.raises(Exception, match="No available kernel"),
+    ):
+        run(*leaves(F32))
+
+
+def test_direct_calls_of_the_operators() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result: Tensor = aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[0]
+        return result
+
+    graph = run_step(attend, *leaves(F32))
+    assert saved(graph) == [((B, H, S, D), "float32"), ((B, H, S), "float32")]
+    assert workspaces(graph)
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [(Gpu(), 1), (H100, 3), (Gpu((7, 5)), 0)])
+def test_the_choice_as_users_ask_for_it(gpu: Gpu, expected: int) -> None:
+    def ask(x: Tensor) -> Tensor:
+        assert torch._fused_sdp_choice(x, x, x) == expected
+        return x * 2
+
+    with analyse_for(gpu):
+        run_step(ask, leaf())
+
+
+@pytest.mark.parametrize(
+    "function", [aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default]
+)
+def test_the_operator_goes_the_same_way(function: Any) -> None:
+    assert saved(run_step(lambda x: function(x, x, x), leaf())) == FLASH_SAVED
+
+
+def test_fused_operators_behind_it_are_not_modelled() -> None:
+    assert aten._flash_attention_forward.default in CUDA.unmodelled
+
+
+def test_flexible_attention_is_refused() -> None:
+    with pytest.raises(TraceError, match="flex_attention is compiled"):
+        run_step(lambda x: flex_attention(x, x, x), leaf())
+
+
+def test_what_is_on_the_host_stays_there() -> None:
+    graph = run_step(
+        lambda x: x + functional.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 8)] * 3).sum(),
+        leaf(),
+    )
+    assert not any("attention" in name for name, _ in made(graph))
+
+
+def test_autocast_casts_before_the_choice() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=BF16):
+            return functional.scaled_dot_product_attention(q, k, v)
+
+    graph = run_step(attend, *leaves(F32))
+    # The cast inputs are saved instead of the float ones.
+    assert saved(graph) == [((B, H, S, D), "bfloat16")] * 3 + FLASH_SAVED
+    assert [name for name, _ in made(graph)] == ["_to_copy"] * 3 + [
+        "_scaled_dot_product_flash_attention"
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 0, 8), (0, 4, 6, 8)])
+def test_empty_inputs_go_by_no_backend(sizes: tuple[int, ...]) -> None:
+    graph = run(*leaves(F32, *sizes), mode="infer")
+    assert not any("attention" in name for name, _ in made(graph))
+
+
+def test_the_scale_is_that_before_padding() -> None:
+    scales = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is aten._scaled_dot_product_flash_attention.default:
+                scales.append(kwargs["scale"])
+            return func(*args, **(kwargs or {}))
+
+    def attend(x: Tensor) -> Tensor:
+        with Watch():
+            return functional.scaled_dot_product_attention(x, x, x)
+
+    run_step(attend, leaf(B, H, S, 60))
+    assert scales[-1] == pytest.approx(1 / math.sqrt(60))

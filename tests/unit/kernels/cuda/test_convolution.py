@@ -1,0 +1,311 @@
+"""Convolutions on CUDA, against ``Convolution.cpp``, ``ConvShared.cpp``, ``DepthwiseConv2d.cu``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_steps import estimate, made, run_kernel, run_step, workspaces
+from torch import Tensor, nn
+
+from fxmem import analyze
+from fxmem.graph import Phase
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.convolution import estimate_cudnn_workspace_range
+from fxmem.kernels.cuda.convolution_backends import Backend, Geometry, select_backend
+from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.tracing.fakes import make_fake_mode
+
+aten = torch.ops.aten
+LAST = torch.channels_last
+
+
+def geometry(stride: int = 1, groups: int = 1, **changed: object) -> Geometry:
+    values = {
+        "stride": (stride, stride),
+        "padding": (1, 1),
+        "dilation": (1, 1),
+        "transposed": False,
+        "output_padding": (0, 0),
+        "groups": groups,
+    }
+    return Geometry(**(values | changed))  # type: ignore[arg-type]
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.float32, last: bool = False) -> Tensor:
+    x = torch.empty(sizes, dtype=dtype)
+    return x.to(memory_format=LAST) if last else x
+
+
+class TestBackend:
+    def test_cudnn(self, gpu: None) -> None:
+        x, weight = empty(2, 8, 9, 9), empty(4, 8, 3, 3)
+        assert select_backend(x, weight, geometry()) is Backend.CUDNN
+        assert select_backend(x, weight, geometry(dilation=(2, 2))) is Backend.CUDNN
+        big = geometry(transposed=True, output_padding=(1, 1))
+        assert select_backend(x, weight, big) is Backend.COLUMNS
+        with torch.backends.cudnn.flags(enabled=False):
+            assert select_backend(x, weight, geometry()) is Backend.COLUMNS
+        assert select_backend(x[:0], weight, geometry()) is Backend.EMPTY
+
+    @pytest.mark.parametrize(
+        ("dtype", "last", "side", "stride", "batch", "channels", "width", "takes_cudnn"),
+        [
+            (torch.float32, False, 3, 1, 2, 64, 14, False),  # half precision alone
+            (torch.bfloat16, False, 3, 1, 2, 64, 14, False),
+            (torch.float32, True, 3, 1, 2, 64, 14, True),  # always in channels last
+            (torch.float16, False, 3, 1, 2, 64, 14, True),
+            (torch.float16, False, 3, 1, 2, 16, 14, False),  # fewer than 32 channels
+            (torch.float16, False, 7, 1, 2, 64, 14, False),
+            (torch.float16, False, 3, 1, 2, 64, 6, False),
+            (torch.float16, False, 3, 2, 2, 64, 14, False),
+            (torch.float16, False, 3, 2, 2, 512, 14, True),
+            (torch.float16, False, 3, 2, 2, 256, 28, True),
+            (torch.float16, False, 3, 2, 1, 64, 14, True),
+        ],
+    )
+    def test_depthwise(
+        self,
+        dtype: torch.dtype,
+        last: bool,
+        side: int,
+        stride: int,
+        batch: int,
+        channels: int,
+        width: int,
+        takes_cudnn: bool,
+        gpu: None,
+    ) -> None:
+        x = empty(batch, channels, width, width, dtype=dtype, last=last)
+        weight = empty(channels, 1, side, side, dtype=dtype)
+        found = select_backend(x, weight, geometry(stride, channels))
+        assert found is (Backend.CUDNN if takes_cudnn else Backend.DEPTHWISE)
+
+
+class TestForward:
+    def convolve(self, x: Tensor, weight: Tensor, groups: int = 1, **flags: object) -> int:
+        dims = x.dim() - 2
+        args = (None, [1] * dims, [0] * dims, [1] * dims, False, [0] * dims, groups)
+        return estimate(aten.convolution.default, x, weight, *args)
+
+    def test_dense_operands_are_used_as_they_are(self, gpu: None) -> None:
+        assert self.convolve(empty(2, 8, 9, 9), empty(4, 8, 3, 3)) == 0
+
+    def test_one_operand_in_channels_last_has_the_other_copied(self, gpu: None) -> None:
+        x, weight = empty(2, 8, 9, 9), empty(4, 8, 3, 3)
+        assert self.convolve(x.to(memory_format=LAST), weight) == 4 * 288
+        assert self.convolve(x, weight.to(memory_format=LAST)) == 4 * 1296
+        double = x.double().to(memory_format=LAST)  # cuDNN has doubles in planes only
+        assert self.convolve(double, weight.double()) == 8 * 1296
+
+    def test_what_is_not_dense_is_copied(self, gpu: None) -> None:
+        x = empty(2, 9, 8, 9).transpose(1, 2)
+        assert self.convolve(x, empty(4, 8, 3, 3)) == 4 * 1296
+        line = empty(2, 9, 8).transpose(1, 2)
+        assert self.convolve(line, empty(4, 8, 3)) == 4 * 144
+
+    def test_depthwise_wants_planes(self, gpu: None) -> None:
+        x = empty(2, 9, 8, 9).transpose(1, 2)
+        assert self.convolve(x, empty(8, 1, 3, 3), groups=8) == 4 * 1296
+
+    def test_half_precision_in_planes_is_reordered_for_tensor_cores(self, gpu: None) -> None:
+        # Input, weight and result once more, 3 channels padded to 8: pytorch issue 123533.
+        x, weight = empty(2, 3, 9, 9, dtype=torch.half), empty(4, 3, 3, 3, dtype=torch.half)
+        reordered = 2 * (2 * 8 * 81 + 8 * 8 * 9 + 2 * 8 * 49)
+        assert self.convolve(x, weight) == reordered
+        assert self.convolve(x.bfloat16(), weight.bfloat16()) == reordered
+        line = empty(2, 3, 9, dtype=torch.half), empty(4, 3, 3, dtype=torch.half)
+        assert self.convolve(*line) == 2 * (2 * 8 * 9 + 8 * 8 * 3 + 2 * 8 * 7)
+        assert self.convolve(x, weight.to(memory_format=LAST)) == 2 * 2 * 3 * 81  # as it takes them
+
+    def test_what_is_not_measured_is_a_range_alone(self, gpu: None) -> None:
+        x, weight = empty(2, 4, 9, 9, dtype=torch.half), empty(4, 4, 3, 3, dtype=torch.half)
+        transposed = (None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)
+        assert estimate(aten.convolution.default, x, weight, *transposed) == 0
+        assert self.convolve(x, weight[:, :2], groups=2) == 2 * 4 * 2 * 9  # the weight is not dense
+        block = empty(2, 4, 9, 9, 9, dtype=torch.half), empty(4, 4, 3, 3, 3, dtype=torch.half)
+        assert self.convolve(*block) == 0
+        with use_gpu(Gpu(capability=(6, 0))):  # no tensor cores
+            assert self.convolve(x, weight) == 0
+        with use_gpu(Gpu(capability=(7, 5))):  # none for bfloat16
+            assert self.convolve(x, weight) > 0
+            assert self.convolve(x.bfloat16(), weight.bfloat16()) == 0
+        with use_gpu(Gpu(capability=(10, 0))):  # other plans, as measured on a B200
+            assert self.convolve(x, weight) == 0
+
+    def test_the_range_goes_on_above_what_is_counted(self, gpu: None) -> None:
+        args = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        limit = CUDA.libraries[aten.convolution.default]
+        for dtype in (torch.float32, torch.half):
+            x, weight = empty(2, 8, 9, 9, dtype=dtype), empty(8, 8, 3, 3, dtype=dtype)
+            result, counted = run_kernel(aten.convolution.default, x, weight, *args)
+            _, most = estimate_cudnn_workspace_range(x, weight, result)
+            assert limit((x, weight, *args), {}, result) == most - counted
+            assert (counted > 0) is (dtype is torch.half)
+
+    def test_without_cudnn_an_image_becomes_columns(self, gpu: None) -> None:
+        # 8 channels under 9 positions of the kernel, at 7 x 7 pixels.
+        with torch.backends.cudnn.flags(enabled=False):
+            assert self.convolve(empty(2, 8, 9, 9), empty(4, 8, 3, 3)) == 4 * 8 * 9 * 49
+
+
+class TestBackward:
+    def backward(self, grad: Tensor, x: Tensor, weight: Tensor, *mask: bool) -> int:
+        args = ([4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, list(mask))
+        return estimate(aten.convolution_backward.default, grad, x, weight, *args)
+
+    def test_dense_operands_need_nothing(self, gpu: None) -> None:
+        operands = (empty(2, 4, 7, 7), empty(2, 8, 9, 9), empty(4, 8, 3, 3))
+        assert self.backward(*operands, True, True, True) == 0
+
+    def test_a_gradient_that_is_spread_is_made_dense_for_each_kernel(self, gpu: None) -> None:
+        grad = torch.empty(1).expand(2, 4, 7, 7)
+        operands = (grad, empty(2, 8, 9, 9), empty(4, 8, 3, 3))
+        # Of the copy of 392 floats, beside the input's gradient of 1296 and the weight's of 288,
+        # the bias's of 4 is not there yet.
+        assert self.backward(*operands, True, True, True) == 4 * (392 - 4)
+        assert self.backward(*operands, False, True, False) == 4 * 392
+
+    def test_channels_last_of_the_input_makes_the_gradient_follow(self, gpu: None) -> None:
+        operands = (empty(2, 4, 7, 7), empty(2, 8, 9, 9, last=True), empty(4, 8, 3, 3))
+        # The gradient in channels last; with it the weight, while there is no weight's gradient.
+        expected = max(392 + 288 - 288 - 4, 392 - 4)
+        assert self.backward(*operands, True, True, True) == 4 * expected
+
+    def test_half_precision_in_planes_is_reordered_for_each_gradient(self, gpu: None) -> None:
+        # Liger-Kernel's multi-token attention: 4 channels padded to 8, one after the other. Beside
+        # the input's gradient those of weight and bias are not there yet; beside the weight's that
+        # of the bias is not.
+        grad, x = empty(2, 4, 7, 7, dtype=torch.half), empty(2, 4, 9, 9, dtype=torch.half)
+        weight = empty(4, 4, 3, 3, dtype=torch.half)
+        reordered = 2 * (2 * 8 * 81 + 8 * 8 * 9 + 2 * 8 * 49)
+        assert self.backward(grad, x, weight, True, True, True) == reordered - 2 * 4
+        assert self.backward(grad, x, weight, True, True, False) == reordered
+        assert self.backward(grad, x, weight, False, True, False) == reordered
+        args = (grad, x, weight, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True] * 3)
+        limit = CUDA.libraries[aten.convolution_backward.default]
+        assert limit(args, {}, None) == weight.numel() * 4  # of the range the weight's parts
+
+    def test_many_pixels_are_summed_with_a_buffer(self, gpu: None) -> None:
+        # (64, 4, 64, 64): 262144 inputs for each of 4 outputs, in two dimensions, so one at a
+        # time: threads of 128 x 4; 2048 values, 512 among four. 432 blocks of 512 threads fit;
+        # 512 / 16 = 32 share an output, whose sum each writes once.
+        operands = (empty(64, 4, 64, 64), empty(64, 8, 66, 66), empty(4, 8, 3, 3))
+        assert self.backward(*operands, True, True, True) == 4 * 4 * 32 + 4 * 4
+
+
+class TestFormat:
+    """ConvShared.cpp: channels last if input or weight are, but not for float64."""
+
+    def convolve(self, x: Tensor, weight: Tensor, groups: int = 1) -> list[Tensor]:
+        dims = x.dim() - 2
+        args = ([1] * dims, [1] * dims, [1] * dims, False, [0] * dims, groups)
+        result, _ = run_kernel(aten.convolution.default, x, weight, None, *args)
+        operands = (torch.empty_like(result), x, weight, None, *args, [True, True, False])
+        gradients, _ = run_kernel(aten.convolution_backward.default, *operands)
+        assert gradients[2] is None
+        return [result, *gradients[:2]]
+
+    @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+    @pytest.mark.parametrize("dims", [2, 3])
+    # The CPU's backends differ by batch, type and dimensions, and with them the fake kernel's.
+    @pytest.mark.parametrize("batch", [1, 8])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_one_operand_is_enough(
+        self, first: bool, second: bool, dims: int, batch: int, dtype: torch.dtype, gpu: None
+    ) -> None:
+        last = torch.channels_last if dims == 2 else torch.channels_last_3d
+        x = torch.empty(batch, 4, *[6] * dims, dtype=dtype)
+        weight = torch.empty(8, 4, *[3] * dims, dtype=dtype)
+        x = x.to(memory_format=last) if first else x
+        weight = weight.to(memory_format=last) if second else weight
+        assert all(y.is_contiguous(memory_format=last) for y in self.convolve(x, weight))
+
+    def test_planes(self, gpu: None) -> None:
+        planes = empty(2, 4, 6, 6), empty(8, 4, 3, 3)
+        assert all(y.is_contiguous() for y in self.convolve(*planes))
+        wide = (empty(2, 4, 6, 6, dtype=torch.float64, last=True),)
+        weight = empty(8, 4, 3, 3, dtype=torch.float64, last=True)
+        assert all(y.is_contiguous() for y in self.convolve(*wide, weight))
+        with torch.backends.cudnn.flags(enabled=False):
+            last = empty(2, 4, 6, 6, last=True), empty(8, 4, 3, 3, last=True)
+            assert all(y.is_contiguous() for y in self.convolve(*last))
+
+    def test_lines(self, gpu: None) -> None:
+        assert all(
+            y.is_contiguous() for y in self.convolve(torch.empty(2, 4, 6), torch.empty(8, 4, 3))
+        )
+
+
+def test_the_host_s_convolution_is_left_alone() -> None:
+    with make_fake_mode():
+        x, weight = torch.empty(2, 4, 6, 6), torch.empty(8, 4, 3, 3)
+        args = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        assert CUDA.kernels[aten.convolution.default](x, weight, None, *args) is NotImplemented
+        backward = CUDA.kernels[aten.convolution_backward.default]
+        assert backward(x, x, weight, None, *args, [True] * 3) is NotImplemented
+
+
+def build(last: bool) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
+    return model.to(memory_format=LAST) if last else model
+
+
+X, OUT, WEIGHT = 2 * 8 * 36 * 4, 2 * 16 * 36 * 4, 16 * 8 * 9 * 4
+"""Bytes of the input, the result and the weight of that model."""
+
+
+@pytest.mark.parametrize("target", [True, False])
+@pytest.mark.parametrize("spec", ["2x8x6x6:channels_last", "2x8x6x6"])
+def test_a_model_in_channels_last(target: bool, spec: str, tmp_path: Path) -> None:
+    path = tmp_path / "last.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def build():\n"
+        "    layers = nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)\n"
+        "    return nn.Sequential(*layers).to(memory_format=torch.channels_last)\n"
+    )
+    model = f"{path}:build" if target else build(last=True)
+    graph = analyze(model, (spec,), device="cuda").graph
+    # _convolution: input.contiguous(channels_last), again in backward, where the weight's
+    # gradient is there by then.
+    copied = 0 if "last" in spec else X
+    assert made(graph)[0] == ("convolution", OUT + copied)
+    backward = made(graph, Phase.BACKWARD)
+    # The gradient of a sum is one element seen everywhere; batch norm copies it (cuDNN takes
+    # dense ones). That of the weight is of its format, and stolen.
+    assert backward[-1] == ("convolution_backward", WEIGHT + copied)
+
+
+def test_planes_in_a_model_for_which_the_input_decides() -> None:
+    x = torch.zeros(2, 8, 6, 6).to(memory_format=LAST)
+    graph = run_step(build(last=False), x)
+    # The weight is copied to channels last; its gradient is of that format, and copied to the
+    # weight's by AccumulateGrad (accumulate_grad.h, ``clone_obey_contract``).
+    assert made(graph)[0] == ("convolution", OUT + WEIGHT)
+    assert made(graph, Phase.BACKWARD)[-2:] == [
+        ("convolution_backward", WEIGHT),
+        ("new_empty_strided", WEIGHT),
+    ]
+
+
+def test_a_step() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    graph = run_step(model, torch.zeros(2, 3, 9, 9))
+    assert made(graph)[0] == ("convolution", 4 * 2 * 8 * 81)
+    # The gradient of a sum, one element seen everywhere, is copied: 784 floats, beside the
+    # gradient of the input; that of the bias comes later.
+    assert workspaces(graph) == {"aten.convolution_backward.default": 4 * (784 - 8)}
+    sizes = [size for name, size in made(graph, Phase.BACKWARD) if "convolution" in name]
+    assert sizes == [4 * (1296 + 576 + 784), 4 * (216 + 8)]
+
+
+def test_the_range_of_cudnn_s_workspace(gpu: None) -> None:
+    x, weight, out = empty(2, 3, 9, 9), empty(8, 3, 3, 3), empty(2, 8, 7, 7)
+    # 3 channels padded to 8; and the weight's gradient once as floats.
+    high = 4 * (2 * 8 * 81 + 8 * 8 * 9 + 2 * 8 * 49) + 4 * 216
+    assert estimate_cudnn_workspace_range(x, weight, out) == (0, high)
+    last = x.to(memory_format=LAST)
+    assert estimate_cudnn_workspace_range(last, weight, out) == (0, 4 * 216)

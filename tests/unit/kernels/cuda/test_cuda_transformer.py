@@ -1,0 +1,206 @@
+"""The fast paths of attention modules on CUDA: against PyTorch's results, and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cuda_steps import made, run_step
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fxmem.graph import MemoryGraph
+from fxmem.kernels.cuda import attention, transformer
+
+aten = torch.ops.aten
+BATCH, LENGTH, WIDTH, HEADS, HIDDEN = 2, 10, 64, 4, 128
+ROWS = BATCH * LENGTH
+X = ROWS * WIDTH * 4
+"""Bytes of an input of floats."""
+SCORES = BATCH * HEADS * LENGTH * LENGTH * 4
+
+
+class Attention(nn.Module):
+    """Attends to itself."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.masks = [name for name in settings if name.endswith("mask")]
+        for name in self.masks:
+            self.register_buffer(name, settings.pop(name))
+        self.settings = settings
+
+    def forward(self, x: Tensor) -> Any:
+        masks = {name: getattr(self, name) for name in self.masks}
+        return self.attention(x, x, x, **masks, **self.settings)
+
+
+def infer(model: nn.Module, *inputs: Tensor) -> MemoryGraph:
+    return run_step(model, *(inputs or (torch.zeros(BATCH, LENGTH, WIDTH),)), mode="infer")
+
+
+def test_attention_without_weights_is_fused() -> None:
+    # linear, its parts attended to, linear; no sums in inference.
+    assert made(infer(Attention(need_weights=False))) == [
+        ("addmm", 3 * X),
+        ("_scaled_dot_product_efficient_attention", X),
+        ("addmm", X),
+    ]
+
+
+def test_attention_with_weights_makes_scores() -> None:
+    assert made(infer(Attention())) == [
+        ("mm", 3 * X),
+        ("_transform_bias_rescale_qkv", 3 * X),
+        ("bmm", SCORES),  # softmax in place; the context takes the queries' place
+        ("clone", X),
+        ("addmm", X),
+        ("sum", SCORES // HEADS),
+    ]
+    assert ("sum", SCORES // HEADS) not in made(infer(Attention(average_attn_weights=False)))
+
+
+def test_no_fused_backend_is_enabled() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        names = [name for name, _ in made(infer(Attention(need_weights=False)))]
+    assert names == ["mm", "_transform_bias_rescale_qkv", "bmm", "clone", "addmm"]
+
+
+def after_scores(model: nn.Module, *inputs: Tensor) -> list[tuple[str, int]]:
+    """What comes between the scores and the context."""
+    what = made(infer(model, *inputs))
+    names = [name for name, _ in what]
+    return what[names.index("bmm") + 1 : names.index("clone")]
+
+
+def test_a_mask_is_for_the_softmax() -> None:
+    # Made a float one by F._canonical_mask, and boolean again; masked_softmax_cuda has a kernel
+    # for one mask for each sequence.
+    mask = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    model = Attention(need_weights=False, key_padding_mask=mask)
+    assert after_scores(model) == [("_to_copy", BATCH * LENGTH), ("_masked_softmax", SCORES)]
+    # One for all is expanded for all heads by merge_masks, and dense once it is boolean.
+    mask = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    model = Attention(need_weights=False, attn_mask=mask)
+    assert after_scores(model) == [("_to_copy", SCORES // 4), ("_masked_softmax", SCORES)]
+
+
+def test_a_mask_for_all_heads_is_filled_in() -> None:
+    class Direct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+            self.register_buffer("mask", torch.zeros(LENGTH, LENGTH, dtype=torch.bool))
+
+        def forward(self, x: Tensor) -> Any:
+            own = self.attention
+            return torch._native_multi_head_attention(
+                x, x, x, WIDTH, HEADS, own.in_proj_weight, own.in_proj_bias, own.out_proj.weight,
+                own.out_proj.bias, self.mask, False, True, 0,
+            )[0]  # fmt: skip
+
+    # Expanded in masked_softmax_cuda and not dense: a result that is not used, the filled scores
+    # and their softmax.
+    assert after_scores(Direct()) == [("_masked_softmax", 3 * SCORES)]
+
+
+def test_rows_that_are_too_long_for_the_masked_kernel() -> None:
+    length = 1032
+    scores = HEADS * length * length * 4
+    mask = torch.zeros(1, length, dtype=torch.bool)
+    model = Attention(need_weights=False, key_padding_mask=mask)
+    what = after_scores(model, torch.zeros(1, length, WIDTH))
+    assert what == [("_to_copy", length), ("_masked_softmax", 3 * scores)]
+
+
+NORM = ("native_layer_norm", X + 2 * ROWS * 4)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_layer(norm_first: bool) -> None:
+    model = nn.TransformerEncoderLayer(
+        WIDTH, HEADS, HIDDEN, batch_first=True, norm_first=norm_first
+    )
+    attend = [
+        ("addmm", 3 * X),
+        ("_scaled_dot_product_efficient_attention", X),
+        ("addmm", X),
+    ]
+    feed = [("_addmm_activation", ROWS * HIDDEN * 4), ("addmm", X)]
+    # Residuals are added in place.
+    expected = [NORM, *attend, NORM, *feed] if norm_first else [*attend, NORM, *feed, NORM]
+    assert made(infer(model)) == expected
+
+
+def test_an_encoder_takes_its_layers_fast_paths() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True)
+    names = [name for name, _ in made(infer(nn.TransformerEncoder(layer, 2)))]
+    assert names.count("_scaled_dot_product_efficient_attention") == 2
+    assert names.count("_addmm_activation") == 2
+
+
+def test_training_takes_the_layers_own_operators() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True)
+    names = [name for name, _ in made(run_step(layer, torch.zeros(BATCH, LENGTH, WIDTH)))]
+    assert "_addmm_activation" not in names
+    assert names.count("native_dropout") == 3  # that of attention is inside its kernel
+    assert "_scaled_dot_product_efficient_attention" in names
+
+
+@pytest.fixture
+def as_if_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real tensors of the CPU go by the composites, where no backend is but math."""
+    monkeypatch.setattr(transformer, "is_on_gpu", lambda x: True)
+    monkeypatch.setattr(transformer, "choose", lambda call: SDPBackend.MATH)
+
+
+def weights() -> tuple[Tensor, ...]:
+    sizes: list[tuple[int, ...]] = [(3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,)]
+    return tuple(torch.randn(x) * 0.1 for x in sizes)
+
+
+@pytest.mark.usefixtures("as_if_on_gpu")
+@pytest.mark.parametrize("needed", [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("inputs", [(0, 0, 0), (0, 1, 1), (0, 1, 2)])
+@pytest.mark.parametrize("mask_type", [None, 0, 1, 2])
+def test_the_composite_computes_what_the_native_one_does(
+    mask_type: int | None, inputs: tuple[int, ...], needed: tuple[bool, bool]
+) -> None:
+    sizes = [(LENGTH, LENGTH), (BATCH, LENGTH), (BATCH, HEADS, LENGTH, LENGTH)]
+    mask = None if mask_type is None else torch.rand(sizes[mask_type]) > 0.7
+    tensors = [torch.randn(BATCH, LENGTH, WIDTH) for _ in range(3)]
+    query, key, value = (tensors[i] for i in inputs)
+    args = (query, key, value, WIDTH, HEADS, *weights(), mask, *needed, mask_type)
+    expected = torch._native_multi_head_attention(*args)
+    result = transformer.native_multi_head_attention(*args)
+    torch.testing.assert_close(result[0], expected[0], equal_nan=True)
+    if needed[0]:
+        torch.testing.assert_close(result[1], expected[1], equal_nan=True)
+    else:
+        assert result[1] is None
+
+
+@pytest.mark.usefixtures("as_if_on_gpu")
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("use_gelu", [False, True])
+def test_the_layer_computes_what_the_native_one_does(use_gelu: bool, norm_first: bool) -> None:
+    x, norms = torch.randn(BATCH, LENGTH, WIDTH), [torch.randn(WIDTH) for _ in range(4)]
+    feed = (torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN), torch.randn(WIDTH, HIDDEN))
+    args = (
+        x, WIDTH, HEADS, *weights(), use_gelu, norm_first, 1e-5, *norms, *feed,
+        torch.randn(WIDTH), None, None,
+    )  # fmt: skip
+    expected = torch._transformer_encoder_layer_fwd(*args)
+    torch.testing.assert_close(transformer.transformer_encoder_layer(*args), expected)
+
+
+def test_the_fused_path_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer, "is_on_gpu", lambda x: True)
+    monkeypatch.setattr(attention, "is_on_gpu", lambda x: False)
+    monkeypatch.setattr(transformer, "choose", lambda call: SDPBackend.FLASH_ATTENTION)
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    args = (x, x, x, WIDTH, HEADS, *weights(), None, False, True, None)
+    expected = torch._native_multi_head_attention(*args)[0]
+    torch.testing.assert_close(transformer.native_multi_head_attention(*args)[0], expected)

@@ -1,0 +1,131 @@
+"""What reports say of outputs that are kept, and of operators whose memory nothing here states."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from cuda_steps import run_step
+from torch import Tensor, nn
+
+from fxmem import analyze
+from fxmem.analysis import Analysis
+from fxmem.graph import Category, Phase
+from fxmem.kernels.cuda import CUDA
+from fxmem.report.describing import build_document
+from fxmem.report.text import render_text
+
+F = nn.functional
+
+
+def read_text(analysis: Analysis, top: int = 10) -> str:
+    return render_text(build_document(analysis), top=top)
+
+
+class TestHeldOutputs:
+    """``for ...: output = model(x); loss = f(output)``: rebound, not deleted."""
+
+    OUTPUT = 64 * 16384 * 4
+
+    def analyse(self, hold: bool = True, mode: str = "train") -> Analysis:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16384))
+        return analyze(model, ("64x8",), device="cuda", mode=mode, hold_outputs=hold)
+
+    def test_they_are_alive_until_their_names_are_taken(self) -> None:
+        graph = self.analyse().graph
+        output, loss = (s for s in graph.storages if s.name.endswith("of the step before"))
+        assert (output.name, output.nbytes) == ("output of the step before", self.OUTPUT)
+        assert (loss.name, loss.nbytes) == ("loss of the step before", 4)
+        assert output.category is loss.category is Category.OUTPUT
+        # The model has returned, or the loss is computed, before either is let go.
+        died = [graph.operations[s.died] for s in (output, loss) if s.died is not None]
+        assert [(o.phase, o.name) for o in died] == [
+            (Phase.FORWARD, "aten.addmm.default"),
+            (Phase.LOSS, "aten.sum.default"),
+        ]
+
+    def test_the_peak_has_both_outputs(self) -> None:
+        held, plain = (self.analyse(hold, mode="infer") for hold in (True, False))
+        assert [s.name for s in held.peak.live].count("output of the step before") == 1
+        assert held.peak_bytes - plain.peak_bytes == self.OUTPUT
+
+    @pytest.mark.parametrize("mode", ["infer", "train"])
+    def test_text_and_json_say_so(self, mode: str) -> None:
+        held = self.analyse(mode=mode)
+        note = "Results of the step before take 4.00 MiB until those of this one are there."
+        assert note in read_text(held).splitlines()
+        report = json.loads(held.to_json())
+        assert note in report["notes"]
+        named = {s["name"]: s["nbytes"] for s in report["storages"]}
+        assert named["output of the step before"] == self.OUTPUT
+        assert named.get("loss of the step before") == (512 if mode == "train" else None)
+
+    def test_the_text_names_them_where_they_are_at_the_peak(self) -> None:
+        (line,) = (
+            line
+            for line in read_text(self.analyse(mode="infer")).splitlines()
+            if "output of the step before" in line
+        )
+        assert line.split()[:3] == ["4.00", "MiB", "OUTPUT"]
+
+    def test_without_them_nothing_is_said(self) -> None:
+        plain = self.analyse(hold=False)
+        assert "step before" not in read_text(plain, top=99) + plain.to_json()
+
+
+def factorize(x: Tensor) -> Tensor:
+    return torch.linalg.cholesky(x @ x.mT + torch.eye(8, device=x.device))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "operators"),
+    [
+        (torch.fft.rfft, (4, 8), ["_fft_r2c"]),
+        (factorize, (8, 8), ["linalg_cholesky_ex"]),
+        (torch.linalg.svdvals, (8, 8), ["_linalg_svd"]),
+        (nn.BatchNorm2d(4), (2, 4, 6, 6), ["cudnn_batch_norm", "cudnn_batch_norm_backward"]),
+        (nn.GRU(8, 4), (5, 2, 8), ["_cudnn_rnn", "_cudnn_rnn_backward"]),
+        (lambda x: x.mode(-1).values, (4, 8), ["mode"]),
+    ],
+    ids=["cuFFT", "cuSOLVER", "singular values", "cuDNN", "cuDNN's networks", "commonest"],
+)
+def test_what_is_not_modelled_is_listed(
+    model: object, sizes: tuple[int, ...], operators: list[str]
+) -> None:
+    x = torch.zeros(sizes, requires_grad=True)
+    module = model if isinstance(model, nn.Module) else Call(model)
+    analysis = analyze(module, (x,), device="cuda", loss=sum_magnitudes)
+    text, report = read_text(analysis), json.loads(analysis.to_json())
+    for operator in operators:
+        name = f"aten.{operator}.default"
+        reason = CUDA.unmodelled[getattr(torch.ops.aten, operator).default]
+        note = f"What {name} holds inside itself is not counted: {reason}."
+        assert note in text.splitlines()
+        assert report["notes"].count(note) == 1
+        assert name in {operation["name"] for operation in report["operations"]}
+
+
+class Call(nn.Module):
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert callable(self._function)
+        result: Tensor = self._function(x)
+        return result
+
+
+def sum_magnitudes(output: Any) -> Tensor:
+    x: Tensor = output[0] if isinstance(output, tuple) else output
+    return x.abs().sum()
+
+
+def test_what_is_modelled_is_not_listed() -> None:
+    graph = run_step(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.zeros(4, 8))
+    known = {str(operator) for operator in CUDA.unmodelled}
+    assert not known & {operation.name for operation in graph.operations}
+    analysis = analyze(nn.Linear(8, 8), ("4x8",), device="cuda")
+    assert "not counted" not in read_text(analysis) + analysis.to_json()

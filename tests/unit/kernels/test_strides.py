@@ -1,0 +1,66 @@
+"""Results lie in memory as those of real kernels do, whatever the gradient that comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fxmem.kernels.cpu import CPU
+
+aten = torch.ops.aten
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "reversed": lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "expanded": lambda x: x[:1, :1, :1].expand(x.shape),
+    "spread": lambda x: torch.stack((x, x), -1)[..., 0],
+}
+X = torch.rand(2, 6, 4)
+NOISE = torch.rand(2, 6, 4)
+STATISTICS = (torch.rand(2, 6, 1), torch.rand(2, 6, 1))
+CALLS: dict[str, tuple[Any, ...]] = {
+    "elu": (aten.elu_backward.default, 1.0, 1.0, 1.0, False, X),
+    "hardsigmoid": (aten.hardsigmoid_backward.default, X),
+    "hardswish": (aten.hardswish_backward.default, X),
+    "hardtanh": (aten.hardtanh_backward.default, X, -1.0, 1.0),
+    "logit": (aten.logit_backward.default, X, 1e-6),
+    "softplus": (aten.softplus_backward.default, X, 1.0, 20.0),
+    "rrelu": (aten.rrelu_with_noise_backward.default, X, NOISE, 0.1, 0.3, True, False),
+    "rrelu_eval": (aten.rrelu_with_noise_backward.default, X, NOISE, 0.1, 0.3, False, False),
+    "log_softmax": (aten._log_softmax_backward_data.default, X, 1, torch.float32),
+    "softmax": (aten._softmax_backward_data.default, X, 1, torch.float32),
+    "layer_norm": (
+        aten.native_layer_norm_backward.default,
+        *(X, [4], *STATISTICS, torch.rand(4), torch.rand(4), [True] * 3),
+    ),
+    "layer_norm_of_input": (
+        aten.native_layer_norm_backward.default,
+        *(X, [4], *STATISTICS, None, None, [True, False, False]),
+    ),
+    "gelu": (aten.gelu_backward.default, X),
+    "silu": (aten.silu_backward.default, X),
+    "leaky_relu": (aten.leaky_relu_backward.default, X, 0.1, False),
+    "tanh": (aten.tanh_backward.default, X),
+    "sigmoid": (aten.sigmoid_backward.default, X),
+    "threshold": (aten.threshold_backward.default, X, 0),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_lie_as_those_of_real_kernels(name: str, layout: str) -> None:
+    func, *rest = CALLS[name]
+    args = (LAYOUTS[layout](torch.rand(2, 6, 4)), *rest)
+    with FakeTensorMode() as mode:
+        fakes = tree_map_only(Tensor, mode.from_tensor, args)
+        predicted = CPU.kernels.get(func, func)(*fakes)
+    found = [(x.shape, x.stride(), x.dtype) for x in tree_leaves(predicted) if x is not None]
+    real = tree_leaves(func(*args))
+    assert found == [(x.shape, x.stride(), x.dtype) for x in real if x is not None]

@@ -1,0 +1,595 @@
+"""TARGET to module: what loads, on what tensors, and the one line for what does not."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import os
+import random
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import fxmem
+from fxmem.errors import LoadError
+from fxmem.loading.target import load_function, load_target, prepare_targets
+from fxmem.tracing.devices import replace_devices
+from fxmem.tracing.fakes import make_fake_mode, make_fake_model
+
+NETS = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, width, depth=2):
+            super().__init__()
+            self.body = nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)])
+
+        def forward(self, x):
+            return self.body(x)
+
+    class Rates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+            self.embedding = nn.Embedding(4, 4)
+            self.head = nn.Linear(4, 4)
+            self.head.weight = self.embedding.weight
+            nn.init.trunc_normal_(self.head.weight)
+
+    class LooksAtValues(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            assert self.linear.weight.sum().item() < 100
+
+    class Factory:
+        @staticmethod
+        def make(width):
+            return Net(width)
+
+    def make_on_gpu():
+        return Rates().half().to("cuda")
+
+    def make_casting():
+        return nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)).to("cpu").half().float().cuda()
+
+    def make_nothing():
+        pass
+
+    def make_pair():
+        return nn.Linear(1, 1), 3
+
+    def make_class():
+        return Net
+
+    def fail():
+        raise ValueError("no such width")
+
+    def fail_without_text():
+        raise ValueError
+
+    config = {}
+    instance = nn.Linear(2, 2)
+
+    def take_mean(output):
+        return output.mean()
+
+    def make_loss(weight):
+        return lambda output: output.mean() * weight
+
+    def leave():
+        raise SystemExit(3)
+
+    class Forgets(nn.Module):
+        def __init__(self):
+            self.linear = nn.Linear(2, 2)
+
+    def load_weights():
+        return torch.load("best.pt")
+"""
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture(autouse=True)
+def clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    write_file("nets.py", NETS)
+    return write_file
+
+
+def load(target: str) -> nn.Module:
+    with prepare_targets(target), replace_devices(set()):
+        return load_target(target, make_fake_mode())
+
+
+def explain(target: str) -> str:
+    with pytest.raises(LoadError) as caught:
+        load(target)
+    return str(caught.value)
+
+
+def is_fake(model: nn.Module) -> bool:
+    return all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "nets:Net(3)",
+        "nets.py:Net(3)",
+        "./nets.py:Net(width=3, depth=2)",
+        "nets:Factory.make(3)",
+        "nets.py:Factory.make( 3 )",
+    ],
+)
+def test_every_form_of_a_target_loads_on_fakes(write: Write, target: str) -> None:
+    model = load(target)
+    assert is_fake(model)
+    assert [tuple(parameter.shape) for parameter in model.parameters()] == [(3, 3), (3,)] * 2
+
+
+def test_literals_may_hold_colons_and_quotes(write: Write) -> None:
+    write(
+        "keep.py",
+        "from torch import nn\ndef keep(*a, **k):\n m = nn.ReLU(); m.got = a, k; return m",
+    )
+    model = load("keep:keep('a:b', {'x': [1, (2.5, None)]}, flag=True, n=-1)")
+    assert model.got == (("a:b", {"x": [1, (2.5, None)]}), {"flag": True, "n": -1})
+
+
+def test_an_instance_is_given_back_as_it_is(write: Write) -> None:
+    model = load("nets:instance")
+    assert model is sys.modules["nets"].instance
+    assert not is_fake(model)
+
+
+def test_a_constructor_that_reads_values_still_takes_no_memory(write: Write) -> None:
+    model = load("nets:Rates")
+    assert is_fake(model)
+    assert model.rates == [0.0, 0.5, 1.0]
+    assert model.head.weight is model.embedding.weight
+
+
+def test_a_constructor_that_reads_parameters_is_built_for_real(write: Write) -> None:
+    model = load("nets:LooksAtValues")
+    assert not is_fake(model)
+    assert is_fake(make_fake_model(model, make_fake_mode(), train=True))
+
+
+@pytest.mark.parametrize("name", ["make_on_gpu", "make_casting"])
+def test_a_factory_may_cast_and_move_to_a_gpu(write: Write, name: str) -> None:
+    model = load(f"nets:{name}")
+    assert is_fake(model)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    dtype = torch.float16 if name == "make_on_gpu" else torch.float32
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    if name == "make_on_gpu":
+        assert model.head.weight is model.embedding.weight
+
+
+def test_torch_is_left_unpatched(write: Write) -> None:
+    before = nn.Module._apply, nn.init._no_grad_trunc_normal_
+    load("nets:Rates")
+    explain("nets:fail")
+    assert (nn.Module._apply, nn.init._no_grad_trunc_normal_) == before
+    assert isinstance(nn.Linear(2, 2).weight, nn.Parameter)
+    assert not isinstance(nn.Linear(2, 2).weight, FakeTensor)
+
+
+def test_random_numbers_and_defaults_are_left_as_found(write: Write) -> None:
+    numpy = pytest.importorskip("numpy")
+    write(
+        "seeds.py",
+        """
+        import random, numpy, torch
+        torch.manual_seed(1); random.seed(1); numpy.random.seed(1)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.rand(3)
+        model = torch.nn.Linear(2, 2)
+        """,
+    )
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+    load("seeds:model")
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert numpy.random.get_state()[1].tolist() == states[2]
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.is_grad_enabled()
+
+
+def test_a_file_imports_its_siblings(write: Write, tmp_path: Path) -> None:
+    write("deep/sibling.py", "from torch import nn\nmodel = nn.ReLU()")
+    write("deep/main.py", "from sibling import model")
+    assert isinstance(load("deep/main.py:model"), nn.ReLU)
+    assert str(tmp_path / "deep") not in sys.path
+    assert str(tmp_path) in sys.path
+
+
+def test_a_file_in_a_package_imports_relatively(write: Write) -> None:
+    write("work/pack/__init__.py", "")
+    write("work/pack/layers.py", "from torch import nn\nmodel = nn.ReLU()")
+    write("work/pack/main.py", "from .layers import model")
+    assert isinstance(load("work/pack/main.py:model"), nn.ReLU)
+
+
+def test_a_file_may_be_called_like_a_known_module(write: Write) -> None:
+    write("other/random.py", "from torch import nn\nmodel = nn.ReLU()")
+    assert isinstance(load("other/random.py:model"), nn.ReLU)
+    assert sys.modules["random"] is random
+
+
+def test_a_file_is_read_again(write: Write) -> None:
+    path = write("change.py", "from torch import nn\nmodel = nn.ReLU()")
+    load("change.py:model")
+    path.write_text("from torch import nn\nmodel = nn.Tanh()  # longer than before")
+    assert isinstance(load("change.py:model"), nn.Tanh)
+
+
+LITERALS = "pass numbers, strings, True, None, lists, tuples or dicts, e.g. factory(depth=50)"
+FORMS = "write package.module:Model, path/to/file.py:Model or module:factory(depth=50)"
+MEANT = "name an nn.Module class or instance, or a function that returns one"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nets", "target 'nets' does not say which model (write nets:Model)"),
+        (
+            "nets.py",
+            "target 'nets.py' does not say which model "
+            "(write nets.py:Net, or Rates, LooksAtValues, Forgets)",
+        ),
+        (
+            "model.pt",
+            "'model.pt' holds weights, and no code to run "
+            "(name the code of the model: path/to/file.py:Model)",
+        ),
+        (".", "'.' is a folder (name a .py file in it, and what is in it)"),
+        ("nets:Net.forward", "'nets:Net.forward' is a method (name the class: nets:Net)"),
+        (
+            "nets:load_weights",
+            "'nets:load_weights' raised FileNotFoundError: [Errno 2] No such file or directory: "
+            "'best.pt' at nets.py:71 (memory does not depend on values: build the model without "
+            "loading weights)",
+        ),
+        ("?", "target '?' does not say which model (write package.module:Model)"),
+        ("nets:", f"target 'nets:' cannot be understood ({FORMS})"),
+        (
+            "a b:c",
+            "'a b' in target 'a b:c' is neither a module nor a .py file "
+            "(write package.module:Model or path/to/file.py:Model)",
+        ),
+        ("nets:Net(x)", f"'x' in target 'nets:Net(x)' is no Python literal ({LITERALS})"),
+        ("nets:Net(*[1])", f"'*[1]' in target 'nets:Net(*[1])' is no Python literal ({LITERALS})"),
+        ("nets:Net(1 2)", f"bad arguments '(1 2)' in target 'nets:Net(1 2)' ({LITERALS})"),
+        (
+            "nope:Net",
+            "no module named 'nope' (is it installed here, or below the current folder? "
+            "or name its file: path/to/file.py:Net)",
+        ),
+        (
+            "nets.sub:Net",
+            "no module named 'nets.sub': 'nets' is a module, no package (write nets:Net)",
+        ),
+        ("net.py:Net", "there is no file 'net.py' (did you mean nets.py?)"),
+        (
+            "far/off.py:Net",
+            "there is no file 'far/off.py' (is the path relative to the current folder?)",
+        ),
+        ("nets:Nett(3)", "no 'Nett' in 'nets' (did you mean Net?)"),
+        (
+            "nets:zzz",
+            "no 'zzz' in 'nets' (models there: Forgets, LooksAtValues, Net, Rates, instance)",
+        ),
+        ("nets:Factory.zzz", "no 'zzz' in 'nets:Factory' (there is no nn.Module in it)"),
+        ("nets:config", f"'nets:config' is of type dict, no model ({MEANT})"),
+        (
+            "nets:instance(3)",
+            "'nets:instance(3)': instance is a model already, it takes no arguments "
+            "(write 'nets:instance')",
+        ),
+        (
+            "nets:Net",
+            "'nets:Net': missing a required argument: 'width'; it is Net(width, depth=2) "
+            "(pass literals: 'nets:Net(width=...)'; or name a function that returns it)",
+        ),
+        (
+            "nets:Rates(1)",
+            "'nets:Rates(1)': too many positional arguments; it is Rates()",
+        ),
+        ("nets:make_nothing", f"'nets:make_nothing' returned None, no nn.Module ({MEANT})"),
+        (
+            "nets:make_pair",
+            "'nets:make_pair' returned a tuple, no nn.Module "
+            "(write a function that returns the model alone)",
+        ),
+        (
+            "nets:make_class",
+            "'nets:make_class' returned a type, no nn.Module "
+            "(it returned a class: call it in the function, or name it in the target)",
+        ),
+        (
+            "nets:fail",
+            "'nets:fail' raised ValueError: no such width at nets.py:49 "
+            "(see the whole traceback with --debug)",
+        ),
+        (
+            "nets:leave",
+            "'nets:leave' calls exit(3) at nets.py:64 "
+            "(name a class, or a function that returns the model)",
+        ),
+        (
+            "nets:Forgets",
+            "'nets:Forgets' raised AttributeError: cannot assign module before Module.__init__() "
+            "call at nets.py:68 (begin its __init__ with super().__init__())",
+        ),
+        (
+            "nets:fail_without_text",
+            "'nets:fail_without_text' raised ValueError at nets.py:52 "
+            "(see the whole traceback with --debug)",
+        ),
+    ],
+)
+def test_one_line_says_why_a_target_does_not_load(write: Write, target: str, message: str) -> None:
+    assert explain(target) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "weights.pt",
+            "'weights.pt' holds weights, and no code to run "
+            "(name the code of the model: path/to/file.py:Model)",
+        ),
+        (
+            "train.ipynb",
+            "'train.ipynb' is a notebook, no .py file "
+            "(save it as one: jupyter nbconvert --to script train.ipynb)",
+        ),
+    ],
+)
+def test_a_file_that_is_no_code(write: Write, name: str, message: str) -> None:
+    write(name, "")
+    assert explain(f"{name}:Net") == message
+
+
+@pytest.mark.parametrize("form", ["broken", "broken.py"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "1 / 0",
+            "cannot be imported: ZeroDivisionError: division by zero at broken.py:1 "
+            "(see the whole traceback with --debug)",
+        ),
+        (
+            "x = (",
+            "cannot be imported: SyntaxError: '(' was never closed at broken.py:1 "
+            "(see the whole traceback with --debug)",
+        ),
+        (
+            "raise SystemExit(3)",
+            "exits when it is imported at broken.py:1 "
+            "(put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "import argparse\n"
+            "parser = argparse.ArgumentParser()\n"
+            "parser.add_argument('--data', required=True)\n"
+            "parser.parse_args([])",
+            "reads the command line (the following arguments are required: --data) when it is "
+            "imported at broken.py:4 (put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "name = input('which? ')",
+            "asks for input when it is imported at broken.py:1 "
+            "(put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "import torch\n"
+            "model = torch.nn.Linear(2, 2)\n"
+            "for _ in range(10**9):\n"
+            "    model(torch.ones(2, 2)).sum().backward()",
+            "trains when it is imported at broken.py:4 "
+            "(put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "open('/no/such/data')",
+            "cannot be imported: FileNotFoundError: [Errno 2] No such file or directory: "
+            "'/no/such/data' at broken.py:1 (see the whole traceback with --debug; "
+            "put what runs as a script under: if __name__ == '__main__')",
+        ),
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            "cannot be imported: RuntimeError: operator torchvision::nms does not exist at "
+            "broken.py:1 (torch and torchvision do not fit together: install both anew, from one "
+            "index)",
+        ),
+    ],
+)
+def test_one_line_says_why_a_module_does_not_import(
+    write: Write, form: str, text: str, message: str
+) -> None:
+    write("broken.py", text)
+    assert explain(f"{form}:Net") == f"{form!r} {message}"
+    assert "broken" not in sys.modules
+
+
+@pytest.mark.parametrize("form", ["broken", "broken.py"])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("\nimport not_there.part", 2), ("def Net():\n    import not_there", 2)],
+)
+def test_a_package_that_is_missing_is_to_be_installed(
+    write: Write, form: str, text: str, line: int
+) -> None:
+    write("broken.py", text)
+    name = "not_there"
+    assert explain(f"{form}:Net") == (
+        f"broken.py:{line} imports {name!r}, which is not installed "
+        f"(pip install {name}, or put its folder on PYTHONPATH)"
+    )
+
+
+def test_a_folder_and_a_file_named_as_a_module_are_pointed_out(write: Write) -> None:
+    write("src/deep.py", "")
+    assert explain("./src:Net") == "'./src' is a folder (name a .py file in it)"
+    assert explain("src.deeper:Net").startswith("no module named 'src.deeper'")
+
+
+def test_an_error_in_a_siblings_code_names_that_line(write: Write) -> None:
+    write("helper.py", "def check():\n    raise KeyError('depth')")
+    write("uses.py", "from helper import check\ndef make():\n    check()")
+    assert f"{os.path.basename('helper.py')}:2" in explain("uses:make")
+
+
+def test_a_name_that_fails_to_import_on_access_is_explained(write: Write) -> None:
+    write("late.py", "def __getattr__(name):\n    raise RuntimeError('needs a codec')")
+    assert explain("late:Net") == (
+        "'late' cannot be imported: RuntimeError: needs a codec at late.py:2 "
+        "(see the whole traceback with --debug)"
+    )
+
+
+def test_a_relative_import_without_its_package_is_explained(write: Write) -> None:
+    write("loose/main.py", "from .layers import model")
+    assert explain("loose/main.py:model") == (
+        "'loose/main.py' imports from a package that it is not in at main.py:1: attempted relative "
+        "import with no known parent package (put an __init__.py beside it, or name it "
+        "package.module:model)"
+    )
+
+
+def test_python_is_left_as_it_was(write: Write) -> None:
+    before = argparse.ArgumentParser.error, builtins.input
+    load("nets:instance")
+    explain("broken:Net")
+    assert (argparse.ArgumentParser.error, builtins.input) == before
+
+
+def test_a_file_sees_its_folder_and_its_defaults_while_targets_are_prepared(write: Write) -> None:
+    write("deep/late.py", "factor = 2")
+    write(
+        "deep/main.py",
+        """
+        import torch
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("cuda")
+
+        class Net(torch.nn.Module):
+            def forward(self, x):
+                from late import factor
+                return x * factor * torch.ones(3)
+        """,
+    )
+    analysis = fxmem.analyze("deep/main.py:Net", ("2x3",), mode="infer", device="cpu")
+    assert analysis.nodes[-1].dtype == "float64"
+    assert analysis.setup.notes == ("The code names devices (cuda): taken as the target, cpu.",)
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.get_default_device().type == "cpu"
+
+
+def test_a_function_is_loaded_too(write: Write) -> None:
+    with prepare_targets("nets.py:take_mean"):
+        assert load_function("nets.py:take_mean")(torch.ones(3)) == 1
+        assert load_function("nets.py:make_loss(weight=2)")(torch.ones(3)) == 2
+        module = sys.modules["nets"]
+        assert load_function("nets.py:take_mean") is module.take_mean
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "nets:config",
+            "'nets:config' is of type dict, no function (name a function of the file or module)",
+        ),
+        ("nets:take_mena", "no 'take_mena' in 'nets' (did you mean take_mean?)"),
+        (
+            "nets:qqq",
+            "no 'qqq' in 'nets' (functions there: fail, fail_without_text, leave, load_weights, "
+            "make_casting, make_class, make_loss, make_nothing, ...)",
+        ),
+        (
+            "nets:make_loss()",
+            "'nets:make_loss()': missing a required argument: 'weight'; it is make_loss(weight) "
+            "(pass literals: 'nets:make_loss(weight=...)'; or name a function that returns it)",
+        ),
+        (
+            "nets:fail()",
+            "'nets:fail()' raised ValueError: no such width at nets.py:49 "
+            "(see the whole traceback with --debug)",
+        ),
+    ],
+)
+def test_one_line_says_why_a_function_does_not_load(
+    write: Write, target: str, message: str
+) -> None:
+    with prepare_targets(target), pytest.raises(LoadError) as caught:
+        load_function(target)
+    assert str(caught.value) == message
+
+
+def test_a_loss_and_an_optimizer_from_the_model_s_file(write: Write) -> None:
+    write(
+        "whole.py",
+        """
+        import torch
+        from torch import nn
+
+        class Output:
+            def __init__(self, scores):
+                self.scores = scores
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(3, 3)
+
+            def forward(self, x):
+                return Output(self.linear(x))
+
+        def loss(output):
+            assert isinstance(output, Output)
+            return output.scores.mean()
+
+        def optimizer(parameters):
+            return torch.optim.AdamW(parameters, lr=1e-3, amsgrad=True)
+        """,
+    )
+    analysis = fxmem.analyze(
+        "whole.py:Net", ("2x3",), loss="whole.py:loss", optimizer="whole.py:optimizer", device="cpu"
+    )
+    assert (analysis.setup.loss, analysis.setup.optimizer) == (
+        "whole.py:loss",
+        "whole.py:optimizer",
+    )
+    # exp_avg, exp_avg_sq and max_exp_avg_sq, and a step for each of two parameters
+    assert analysis.optimizer_state_bytes == 3 * analysis.parameter_bytes + 2 * 4

@@ -1,0 +1,527 @@
+"""Two models side by side: what is the same, and what is not."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from planned_models import PLANNED
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxmem
+from fxmem.applying.verification import Difference, Kind
+from fxmem.errors import TraceError, UsageError
+from fxmem.verifying.verify import verify_target
+
+
+class Net(nn.Module):
+    """Normalises and draws random numbers; a part of it can be computed again in backward."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.outer = nn.Linear(width, width)
+        self.generator = torch.Generator().manual_seed(3)
+        self.draws = "torch"
+
+    def draw(self, x: Tensor) -> Tensor:
+        if self.draws == "torch":
+            return F.dropout(x, 0.5, self.training)
+        if self.draws == "generator":
+            return x * torch.rand(x.shape, generator=self.generator)
+        return x * (random.random() + np.random.rand())
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.norm(self.draw(self.inner(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.middle(x))
+
+
+class Changed(nn.Module):
+    """A net that computes something else, with the same parameters, as a wrong plan would."""
+
+    def __init__(self, net: Net, forward: Callable[[Net, Tensor], Tensor]) -> None:
+        super().__init__()
+        for name in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[name] = net.__dict__[name]
+        self.__dict__["net"], self.change = net, forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self.__dict__["net"].train(self.training), x)
+
+
+def recompute(net: Net, x: Tensor, **options: Any) -> Tensor:
+    y = checkpoint(net.middle, x, use_reentrant=False, **options)
+    return net.outer(y)
+
+
+def count_twice(net: Net, x: Tensor) -> Tensor:
+    net.norm.num_batches_tracked += 1
+    return net(x)
+
+
+def draw_more(net: Net, x: Tensor) -> Tensor:
+    y = net(x)
+    torch.rand(1)
+    return y
+
+
+def shift_mean(net: Net, x: Tensor) -> Tensor:
+    y = net(x)
+    net.norm.running_mean.data[2] += 1  # which backward has saved
+    return y
+
+
+def change_input(net: Net, x: Tensor) -> Tensor:
+    y = net(x.clone())
+    x[1, 2] += 1
+    return y
+
+
+def find_differences(
+    change: Callable[[Net, Tensor], Tensor], draws: str = "torch", **options: Any
+) -> list[Difference]:
+    torch.manual_seed(1)
+    net = Net()
+    net.draws = draws
+    report = fxmem.verify(net, Changed(net, change), "5x6", **options)
+    assert report.equal is (not report.differences)
+    assert report.notes == ()
+    return [*report.differences]
+
+
+def list_kinds(differences: list[Difference]) -> list[tuple[int, str, str]]:
+    return [(d.step, d.kind.value, d.name) for d in differences]
+
+
+def test_a_model_is_equal_to_itself() -> None:
+    assert find_differences(Net.forward, optimizer="adam", loss="mse") == []
+
+
+@pytest.mark.parametrize("draws", ["torch", "generator", "python"])
+def test_drawing_is_no_difference(draws: str) -> None:
+    assert find_differences(Net.forward, draws) == []
+
+
+def test_a_checkpoint_updates_statistics_twice() -> None:
+    differences = find_differences(recompute)
+    assert list_kinds(differences) == [
+        (1, "buffer", "norm.running_mean"),
+        (1, "buffer", "norm.running_var"),
+        (1, "buffer", "norm.num_batches_tracked"),
+    ]
+    count = differences[-1]
+    assert (count.index, count.baseline, count.planned) == ((), "1", "2")
+    assert count.max_difference == 1
+
+
+def test_a_checkpoint_that_draws_another_mask_gives_other_gradients() -> None:
+    differences = find_differences(lambda net, x: recompute(net, x, preserve_rng_state=False))
+    names = list_kinds(differences)
+    assert names[0] == (1, "gradient", "inner.weight")
+    assert (1, "random state", "torch") in names
+    assert not any(kind in ("output", "loss") for _, kind, _ in names)
+    assert differences[0].elements > 1
+    assert differences[0].max_difference is not None and differences[0].max_difference > 0
+
+
+def test_a_checkpoint_does_not_keep_a_generator_of_its_own() -> None:
+    names = list_kinds(find_differences(recompute, "generator"))
+    assert names[0] == (1, "gradient", "inner.weight")
+    assert (1, "random state", "generator 1") in names
+    assert (1, "random state", "torch") not in names
+
+
+def test_nor_the_generators_of_other_libraries() -> None:
+    names = list_kinds(find_differences(recompute, "python"))
+    assert {(1, "random state", "python"), (1, "random state", "numpy")} < {*names}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (count_twice, (1, "buffer", "norm.num_batches_tracked")),
+        (draw_more, (1, "random state", "torch")),
+        (shift_mean, (1, "buffer", "norm.running_mean")),
+        (change_input, (1, "input", "args[0]")),
+    ],
+)
+def test_one_thing_alone_differs(
+    change: Callable[[Net, Tensor], Tensor], expected: tuple[int, str, str]
+) -> None:
+    assert list_kinds(find_differences(change)) == [expected]
+
+
+def test_a_difference_says_where_and_by_how_much() -> None:
+    (difference,) = find_differences(shift_mean)
+    assert (difference.index, difference.elements) == ((2,), 1)
+    apart = float(difference.planned) - float(difference.baseline)
+    assert apart == pytest.approx(1, abs=1e-6)
+    assert difference.max_difference == pytest.approx(1, abs=1e-6)
+
+
+def test_a_zero_of_another_sign_is_a_difference() -> None:
+    torch.manual_seed(1)
+    net = Net()
+    zero, negative = (Changed(net, lambda n, x, f=f: n(x).abs() * f) for f in (0.0, -0.0))
+    report = fxmem.verify(zero, negative, "5x6")
+    first = report.differences[0]
+    assert (first.name, first.baseline, first.planned) == ("output", "0", "-0")
+    assert first.max_difference == 0
+
+
+def test_nans_are_equal() -> None:
+    report = fxmem.verify(nn.Linear(2, 2), nn.Linear(2, 2), torch.tensor([[float("nan"), 1.0]]))
+    assert report.equal
+
+
+def test_a_difference_in_the_optimizer_alone() -> None:
+    betas = itertools.cycle([0.9, 0.5])
+
+    def make(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=0, betas=(next(betas), 0.999))
+
+    layer = nn.Linear(3, 2)
+    report = fxmem.verify(layer, layer, "4x3", optimizer=make)
+    names = [(d.kind, d.name) for d in report.differences]
+    assert names == [
+        (Kind.OPTIMIZER_STATE, "weight.exp_avg"),
+        (Kind.OPTIMIZER_STATE, "bias.exp_avg"),
+        (Kind.OPTIMIZER_STATE, "group 0.betas[0]"),
+    ]
+
+
+class Late(nn.Linear):
+    """Goes wrong in its third step."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) + (self.calls > 2)
+
+
+def test_a_difference_in_a_later_step() -> None:
+    report = fxmem.verify(nn.Linear(3, 2), Late(3, 2), "4x3", steps=5)
+    assert report.steps == 3
+    assert {d.step for d in report.differences} == {3}
+    assert fxmem.verify(nn.Linear(3, 2), Late(3, 2), "4x3", steps=2).equal
+
+
+def test_a_gradient_that_is_missing() -> None:
+    def detach(net: Net, x: Tensor) -> Tensor:
+        return net.outer(net.middle(x).detach())
+
+    (first, *_) = find_differences(detach)
+    assert (first.name, first.cause, first.planned) == ("inner.weight", "type", "None")
+
+
+def test_a_model_that_fails_is_a_difference() -> None:
+    def fail(net: Net, x: Tensor) -> Tensor:
+        raise ValueError("no such block")
+
+    torch.manual_seed(1)
+    net = Net()
+    report = fxmem.verify(net, Changed(net, fail), "5x6")
+    (difference,) = report.differences
+    assert difference.kind is Kind.ERROR
+    assert difference.cause.startswith("ValueError: no such block at ")
+    assert (report.planned.peak_bytes, report.planned.step_s) == (None, None)
+    assert report.baseline.peak_bytes is not None
+
+
+def test_models_without_a_tensor_in_common_are_compared_too() -> None:
+    net = Net()
+    other = copy.deepcopy(net)
+    nn.init.zeros_(other.inner.weight)
+    assert fxmem.verify(net, other, "5x6", optimizer="sgd-momentum").equal
+    assert not other.inner.weight.any()
+
+
+class Noisy(nn.Module):
+    """Draws from what no seed reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * random.SystemRandom().random()
+
+
+def test_a_model_that_is_not_deterministic_is_told() -> None:
+    model = Noisy()
+    report = fxmem.verify(model, model, "3x2")
+    assert not report.equal
+    assert report.notes == (
+        "The model is not deterministic: run again from the same state, it differs from itself "
+        "(output output).",
+    )
+
+
+def test_everything_is_as_before() -> None:
+    torch.manual_seed(2)
+    net = Net().eval()
+    net.draws = "generator"
+    net(torch.ones(2, 6)).sum().backward()
+    x = torch.randn(5, 6, requires_grad=True)
+    state, generator = copy.deepcopy(net.state_dict()), net.generator.get_state()
+    gradients = [p.grad for p in net.parameters()]
+    values = [g.clone() for g in gradients if g is not None]
+    numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    planned = Changed(net, draw_more).eval()
+    assert not fxmem.verify(net, planned, (x,), optimizer="adam").equal
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    assert torch.equal(net.generator.get_state(), generator)
+    assert [p.grad for p in net.parameters()] == gradients
+    assert all(torch.equal(*pair) for pair in zip(values, gradients, strict=True))
+    assert torch.equal(torch.get_rng_state(), numbers[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == numbers[1:]
+    assert not any(m.training for m in (*net.modules(), planned))
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_plans_change_nothing_and_take_what_they_promise(name: str) -> None:
+    make, spec = PLANNED[name]
+    torch.manual_seed(0)
+    model = make()
+    analysis = fxmem.analyze(model, (spec,), device="cpu", optimizer="adam")
+    plan = fxmem.pareto(analysis, points=3, time_limit_s=1)[-1]
+    report = fxmem.verify(model, fxmem.apply(model, plan), (spec,), optimizer="adam")
+    assert report.differences == ()
+    assert report.device == "cpu"
+    for figures in (report.baseline, report.planned):
+        # Measured by the allocator's own events.
+        assert figures.peak_bytes == pytest.approx(figures.predicted_peak_bytes, rel=1e-3)
+    assert report.promise is not None
+    assert report.promise.peak_bytes == plan.peak_bytes
+    assert report.promise.is_plans_own and report.promise.is_kept and report.keeps_promise
+    assert report.notes == ()
+
+
+def plan_net(spec: str = "512x6", **options: Any) -> tuple[Net, nn.Module, fxmem.Plan]:
+    net = Net()
+    plan = fxmem.plan(fxmem.analyze(net, spec, **options), max_overhead=0.5, time_limit_s=0.2)
+    return net, fxmem.apply(net, plan), plan
+
+
+def test_a_promise_that_is_broken_is_told() -> None:
+    net, planned, plan = plan_net(device="cpu")
+    for share in (0.9, 1.1):
+        planned.plan = replace(plan, peak_bytes=int(share * plan.peak_bytes))
+        report = fxmem.verify(net, planned, "512x6", steps=1)
+        assert report.equal and not report.keeps_promise
+        assert report.promise is not None
+        assert report.promise.deviation == pytest.approx(1 / share - 1, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [({"device": "cuda"}, {}), ({"device": "cpu"}, {"optimizer": "adam"})],
+)
+def test_a_plan_for_another_step_is_held_against_the_planner(
+    options: dict[str, Any], step: dict[str, Any]
+) -> None:
+    net, planned, plan = plan_net(**options)
+    report = fxmem.verify(net, planned, "512x6", steps=1, **step)
+    assert report.promise is not None
+    assert report.promise.is_kept and not report.promise.is_plans_own
+    assert report.promise.peak_bytes != plan.peak_bytes
+    (note,) = report.notes
+    assert note.startswith("The plan's own promise, ")
+    assert note.endswith(". Compared is what the planner says of this one.")
+
+
+def test_a_plan_for_other_inputs_promises_nothing() -> None:
+    net, planned, _ = plan_net(device="cpu")
+    report = fxmem.verify(net, planned, "500x6", steps=1)
+    assert report.promise is None and report.keeps_promise
+    assert report.notes == (
+        "No peak is promised: the plan was made for other inputs or another model.",
+    )
+
+
+def test_inference_is_compared_too() -> None:
+    net = Net()
+    report = fxmem.verify(net, Changed(net, Net.forward), "5x6", mode="infer", optimizer="adam")
+    assert (report.equal, report.mode) == (True, "infer")
+    assert not report.compared.keys() & {"loss", "gradient", "optimizer state"}
+    other = fxmem.verify(net, Changed(net, draw_more), "5x6", mode="infer")
+    assert list_kinds([*other.differences]) == [(1, "random state", "torch")]
+
+
+def test_what_is_compared_is_counted() -> None:
+    net = Net()
+    report = fxmem.verify(net, net, "5x6", optimizer="adam", loss="mse", steps=2)
+    parameters = len([*net.parameters()])
+    settings = len(torch.optim.Adam(net.parameters()).param_groups[0])  # two betas, no parameters
+    assert report.compared == {
+        "output": 1,
+        "loss": 1,
+        "gradient": parameters,
+        "buffer": 3,
+        "parameter": parameters,
+        "optimizer state": 3 * parameters + settings,  # step, exp_avg and exp_avg_sq of each
+        "input": 1,
+        "random state": 4,
+    }
+    assert report.steps == 2
+
+
+def test_gradients_of_inputs_are_compared() -> None:
+    spec = fxmem.TensorSpec((4, 3), requires_grad=True)
+    layer = nn.Linear(3, 2)
+    assert fxmem.verify(layer, layer, (spec,)).compared["gradient"] == 3
+
+
+def test_integers_are_valid_indices() -> None:
+    layer = nn.Embedding(2, 3)
+    assert fxmem.verify(layer, layer, "4x5:int64").equal
+
+
+def test_sparse_gradients_are_compared() -> None:
+    layer = nn.Embedding(9, 3, sparse=True)
+    assert fxmem.verify(layer, layer, (torch.tensor([1, 1, 5]),)).equal
+
+
+def test_autocast_reaches_both() -> None:
+    net = Net()
+    report = fxmem.verify(net, net, "5x6", autocast="bf16")
+    assert (report.equal, report.autocast) == (True, "bfloat16")
+
+
+def test_the_result_as_json() -> None:
+    torch.manual_seed(1)
+    net = Net()
+    report = fxmem.verify(net, Changed(net, count_twice), "5x6", seed=4)
+    read = json.loads(report.to_json())
+    assert read == report.to_dict()
+    assert [*read][1:] == [field.name for field in dataclasses.fields(report)]
+    assert (read["schema_version"], read["equal"], read["seed"]) == (1, False, 4)
+    assert read["differences"] == [
+        {
+            "step": 1,
+            "kind": "buffer",
+            "name": "norm.num_batches_tracked",
+            "cause": "value",
+            "index": [],
+            "baseline": "1",
+            "planned": "2",
+            "elements": 1,
+            "max_difference": 1.0,
+        }
+    ]
+
+
+class Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, scale: int = 1) -> Tensor:
+        return self.layer(x) * scale
+
+
+LAYER = nn.Linear(3, 2)
+REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (LAYER, nn.Linear(3, 2, bias=False), {}, "the models differ in their parameters: only one has"),
+    (LAYER, nn.Linear(3, 4), {}, "the models differ in their parameters: 'weight' has another"),
+    (LAYER, LAYER, {"mode": "eval"}, "unknown mode 'eval' (did you mean infer?)"),
+    (LAYER, LAYER, {"steps": 0}, "0 steps show nothing (an integer, 1 or more)"),
+    (LAYER, LAYER, {"seed": -1}, "a seed cannot be -1 (an integer, 0 or more)"),
+    (LAYER, LAYER, {"autocast": "fp16"}, "models are not compared under autocast to float16 (bf16"),
+    (LAYER, LAYER, {"optimizer": "adam8bit"}, "adam8bit is there for its memory and computes"),
+    (nn.Linear(3, 2, device="meta"), LAYER, {}, "'weight' has no values to compute with (pass"),
+    (nn.LazyLinear(2), LAYER, {}, "'weight' has no values to compute with (pass"),
+    (nn.Linear, LAYER, {}, "the model is the class Linear, no instance of it (pass Linear(...))"),
+]
+
+
+@pytest.mark.parametrize(("model", "other", "options", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_refused(model: Any, other: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        fxmem.verify(model, other, "4x3", **options)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_step_that_fails_by_itself_is_an_error() -> None:
+    layer = nn.Embedding(1, 3)
+    with pytest.raises(TraceError) as caught:
+        fxmem.verify(layer, layer, "64:int64")
+    assert str(caught.value).startswith("the model's step fails: IndexError: index out of range")
+    assert caught.value.hint == (
+        "inputs without values are random, integers 0 or 1; fxmem.verify takes tensors too"
+    )
+
+
+TARGET = "torch.nn:Linear(4, 2)"
+
+
+def test_a_target_is_run_in_the_mode_of_its_plan() -> None:
+    plan = fxmem.plan(fxmem.analyze(TARGET, "8x4", mode="infer", device="cpu"))
+    args = (fxmem.TensorSpec((8, 4)),)
+    before = torch.get_rng_state()
+    report = verify_target(TARGET, plan, args, {}, device="cpu", dtype="bfloat16", steps=1)
+    assert (report.equal, report.mode, report.model) == (True, "infer", TARGET)
+    assert (report.device, report.inputs) == ("cpu", ("8x4:bfloat16",))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda"}, "there is no GPU to verify on (--device cpu)"),
+        ({"dtype": "int64"}, "a model cannot be cast to int64 (bf16, fp16, float32 or float64)"),
+        ({"optimizer": "adamm"}, "unknown optimizer 'adamm' (did you mean adam"),
+    ],
+)
+def test_a_target_that_cannot_be_run_so(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    plan = fxmem.Plan("", 1, 1)
+    with pytest.raises(UsageError) as caught:
+        verify_target(TARGET, plan, (fxmem.TensorSpec((8, 4)),), {}, **options)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_plan_for_other_arguments_proves_nothing() -> None:
+    model = Asks()
+    analysis = fxmem.analyze(model, "4x3", device="cpu")
+    planned = fxmem.apply(model, fxmem.pareto(analysis, points=2, time_limit_s=1)[-1])
+    with pytest.raises(UsageError, match="the plan was made for other arguments"):
+        fxmem.verify(model, planned, "4x3", {"scale": 2})
+
+
+class Dropping(nn.Module):
+    """Drops whole layers at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if torch.rand(()) < 0.5:
+                x = torch.sigmoid(layer(x))
+        return x
+
+
+def test_peaks_are_those_of_the_same_random_numbers() -> None:
+    model = Dropping()
+    found = fxmem.verify(model, copy.deepcopy(model), (torch.randn(512, 64),))
+    assert found.baseline.peak_bytes == found.planned.peak_bytes
