@@ -101,7 +101,7 @@ def test_each_segment_is_a_function_that_takes_and_gives_what_crosses_it() -> No
             drop = segment_2_results[0]
             mul_1 = segment_2_results[1];  segment_2_results = None
             return (mul_1, drop)"""
-    ).replace("CHECKPOINT", "fxmem_transform_runtime_checkpoint")
+    ).replace("CHECKPOINT", "fxmem_applying_runtime_checkpoint")
     check_numbers(original, planned, torch.randn(4, 8))
 
 
