@@ -1,6 +1,6 @@
 """Compares fxmem's numbers with those of real steps, case by case.
 
-    python -m benchmarks.accuracy [--only NAME ...] [--remeasure] [-o docs/accuracy.md]
+    python -m benchmarks.accuracy [--only NAME ...] [--remeasure] [-o docs/results/accuracy.md]
 
 What is real comes from `benchmarks.measure`, which keeps it; fxmem is run anew each time.
 """

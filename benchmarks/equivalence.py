@@ -1,6 +1,6 @@
 """Holds models with plans against the same models without, over three real training steps.
 
-    python -m benchmarks.equivalence [--only NAME ...] [-o docs/equivalence.md]
+    python -m benchmarks.equivalence [--only NAME ...] [-o docs/results/equivalence.md]
 
 Outputs, loss, gradients, buffers, parameters, Adam's state, inputs and random numbers are compared
 bit by bit; the peak is the sum of the CPU allocator's events in one more step.

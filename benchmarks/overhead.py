@@ -1,6 +1,6 @@
 """Holds the time that plans are estimated to add against the time that they add on a CPU.
 
-    python -m benchmarks.overhead [--only NAME ...] [--rounds 3] [-o docs/overhead.md]
+    python -m benchmarks.overhead [--only NAME ...] [--rounds 3] [-o docs/results/overhead.md]
 
 The steps are those of `benchmarks.planner`, long enough that arithmetic is what takes the time.
 What a segment costs besides, in Python, is measured on one that computes next to nothing.
@@ -141,7 +141,7 @@ a CPU with PyTorch {torch.__version__}: `python -m benchmarks.overhead`. Times a
 their rounds.
 
 - estimated time: what a plan says (`Plan.overhead`), by the roofline of a desktop processor
-  ([why](decisions/0012-plans-are-scored-on-the-step.md)); of a GPU it is another.
+  ([why](../decisions/0012-plans-are-scored-on-the-step.md)); of a GPU it is another.
 - measured time: of a step with the plan, over that without.
 - FLOPs: what the plan computes again, over those of the step.
 """

@@ -1,6 +1,6 @@
 """Holds fxmem's plans against what people do by hand, on real steps.
 
-    python -m benchmarks.planner [--only NAME ...] [--compiled] [-o docs/planner-results.md]
+    python -m benchmarks.planner [--only NAME ...] [--compiled] [-o docs/results/planner.md]
 
 Peaks are measured by the CPU allocator's events, FLOPs are counted by PyTorch, both on the step as
 it runs; all of a model runs in one process, with the same parameters, inputs and random numbers.
