@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -369,40 +369,30 @@ class Analysis:
         plan: Plan | None = None,
         front: Iterable[Plan] = (),
     ) -> None:
-        """Draws a picture of the step.
-
-        Args:
-            path: The file, whose suffix says how: ``.svg``, ``.png``, ``.pdf`` or ``.dot``;
-                ``.html`` is a report with all of it; ``.pickle`` and ``.trace.json`` are for
-                other viewers.
-            view: What of the step; None for what the format is for.
-            depth: How many levels of modules to open; None for as many as can be read, and
-                all of those around the peak.
-            expand: Show every operation and each of the blocks that repeat.
-            plan: A plan to lay over it.
-            front: The trade-offs of the step, from :func:`fxmem.pareto`.
-
-        Raises:
-            UsageError: The suffix is not known, or nothing is installed that draws it.
-        """
-        from fxmem.report.rendering import choose_options, find_format, render
-
-        kind = find_format(path)
-        drawn = render(self, kind, choose_options(view, depth, expand, plan, front))
-        with open(path, "wb") as file:
-            file.write(drawn)
+        """Draws a picture of the step: :func:`fxmem.render`, whose arguments these are."""
+        _METHODS["render"](
+            self, path, view=view, depth=depth, expand=expand, plan=plan, front=front
+        )
 
     def to_dot(
         self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None
     ) -> str:
-        """The graph of the step in DOT, Graphviz's language; the arguments are :meth:`render`'s.
+        """Writes the graph of the step in DOT; the arguments are those of :meth:`render`.
 
         Raises:
             UsageError: The plan is for another model or other inputs.
         """
-        from fxmem.report.rendering import choose_options, render_dot
+        dot: str = _METHODS["to_dot"](self, depth=depth, expand=expand, plan=plan)
+        return dot
 
-        return render_dot(self, choose_options("graph", depth, expand, plan))
+
+_METHODS: dict[str, Callable[..., Any]] = {}
+"""What draws an analysis: functions of higher layers, which :mod:`fxmem.api` attaches."""
+
+
+def attach_methods(**functions: Callable[..., Any]) -> None:
+    """Sets the functions behind methods of :class:`Analysis`, by the methods' names."""
+    _METHODS.update(functions)
 
 
 def _list_fields(record: Any) -> dict[str, Any]:

@@ -1,50 +1,29 @@
-"""The public functions: from a model to an analysis."""
+"""The public functions of fxmem.
+
+Each one names its arguments, explains them, and imports what does the work when it is called:
+torch takes more than a second to import, and ``import fxmem`` does without it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import torch
-from torch import nn
-
-from fxmem.analysis import Analysis, Setup
-from fxmem.errors import UsageError
-from fxmem.graph import MemoryGraph
-from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.autocast import allow_autocast
-from fxmem.kernels.target import Target
-from fxmem.loading.building import silence_fake_kernels
-from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
-from fxmem.loading.target import load_target, prepare_targets
+from fxmem.analysis import Analysis, attach_methods
 from fxmem.loop import Loop
-from fxmem.memory.allocator import AllocatorSettings, parse_settings
-from fxmem.recording.blueprint import Blueprint
-from fxmem.recording.choices import (
-    LossChoice,
-    OptimizerChoice,
-    check_choices,
-    load_choice,
-    name_choice,
-)
-from fxmem.recording.frontends import Served, record_with_frontend
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.notes import (
-    note_devices,
-    note_other_inference,
-    note_recording,
-    note_unused,
-)
-from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.options import Options, resolve_options
-from fxmem.tracing.description import describe_model, remember_model
-from fxmem.tracing.devices import replace_devices
-from fxmem.tracing.fakes import describe_inputs, make_fake_mode
-from fxmem.tracing.generators import save_random_states
-from fxmem.tracing.user_state import restore_user_state
+from fxmem.planning.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from fxmem.advice.record import Advice
+    from fxmem.applying.verification import Verification
+    from fxmem.recording.choices import LossChoice, OptimizerChoice
+
+_TIME_LIMIT_S = 10.0
+_Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
 
 
 def analyze(
@@ -68,29 +47,29 @@ def analyze(
     frontend: str | None = None,
     size_hint: int | None = None,
 ) -> Analysis:
-    """How much memory a step of a model takes, when it peaks and what is alive there.
+    """Measures the memory of a step of a model: its peak, and what is alive there.
 
     The step runs twice on fake tensors, which have no memory, and the second run is reported:
-    ``zero_grad(set_to_none=True)``, forward, loss, backward, ``optimizer.step()``, as the training
-    loop runs them.
+    ``zero_grad(set_to_none=True)``, forward, loss, backward, ``optimizer.step()``, in the order
+    of the training loop.
 
     Args:
-        model: A module with real, meta or fake parameters, which is left alone; or a TARGET
+        model: A module with real, meta or fake parameters, which is left unchanged; or a TARGET
             such as ``"module:Model"``, which is built without allocating its parameters.
         args: Positional inputs, in a tuple: tensors, :class:`fxmem.TensorSpec` or
-            ``"8x3x224x224:bf16"``. One that is alone needs no tuple.
-        kwargs: Keyword inputs, likewise.
+            ``"8x3x224x224:bf16"``. A single input needs no tuple.
+        kwargs: Keyword inputs, of the same kinds.
         mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
-        inference_mode: In inference: under ``torch.inference_mode()`` instead, where autocast
-            keeps no casts of weights.
-        device: Target device, which need not be there: ``"cuda"``, whose peak is to be compared
+        inference_mode: With ``mode="infer"``, run under ``torch.inference_mode()`` instead, where
+            autocast keeps no casts of weights.
+        device: Target device (need not be present): ``"cuda"``, whose peak is to be compared
             with ``torch.cuda.max_memory_allocated()``, or ``"cpu"`` for training on the CPU.
-        gpu: The GPU that is meant (``"h100"``, ``"rtx4090"``): its architecture decides which
-            kernels run, its capacity whether the step fits. None for CUDA in general: an A100's
-            architecture, and memory without end.
-        dtype: Parameters and floating inputs are cast to it.
-        autocast: What forward and loss are autocast to: ``"bf16"``, or ``"fp16"``, which on CUDA
-            takes a gradient scaler. None for no autocast.
+        gpu: The target GPU (``"h100"``, ``"rtx4090"``): its architecture decides which kernels
+            run, its capacity whether the step fits. None for an A100's architecture and
+            unlimited memory.
+        dtype: The dtype that parameters and floating inputs are cast to.
+        autocast: The dtype that forward and loss are autocast to: ``"bf16"``, or ``"fp16"``,
+            which takes a gradient scaler on CUDA. None for no autocast.
         optimizer: None, a name (``"sgd"``, ``"adam"``, ...), a callable from parameters to an
             optimizer, or a TARGET that names one.
         loss: None for the output's ``.loss``, else the sum of its floating tensors; a name
@@ -100,177 +79,399 @@ def analyze(
             end of the step; ``"huggingface"`` for ``transformers.Trainer``; ``"lightning"`` for
             ``lightning.Trainer``; one of them with settings (``"huggingface(accumulate=4)"``), or
             a :class:`fxmem.Loop`.
-        accumulate: In place of the loop's: how many micro-batches, of the inputs given, add up
-            their gradients before the optimizer steps.
-        set_to_none: In place of the loop's: whether ``optimizer.zero_grad`` frees gradients.
-        hold_outputs: In place of the loop's ``outputs``: True for ``"next step"``, where output
-            and loss of the step before live until this one's take their names; False for
-            ``"step"``.
-        alloc_conf: The allocator's settings, as in ``PYTORCH_ALLOC_CONF``, whose value they are
-            if None; for CUDA.
+        accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
+            gradients add up before the optimizer steps.
+        set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.
+        hold_outputs: Overrides the loop's ``outputs``: True keeps the previous step's output and
+            loss alive until reassigned (``"next step"``), False to the end of the ``"step"``.
+        alloc_conf: Settings of the CUDA caching allocator, as in ``PYTORCH_ALLOC_CONF``, whose
+            value is the default.
         frontend: ``"fx"`` or ``"record"`` to force a tracer; None takes the first that serves.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; without it a
             model whose sizes depend on data is refused.
 
     Returns:
-        Every number of the step.
+        Every number of the step; sizes are integers in bytes.
 
     Raises:
-        UsageError: An argument that is not understood.
+        UsageError: An argument is not understood.
         LoadError: The TARGET cannot be loaded.
         TraceError: The step cannot be run on fake tensors.
 
+    >>> from torch import nn
     >>> analysis = analyze(nn.Linear(4, 2), ("8x4",), loss="mse")
     >>> analysis.parameter_bytes, analysis.input_bytes
     (40, 192)
     >>> analysis.setup.device
     'cuda'
     """
-    options = resolve_options(
+    from fxmem.analyzing import analyze_model
+
+    return analyze_model(
+        model,
+        args,
+        kwargs,
         mode=mode,
         inference_mode=inference_mode,
         device=device,
         gpu=gpu,
         dtype=dtype,
         autocast=autocast,
+        optimizer=optimizer,
+        loss=loss,
         loop=loop,
         accumulate=accumulate,
         set_to_none=set_to_none,
         hold_outputs=hold_outputs,
+        alloc_conf=alloc_conf,
         frontend=frontend,
         size_hint=size_hint,
     )
-    settings = _find_settings(options.target.name, alloc_conf)
-    check_choices(loss, optimizer)
-    inputs = gather_inputs(args, kwargs)
-    with _prepare(options.target, model, loss, optimizer):
-        blueprint = _draw_blueprint(model, *inputs, loss, optimizer, options)
-        described = describe_model(blueprint.model)
-        given = blueprint.make_inputs()
-        check_inputs(blueprint.model, *given)
-        specs = describe_inputs(*given)
-        served = _record(blueprint, specs)
-        other = _record_other_inference(blueprint, specs, served)
-    recording = served.recording
-    remember_model(recording.fx_graph, described)
-    setup = _describe_setup(model, loss, optimizer, specs, blueprint, served)
-    analysis = Analysis(setup, recording.graph, settings, options.gpu, recording.fx_graph)
-    return analysis if other is None else _compare_inference(analysis, other)
 
 
-@contextlib.contextmanager
-def _prepare(target: Target, *choices: object) -> Iterator[None]:
-    """Runs what is within as in a process of its own, whatever the caller is in.
+def plan(
+    analysis: Analysis,
+    *,
+    budget: str | float | None = None,
+    max_overhead: float | None = None,
+    max_overhead_flops: float | None = None,
+    time_limit_s: float = _TIME_LIMIT_S,
+    style: str | None = None,
+) -> Plan:
+    """Finds the plan that keeps a limit.
+
+    A plan of a training step says what to recompute in backward, and what can run in place
+    beside that. In inference nothing is recomputed: the plan says what runs in place, what is
+    freed early and what runs earlier, and needs no limit.
 
     Args:
-        target: The device whose kernels run the step.
-        choices: What may be a TARGET.
+        analysis: Of the step.
+        budget: Most memory of the step, in bytes or as ``"8GiB"``: the cheapest plan within it.
+        max_overhead: Most time that a plan may add, as a share of the step's: the plan with the
+            lowest peak.
+        max_overhead_flops: Most FLOPs that a plan may add, as a share of the step's.
+        time_limit_s: About how many seconds the search may take.
+        style: ``"graph"`` for any consecutive operations, by rewriting the model's graph;
+            ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
+            model's code as it is. None for the first where the ``fx`` frontend served, else the
+            second.
+
+    Raises:
+        InfeasibleError: No plan within the budget was found.
+        UsageError: Not exactly one limit is given, or it is not understood; or the step adds up
+            several micro-batches, or there is no such style for it.
+
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(8, 64), *[nn.Tanh() for _ in range(8)], nn.Linear(64, 1))
+    >>> found = plan(analyze(net, "4096x8", device="cpu"), budget="6MiB", time_limit_s=1)
+    >>> found.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= found.peak_bytes
+    True
     """
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        prepare_targets(*choices),
-        silence_fake_kernels(),
-        allow_autocast() if target is CUDA else contextlib.nullcontext(),
-    ):
-        yield
+    from fxmem.planning import planner
 
-
-def _draw_blueprint(
-    model: nn.Module | str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    loss: LossChoice,
-    optimizer: OptimizerChoice,
-    options: Options,
-) -> Blueprint:
-    """Loads what is given as a TARGET."""
-    fake_mode, named_devices = make_fake_mode(), set[str]()
-    with replace_devices(named_devices):
-        source = load_target(model, fake_mode) if isinstance(model, str) else model
-        make_optimizer = resolve_optimizer(load_choice(optimizer))
-        step_loss = resolve_loss(load_choice(loss))
-    check_model(source)
-    return Blueprint(
-        source, args, kwargs, step_loss, make_optimizer, options, fake_mode, named_devices
+    return planner.plan(
+        analysis,
+        budget=budget,
+        max_overhead=max_overhead,
+        max_overhead_flops=max_overhead_flops,
+        time_limit_s=time_limit_s,
+        style=style,
     )
 
 
-def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
-    """Records the step, and leaves what the user's code keeps as it was."""
-    kinds = {type(module) for module in blueprint.model.modules()}
-    users = [*kinds, blueprint.loss, blueprint.make_optimizer]
-    with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
-        after.callback(save_random_states())
-        return record_with_frontend(
-            lambda symbolic_sizes: blueprint.record(symbolic_sizes, inputs),
-            blueprint.options.frontend,
-        )
+def pareto(
+    analysis: Analysis,
+    *,
+    by_flops: bool = False,
+    points: int = 20,
+    time_limit_s: float = _TIME_LIMIT_S,
+    style: str | None = None,
+) -> tuple[Plan, ...]:
+    """Lists the trade-offs of a step between memory and time.
 
-
-def _record_other_inference(
-    blueprint: Blueprint, inputs: Sequence[str], served: Served
-) -> MemoryGraph | None:
-    """The same inference under ``inference_mode`` if it was under ``no_grad``, or the reverse.
+    Args:
+        analysis: Of a training step.
+        by_flops: Count costs in FLOPs, else in time.
+        points: Most plans to return, spread over the peaks.
+        time_limit_s: About how many seconds the search may take.
+        style: As for :func:`fxmem.plan`.
 
     Returns:
-        None where memory is the same: autocast casts no weights.
+        Plans, cheapest first; the first one recomputes nothing. Only :func:`fxmem.plan` says what
+        each segment saves.
+
+    Raises:
+        UsageError: The step is not a training step, or adds up several micro-batches; or there is
+            no such style for it.
     """
-    options = blueprint.options
-    if options.mode != "infer" or not served.recording.casts_weights:
-        return None
-    options = replace(options, inference_mode=not options.inference_mode, frontend=served.frontend)
-    return _record(replace(blueprint, options=options), inputs).recording.graph
+    from fxmem.planning import planner
 
-
-def _compare_inference(analysis: Analysis, other: MemoryGraph) -> Analysis:
-    """Notes the peak of the other inference where that is another."""
-    peak_bytes, setup = replace(analysis, graph=other).peak_bytes, analysis.setup
-    if peak_bytes == analysis.peak_bytes:
-        return analysis
-    note = note_other_inference(setup.inference_mode, peak_bytes)
-    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
-
-
-def _describe_setup(
-    model: nn.Module | str,
-    loss: LossChoice,
-    optimizer: OptimizerChoice,
-    inputs: tuple[str, ...],
-    blueprint: Blueprint,
-    served: Served,
-) -> Setup:
-    """What was analysed: as the caller gave it, and as it was recorded."""
-    options = blueprint.options
-    device = options.target.name
-    return Setup(
-        model=model if isinstance(model, str) else type(model).__name__,
-        inputs=inputs,
-        mode=options.mode,
-        inference_mode=options.inference_mode,
-        device=device,
-        autocast=options.autocast,
-        gpu=options.gpu.name if options.gpu else None,
-        optimizer=name_choice(optimizer),
-        loss=name_choice(loss),
-        frontend=served.frontend,
-        frontend_reason=served.reason,
-        notes=(
-            *note_devices(blueprint.named_devices, device),
-            *note_unused(options.mode, loss, optimizer),
-            *note_recording(served.recording, options.target),
-        ),
-        size_hint=options.size_hint,
-        loop=options.loop,
+    return planner.pareto(
+        analysis, by_flops=by_flops, points=points, time_limit_s=time_limit_s, style=style
     )
 
 
-def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:
-    if device != "cuda":
-        if alloc_conf is not None:
-            raise UsageError("the allocator's settings are for CUDA", hint="device='cuda'")
-        return None
-    if alloc_conf is None:
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        alloc_conf = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    return parse_settings(alloc_conf)
+def advise(
+    model: nn.Module | str,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Advice, ...]:
+    """Lists changes other than a plan that lower the peak of a step, largest saving first.
+
+    The step is analysed again with each change by itself: autocast,
+    ``zero_grad(set_to_none=True)``, output and loss freed early, the optimizer's implementation,
+    micro-batches, and in inference batch normalisations folded into convolutions. Activations in
+    the host's memory and a loss in chunks are computed from the recorded step. Left out are
+    changes that the step has already, that save less than both 0.5 % and 1 MiB, or with which it
+    cannot be traced.
+
+    Args:
+        model: As for :func:`fxmem.analyze`.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        options: Other arguments of :func:`fxmem.analyze`: ``mode``, ``device``, ``optimizer``, ...
+
+    Raises:
+        UsageError: An argument is not understood.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: The step cannot be run on fake tensors.
+
+    >>> from torch import nn
+    >>> advice = advise(nn.Linear(400, 400), ("8x400",), optimizer="adam")
+    >>> [a.option for a in advice]
+    ['Adam(..., fused=True)']
+    """
+    from fxmem.advice import advising
+
+    return advising.advise(model, args, kwargs, **options)
+
+
+def apply(
+    model: nn.Module, plan: Plan, args: Any = None, kwargs: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Applies a plan: the returned model computes the same, bit for bit, in less memory.
+
+    A plan of a training step is for calls in training, a plan of inference for calls in
+    ``eval()`` without gradients; other calls run the model's own ``forward``.
+
+    Args:
+        model: The model that was analysed, or another of its class.
+        plan: From :func:`fxmem.plan`.
+        args: Inputs as for :func:`fxmem.analyze`, where the plan comes from a file: the model is
+            traced with them again. A plan of style ``"modules"`` needs none, and is checked
+            against what is traced with them.
+        kwargs: Keyword inputs, of the same kinds.
+
+    Returns:
+        A module with the same parameters, buffers and names in its ``state_dict``. With style
+        ``"modules"`` it is of the model's own class, with copies of its modules that share what
+        these hold.
+
+    Raises:
+        UsageError: The plan is not this model's, or is from a file and no inputs were given; or
+            the model's graph cannot be run, or an object outside of the model holds one of its
+            modules and would go on calling that.
+    """
+    from fxmem.applying import applying
+
+    return applying.apply(model, plan, args, kwargs)
+
+
+def unapply(model: nn.Module) -> nn.Module:
+    """Gives back the model that a plan was applied to, with parameters and attributes as they are.
+
+    Args:
+        model: From :func:`fxmem.apply`; or from :func:`fxmem.auto`, which then plans no more.
+
+    Raises:
+        UsageError: No plan was applied to it.
+    """
+    from fxmem.applying import applying
+
+    return applying.unapply(model)
+
+
+@overload
+def auto(
+    model: nn.Module, args: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> nn.Module: ...
+@overload
+def auto(model: _Makes, **options: Any) -> _Makes: ...
+@overload
+def auto(**options: Any) -> Callable[[_Makes], _Makes]: ...
+def auto(
+    model: Any = None,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: str | float | None = None,
+    max_overhead: float | None = None,
+    max_overhead_flops: float | None = None,
+    style: str | None = None,
+    time_limit_s: float = _TIME_LIMIT_S,
+    device: str = "cuda",
+    gpu: str | None = None,
+    **options: Any,
+) -> Any:
+    """Makes a model's training step keep a limit: analyses, plans and applies.
+
+    With inputs this happens at once. Without inputs, and as a decorator of a class of modules or
+    of a function that makes one, it happens at the first training step, for that step's inputs.
+
+    Args:
+        model: The model; or a class of modules or a function that makes one, whose modules then
+            plan themselves. None returns a decorator.
+        args: Inputs as for :func:`fxmem.analyze`; None, without keyword inputs, waits for a step.
+        kwargs: Keyword inputs, of the same kinds.
+        budget: Most memory of the step, as for :func:`fxmem.plan`. Without any limit it is the
+            whole memory of ``gpu``, or else of this machine's CUDA device. CUDA's context, and
+            memory that the allocator cannot use, come on top of the step.
+        max_overhead: As for :func:`fxmem.plan`.
+        max_overhead_flops: As for :func:`fxmem.plan`.
+        style: As for :func:`fxmem.plan`.
+        time_limit_s: As for :func:`fxmem.plan`.
+        device: As for :func:`fxmem.analyze`.
+        gpu: As for :func:`fxmem.analyze`.
+        options: Other arguments of :func:`fxmem.analyze` for a training step: ``optimizer``,
+            ``loss``, ``autocast``, ``alloc_conf``, ...
+
+    Returns:
+        With inputs, what :func:`fxmem.apply` returns, or the model itself where its step keeps
+        the budget without a plan. Without inputs, the model, which plans itself; or the class, a
+        function in place of the one given, or a decorator.
+
+    Raises:
+        InfeasibleError: No plan within the budget was found. A model that plans itself raises
+            this in its step, like all that :func:`fxmem.analyze` raises.
+        UsageError: There is no limit, or several.
+
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(8, 64), *[nn.Tanh() for _ in range(8)], nn.Linear(64, 1))
+    >>> auto(net, "4096x8", budget="1GiB", device="cpu") is net
+    True
+    >>> planned = auto(net, "4096x8", budget="6MiB", device="cpu", time_limit_s=1)
+    >>> planned.plan.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= planned.plan.peak_bytes
+    True
+    """
+    from fxmem.applying import auto as automatic
+
+    return automatic.auto(
+        model,
+        args,
+        kwargs,
+        budget=budget,
+        max_overhead=max_overhead,
+        max_overhead_flops=max_overhead_flops,
+        style=style,
+        time_limit_s=time_limit_s,
+        device=device,
+        gpu=gpu,
+        **options,
+    )
+
+
+def verify(
+    model: nn.Module,
+    planned: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: str = "train",
+    steps: int = 3,
+    seed: int = 0,
+    optimizer: OptimizerChoice = None,
+    loss: LossChoice = None,
+    autocast: str | torch.dtype | None = None,
+) -> Verification:
+    """Runs real steps with and without a plan, and compares them bit for bit.
+
+    Both models take real steps from the same state, with the same inputs and random numbers, on
+    the model's device. Compared after each step: output, loss, every gradient, buffer and
+    parameter, the optimizer's state, inputs that were changed, and the states of all random number
+    generators. Then the peak of a step of each model is measured, and the second one compared with
+    the plan's, if there is one. Afterwards both models, their gradients, the random numbers and
+    what the models' code keeps are as they were before.
+
+    Args:
+        model: The model.
+        planned: The model with a plan, from :func:`fxmem.apply`; or any other whose parameters
+            and buffers have the same names. Its own values are not used.
+        args: Positional inputs, as for :func:`fxmem.analyze`. Inputs without values are random:
+            normal where they are floating, else 0 or 1.
+        kwargs: Keyword inputs, of the same kinds.
+        mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
+        steps: How many steps to compare.
+        seed: Seed of the inputs and of the random numbers of the first step.
+        optimizer: As for :func:`fxmem.analyze`; without one, parameters stay as they are.
+        loss: As for :func:`fxmem.analyze`.
+        autocast: ``"bf16"`` to autocast forward and loss.
+
+    Raises:
+        UsageError: An argument is not understood, or the models cannot be compared.
+        TraceError: The step of the first model fails.
+
+    >>> from torch import nn
+    >>> report = verify(nn.Linear(4, 2), nn.Linear(4, 2), "8x4", optimizer="adam")
+    >>> report.equal, report.steps, report.compared["gradient"]
+    (True, 3, 2)
+    """
+    from fxmem.verifying.verify import verify as verify_models
+
+    return verify_models(
+        model,
+        planned,
+        args,
+        kwargs,
+        mode=mode,
+        steps=steps,
+        seed=seed,
+        optimizer=optimizer,
+        loss=loss,
+        autocast=autocast,
+    )
+
+
+def render(
+    analysis: Analysis,
+    path: str | os.PathLike[str],
+    *,
+    view: str | None = None,
+    depth: int | None = None,
+    expand: bool = False,
+    plan: Plan | None = None,
+    front: Iterable[Plan] = (),
+) -> None:
+    """Draws a picture of a step; also the method :meth:`fxmem.Analysis.render`.
+
+    Args:
+        analysis: Of the step.
+        path: The file, whose suffix chooses the format: ``.svg``, ``.png``, ``.pdf`` or ``.dot``
+            for a picture, ``.html`` for a report with all views; ``.pickle`` and ``.trace.json``
+            are for other viewers.
+        view: The view of the step; None for the format's default.
+        depth: How many levels of modules to open; None for as many as can be read, and
+            all levels around the peak.
+        expand: Show every operation and each of the blocks that repeat.
+        plan: A plan to show on the step.
+        front: The trade-offs of the step, from :func:`fxmem.pareto`.
+
+    Raises:
+        UsageError: The suffix is not known, or no program that draws it is installed.
+    """
+    from fxmem.report import rendering
+
+    kind = rendering.find_format(path)
+    options = rendering.choose_options(view, depth, expand, plan, front)
+    drawn = rendering.render(analysis, kind, options)
+    with open(path, "wb") as file:
+        file.write(drawn)
+
+
+def _write_dot(analysis: Analysis, *, depth: int | None, expand: bool, plan: Plan | None) -> str:
+    from fxmem.report import rendering
+
+    return rendering.render_dot(analysis, rendering.choose_options("graph", depth, expand, plan))
+
+
+attach_methods(render=render, to_dot=_write_dot)

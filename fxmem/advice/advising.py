@@ -13,7 +13,7 @@ from fxmem.advice.folding import fold_norms
 from fxmem.advice.record import Advice, choose_advice
 from fxmem.advice.variants import Variant, list_variants
 from fxmem.analysis import Analysis
-from fxmem.api import analyze
+from fxmem.analyzing import analyze_model
 from fxmem.errors import FxmemError
 
 
@@ -23,30 +23,8 @@ def advise(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Advice, ...]:
-    """What lowers the peak of a step besides a plan, each change by itself, most first.
-
-    The step is analysed again with each change: autocast, ``zero_grad(set_to_none=True)``, output
-    and loss let go of, the optimizer's implementation, micro-batches, and in inference batch
-    normalisations folded into convolutions. Activations in the host's memory and a loss in parts
-    are computed from the step as it was recorded. What the step does already, what saves less
-    than both 0.5 % and 1 MiB, and changes with which it cannot be traced are left out.
-
-    Args:
-        model: As for :func:`fxmem.analyze`.
-        args: Likewise.
-        kwargs: Likewise.
-        **options: Likewise: ``mode``, ``device``, ``optimizer`` and so on.
-
-    Raises:
-        UsageError: An argument that is not understood.
-        LoadError: The TARGET cannot be loaded.
-        TraceError: The step cannot be run on fake tensors.
-
-    >>> advice = advise(nn.Linear(400, 400), ("8x400",), optimizer="adam")
-    >>> [a.option for a in advice]
-    ['Adam(..., fused=True)']
-    """
-    analysis = analyze(model, args, kwargs, **options)
+    """Lists changes that lower the peak of a step: :func:`fxmem.advise`."""
+    analysis = analyze_model(model, args, kwargs, **options)
     return find_advice(analysis, model, args, kwargs, options)
 
 
@@ -84,7 +62,7 @@ def _try_variant(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the step as it is has told them
-            changed = analyze(model, positional, named, **{**options, **variant.options})
+            changed = analyze_model(model, positional, named, **{**options, **variant.options})
     except FxmemError:
         return None  # as where a loss holds labels of the whole batch
     return Advice(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fxmem.analysis import Analysis
-from fxmem.api import analyze
+from fxmem.analyzing import analyze_model
 from fxmem.applying.checkpointing import build_module
 from fxmem.applying.lazy import plans_itself, release_model
 from fxmem.applying.module import PlannedModule
@@ -21,14 +21,7 @@ from fxmem.tracing.description import describe_model, find_difference, recall_mo
 
 
 def unapply(model: nn.Module) -> nn.Module:
-    """The model that a plan was applied to, with parameters and attributes as they are now.
-
-    Args:
-        model: From :func:`apply`; or from :func:`fxmem.auto`, which then plans itself no more.
-
-    Raises:
-        UsageError: No plan was applied to it.
-    """
+    """Gives back the model that a plan was applied to: :func:`fxmem.unapply`."""
     if isinstance(model, PlannedModule):
         return model._fxmem_original
     original = model if find_original(model) is None else unwrap_modules(model)
@@ -44,29 +37,7 @@ def unapply(model: nn.Module) -> nn.Module:
 def apply(
     model: nn.Module, plan: Plan, args: Any = None, kwargs: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """The model with a plan: it computes the same, bit for bit, in less memory.
-
-    A plan of a training step is for calls in training, one of inference for calls in ``eval()``
-    without gradients; in others the model's own ``forward`` runs.
-
-    Args:
-        model: The model that was analysed, or another of its class.
-        plan: From :func:`fxmem.plan`.
-        args: Inputs as for :func:`fxmem.analyze`, where the plan comes from a file: the model is
-            traced with them again. A plan of style ``"modules"`` needs none, and is held against
-            what is traced with them.
-        kwargs: Keyword inputs, likewise.
-
-    Returns:
-        A module with the same parameters, buffers and names in its ``state_dict``; with style
-            ``"modules"``, of the model's own class too, and with copies of its modules, which share
-            what those hold.
-
-    Raises:
-        UsageError: The plan is not this model's, or is from a file and no inputs were given; or
-            the model's graph cannot be run, or an object holds a module of its own and would go on
-            calling it.
-    """
+    """Applies a plan: :func:`fxmem.apply`, whose arguments these are."""
     if isinstance(model, PlannedModule) or find_original(model) is not None:
         raise UsageError("a plan was applied to this model", hint="fxmem.unapply it first")
     if plan.style == MODULES:
@@ -122,7 +93,7 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
     Raises:
         UsageError: It is not the plan's.
     """
-    analysis = analyze(
+    analysis = analyze_model(
         model,
         () if args is None else args,
         kwargs,

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from fxmem.api import analyze
+from fxmem.analyzing import analyze_model
 from fxmem.applying.state import keep_random_numbers
 from fxmem.applying.surroundings import find_autocast, find_device, run_apart
 from fxmem.errors import FxmemError
@@ -56,7 +56,7 @@ def is_graph_of(
     def trace() -> fx.Graph | None:
         try:
             with _without_hooks(model):  # who calls the planned module has called them
-                analysis = analyze(model, tuple(args), kwargs, **options)
+                analysis = analyze_model(model, tuple(args), kwargs, **options)
         except FxmemError:  # it cannot be told: for these sizes the model's own code runs
             return None
         # Where the graph leaves something out, it says too little.

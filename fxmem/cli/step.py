@@ -275,7 +275,7 @@ def run_user_code(target: str) -> Iterator[None]:
     warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
     with contextlib.redirect_stdout(sys.stderr), _hide_arguments(target), _show_warnings():
         try:
-            import fxmem.api  # noqa: F401
+            import fxmem.analyzing  # noqa: F401
         except (ImportError, OSError) as error:
             raise LoadError(
                 f"fxmem cannot start: {summarize_error(error)}",

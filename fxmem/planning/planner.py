@@ -39,25 +39,7 @@ def pareto(
     time_limit_s: float = TIME_LIMIT_S,
     style: str | None = None,
 ) -> tuple[Plan, ...]:
-    """The trade-offs of a step, cheapest first; the first computes nothing again.
-
-    Args:
-        analysis: Of a training step.
-        by_flops: Whether cost is counted in FLOPs; else in time.
-        points: How many there are at most, spread over the peaks from most to least.
-        time_limit_s: About how long it may take.
-        style: ``"graph"`` for any consecutive operations, by rewriting the model's graph;
-            ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
-            model's code as it is. None for the first where the ``fx`` frontend served, else the
-            other.
-
-    Returns:
-        Plans; what each of their segments saves is told by :func:`plan` only.
-
-    Raises:
-        UsageError: The step is none of training, or adds up several micro-batches; or there is
-            no such style for it.
-    """
+    """Lists the trade-offs of a step: :func:`fxmem.pareto`, whose arguments these are."""
     step = prepare_step(analysis, style)
     chosen = _spread_points(_search(step, by_flops, time_limit_s), points)
     return tuple(
@@ -74,28 +56,7 @@ def plan(
     time_limit_s: float = TIME_LIMIT_S,
     style: str | None = None,
 ) -> Plan:
-    """The plan that a limit asks for.
-
-    In training it says what to compute again, and what can run in place beside that. In inference
-    nothing is computed again: the plan is what runs in place, what is let go of and what runs
-    earlier, and no limit is needed.
-
-    Args:
-        analysis: Of the step.
-        budget: What the step may take, in bytes or as ``"8GiB"``: the cheapest plan within it.
-        max_overhead: How much time a plan may add, as a share of the step's: the leanest such.
-        max_overhead_flops: Likewise in FLOPs.
-        time_limit_s: About how long it may take.
-        style: ``"graph"`` for any consecutive operations, by rewriting the model's graph;
-            ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
-            model's code as it is. None for the first where the ``fx`` frontend served, else the
-            other.
-
-    Raises:
-        InfeasibleError: No plan that was found keeps the budget.
-        UsageError: Not exactly one limit is given, or it is none; or the step adds up several
-            micro-batches, or there is no such style for it.
-    """
+    """Finds the plan that keeps a limit: :func:`fxmem.plan`, whose arguments these are."""
     check_analysis(analysis)
     budget_bytes = None if budget is None else resolve_bytes(budget)
     if analysis.setup.mode != "train":

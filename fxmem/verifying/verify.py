@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fxmem.analysis import Analysis
-from fxmem.api import analyze
+from fxmem.analyzing import analyze_model
 from fxmem.applying.applying import apply
 from fxmem.applying.state import keep_state, seed_random_numbers
 from fxmem.applying.verification import Promise, StepFigures, Verification
@@ -60,38 +60,7 @@ def verify(
     loss: LossChoice = None,
     autocast: str | torch.dtype | None = None,
 ) -> Verification:
-    """Whether two models compute the same, bit for bit, and what a step of each takes.
-
-    Both take real steps from the same state, with the same inputs and random numbers, where the
-    model is. Compared after each: output, loss, every gradient, buffer and parameter,
-    the optimizer's state, what became of the inputs, and the states of all random number
-    generators. Then the peak of a step of each is measured, and the second held against the plan's,
-    where the second model has a plan. Afterwards both models, their
-    gradients, the random numbers and what the models' code keeps are as they were before.
-
-    Args:
-        model: The model.
-        planned: The model with a plan, from :func:`fxmem.apply`; or any other whose parameters
-            and buffers have the same names. Its own values, if it has any, are not looked at.
-        args: Positional inputs, as for :func:`fxmem.analyze`; those without values are random:
-            normal where they are floating, else 0 or 1.
-        kwargs: Keyword inputs, likewise.
-        mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
-        steps: How many steps to compare.
-        seed: Of the inputs and of the random numbers of the first step.
-        optimizer: As for :func:`fxmem.analyze`; without one, parameters stay as they are.
-        loss: As for :func:`fxmem.analyze`.
-        autocast: ``"bf16"`` to autocast forward and loss to it.
-
-    Raises:
-        UsageError: An argument that is not understood, or models that cannot be compared.
-        TraceError: The step of the first model fails.
-
-    >>> layer = nn.Linear(4, 2)
-    >>> report = verify(layer, nn.Linear(4, 2), "8x4", optimizer="adam")
-    >>> report.equal, report.steps, report.compared["gradient"]
-    (True, 3, 2)
-    """
+    """Compares real steps of two models: :func:`fxmem.verify`, whose arguments these are."""
     _check_options(mode, steps, seed)
     cast_to = _find_autocast(autocast)
     check_model(model)
@@ -285,7 +254,7 @@ def _analyse(
     notes: dict[str, None] = {}
     for model in models:
         try:
-            analyses.append(analyze(model, *given, device=device.type, **options))
+            analyses.append(analyze_model(model, *given, device=device.type, **options))
         except FxmemError as error:
             analyses.append(None)
             notes[f"No peak is predicted: {error.cause}."] = None
