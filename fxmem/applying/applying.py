@@ -69,7 +69,6 @@ def apply(
         graph,
         plan.segments,
         plan.inplace,
-        plan.reorders,
         mode=plan.mode,
         size_hint=plan.size_hint,
     )

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx, nn
 
-from fxmem.applying.codegen import OVERWRITE, PLACE, SEGMENTS, OverwriteCode, SegmentCode
+from fxmem.applying.codegen import OVERWRITE, SEGMENTS, OverwriteCode, SegmentCode
 from fxmem.applying.holders import find_holders
 from fxmem.applying.module import PlannedModule
 from fxmem.errors import UsageError
-from fxmem.planning.fx_nodes import find_overwriting, find_owners, place_nodes
-from fxmem.planning.plan import InplaceChange, Reorder, Segment
-from fxmem.planning.reordering import move_names
+from fxmem.planning.fx_nodes import find_overwriting, find_owners
+from fxmem.planning.plan import InplaceChange, Segment
 from fxmem.tracing.fxgraph import NODE
 
 _MISSING = "the plan's node {!r} is not in the model"
@@ -24,7 +23,6 @@ def build_module(
     graph: fx.Graph,
     segments: Sequence[Segment],
     inplace: Sequence[InplaceChange] = (),
-    reorders: Sequence[Reorder] = (),
     *,
     mode: str = "train",
     size_hint: int | None = None,
@@ -36,7 +34,6 @@ def build_module(
         graph: As it was traced.
         segments: What is computed again.
         inplace: What is computed in place.
-        reorders: What runs earlier.
         mode: The calls that run the graph: those of training, or those of inference.
         size_hint: What was assumed of sizes that depend on data.
 
@@ -60,20 +57,7 @@ def build_module(
         copies[found.node].meta[OVERWRITE] = OverwriteCode(
             found.form, found.is_second, maker, takers
         )
-    for node, place in _iterate_places(graph, reorders):
-        copies.get(node, output).meta[PLACE] = place
     return PlannedModule(model, copied, mode, size_hint=size_hint)
-
-
-def _iterate_places(graph: fx.Graph, reorders: Sequence[Reorder]) -> Iterator[tuple[fx.Node, int]]:
-    """Where each node comes to stand, if any is moved."""
-    names = [node.meta[NODE] for node in graph.nodes if NODE in node.meta]
-    for reorder in reorders:
-        for name in (reorder.first, reorder.last, reorder.before):
-            if name not in names:
-                raise UsageError(_MISSING.format(name), hint=_MISSING_HINT)
-    if reorders:
-        yield from place_nodes(graph, move_names(names, reorders)).items()
 
 
 def _check_names(graph: fx.Graph, changes: Iterable[InplaceChange]) -> None:

@@ -32,8 +32,6 @@ SEGMENTS = "fxmem_segments"
 """Key of a node's ``meta``: the segments it lies in, outermost first."""
 OVERWRITE = "fxmem_overwrite"
 """Key of a node's ``meta``: how it runs in place, where it does."""
-PLACE = "fxmem_place"
-"""Key of a node's ``meta``: which of all it runs as, where that is not as it was traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,6 @@ class SegmentCodeGen(CodeGen):
         writer = _Writer(root_module)
         # A parameter is fetched in the function that uses it.
         body = [node for node in nodes if node.op != "get_attr"]
-        body.sort(key=lambda node: node.meta.get(PLACE, 0))
         code = writer.write_function("forward", body, 0, None)
         return PythonCode(f"\n\n\n{code}", writer.globals, _lineno_map=None)
 

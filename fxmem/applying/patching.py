@@ -12,7 +12,7 @@ from fxmem.applying.call_sites import CallSite, CallSites
 from fxmem.applying.editing import SourceFile
 from fxmem.graph import Node, SourceLocation
 from fxmem.planning.inplace_forms import COMMUTATIVE, FormKind, read_form
-from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Reorder, Segment
+from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
 
 _FUNCTIONS = {"torch": torch, "F": torch.nn.functional}
 """What holds functions, by the names that code has for it."""
@@ -63,7 +63,6 @@ def patch_sources(plan: Plan, nodes: Sequence[Node], sources: Mapping[str, str])
         *_write_segments(plan.segments, CallSites(nodes, files), files),
         *_write_inplace(plan.inplace, nodes, files),
         *_write_dels(plan.dels, files),
-        *_write_reorders(plan.reorders),
     ]
     patched = []
     for path, file in sorted(files.items()):
@@ -208,16 +207,6 @@ def _write_dels(dels: Sequence[DelPoint], files: Mapping[str, SourceFile]) -> It
                 done[key] = _delete_variable(files[point.source.file], point)
             reason = done[key]
         yield _explain(f"del {point.variable or point.value}", point.source, reason)
-
-
-def _write_reorders(reorders: Iterable[Reorder]) -> Iterator[str]:
-    """Says what to move."""
-    for reorder in reorders:
-        is_one = reorder.first == reorder.last
-        nodes = reorder.first if is_one else f"{reorder.first} .. {reorder.last}"
-        place = f" ({reorder.source})" if reorder.source else ""
-        what = f"run {nodes}{place} before {reorder.before}"
-        yield _explain(what, reorder.before_source, "what else its lines do is not known")
 
 
 def _delete_variable(file: SourceFile, point: DelPoint) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Phase
@@ -10,9 +10,8 @@ from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.facts import StepFacts, gather_facts
 from fxmem.planning.inplace import apply_inplace
-from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Reorder, Segment
+from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Segment
 from fxmem.planning.regions import Region
-from fxmem.planning.reordering import reorder_nodes
 from fxmem.planning.simulation import Simulation, build_graph, simulate_regions
 
 
@@ -36,7 +35,7 @@ def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
         plan: It, or one with some of its segments and changes.
     """
     inplace = plan.inplace if plan.style == GRAPH else ()
-    facts = gather_changed(analysis, inplace, plan.style, plan.reorders)
+    facts = gather_changed(analysis, inplace, plan.style)
     return simulate_regions(facts, place_segments(facts, plan.segments))
 
 
@@ -67,7 +66,6 @@ def gather_changed(
     analysis: Analysis,
     changes: Iterable[InplaceChange],
     style: str = GRAPH,
-    reorders: Sequence[Reorder] = (),
 ) -> StepFacts:
     """What plans ask of a step with operations in place.
 
@@ -75,11 +73,10 @@ def gather_changed(
         analysis: Of the step.
         changes: The operations.
         style: How plans are applied.
-        reorders: What runs earlier besides.
     """
     changed = apply_inplace(analysis.graph, changes)
     return gather_facts(
-        reorder_nodes(changed, reorders) if reorders else changed,
+        changed,
         counts_host=analysis.setup.device == "cpu",
         keeps_frames=style == MODULES,
     )

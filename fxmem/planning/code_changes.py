@@ -1,4 +1,4 @@
-"""What runs in place, what is let go of and, in inference, what runs earlier."""
+"""Changes that recompute nothing: operations in place, and values deleted after their last use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.planning.applied import gather_changed, measure_graph, measure_plan, place_segments
+from fxmem.planning.applied import measure_graph, measure_plan, place_segments
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.facts import gather_facts
-from fxmem.planning.fx_nodes import NODE, find_overwriting, iterate_precedences
+from fxmem.planning.fx_nodes import NODE, find_overwriting
 from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
-from fxmem.planning.plan import GRAPH, InplaceChange, Plan, Reorder
-from fxmem.planning.reordering import find_reorders
+from fxmem.planning.plan import GRAPH, InplaceChange, Plan
 
 
 def add_changes(analysis: Analysis, plan: Plan) -> Plan:
@@ -69,12 +68,11 @@ def _measure_with(
     return measure_plan(analysis, replace(plan, inplace=tuple(inplace)))
 
 
-def plan_changes(analysis: Analysis, time_limit_s: float = 10.0) -> Plan:
+def plan_changes(analysis: Analysis) -> Plan:
     """The plan of all changes together, with nothing computed again: for inference.
 
     Args:
         analysis: Of the step.
-        time_limit_s: About how long the search for another order may take.
     """
     facts = gather_facts(analysis.graph)
     found = Plan(
@@ -93,26 +91,4 @@ def plan_changes(analysis: Analysis, time_limit_s: float = 10.0) -> Plan:
         return replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
     found = replace(found, inplace=_keep_unwatched(found.fx_graph, found.inplace))
     peak_bytes, reserved_bytes = measure_plan(analysis, found)
-    found = replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
-    return _add_reorders(analysis, found, time_limit_s)
-
-
-def _add_reorders(analysis: Analysis, plan: Plan, time_limit_s: float) -> Plan:
-    """A plan of an inference with what could run earlier, if that takes less.
-
-    What runs in place stays so: nothing comes between it and what it overwrites.
-    """
-    facts = gather_changed(analysis, plan.inplace)
-    precedences = iterate_precedences(plan.fx_graph)
-    reorders = find_reorders(facts, precedences, time_limit_s=time_limit_s)
-    priced: list[Reorder] = []
-    before = plan.peak_bytes
-    reserved_bytes = plan.reserved_bytes
-    for reorder in reorders:
-        candidate = replace(plan, reorders=(*priced, reorder))
-        peak_bytes, reserved_bytes = measure_plan(analysis, candidate)
-        priced.append(replace(reorder, saving_bytes=before - peak_bytes, peak_bytes=peak_bytes))
-        before = peak_bytes
-    if before >= plan.peak_bytes:
-        return plan
-    return replace(plan, peak_bytes=before, reserved_bytes=reserved_bytes, reorders=tuple(priced))
+    return replace(found, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fxmem.analysis import Analysis
@@ -11,9 +11,7 @@ from fxmem.gpus import CONTEXT_BYTES
 from fxmem.memory.allocation import find_exhaustion
 from fxmem.memory.liveness import Peak
 from fxmem.planning.applied import apply_plan, simulate_plan
-from fxmem.planning.facts import gather_facts
 from fxmem.planning.plan import Plan
-from fxmem.planning.reordering import find_order, list_operations
 from fxmem.planning.simulation import build_graph
 
 
@@ -48,16 +46,7 @@ def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
     planned = replace(analysis, graph=build_graph(simulation))
     if planned.peak_bytes != plan.peak_bytes:
         return None
-    operations = _list_operations(analysis, plan)
-    return PlannedStep(planned, tuple((operations[i], again) for i, again in simulation.order))
-
-
-def _list_operations(analysis: Analysis, plan: Plan) -> Sequence[int]:
-    """By operation of the step in its new order, which one it is."""
-    if not plan.reorders:
-        return range(len(analysis.graph.operations))
-    order = find_order(analysis.graph, plan.reorders)
-    return list_operations(gather_facts(analysis.graph), order)
+    return PlannedStep(planned, simulation.order)
 
 
 def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:
@@ -106,7 +95,7 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
         raise UsageError("no GPU is named that the step could fit", hint="gpu='rtx4090'")
     exhaustion = analysis.exhaustion
     for plan in plans:
-        if plan.segments or plan.inplace or plan.dels or plan.reorders:
+        if plan.segments or plan.inplace or plan.dels:
             exhaustion = find_exhaustion(
                 apply_plan(analysis, plan),
                 analysis.settings,

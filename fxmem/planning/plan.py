@@ -1,4 +1,4 @@
-"""A plan: what to compute again, in place or earlier, and what to let go of. Pure data."""
+"""A plan: the segments to recompute, operations in place, and values to delete. Pure data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 GRAPH, MODULES = STYLES = ("graph", "modules")
 """How a plan is applied: the model's graph is rewritten, or modules of it run under checkpoints."""
 
@@ -89,31 +89,6 @@ class DelPoint:
     saving_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reorder:
-    """Consecutive nodes that run before others, which the user's code runs before them.
-
-    Attributes:
-        first: Name of the first that comes earlier.
-        last: Name of the last.
-        nodes: How many they are.
-        before: Name of the node before which they come to stand.
-        source: The user's line of the first.
-        before_source: The user's line of the node that they come to stand before.
-        saving_bytes: By how much it lowers the peak that the plan has with those listed above it.
-        peak_bytes: What the plan's peak becomes with it and those above.
-    """
-
-    first: str
-    last: str
-    nodes: int
-    before: str
-    source: SourceLocation | None = None
-    before_source: SourceLocation | None = None
-    saving_bytes: int = 0
-    peak_bytes: int = 0
-
-
 class LimitKind(str, Enum):
     """What plans may not do with a node."""
 
@@ -160,8 +135,6 @@ class Plan:
         dels: What the user's code holds longer than it uses it, where that raises the step's peak.
             The code that :func:`fxmem.apply` runs lets go of these and all others after their
             last use; part of ``peak_bytes``.
-        reorders: What runs earlier than in the user's code, of inference: one move after another.
-            :func:`fxmem.apply` does it; part of ``peak_bytes``.
         lower_bound_overhead: No plan that computes again adds less for that peak; None where
             that was not worked out, as in :func:`fxmem.pareto`.
         limits: The nodes that no plan computes again, or begins a segment with, and why; of a
@@ -182,7 +155,6 @@ class Plan:
     segments: tuple[Segment, ...] = ()
     inplace: tuple[InplaceChange, ...] = ()
     dels: tuple[DelPoint, ...] = ()
-    reorders: tuple[Reorder, ...] = ()
     lower_bound_overhead: float | None = None
     limits: tuple[Limit, ...] = ()
     mode: str = "train"
@@ -231,7 +203,6 @@ class Plan:
                     "segments": tuple(map(_read_segment, fields["segments"])),
                     "inplace": tuple(InplaceChange(**_read(f)) for f in fields["inplace"]),
                     "dels": tuple(DelPoint(**_read(f)) for f in fields["dels"]),
-                    "reorders": tuple(map(_read_reorder, fields.get("reorders", ()))),
                     "limits": tuple(map(_read_limit, fields.get("limits", ()))),
                 }
             )
@@ -243,11 +214,6 @@ def _read_segment(fields: Mapping[str, Any]) -> Segment:
     children = tuple(map(_read_segment, fields["children"]))
     names = {name: tuple(fields.get(name, ())) for name in ("norms", "states")}
     return Segment(**{**_read(fields), **names, "children": children})
-
-
-def _read_reorder(fields: Mapping[str, Any]) -> Reorder:
-    before = _read({"source": fields["before_source"]})["source"]
-    return Reorder(**{**_read(fields), "before_source": before})
 
 
 def _read_limit(fields: Mapping[str, Any]) -> Limit:

@@ -60,7 +60,7 @@ def plan(
     check_analysis(analysis)
     budget_bytes = None if budget is None else resolve_bytes(budget)
     if analysis.setup.mode != "train":
-        changes = plan_changes(analysis, _SEARCH_SHARE * time_limit_s)
+        changes = plan_changes(analysis)
         if budget_bytes is not None and changes.peak_bytes > budget_bytes:
             raise InfeasibleError(
                 f"no plan within {format_bytes(budget_bytes)} was found; with all changes the step"

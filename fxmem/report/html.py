@@ -197,6 +197,3 @@ def _list_changes(plan: Plan) -> Iterator[str]:
     if plan.dels:
         names = ", ".join(f"{p.variable or p.value} after {p.after}" for p in plan.dels)
         yield escape_controls(f"Let go of: {names}.")
-    if plan.reorders:
-        names = ", ".join(f"{p.first} before {p.before}" for p in plan.reorders)
-        yield escape_controls(f"Run earlier: {names}.")

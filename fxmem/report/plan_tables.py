@@ -1,11 +1,11 @@
-"""The tables of a plan: what it computes again, changes, lets go of and moves; and of a front."""
+"""The tables of a plan: segments, changes in place, deletions; and of a front."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Reorder, Segment
+from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
 from fxmem.report.cells import escape_controls, measure_width, shorten_middle, shorten_name
 from fxmem.report.tables import Column, write_table
 from fxmem.report.text import write_source
@@ -81,21 +81,6 @@ def write_dels(dels: Sequence[DelPoint], width: int | None) -> str:
             "source": (_SOURCE, lambda point: write_source(point.source)),
         },
         dels,
-        width,
-    )
-
-
-def write_reorders(reorders: Sequence[Reorder], width: int | None) -> str:
-    """What runs earlier, and before what."""
-    return _write_rows(
-        {
-            "run earlier": (_RANGE, _name_range),
-            "source": (_SOURCE, lambda reorder: write_source(reorder.source)),
-            "before": (_NEIGHBOUR, lambda reorder: reorder.before),
-            "its source": (_SOURCE, lambda reorder: write_source(reorder.before_source)),
-            "peak then": (_NUMBER, lambda reorder: format_bytes(reorder.peak_bytes)),
-        },
-        reorders,
         width,
     )
 
@@ -188,7 +173,7 @@ def _name_segment(segment: Segment) -> str:
     return segment.fqn or _name_range(segment)
 
 
-def _name_range(nodes: Segment | Reorder) -> str:
+def _name_range(nodes: Segment) -> str:
     return nodes.first if nodes.first == nodes.last else f"{nodes.first}{_TO}{nodes.last}"
 
 

@@ -23,7 +23,6 @@ from fxmem.report.plan_tables import (
     write_front,
     write_inplace,
     write_limit,
-    write_reorders,
     write_segments,
     write_share,
 )
@@ -56,7 +55,6 @@ def render_plan(
         write_segments(plan, width),
         write_inplace(plan.inplace, width),
         write_dels(plan.dels, width),
-        write_reorders(plan.reorders, width),
         _write_limits(plan.limits, width),
         "\n".join(_wrap(note, width) for note in _write_notes(plan)),
     ]
@@ -168,8 +166,6 @@ def _write_notes(plan: Plan) -> Iterator[str]:
                 "What could be computed in place or let go of is for your own code, and no part of "
                 "the new peak."
             )
-    if plan.reorders:
-        yield "What runs earlier is moved row by row; the peak then is that of the plan so far."
     if plan.lower_bound_overhead and plan.gap is not None:
         bound, gap = write_share(plan.lower_bound_overhead), write_share(plan.gap)
         yield f"No plan with this peak adds less than {bound} of time: this one, {gap} above that."

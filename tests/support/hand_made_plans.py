@@ -9,7 +9,6 @@ from fxmem.planning.plan import (
     Limit,
     LimitKind,
     Plan,
-    Reorder,
     Segment,
 )
 
@@ -49,10 +48,6 @@ def make_plan(**fields: object) -> Plan:
         ),
         "inplace": (InplaceChange("block.relu", "relu_", at(12), 4 * MIB),),
         "dels": (DelPoint("fc1", "hidden", "block.relu", at(12), 0),),
-        "reorders": (
-            Reorder("fc2", "block.norm", 3, "fc1", at(13), at(11), 2 * MIB, 22 * MIB),
-            Reorder("encoder.head", "encoder.head", 1, "block.relu", at(14), None, MIB, 21 * MIB),
-        ),
         "lower_bound_overhead": 0.2,
         "limits": (
             Limit("drop.rand", LimitKind.RECOMPUTE, generator, "drop", at(14)),

@@ -70,7 +70,7 @@ class Hoarding(nn.Module):
 def test_an_inference_fits_once_it_lets_go() -> None:
     analysis = fxmem.analyze(Hoarding(), (INPUT,), mode="infer", gpu="rtx3070")
     assert analysis.exhaustion is not None
-    plan = dataclasses.replace(fxmem.plan(analysis), inplace=(), reorders=())
+    plan = dataclasses.replace(fxmem.plan(analysis), inplace=())
     assert plan.dels
     assert choose_fitting(analysis, [plan]) is plan
 

@@ -14,7 +14,6 @@ from fxmem.planning.plan import (
     Limit,
     LimitKind,
     Plan,
-    Reorder,
     Segment,
 )
 
@@ -32,10 +31,6 @@ def make_plan() -> Plan:
         segments=(Segment("a", "d", 4, children=(inner,), saving_bytes=100), Segment("f", "f", 1)),
         inplace=(InplaceChange("relu", "relu_", SOURCE, 50, "conv"),),
         dels=(DelPoint("x", "x", "add", None, 10),),
-        reorders=(
-            Reorder("b", "c", 2, "a", SOURCE, SOURCE, 20, 220),
-            Reorder("g", "g", 1, "f", None, None, 20, 200),
-        ),
         lower_bound_overhead=0.2,
         limits=(
             Limit("rand", LimitKind.RECOMPUTE, "draws", "noise", SOURCE),
@@ -58,15 +53,6 @@ def test_a_plan_written_before_limits_were_has_none() -> None:
     fields = json.loads(make_plan().to_json())
     assert [limit["kind"] for limit in fields.pop("limits")] == ["RECOMPUTE", "BEGIN"]
     assert Plan.from_json(json.dumps(fields)).limits == ()
-
-
-def test_a_plan_written_before_moves_were_has_none() -> None:
-    fields = json.loads(make_plan().to_json())
-    assert [(move["first"], move["before"]) for move in fields.pop("reorders")] == [
-        ("b", "a"),
-        ("g", "f"),
-    ]
-    assert Plan.from_json(json.dumps(fields)).reorders == ()
 
 
 def test_the_gap_is_what_is_above_the_bound() -> None:
