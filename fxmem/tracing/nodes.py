@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import traceback
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.specs import strip_torch
@@ -135,6 +136,8 @@ class NodeLog:
             op, target = self._keep_context(call, result)
             fx_node = self.builder.add_call(op, target, args, call.kwargs, name)
             fx_node.meta[NODE] = name
+            if "from_node" in traceback.get_current_meta():  # an Interpreter says which it runs
+                fx_node.meta["from_node"] = traceback.get_current_meta()["from_node"]
             if op == "call_module":
                 module = self._model.get_submodule(target)
                 fx_node.meta[WATCHED] = (sees_arguments(module), sees_result(module))

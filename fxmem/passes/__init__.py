@@ -1,0 +1,1 @@
+"""Passes over a ``torch.fx.GraphModule`` of the user's own."""
