@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.sparse_parts import find_parts, is_sparse
+from fxmem.errors import TraceError
 
 
 def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = None) -> Any:
@@ -28,12 +27,10 @@ def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = No
     return found
 
 
-def iterate_memory(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a value that have a storage: of a sparse one, its indices and values."""
-    for tensor in iterate_tensors(value):
-        if is_sparse(tensor):
-            parts = find_parts(tensor)
-            yield parts.indices
-            yield parts.values
-        else:
-            yield tensor
+def refuse_sparse(made: Iterable[torch.Tensor]) -> None:
+    """Raises TraceError if an operator has made a sparse tensor, as sparse gradients are."""
+    if any(tensor.layout is not torch.strided for tensor in made):
+        raise TraceError(
+            "sparse gradients and tensors are not supported",
+            hint="use sparse=False, or dense tensors",
+        )

@@ -148,7 +148,7 @@ def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
             f" the inputs are {given}"
         )
     if "SparseTensorImpl" in text:
-        return "this operator is not modelled on sparse tensors: make them dense"
+        return "sparse tensors are not supported: make them dense"
     if _INTEGERS.search(text):
         return f"an input of integers is written 4x8:int64; the inputs are {given}"
     if _LAYOUT.search(text):

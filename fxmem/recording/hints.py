@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from fxmem.kernels.sparse import coalesce
 from fxmem.tracing.checks import find_passing_answer
 
 _aten = torch.ops.aten
@@ -122,10 +121,6 @@ def _hint_repeat(
     return repeats.new_empty((hint if output_size is None else output_size,))
 
 
-def _hint_coalesce(hint: int, sparse: torch.Tensor) -> torch.Tensor:
-    return coalesce(sparse, min(hint, sparse._nnz()))
-
-
 def _hint_item(hint: int, tensor: torch.Tensor) -> int:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
         # No size: what the value is nobody can guess.
@@ -148,7 +143,6 @@ def _hint_index(
 
 
 _HINTED: dict[Any, Callable[..., Any]] = {
-    _aten._coalesce.default: _hint_coalesce,
     _aten.nonzero.default: _hint_nonzero,
     _aten.masked_select.default: _hint_masked_select,
     _aten._unique2.default: _hint_unique,

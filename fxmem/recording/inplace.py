@@ -7,7 +7,6 @@ place. A recording would show a buffer that the real step never allocates. These
 - The sum of gradients that meet at one node: ``torch/csrc/autograd/input_buffer.cpp``,
   ``accumulate`` and ``can_accumulate_inplace``: in place if the engine holds the last reference
   to the older gradient and its storage.
-- The gradient that becomes ``.grad`` of a leaf, if it is sparse.
 - Backward formulas that fill a fresh buffer: ``torch/csrc/autograd/FunctionsManual.cpp``,
   e.g. ``index_backward``, ``value_selecting_reduction_backward``, ``gather_backward`` and
   ``take_backward``.
@@ -20,8 +19,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-
-from fxmem.tracing.sparse_parts import find_parts, is_sparse
 
 _aten = torch.ops.aten
 _add = _aten.add.Tensor
@@ -82,10 +79,6 @@ class EngineWatch:
             is_fresh: Whether the running autograd node made a tensor's storage.
         """
         returned, self._returned = self._returned, False
-        if args and isinstance(args[0], torch.Tensor) and is_sparse(args[0]):
-            # A sum that begins with a sparse gradient is always a new tensor.
-            stolen = func is _aten.clone.default and _is_engine(caller) and _is_stolen(args[0])
-            return args[0] if stolen else None
         if func is _add and returned and _is_engine(caller):
             self._returned = True  # the next gradient of the same node may be added right away
             reused = _is_accumulated_in_place(*args[:2])
@@ -106,16 +99,6 @@ def _is_accumulated_in_place(older: torch.Tensor, newer: Any) -> bool:
         and uses <= _SOLE_STORAGE_REFERENCES
         and _is_dense(older)
     )
-
-
-def _is_stolen(gradient: torch.Tensor) -> bool:
-    """``torch/csrc/autograd/functions/accumulate_grad.h``: a sparse gradient becomes ``.grad``.
-
-    Its parts must be contiguous and nobody else's; while Python watches they never seem to be.
-    """
-    node, parts = torch._C._current_autograd_node(), find_parts(gradient)
-    accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"
-    return accumulates and parts.indices.is_contiguous() and parts.values.is_contiguous()
 
 
 def _is_out_of_place() -> bool:

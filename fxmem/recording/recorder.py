@@ -26,10 +26,9 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
-from fxmem.kernels.sparse import estimate_sparse_workspace, is_on_sparse
 from fxmem.kernels.target import Target, Workspace
 from fxmem.recording import inplace
-from fxmem.recording.arguments import iterate_memory, list_tensors
+from fxmem.recording.arguments import list_tensors, refuse_sparse
 from fxmem.recording.casts import CastLog
 from fxmem.recording.costs import KernelCosts
 from fxmem.recording.effects import find_effect, find_written
@@ -45,7 +44,6 @@ from fxmem.recording.visible import VisibleTensors
 from fxmem.tracing.dispatch import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
-from fxmem.tracing.sparse_parts import is_sparse
 
 _prim_device = torch.ops.prim.device.default
 _detach = torch.ops.aten.detach.default
@@ -113,7 +111,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, value: Any, category: Category, name: str = "") -> None:
         """Says what the storages of the tensors in a value are for, unless it is known."""
-        for tensor in iterate_memory(value):
+        for tensor in iterate_tensors(value):
             index = self.track(tensor)
             if index == NO_STORAGE:
                 continue
@@ -150,7 +148,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             with torch._C.DisableTorchFunction():
                 self.sequences.see_views(iterate_tensors(result))
         self.sequences.exit_node(index)
-        results = {self.track(tensor) for tensor in iterate_memory(result)}
+        results = {self.track(tensor) for tensor in iterate_tensors(result)}
         self.casts.exit_node(results)
         if self.ledger.recording:
             self._watch_results(result)
@@ -166,13 +164,13 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def find_storages(self, value: Any) -> tuple[int, ...]:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
         indices = (
-            self.ledger.find(t) for t in map(self.strangers.find_fake, iterate_memory(value))
+            self.ledger.find(t) for t in map(self.strangers.find_fake, iterate_tensors(value))
         )
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
     def _watch_results(self, result: Any) -> None:
         for tensor in iterate_tensors(result):
-            if isinstance(tensor, torch.nn.Parameter) or is_sparse(tensor):
+            if isinstance(tensor, torch.nn.Parameter):
                 continue
             index = self.track(tensor)
             if index != NO_STORAGE:
@@ -192,7 +190,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             return self._pack_tensor(tensor)
 
     def _pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        for part in iterate_memory(tensor):
+        for part in iterate_tensors(tensor):
             index = self.track(part, RESIDENT)  # before the operator that reads it
             if index != NO_STORAGE:
                 self._note_saved(index, part, tensor.grad_fn)
@@ -251,21 +249,15 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             result = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
         if not in_backward:
             self.sequences.see_early(running)
-        workspace: Workspace | None = None
-        on_sparse = is_on_sparse(func, args, read)
-        if result is None and on_sparse:
-            read = [*iterate_memory(read)]  # before an operator in place gives it other memory
-            workspace = estimate_sparse_workspace(func, args, kwargs)
-            result = self.runner.run_on_sparse(func, args, kwargs)
-        elif result is None:
+        if result is None:
             in_forward = self._phase in (Phase.FORWARD, Phase.LOSS)
             result = self.runner.run(func, args, kwargs, in_forward=in_forward)
         if self.ledger.is_warming_up:
             self.first_step.see(func, self._phase, len(self.ledger.warmup))
         kept = self._costs.list_kept(func, args)
-        made = [*iterate_memory(result)] if on_sparse else list_tensors((result,))
-        if workspace is None:
-            workspace = self._costs.estimate_workspace(func, args, kwargs, result)
+        made = list_tensors((result,))
+        refuse_sparse(made)
+        workspace = self._costs.estimate_workspace(func, args, kwargs, result)
         if not self.ledger.recording:
             for tensor in read:
                 self.track(tensor)
@@ -327,9 +319,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 self.sequences.watch_unpacked(autograd, ran.result, self.ledger)
         node = self._node
         reads = self._list_storages(ran.read, RESIDENT)
-        # A sparse tensor that is written has other memory by now.
-        written = (tensor for tensor in find_written(func, *call[:2]) if not is_sparse(tensor))
-        writes = self._list_storages(written)
+        writes = self._list_storages(find_written(func, *call[:2]))
         self.ledger.operation = index
         self.operations.append(
             Operation(

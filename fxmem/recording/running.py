@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from fxmem.errors import TraceError
 from fxmem.graph import SourceLocation
-from fxmem.kernels.sparse import run_on_sparse
 from fxmem.kernels.target import Target
 from fxmem.recording.arguments import list_tensors
 from fxmem.recording.constants import (
@@ -46,7 +44,7 @@ class OperatorRunner:
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool
     ) -> Any:
-        """The result of an operator on dense tensors.
+        """The result of an operator.
 
         Args:
             func: The operator.
@@ -62,24 +60,6 @@ class OperatorRunner:
         if in_forward or is_known_index(args):
             see_result(func, args, kwargs, result)
         return result
-
-    def run_on_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of an operator that makes a sparse tensor or reads one.
-
-        Raises:
-            TraceError: The target's kernels are not modelled.
-        """
-        if not self._ledger.counts_all:
-            raise TraceError(
-                "sparse tensors are modelled on the CPU only", hint="--device cpu or device='cpu'"
-            )
-        try:
-            return run_on_sparse(func, args, kwargs)
-        except DataDependentOutputException:
-            answer = answer_operator(func, args, kwargs, self._size_hint)
-            if answer is None:
-                raise
-            return answer[0]
 
     def run_unwatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator that is the recording's own, no part of the step."""

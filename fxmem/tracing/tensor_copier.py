@@ -13,9 +13,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fxmem.errors import TraceError
-from fxmem.specs import TensorSpec, strip_torch
-from fxmem.tracing.known_values import attach_value, find_value, mark_held
-from fxmem.tracing.sparse_parts import Parts, find_parts, is_sparse, make_sparse
+from fxmem.specs import TensorSpec
+from fxmem.tracing.known_values import mark_held
 
 _CPU = torch.device("cpu")
 _ALIGNMENT = 16  # the largest itemsize: complex128
@@ -52,7 +51,7 @@ class TensorCopier:
         if is_traceable_wrapper_subclass(tensor):
             return self.fake_mode.from_tensor(tensor, static_shapes=True)
         if tensor.layout is not torch.strided:
-            return self._copy_sparse(tensor, dtype)
+            raise TraceError("sparse tensors are not supported", hint="use a dense one")
         if tensor.is_quantized:
             raise TraceError("a quantized tensor has no fake copy", hint="analyse the float model")
         meta = _cast(self._copy_to_meta(tensor), dtype)
@@ -65,23 +64,6 @@ class TensorCopier:
             if isinstance(tensor, base):
                 setattr(fake, flag, True)
         return fake.requires_grad_() if tensor.requires_grad else fake
-
-    def _copy_sparse(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-        if not is_sparse(tensor):
-            name = strip_torch(tensor.layout)
-            raise TraceError(
-                f"a tensor of layout {name} has no fake copy",
-                hint="a dense one, or to_sparse_coo()",
-            )
-        given = find_parts(tensor)
-        parts = Parts(self.copy(given.indices), self.copy(given.values, dtype), given.is_exact)
-        known = find_value(given.indices)
-        if known is not None:
-            with no_dispatch():
-                attach_value(parts.indices, known.clone())
-        with self.fake_mode, torch.no_grad():
-            sparse = make_sparse(parts, tensor.shape, is_coalesced=tensor.is_coalesced())
-        return sparse.requires_grad_() if tensor.requires_grad else sparse
 
     def _wrap(self, meta: Tensor, constant: Tensor | None) -> Tensor:
         with no_dispatch():

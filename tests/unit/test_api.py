@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -222,14 +223,23 @@ def test_a_tensor_that_stays_on_the_cpu_fails_as_on_a_gpu() -> None:
     assert fxmem.analyze(Adds(), ("3x4",), mode="infer", device="cpu").peak_bytes > 0
 
 
-def test_what_is_modelled_on_the_cpu_only_says_so_where_no_device_was_given() -> None:
-    model = nn.Embedding(4, 2, sparse=True)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", [nn.Embedding, functools.partial(nn.EmbeddingBag, mode="sum")])
+def test_sparse_gradients_are_refused(kind: Callable[..., nn.Module], device: str) -> None:
+    model = kind(4, 2, sparse=True)
     with pytest.raises(fxmem.TraceError) as raised:
-        fxmem.analyze(model, ("3:int64",))
+        fxmem.analyze(model, ("3x2:int64",), device=device)
     assert str(raised.value) == (
-        "sparse tensors are modelled on the CPU only (--device cpu or device='cpu')"
+        "sparse gradients and tensors are not supported (use sparse=False, or dense tensors)"
     )
-    assert fxmem.analyze(model, ("3:int64",), device="cpu").peak_bytes > 0
+    assert fxmem.analyze(model, ("3x2:int64",), mode="infer", device=device).peak_bytes > 0
+
+
+def test_sparse_buffers_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.eye(4).to_sparse())
+    with pytest.raises(fxmem.TraceError, match=r"'edges': sparse tensors are not supported"):
+        fxmem.analyze(model, ("3x2",))
 
 
 def test_inference_says_what_it_leaves_out() -> None:

@@ -254,7 +254,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         (
             lambda net, x: torch.sparse.mm(torch.eye(3).to_sparse(), x),
             "the step failed at {}: NotImplementedError: Cannot access storage of SparseTensorImpl",
-            "this operator is not modelled on sparse tensors: make them dense",
+            "sparse tensors are not supported: make them dense",
         ),
         (
             lambda net, x: torch.compile(torch.neg)(x),
