@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from fxmem.analysis import Analysis, Setup
-from fxmem.errors import UsageError
-from fxmem.graph import MemoryGraph
+from fxmem.errors import DataDependentError, TraceError, UsageError
+from fxmem.graph import Category, MemoryGraph
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.autocast import allow_autocast
 from fxmem.kernels.target import Target
@@ -22,28 +22,25 @@ from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.memory.allocator import AllocatorSettings, parse_settings
 from fxmem.recording.blueprint import Blueprint
-from fxmem.recording.choices import (
+from fxmem.recording.failures import is_traced
+from fxmem.recording.losses import resolve_loss
+from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.recording.options import (
     LossChoice,
     OptimizerChoice,
+    Options,
     check_choices,
     load_choice,
     name_choice,
+    resolve_options,
 )
-from fxmem.recording.frontends import Served, record_with_frontend
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.notes import (
-    note_devices,
-    note_other_inference,
-    note_recording,
-    note_unused,
-)
-from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.options import Options, resolve_options
+from fxmem.recording.step import Recording
 from fxmem.tracing.description import describe_model, remember_model
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.generators import save_random_states
 from fxmem.tracing.user_state import restore_user_state
+from fxmem.units import format_bytes
 
 
 def analyze_model(
@@ -124,8 +121,23 @@ def _draw_blueprint(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A recording, and the frontend that made it.
+
+    Attributes:
+        recording: The step.
+        frontend: ``fx`` or ``record``.
+        reason: Why ``fx`` did not serve; empty where it did.
+    """
+
+    recording: Recording
+    frontend: str
+    reason: str
+
+
 def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
-    """Records the step, and leaves what the user's code keeps as it was."""
+    """Records the step, and restores what the user's code keeps from call to call."""
     kinds = {type(module) for module in blueprint.model.modules()}
     users = [*kinds, blueprint.loss, blueprint.make_optimizer]
     with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
@@ -136,10 +148,43 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
         )
 
 
+def record_with_frontend(record: Callable[[bool], Recording], frontend: str | None) -> Served:
+    """Records with the frontend asked for, else with the first that serves.
+
+    Args:
+        record: Records a step, with sizes that stay nodes (``fx``) or as numbers (``record``).
+        frontend: The frontend asked for, or None.
+
+    Raises:
+        TraceError: The step fails, or ``fx`` was asked for and cannot express the model.
+    """
+    if frontend == "record":
+        return Served(record(False), "record", "record was asked for")
+    try:
+        recording = record(True)
+    except DataDependentError:
+        raise
+    except TraceError as error:
+        # An error that did not pass through the tracer would come again without it.
+        if frontend == "fx" or not is_traced(error.__cause__ or error):
+            raise
+        reason = error.cause
+    else:
+        if not recording.reason:
+            return Served(recording, "fx", "")
+        if frontend == "fx":
+            raise TraceError(
+                f"the fx frontend cannot express this model: {recording.reason}",
+                hint="leave the frontend out, and record will serve",
+            )
+        return Served(recording, "record", recording.reason)
+    return Served(record(False), "record", reason)
+
+
 def _record_other_inference(
     blueprint: Blueprint, inputs: Sequence[str], served: Served
 ) -> MemoryGraph | None:
-    """The same inference under ``inference_mode`` if it was under ``no_grad``, or the reverse.
+    """Records inference under ``inference_mode`` if it was under ``no_grad``, or the reverse.
 
     Returns:
         None where memory is the same: autocast casts no weights.
@@ -152,11 +197,18 @@ def _record_other_inference(
 
 
 def _compare_inference(analysis: Analysis, other: MemoryGraph) -> Analysis:
-    """Notes the peak of the other inference where that is another."""
+    """Notes the peak of the other kind of inference where that differs."""
     peak_bytes, setup = replace(analysis, graph=other).peak_bytes, analysis.setup
     if peak_bytes == analysis.peak_bytes:
         return analysis
-    note = note_other_inference(setup.inference_mode, peak_bytes)
+    if setup.inference_mode:
+        under, keeps = "torch.no_grad()", "its"
+    else:
+        under, keeps = "torch.inference_mode() (inference_mode=True, --inference-mode)", "no"
+    note = (
+        f"Under {under} the peak is {format_bytes(peak_bytes)}: autocast keeps {keeps} casts of "
+        "weights there."
+    )
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 
@@ -168,7 +220,7 @@ def _describe_setup(
     blueprint: Blueprint,
     served: Served,
 ) -> Setup:
-    """What was analysed: as the caller gave it, and as it was recorded."""
+    """Describes what was analysed: as the caller gave it, and as it was recorded."""
     options = blueprint.options
     device = options.target.name
     return Setup(
@@ -183,14 +235,37 @@ def _describe_setup(
         loss=name_choice(loss),
         frontend=served.frontend,
         frontend_reason=served.reason,
-        notes=(
-            *note_devices(blueprint.named_devices, device),
-            *note_unused(options.mode, loss, optimizer),
-            *note_recording(served.recording, options.target),
-        ),
+        notes=(*_note_choices(blueprint, loss, optimizer), *_note_recording(served, options)),
         size_hint=options.size_hint,
         loop=options.loop,
     )
+
+
+def _note_choices(
+    blueprint: Blueprint, loss: LossChoice, optimizer: OptimizerChoice
+) -> Iterator[str]:
+    """Notes what the analysis takes otherwise than the code or the caller says, a sentence each."""
+    device = blueprint.options.target.name
+    others = sorted(name for name in blueprint.named_devices if not name.startswith(device))
+    if others:
+        yield f"The code names devices ({', '.join(others)}): taken as the target, {device}."
+    given = {"loss": loss, "optimizer": optimizer}
+    unused = [name for name, choice in given.items() if choice is not None]
+    if unused and blueprint.options.mode == "infer":
+        yield f"Inference leaves out the {' and the '.join(unused)}."
+
+
+def _note_recording(served: Served, options: Options) -> Iterator[str]:
+    """Notes what the reader of a recording should know, a sentence each."""
+    graph = served.recording.graph
+    held = [s for s in graph.storages if s.category is Category.OUTPUT and s.born < 0]
+    if held:
+        nbytes = format_bytes(sum(storage.nbytes for storage in held))
+        yield f"Results of the step before take {nbytes} until those of this one are there."
+    yield from served.recording.notes
+    known = {str(operator): reason for operator, reason in options.target.unmodelled.items()}
+    for name in dict.fromkeys(o.name for o in graph.operations if o.name in known):
+        yield f"What {name} holds inside itself is not counted: {known[name]}."
 
 
 def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:

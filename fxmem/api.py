@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fxmem.advice.record import Advice
     from fxmem.applying.verification import Verification
-    from fxmem.recording.choices import LossChoice, OptimizerChoice
+    from fxmem.recording.options import LossChoice, OptimizerChoice
 
 _TIME_LIMIT_S = 10.0
 _Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")

@@ -1,11 +1,10 @@
-"""From the model's output to the scalar that backward starts from."""
+"""Losses: the scalar that backward starts from."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn import functional
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import strip_torch
 from fxmem.tracing.contexts import read_autocast
+from fxmem.tracing.fxgraph import iterate_tensors
 
 _OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": functional.cross_entropy,
@@ -28,8 +28,7 @@ _OF_VALUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": functional.binary_cross_entropy_with_logits,
 }
 LOSSES = (*_OF_CLASSES, *_OF_VALUES)
-"""The losses that have a name."""
-_INFER = "mode='infer' (--mode infer) needs none"
+_GIVE_FUNCTION = "give a function of the output, --loss file.py:function or loss="
 
 
 class NoGradientError(TraceError):
@@ -38,16 +37,13 @@ class NoGradientError(TraceError):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss function and what it compares with.
-
-    The target is an input of the step: make it once, before the step that is measured, and
-    give the same to each ``compute``.
+    """A loss function and its target, an input that every step shares.
 
     Attributes:
-        name: For reports.
+        name: Name for reports.
         compute: From output and target to a scalar tensor.
         make_target: From an output to the target; None where the loss takes none.
-        function: The user's own, if it is one, from the output alone.
+        function: The user's own function of the output, if there is one.
     """
 
     name: str
@@ -57,7 +53,7 @@ class Loss:
 
 
 def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
-    """The loss that the user means.
+    """Finds the loss that the user means.
 
     None is the output's own ``.loss`` (an attribute or a key) if it has one; else a scalar
     output itself; else the sum of all floating tensors in the output that require grad, each
@@ -73,8 +69,8 @@ def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
         loss: None, a name in :data:`LOSSES`, or a function from the output to a scalar.
 
     Raises:
-        UsageError: It is none of these. The returned ``compute`` and ``make_target`` raise
-            TraceError for an output that they cannot take, or a loss that is no scalar.
+        UsageError: There is no such loss. The returned ``compute`` and ``make_target`` raise
+            TraceError for an output that they cannot take, or a loss that is not a scalar.
 
     >>> mse = resolve_loss("mse")
     >>> output = torch.ones(2, 3, requires_grad=True)
@@ -85,13 +81,13 @@ def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
         return Loss("sum of outputs", lambda output, target: _check_loss(_sum_output(output)))
     if isinstance(loss, str):
         return _make_named(loss)
-    name = _name_function(loss)
+    name = str(getattr(loss, "__name__", type(loss).__name__))
     _check_function(loss, name)
     return make_own_loss(name, loss)
 
 
 def make_own_loss(name: str, function: Callable[[Any], object]) -> Loss:
-    """The loss that a user's function computes."""
+    """Makes the loss that a user's function computes."""
     return Loss(name, lambda output, target: _check_loss(function(output)), function=function)
 
 
@@ -115,16 +111,11 @@ def _make_named(name: str) -> Loss:
     return Loss(name, compute, make)
 
 
-def _name_function(loss: object) -> str:
-    return str(getattr(loss, "__name__", type(loss).__name__))
-
-
 def _check_function(loss: object, name: str) -> None:
-    hint = "give a function of the output, e.g. loss=lambda output: output.mean()"
-    if not callable(loss):
-        raise UsageError(f"a loss cannot be of type {type(loss).__name__}", hint=hint)
-    if isinstance(loss, type):
-        raise UsageError(f"the loss {name} is a class", hint=hint)
+    """Refuses a criterion that compares with a target, or the class of one."""
+    if not callable(loss) or isinstance(loss, type):
+        what = f"the loss {name} is a class" if callable(loss) else f"a loss cannot be {loss!r}"
+        raise UsageError(what, hint="give a function of the output, loss=lambda y: y.mean()")
     try:
         # A module is called through __call__, which takes anything.
         signature = inspect.signature(getattr(loss, "forward", loss))
@@ -142,13 +133,13 @@ def _check_function(loss: object, name: str) -> None:
 def _check_loss(loss: object) -> Tensor:
     if not isinstance(loss, Tensor):
         raise TraceError(
-            f"the loss is of type {type(loss).__name__}, no tensor",
+            f"the loss is a {type(loss).__name__}, not a tensor",
             hint="return the tensor itself, not its .item()",
         )
     if loss.numel() != 1:
-        shape = "x".join(map(str, loss.shape))
         raise TraceError(
-            f"the loss has shape {shape}, it must be a scalar", hint="take its .mean()"
+            f"the loss has shape {'x'.join(map(str, loss.shape))}, it must be a scalar",
+            hint="take its .mean()",
         )
     if not loss.requires_grad:
         raise NoGradientError(
@@ -164,108 +155,52 @@ def _sum_output(output: Any) -> Tensor:
         return own  # type: ignore[no-any-return]
     if isinstance(output, Tensor) and output.ndim == 0 and output.requires_grad:
         return output
+    floating = _list_floating(output)
     total: Tensor | None = None
-    for tensor in _iterate_floating(output):
+    for tensor in floating:
         if tensor.requires_grad:
             total = tensor.sum() if total is None else total + tensor.sum()
-    if total is None:
-        raise _explain_missing_loss(output)
-    return total
-
-
-def _explain_missing_loss(output: Any) -> TraceError:
-    unknown = _find_unknown(output)
-    if unknown is not None:
-        return _explain_unknown(unknown, output)
+    if total is not None:
+        return total
     if output is None:
-        return TraceError("the model returned None", hint="does its forward lack a return?")
-    if next(_iterate_floating(output), None) is not None:
-        return NoGradientError(
+        raise TraceError("the model returned None", hint="does its forward lack a return?")
+    if floating:
+        raise NoGradientError(
             f"the model returned {_describe(output)}, and nothing in it requires grad",
-            hint=f"is everything frozen, or the output detached? {_INFER}",
+            hint="is everything frozen, or the output detached? mode='infer' needs no loss",
         )
+    raise _explain_output(output)
+
+
+def _explain_output(output: Any) -> TraceError:
     return TraceError(
-        f"the model returned {_describe(output)}, without a floating tensor to start backward from",
-        hint=f"return one, or give a loss; {_INFER}",
-    )
-
-
-def _find_unknown(output: Any) -> object | None:
-    """The first object in an output that is not searched for tensors, and holds some."""
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, list | tuple):
-        found = (_find_unknown(entry) for entry in output)
-        return next((unknown for unknown in found if unknown is not None), None)
-    if isinstance(output, Tensor) or dataclasses.is_dataclass(output):
-        return None
-    return output if _name_tensors(output) else None
-
-
-def _name_tensors(owner: object) -> list[str]:
-    """Attributes of an object that are floating tensors."""
-    return [
-        name
-        for name, value in getattr(owner, "__dict__", {}).items()
-        if isinstance(value, Tensor) and value.is_floating_point()
-    ]
-
-
-def _explain_unknown(unknown: object, output: object) -> TraceError:
-    hint = "give a function of the output, --loss file.py:function or loss="
-    if unknown is output:
-        hint += f", for instance lambda output: output.{_name_tensors(output)[0]}.sum()"
-    return TraceError(
-        f"the model returned an object of class {type(unknown).__name__}, and tensors are looked "
-        "for in lists, tuples, mappings and dataclasses alone",
-        hint=hint,
+        f"the model returned {_describe(output)}, and no floating tensor was found in it"
+        " (in lists, tuples, mappings and dataclasses)",
+        hint=f"{_GIVE_FUNCTION}; mode='infer' needs no loss",
     )
 
 
 def _find_entry(output: Any, name: str) -> Any:
-    """``output.name`` or ``output[name]``; None if there is neither."""
+    """Reads ``output.name`` or ``output[name]``; None if there is neither."""
     if isinstance(output, Mapping) and name in output:
         return output[name]
     return None if isinstance(output, Tensor) else getattr(output, name, None)
 
 
-def _iterate_floating(output: Any) -> Iterator[Tensor]:
-    """The floating tensors in an output, in order, each once."""
-    seen: set[int] = set()
-    for tensor in _iterate_tensors(output):
-        if tensor.is_floating_point() and id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield tensor
-
-
-def _iterate_tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _iterate_tensors(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _iterate_tensors(entry)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _iterate_tensors(getattr(value, field.name, None))
+def _list_floating(output: Any) -> list[Tensor]:
+    """Lists the floating tensors in an output, in order, each once."""
+    by_id = {id(t): t for t in iterate_tensors(output) if t.is_floating_point()}
+    return [*by_id.values()]
 
 
 def _find_prediction(output: Any) -> Tensor:
-    """The tensor that a named loss compares with its target."""
+    """Finds the tensor that a named loss compares with its target."""
     logits = _find_entry(output, "logits")
     if isinstance(logits, Tensor):
         return logits
-    for tensor in _iterate_floating(output):
+    for tensor in _list_floating(output):
         return tensor
-    unknown = _find_unknown(output)
-    if unknown is not None:
-        raise _explain_unknown(unknown, output)
-    raise TraceError(
-        f"the model returned {_describe(output)}, without a floating tensor to compare",
-        hint="give a function of the output, --loss file.py:function or loss=",
-    )
+    raise _explain_output(output)
 
 
 def _flatten_logits(output: Any) -> Tensor:
@@ -295,7 +230,4 @@ def _describe(output: object) -> str:
     if isinstance(output, Tensor):
         shape = "x".join(map(str, output.shape)) or "scalar"
         return f"a tensor {shape}:{strip_torch(output.dtype)}"
-    if isinstance(output, bool | int | float | str | None):
-        return repr(output)
-    name = type(output).__name__
-    return f"a {name}" if type(output).__module__ == "builtins" else f"an object of class {name}"
+    return f"an object of class {type(output).__name__}"

@@ -1,4 +1,4 @@
-"""Optimizers by name, and any optimizer run on parameters without values."""
+"""Optimizers by name, and optimizers on parameters without values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,61 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxmem.errors import TraceError, UsageError
-from fxmem.recording.adam8bit import Adam8bit
 from fxmem.specs import parse_call
 from fxmem.tracing.dispatch import LeanDispatchMode
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
 
 _LR = 1e-3
+
+
+class Adam8bit(optim.Optimizer):
+    """Allocates the states of bitsandbytes' ``Adam8bit``, whose kernels need a GPU.
+
+    They update in place, without temporaries. Source: ``bitsandbytes/optim/optimizer.py``,
+    ``Optimizer2State.init_state`` and ``get_state_buffer``.
+
+    Args:
+        params: The parameters.
+        lr: Learning rate; changes no allocation.
+    """
+
+    _BLOCK_ELEMENTS = 256  # share a scale
+    _MIN_ELEMENTS = 4096  # ``min_8bit_size``: smaller parameters have states of 32 bits
+    _CODES = 256
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr})
+        self._maps: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Makes the states that are missing; computes nothing."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self.state[parameter].update(self._make_state(parameter))
+
+    def _make_state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        count = parameter.numel()
+        if count < self._MIN_ELEMENTS:
+            return {
+                "state1": torch.zeros_like(parameter, dtype=torch.float32),
+                "state2": torch.zeros_like(parameter, dtype=torch.float32),
+            }
+        if self._maps is None:  # one pair of them for all parameters
+            first, second = (torch.zeros(self._CODES, device=parameter.device) for _ in range(2))
+            self._maps = first, second
+        blocks = -(-count // self._BLOCK_ELEMENTS)
+        return {
+            "state1": torch.zeros_like(parameter, dtype=torch.uint8),
+            "qmap1": self._maps[0],
+            "absmax1": torch.zeros(blocks, device=parameter.device),
+            "state2": torch.zeros_like(parameter, dtype=torch.uint8),
+            "qmap2": self._maps[1],
+            "absmax2": torch.zeros(blocks, device=parameter.device),
+        }
+
 
 OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
     "sgd": functools.partial(optim.SGD, lr=_LR),
@@ -41,17 +89,16 @@ OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
     "muon": optim.Muon,
     "adam8bit": Adam8bit,
 }
-"""The optimizers that have a name, with torch's defaults."""
 
 
 def resolve_optimizer(
     optimizer: str | Callable[[Iterable[nn.Parameter]], optim.Optimizer] | None,
 ) -> OptimizerFactory | None:
-    """What makes the optimizer that the user means from the model's parameters.
+    """Finds the function that makes the user's optimizer from the model's parameters.
 
-    Parameters that do not require grad are left out. The optimizer made runs on fake parameters
-    too: where its ``step`` asks for a number computed from their values (Adafactor for the norm
-    of a parameter, ASGD for its averaging coefficient) it is told 1.
+    Parameters that do not require grad are left out. The optimizer runs on fake parameters too:
+    where its ``step`` asks for a number computed from their values (Adafactor for the norm of a
+    parameter, ASGD for its averaging coefficient) the answer is 1.
 
     Args:
         optimizer: None for none, a name in :data:`OPTIMIZERS`, with settings in parentheses if
@@ -80,7 +127,7 @@ def resolve_optimizer(
         name, make = str(getattr(optimizer, "__name__", type(optimizer).__name__)), optimizer
     else:
         raise UsageError(
-            f"an optimizer cannot be of type {type(optimizer).__name__}",
+            f"an optimizer cannot be {optimizer!r}",
             hint="give a name, a class or a function of the parameters",
         )
     return functools.partial(_make_optimizer, name, make)
@@ -100,11 +147,7 @@ def _find_named(text: str) -> Callable[..., Any]:
 
 
 def parse_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of an optimizer and its settings.
-
-    Raises:
-        UsageError: The settings are no names with literals.
-    """
+    """Splits ``"adam(fused=True)"`` into the optimizer's name and settings."""
     return parse_call(text, "optimizer", "adam(fused=True, lr=1e-3)")
 
 
@@ -126,28 +169,22 @@ def _make_optimizer(
         ) from error
     if not isinstance(optimizer, optim.Optimizer):
         raise UsageError(
-            f"the optimizer {name} is of type {type(optimizer).__name__}, no torch.optim.Optimizer",
+            f"the optimizer {name} is of type {type(optimizer).__name__}, not an Optimizer",
             hint="return the optimizer",
         )
-    if _needs_closure(optimizer):
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
         raise UsageError(
             f"the optimizer {name} runs the model again in its step, through a closure",
             hint="one that needs no closure, e.g. adamw",
-        )
+        ) from None
     answer_values(optimizer)
     return optimizer
 
 
-def _needs_closure(optimizer: optim.Optimizer) -> bool:
-    try:
-        inspect.signature(optimizer.step).bind()
-    except TypeError:
-        return True
-    return False
-
-
 def answer_values(optimizer: optim.Optimizer) -> None:
-    """Wraps its ``step`` so that values unknown on fake tensors are answered, with 1."""
+    """Wraps ``optimizer.step`` so that values unknown on fake tensors are 1."""
     step = optimizer.step
 
     @functools.wraps(step)
@@ -160,19 +197,19 @@ def answer_values(optimizer: optim.Optimizer) -> None:
 
 @contextlib.contextmanager
 def refuse_real_parameters() -> Iterator[None]:
-    """Lets no optimizer that the user has step while a step runs on copies.
+    """Lets no optimizer of real parameters step while a step runs on fake copies.
 
     Raises:
-        TraceError: One does, within the context: a hook reached it in a way that no copy follows.
+        TraceError: A hook in the model runs one that the copy of the model does not reach.
     """
 
     def check(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         if not all(isinstance(parameter, FakeTensor) for parameter in parameters):
             raise TraceError(
-                f"the step runs an optimizer ({type(optimizer).__name__}) of parameters that are "
-                "not the analysed copy's",
-                hint="keep it on the model, or where the hook that runs it closes over it",
+                f"a hook runs an optimizer ({type(optimizer).__name__}) of parameters that the "
+                "analysed copy does not have",
+                hint="keep the optimizer on the model, or let the hook close over it",
             )
 
     handle = register_optimizer_step_pre_hook(check)
@@ -185,8 +222,8 @@ def refuse_real_parameters() -> Iterator[None]:
 class _AnswerValues(LeanDispatchMode):  # type: ignore[no-untyped-call]
     """Answers 1 where ``.item()`` has no answer on a fake tensor.
 
-    Such a number scales an update, which changes no allocation; and where it decides (ASGD
-    averages only from the step ``t0``, one million, on) 1 is what the first steps have.
+    Such a number scales an update, which changes no allocation; where it decides (ASGD averages
+    from step ``t0``, one million, on) 1 is the value in the first steps.
     """
 
     def __torch_dispatch__(

@@ -1,11 +1,13 @@
-"""How a step is to be recorded: what the caller chose, checked, and what it names, found."""
+"""Options of an analysis: checked, and resolved to targets, GPUs, loops and dtypes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from fxmem.errors import UsageError
 from fxmem.gpus import GpuModel, find_gpu
@@ -13,27 +15,35 @@ from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.target import Gpu, describe_gpu
 from fxmem.kernels.target import Target
+from fxmem.loading.parsing import is_target
+from fxmem.loading.target import load_function
 from fxmem.loop import Loop, resolve_loop
-from fxmem.recording.frontends import FRONTENDS
+from fxmem.recording.losses import resolve_loss
+from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.specs import parse_dtype, strip_torch
 
 MODES = ("train", "infer")
+FRONTENDS = ("fx", "record")
 TARGETS = {target.name: target for target in (CUDA, CPU)}
+LossChoice = str | Callable[[Any], torch.Tensor] | None
+"""A name, a TARGET, a function from the output to a scalar; None for the default."""
+OptimizerChoice = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+"""A name, a TARGET, a callable from the parameters to the optimizer; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What holds whatever the model is.
+    """Checked options, which hold for any model.
 
     Attributes:
         mode: ``train`` or ``infer``.
         inference_mode: See :class:`fxmem.recording.step.Step`.
         target: The device whose kernels run the step.
-        gpu: The GPU that is meant; None for any.
-        architecture: What of it the choice of kernels depends on.
-        dtype: The name of what parameters and floating inputs are cast to, or None.
-        autocast: What forward and loss are autocast to, as the caller wrote it, or None.
-        autocast_to: The same, as PyTorch takes it.
+        gpu: The target GPU; None for any.
+        architecture: The properties of the GPU that the choice of kernels depends on.
+        dtype: Name of the dtype that parameters and floating inputs are cast to, or None.
+        autocast: The dtype that forward and loss are autocast to, as the caller wrote it, or None.
+        autocast_to: The same dtype, as PyTorch takes it.
         loop: The training loop around the model.
         frontend: The frontend asked for, or None.
         size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
@@ -67,20 +77,36 @@ def resolve_options(
     frontend: str | None = None,
     size_hint: int | None = None,
 ) -> Options:
-    """Checks the arguments of :func:`fxmem.analyze` of these names, and finds what they name.
+    """Checks arguments of :func:`fxmem.analyze`, and finds the objects that they name.
 
     Raises:
-        UsageError: One of them is not understood, or does not go with another.
+        UsageError: An argument is not understood, or contradicts another.
 
     >>> options = resolve_options(gpu="t4", autocast="fp16")
     >>> options.target.name, options.architecture.capability, options.autocast_to
     ('cuda', (7, 5), torch.float16)
     """
     device = str(device)  # a torch.device has its name
-    _check_step(mode, inference_mode, device)
-    _check_recording(frontend, size_hint)
-    model = _find_gpu(device, gpu)
-    autocast = _name_autocast(autocast)
+    check_mode(mode)
+    if inference_mode and mode != "infer":
+        raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")
+    if device not in TARGETS:
+        raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
+    if frontend not in (None, *FRONTENDS):
+        raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
+    if size_hint is not None and not (isinstance(size_hint, int) and size_hint >= 0):
+        raise UsageError(
+            f"size_hint must be an integer, 0 or more, got {size_hint!r}", hint="--size-hint 16"
+        )
+    if gpu is not None and device != "cuda":
+        raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
+    model = None if gpu is None else find_gpu(gpu)
+    if not (autocast is None or isinstance(autocast, str | torch.dtype)):
+        raise UsageError(f"autocast={autocast!r} is not a dtype", hint="bf16, fp16, or None")
+    autocast = None if autocast is None else strip_torch(autocast)
+    outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
+    settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
+    given = {name: value for name, value in settings.items() if value is not None}
     return Options(
         mode=mode,
         inference_mode=inference_mode,
@@ -90,63 +116,19 @@ def resolve_options(
         dtype=None if dtype is None else parse_dtype(dtype),
         autocast=autocast,
         autocast_to=_find_autocast(device, autocast),
-        loop=resolve_loop(loop, _list_settings(accumulate, set_to_none, hold_outputs)),
+        loop=resolve_loop(loop, given),
         frontend=frontend,
         size_hint=size_hint,
     )
 
 
 def check_mode(mode: object) -> None:
-    """Checks that there is such a mode.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Raises UsageError unless a mode is ``train`` or ``infer``."""
     if mode not in MODES:
         raise UsageError(
             f"unknown mode {mode!r}",
             hint="did you mean infer?" if mode == "eval" else " or ".join(MODES),
         )
-
-
-def _list_settings(
-    accumulate: int | None, set_to_none: bool | None, hold_outputs: bool | None
-) -> dict[str, Any]:
-    """The fields of a loop that have arguments of their own, where they were given."""
-    outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
-    settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _check_step(mode: str, inference_mode: bool, device: str) -> None:
-    check_mode(mode)
-    if inference_mode and mode != "infer":
-        raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")
-    if device not in TARGETS:
-        raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
-
-
-def _check_recording(frontend: str | None, size_hint: int | None) -> None:
-    if frontend not in (None, *FRONTENDS):
-        raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
-    if size_hint is not None and not (isinstance(size_hint, int) and size_hint >= 0):
-        raise UsageError(
-            f"size hint {size_hint!r} is no number of elements", hint="an integer, 0 or more"
-        )
-
-
-def _find_gpu(device: str, gpu: str | None) -> GpuModel | None:
-    if gpu is None:
-        return None
-    if device != "cuda":
-        raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
-    return find_gpu(gpu)
-
-
-def _name_autocast(autocast: object) -> str | None:
-    if autocast is None or isinstance(autocast, str | torch.dtype):
-        return None if autocast is None else strip_torch(autocast)
-    raise UsageError(f"autocast={autocast!r} is no dtype", hint="bf16, fp16, or None for none")
 
 
 def _find_autocast(device: str, autocast: str | None) -> torch.dtype | None:
@@ -158,3 +140,43 @@ def _find_autocast(device: str, autocast: str | None) -> torch.dtype | None:
     if device == "cpu" and name == "float16":
         raise UsageError("autocast to float16 on the CPU is not modelled", hint="bf16")
     return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+# -- losses and optimizers as a caller chooses them: named, written or imported -------------------
+
+
+def check_choices(loss: LossChoice, optimizer: OptimizerChoice) -> None:
+    """Refuses unknown names of losses and optimizers before anything is imported.
+
+    Raises:
+        UsageError: There is no such loss or optimizer.
+
+    >>> check_choices("mse", "my_package:make_optimizer")
+    """
+    if not is_target(optimizer):
+        resolve_optimizer(optimizer)
+    if not is_target(loss):
+        resolve_loss(loss)
+
+
+def load_choice(choice: Any) -> Any:
+    """Loads a loss or an optimizer that is given as a TARGET; returns anything else unchanged.
+
+    Raises:
+        LoadError: The TARGET cannot be loaded.
+
+    >>> load_choice("adam"), load_choice("torch.nn.functional:mse_loss").__name__
+    ('adam', 'mse_loss')
+    """
+    return load_function(choice) if is_target(choice) else choice
+
+
+def name_choice(choice: Any) -> str | None:
+    """Names a loss or an optimizer for a report.
+
+    >>> name_choice("adam"), name_choice(torch.optim.SGD), name_choice(nn.MSELoss())
+    ('adam', 'SGD', 'MSELoss')
+    """
+    if choice is None or isinstance(choice, str):
+        return choice
+    return str(getattr(choice, "__name__", type(choice).__name__))

@@ -17,9 +17,8 @@ from fxmem.applying.comparing import Record, iterate_leaves
 from fxmem.applying.state import drop_gradients, list_random_states, seed_random_numbers
 from fxmem.applying.verification import Kind
 from fxmem.errors import UsageError
-from fxmem.recording.adam8bit import Adam8bit
 from fxmem.recording.losses import Loss
-from fxmem.recording.optimizers import OptimizerFactory
+from fxmem.recording.optimizers import Adam8bit, OptimizerFactory
 from fxmem.specs import TensorSpec
 from fxmem.tracing.fakes import read_leaf
 from fxmem.tracing.user_state import iterate_holders

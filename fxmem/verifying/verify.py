@@ -26,16 +26,16 @@ from fxmem.loading.target import load_target, prepare_targets
 from fxmem.planning.applied import measure_plan
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Plan
-from fxmem.recording.choices import (
+from fxmem.recording.losses import resolve_loss
+from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.recording.options import (
     LossChoice,
     OptimizerChoice,
     check_choices,
+    check_mode,
     load_choice,
     name_choice,
 )
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.options import check_mode
 from fxmem.specs import TensorSpec, parse_dtype, strip_torch
 from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.units import format_bytes

@@ -67,7 +67,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "autocast of no dtype",
         {"autocast": True},
-        "autocast=True is no dtype (bf16, fp16, or None for none)",
+        "autocast=True is not a dtype (bf16, fp16, or None)",
     ),
     (
         "autocast to a torch.dtype",
@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("device", {"device": "tpu"}, "unknown device 'tpu' (cuda or cpu)"),
     ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
-    ("hint", {"size_hint": -1}, "size hint -1 is no number of elements (an integer, 0 or more)"),
+    ("hint", {"size_hint": -1}, "size_hint must be an integer, 0 or more, got -1 (--size-hint 16)"),
 ]
 
 

@@ -11,7 +11,7 @@ from torch import nn, optim
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from fxmem.errors import UsageError
-from fxmem.recording.optimizers import OPTIMIZERS, resolve_optimizer
+from fxmem.recording.optimizers import OPTIMIZERS, Adam8bit, resolve_optimizer
 from fxmem.tracing.fakes import make_fake_mode, make_fake_model
 
 
@@ -116,8 +116,7 @@ PARAMETER = nn.Parameter(torch.ones(3))
         ),
         (
             3,
-            "an optimizer cannot be of type int (give a name, a class or a function of the "
-            "parameters)",
+            "an optimizer cannot be 3 (give a name, a class or a function of the parameters)",
         ),
         (
             optim.SGD([PARAMETER]),
@@ -131,8 +130,7 @@ PARAMETER = nn.Parameter(torch.ones(3))
         ),
         (
             lambda params: 3,
-            "the optimizer <lambda> is of type int, no torch.optim.Optimizer "
-            "(return the optimizer)",
+            "the optimizer <lambda> is of type int, not an Optimizer (return the optimizer)",
         ),
         (
             "muon",
@@ -157,3 +155,32 @@ def test_nothing_to_train_is_said() -> None:
         "the optimizer sgd has nothing to train: no parameter requires grad "
         "(optimizer=None, or mode='infer')"
     )
+
+
+# Bytes by the formula of bitsandbytes.
+@pytest.mark.parametrize(
+    ("shape", "nbytes"),
+    [
+        ((1000,), 2 * 4 * 1000),  # below 4096 elements: two states of float32
+        ((64, 64), 2 * (4096 + 4 * 16)),  # two bytes an element, two scales a block of 256
+        ((5000,), 2 * (5000 + 4 * 20)),  # 19.5 blocks
+    ],
+)
+def test_states_are_as_large_as_by_formula(shape: tuple[int, ...], nbytes: int) -> None:
+    parameter = nn.Parameter(torch.zeros(shape))
+    parameter.grad = torch.zeros(shape)
+    optimizer = Adam8bit([parameter])
+    optimizer.step()
+    state = optimizer.state[parameter]
+    own = [value for key, value in state.items() if not key.startswith("qmap")]
+    assert sum(value.nbytes for value in own) == nbytes
+
+
+def test_parameters_share_the_maps_of_codes() -> None:
+    parameters = [nn.Parameter(torch.zeros(64, 64)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(64, 64)
+    optimizer = Adam8bit(parameters)
+    optimizer.step()
+    first, second = (optimizer.state[parameter] for parameter in parameters)
+    assert first["qmap1"] is second["qmap1"] and first["qmap1"].nbytes == 1024

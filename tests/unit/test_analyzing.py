@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 import fxmem
+from fxmem.analyzing import Served, record_with_frontend
 from fxmem.errors import DataDependentError, TraceError
 from fxmem.graph import MemoryGraph
-from fxmem.recording.frontends import Served, record_with_frontend
 from fxmem.recording.step import Recording
 from fxmem.tracing.tracer import Tracer
 
