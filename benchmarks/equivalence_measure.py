@@ -17,12 +17,12 @@ from fxmem.applying.comparing import Record, compare_records
 from fxmem.applying.state import keep_state, seed_random_numbers
 from fxmem.errors import FxmemWarning, summarize_error
 from fxmem.planning.describe import describe_segments
-from fxmem.planning.modules import name_spans, nest_spans
-from fxmem.planning.mutation import mutate_regions
+from fxmem.planning.model.modules import name_spans, nest_spans
+from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES
-from fxmem.planning.regions import Region, iterate_regions
-from fxmem.planning.simulation import simulate_regions
 from fxmem.planning.step import PlanningStep, prepare_step
+from fxmem.planning.strategies.mutation import mutate_segments
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.verifying.running import Runner
@@ -149,7 +149,7 @@ def _compare(ours: Record, theirs: Record) -> str:
 def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
     """A plan at random; None where chance finds none that computes anything again."""
     rng = random.Random(seed)
-    facts = step.facts
+    facts = step.index
     if step.base.style == MODULES:
         chosen = [choice for choice in step.modules if rng.random() < 0.4]
         regions = nest_spans(span for choice in chosen for span in choice.spans)
@@ -159,11 +159,11 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
         regions, names = (), None
         for _ in range(_CHANGES if first < facts.nodes else 0):
             positions = range(first, facts.nodes)
-            regions = mutate_regions(rng, [regions], positions, (), facts, step.limits)
+            regions = mutate_segments(rng, [regions], positions, (), facts, step.limits)
         regions = tuple(r for r in regions if not _is_idle(step, r))
     if not regions:
         return None
-    simulation = simulate_regions(facts, regions)
+    simulation = simulate_segments(facts, regions)
     return replace(
         step.base,
         peak_bytes=simulation.peak_bytes,
@@ -172,12 +172,12 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
     )
 
 
-def _is_idle(step: PlanningStep, region: Region) -> bool:
+def _is_idle(step: PlanningStep, region: SegmentRange) -> bool:
     """Whether backward needs nothing of some part of a region: no search finds such."""
-    saves = step.facts.saves_by_node
+    saves = step.index.saves_by_node
     return not all(
         any(save.unpacked is not None for node in range(r.start, r.stop) for save in saves[node])
-        for r in iterate_regions([region])
+        for r in iterate_segments([region])
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fxmem.analysis import Analysis
 from fxmem.loading.inputs import gather_inputs
 from fxmem.loading.parsing import is_target
-from fxmem.planning.module_state import is_batch_norm
+from fxmem.planning.model.module_state import is_batch_norm
 from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
 from fxmem.specs import TensorSpec, parse_spec
 from fxmem.tracing.fakes import describe_inputs, read_leaf

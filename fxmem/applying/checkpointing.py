@@ -10,7 +10,7 @@ from fxmem.applying.codegen import OVERWRITE, SEGMENTS, OverwriteCode, SegmentCo
 from fxmem.applying.holders import find_holders
 from fxmem.applying.module import PlannedModule
 from fxmem.errors import UsageError
-from fxmem.planning.fx_nodes import find_overwriting, find_owners
+from fxmem.planning.inplace.fx_nodes import find_overwriting, find_owners
 from fxmem.planning.plan import InplaceChange, Segment
 from fxmem.tracing.fxgraph import NODE
 
@@ -53,7 +53,7 @@ def build_module(
     _check_names(graph, inplace)
     for found in find_overwriting(graph, inplace):
         maker = () if found.maker is None else (str(found.maker.target),)
-        takers = tuple(dict.fromkeys(str(node.target) for node in found.takers))
+        takers = tuple(dict.fromkeys(str(node.target) for node in found.consumers))
         copies[found.node].meta[OVERWRITE] = OverwriteCode(
             found.form, found.is_second, maker, takers
         )

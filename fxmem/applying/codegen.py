@@ -26,7 +26,7 @@ from fxmem.applying.overwriting import (
     overwrite_by_module,
 )
 from fxmem.applying.runtime import checkpoint
-from fxmem.planning.inplace_forms import FormKind, InplaceForm
+from fxmem.planning.inplace.forms import FormKind, InplaceForm
 
 SEGMENTS = "fxmem_segments"
 """Key of a node's ``meta``: the segments it lies in, outermost first."""

@@ -11,7 +11,7 @@ import torch
 from fxmem.applying.call_sites import CallSite, CallSites
 from fxmem.applying.editing import SourceFile
 from fxmem.graph import Node, SourceLocation
-from fxmem.planning.inplace_forms import COMMUTATIVE, FormKind, read_form
+from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, read_form
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
 
 _FUNCTIONS = {"torch": torch, "F": torch.nn.functional}

@@ -8,11 +8,11 @@ from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.inplace import apply_inplace
+from fxmem.planning.inplace.overwriting import apply_inplace
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.simulate import Simulation, build_graph, simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES, InplaceChange, Plan, Segment
-from fxmem.planning.regions import Region
-from fxmem.planning.simulation import Simulation, build_graph, simulate_regions
 
 
 def apply_plan(analysis: Analysis, plan: Plan) -> MemoryGraph:
@@ -35,8 +35,8 @@ def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
         plan: It, or one with some of its segments and changes.
     """
     inplace = plan.inplace if plan.style == GRAPH else ()
-    facts = gather_changed(analysis, inplace, plan.style)
-    return simulate_regions(facts, place_segments(facts, plan.segments))
+    recorded = gather_changed(analysis, inplace, plan.style)
+    return simulate_segments(recorded, locate_segments(recorded, plan.segments))
 
 
 def measure_plan(analysis: Analysis, plan: Plan) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def gather_changed(
     analysis: Analysis,
     changes: Iterable[InplaceChange],
     style: str = GRAPH,
-) -> StepFacts:
+) -> StepIndex:
     """What plans ask of a step with operations in place.
 
     Args:
@@ -75,28 +75,28 @@ def gather_changed(
         style: How plans are applied.
     """
     changed = apply_inplace(analysis.graph, changes)
-    return gather_facts(
+    return build_index(
         changed,
         counts_host=analysis.setup.device == "cpu",
         keeps_frames=style == MODULES,
     )
 
 
-def place_segments(facts: StepFacts, segments: Iterable[Segment]) -> tuple[Region, ...]:
+def locate_segments(recorded: StepIndex, segments: Iterable[Segment]) -> tuple[SegmentRange, ...]:
     """The regions that a plan's segments are.
 
     Args:
-        facts: The step that the plan was made for.
+        recorded: The step that the plan was made for.
         segments: Those of the plan.
     """
-    nodes = facts.graph.nodes
+    nodes = recorded.graph.nodes
     positions = {node.name: node.index for node in nodes if node.phase is Phase.FORWARD}
     return _place(segments, positions)
 
 
-def _place(segments: Iterable[Segment], positions: Mapping[str, int]) -> tuple[Region, ...]:
+def _place(segments: Iterable[Segment], positions: Mapping[str, int]) -> tuple[SegmentRange, ...]:
     return tuple(
-        Region(
+        SegmentRange(
             positions[segment.first],
             positions[segment.last] + 1,
             _place(segment.children, positions),

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.planning.applied import measure_graph, measure_plan, place_segments
-from fxmem.planning.deletion import apply_deletions, find_deletions
+from fxmem.planning.applied import locate_segments, measure_graph, measure_plan
+from fxmem.planning.dels.deletion import apply_deletions, find_deletions
 from fxmem.planning.describe import fingerprint_graph
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.fx_nodes import NODE, find_overwriting
-from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
+from fxmem.planning.inplace.fx_nodes import NODE, find_overwriting
+from fxmem.planning.inplace.overwriting import apply_inplace, choose_inplace, find_inplace
+from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import GRAPH, InplaceChange, Plan
 
 
@@ -28,15 +28,15 @@ def add_changes(analysis: Analysis, plan: Plan) -> Plan:
         analysis: Of the step.
         plan: With the segments.
     """
-    facts = gather_facts(analysis.graph)
-    dels = tuple(point for point in find_deletions(facts) if point.saving_bytes > 0)
-    found = find_inplace(facts)
+    recorded = build_index(analysis.graph)
+    dels = tuple(point for point in find_deletions(recorded) if point.saving_bytes > 0)
+    found = find_inplace(recorded)
     if plan.style != GRAPH:
         alone = tuple(change for change in found if change.saving_bytes > 0)
         return replace(plan, inplace=alone, dels=dels)
     found = _keep_unwatched(plan.fx_graph, found)
     alone = tuple(change for change in found if change.saving_bytes > 0)
-    regions = place_segments(facts, plan.segments)
+    regions = locate_segments(recorded, plan.segments)
     options = (
         choose_inplace(analysis.graph, alone, regions),
         choose_inplace(analysis.graph, found, regions),
@@ -74,13 +74,13 @@ def plan_changes(analysis: Analysis) -> Plan:
     Args:
         analysis: Of the step.
     """
-    facts = gather_facts(analysis.graph)
+    recorded = build_index(analysis.graph)
     found = Plan(
         fingerprint=fingerprint_graph(analysis.graph),
         baseline_peak_bytes=analysis.peak_bytes,
         peak_bytes=analysis.peak_bytes,
-        inplace=find_inplace(facts),
-        dels=find_deletions(facts),
+        inplace=find_inplace(recorded),
+        dels=find_deletions(recorded),
         mode=analysis.setup.mode,
         size_hint=analysis.setup.size_hint,
         fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,

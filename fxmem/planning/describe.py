@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph, Phase
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.limits import Limits
-from fxmem.planning.module_state import is_batch_norm
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.module_state import is_batch_norm
+from fxmem.planning.model.recomputation import iterate_recomputations, plan_recomputations
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
-from fxmem.planning.regions import Region
-from fxmem.planning.runs import iterate_runs, plan_runs
-from fxmem.planning.scoring import Scorer
 
 _HALF = 8
 """Of the digits of a fingerprint."""
@@ -55,8 +55,8 @@ def check_fingerprint(plan: Plan, graph: MemoryGraph, command: str) -> None:
 
 
 def describe_segments(
-    facts: StepFacts,
-    regions: Sequence[Region],
+    recorded: StepIndex,
+    regions: Sequence[SegmentRange],
     costs_s: Sequence[float],
     *,
     with_savings: bool = True,
@@ -65,24 +65,24 @@ def describe_segments(
     """Regions as segments of a plan.
 
     Args:
-        facts: The step.
+        recorded: The step.
         regions: What is computed again.
         costs_s: Seconds of each operation, by its index.
         with_savings: Whether to work out what each is worth, by leaving it out.
         names: The modules that regions are calls of, by their nodes; None to find them.
     """
-    savings = _measure_savings(facts, regions) if with_savings else [0] * len(regions)
+    savings = _measure_savings(recorded, regions) if with_savings else [0] * len(regions)
     segments = []
     for region, saving in zip(regions, savings, strict=True):
-        runs = iterate_runs([*plan_runs(facts, [region])])
-        again = [index for run in runs for index in run.list_operations(facts)]
-        segments.append(_describe(facts, region, saving, again, costs_s, names))
+        runs = iterate_recomputations([*plan_recomputations(recorded, [region])])
+        again = [index for run in runs for index in run.list_operations(recorded)]
+        segments.append(_describe(recorded, region, saving, again, costs_s, names))
     return tuple(segments)
 
 
-def _measure_savings(facts: StepFacts, regions: Sequence[Region]) -> list[int]:
+def _measure_savings(recorded: StepIndex, regions: Sequence[SegmentRange]) -> list[int]:
     """By how much the peak would rise without each."""
-    scorer = Scorer(facts, [0.0] * len(facts.graph.operations))
+    scorer = Scorer(recorded, [0.0] * len(recorded.graph.operations))
     peak, _ = scorer.score(regions)
     return [
         scorer.score([*regions[:index], *regions[index + 1 :]])[0] - peak
@@ -91,43 +91,43 @@ def _measure_savings(facts: StepFacts, regions: Sequence[Region]) -> list[int]:
 
 
 def _describe(
-    facts: StepFacts,
-    region: Region,
+    recorded: StepIndex,
+    region: SegmentRange,
     saving_bytes: int,
     recomputed: Sequence[int],
     costs_s: Sequence[float],
     names: Mapping[tuple[int, int], str] | None,
 ) -> Segment:
-    graph = facts.graph
+    graph = recorded.graph
     nodes = graph.nodes[region.start : region.stop]
-    operations = facts.list_operations(region.start, region.stop)
+    operations = recorded.list_operations(region.start, region.stop)
     norms = (graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o))
     states = (
         graph.storages[index].name
         for node in range(region.start, region.stop)
-        for index in facts.states[node]
+        for index in recorded.states[node]
     )
     return Segment(
         first=nodes[0].name,
         last=nodes[-1].name,
         nodes=len(nodes),
-        fqn=find_module(facts, region) if names is None else names[region.start, region.stop],
+        fqn=find_module(recorded, region) if names is None else names[region.start, region.stop],
         source=nodes[0].source,
         saving_bytes=saving_bytes,
         recompute_s=sum(costs_s[index] for index in recomputed),
         recompute_flops=sum(graph.operations[index].flops for index in recomputed),
-        random=any(facts.draws[region.start : region.stop]),
+        random=any(recorded.draws[region.start : region.stop]),
         norms=tuple(dict.fromkeys(norms)),
         states=tuple(dict.fromkeys(states)),
-        children=tuple(_describe(facts, c, 0, (), costs_s, names) for c in region.children),
+        children=tuple(_describe(recorded, c, 0, (), costs_s, names) for c in region.children),
     )
 
 
-def describe_limits(facts: StepFacts, limits: Limits) -> tuple[Limit, ...]:
+def describe_limits(recorded: StepIndex, limits: Limits) -> tuple[Limit, ...]:
     """What no plan may do, by name.
 
     Args:
-        facts: The step.
+        recorded: The step.
         limits: Of the step.
 
     Returns:
@@ -137,35 +137,35 @@ def describe_limits(facts: StepFacts, limits: Limits) -> tuple[Limit, ...]:
         **{node: (LimitKind.BEGIN, reason) for node, reason in limits.starts.items()},
         **{node: (LimitKind.RECOMPUTE, reason) for node, reason in limits.fixed.items()},
     }
-    nodes = facts.graph.nodes
+    nodes = recorded.graph.nodes
     return tuple(
         Limit(nodes[index].name, *reasons[index], nodes[index].fqn, nodes[index].source)
         for index in sorted(reasons)
     )
 
 
-def describe_modules(facts: StepFacts, reasons: Mapping[str, str]) -> tuple[Limit, ...]:
+def describe_modules(recorded: StepIndex, reasons: Mapping[str, str]) -> tuple[Limit, ...]:
     """The modules that no plan computes again.
 
     Args:
-        facts: The step.
+        recorded: The step.
         reasons: Why, by name.
     """
-    nodes = facts.graph.nodes
-    firsts = {call.fqn: call.start for call in reversed(facts.graph.calls)}
+    nodes = recorded.graph.nodes
+    firsts = {call.fqn: call.start for call in reversed(recorded.graph.calls)}
     return tuple(
         Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
         for fqn, reason in reasons.items()
     )
 
 
-def find_module(facts: StepFacts, region: Region) -> str:
+def find_module(recorded: StepIndex, region: SegmentRange) -> str:
     """The fqn of the innermost module, or container of some, that runs a region's nodes once.
 
     Returns:
         Empty where there is none.
     """
-    nodes = facts.graph.nodes
+    nodes = recorded.graph.nodes
     inside = nodes[region.start : region.stop]
     parents = [
         fqn

@@ -11,8 +11,8 @@ from fxmem.gpus import CONTEXT_BYTES
 from fxmem.memory.allocation import find_exhaustion
 from fxmem.memory.liveness import Peak
 from fxmem.planning.applied import apply_plan, simulate_plan
+from fxmem.planning.model.simulate import build_graph
 from fxmem.planning.plan import Plan
-from fxmem.planning.simulation import build_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
 
     Args:
         analysis: With a GPU.
-        plans: Made from it, cheapest first.
+        plans: Activation from it, cheapest first.
 
     Raises:
         InfeasibleError: None of them fits.

@@ -12,16 +12,16 @@ from fxmem.errors import InfeasibleError, UsageError
 from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.bound import bound_cost
 from fxmem.planning.code_changes import add_changes, plan_changes
 from fxmem.planning.describe import describe_segments
-from fxmem.planning.front import Candidate
-from fxmem.planning.module_search import find_module_front
-from fxmem.planning.modules import name_spans
+from fxmem.planning.model.modules import name_spans
+from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.plan import MODULES, Plan
-from fxmem.planning.search import find_front
-from fxmem.planning.simulation import build_graph, simulate_regions
 from fxmem.planning.step import PlanningStep, check_analysis, prepare_step
+from fxmem.planning.strategies.bound import bound_cost
+from fxmem.planning.strategies.candidates import Candidate
+from fxmem.planning.strategies.module_search import find_module_front
+from fxmem.planning.strategies.search import find_front
 from fxmem.units import format_bytes, resolve_bytes
 
 TIME_LIMIT_S = 10.0
@@ -99,7 +99,7 @@ def _plan_budget(step: PlanningStep, budget_bytes: int, time_limit_s: float) -> 
             measured = _measure(step, candidate)
             if measured.peak_bytes <= budget_bytes:
                 return _describe(step, candidate, measured)
-    bound_s = bound_cost(step.facts, step.limits, step.costs_s, int(budget_bytes * _SLACK))
+    bound_s = bound_cost(step.index, step.limits, step.costs_s, int(budget_bytes * _SLACK))
     found = "exists" if math.isinf(bound_s) else "was found"
     raise InfeasibleError(
         f"no plan within {format_bytes(budget_bytes)} {found}; {_explain_leanest(step, front[-1])}",
@@ -127,7 +127,7 @@ def _search(
 ) -> Sequence[Candidate]:
     if step.base.style == MODULES:
         return find_module_front(
-            step.facts,
+            step.index,
             step.modules,
             step.list_costs(by_flops),
             _SEARCH_SHARE * time_limit_s,
@@ -135,7 +135,7 @@ def _search(
             goal_cost,
         )
     return find_front(
-        step.facts,
+        step.index,
         step.limits,
         step.list_costs(by_flops),
         _SEARCH_SHARE * time_limit_s,
@@ -149,7 +149,7 @@ def _measure(step: PlanningStep, candidate: Candidate) -> Plan:
     """A candidate as a plan that does not tell of its segments yet."""
     overhead, overhead_flops = _measure_overhead(step, candidate)
     peak_bytes, reserved_bytes = _measure_peak(step, candidate)
-    if not candidate.regions:  # values go no later than in the code as it is
+    if not candidate.segments:  # values go no later than in the code as it is
         peak_bytes = min(peak_bytes, step.base.peak_bytes)
     return replace(
         step.base,
@@ -162,8 +162,8 @@ def _measure(step: PlanningStep, candidate: Candidate) -> Plan:
 
 def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
     """Seconds and FLOPs that a candidate adds, over those of the step."""
-    again = [*simulate_regions(step.facts, candidate.regions).recomputed]
-    flops = sum(step.facts.graph.operations[index].flops for index in again)
+    again = [*simulate_segments(step.index, candidate.segments).recomputed]
+    flops = sum(step.index.graph.operations[index].flops for index in again)
     seconds = sum(step.costs_s[index] for index in again)
     return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
 
@@ -172,12 +172,12 @@ def _measure_peak(step: PlanningStep, candidate: Candidate) -> tuple[int, int]:
     """What is allocated and reserved at the most, as the allocator makes it."""
     if step.settings is None:
         return candidate.peak_bytes, candidate.peak_bytes
-    graph = build_graph(simulate_regions(step.requested, candidate.regions))
+    graph = build_graph(simulate_segments(step.requested, candidate.segments))
     return measure_allocation(graph, step.settings)
 
 
 def _explain_leanest(step: PlanningStep, leanest: Candidate) -> str:
-    graph = build_graph(simulate_regions(step.facts, leanest.regions))
+    graph = build_graph(simulate_segments(step.index, leanest.segments))
     profile = build_profile(graph, build_timeline(graph))
     held = sorted(profile.breakdown.items(), key=lambda item: -item[1])
     parts = ", ".join(
@@ -210,14 +210,14 @@ def _describe(
     """A candidate's plan with its segments; in full with what each saves, and the bound."""
     bound = None
     if in_full:
-        bound_s = bound_cost(step.facts, step.limits, step.costs_s, candidate.peak_bytes)
+        bound_s = bound_cost(step.index, step.limits, step.costs_s, candidate.peak_bytes)
         # The plan is one of those that it bounds, but for rounding.
         bound = min(bound_s / (step.step_s or 1.0), measured.overhead)
     return replace(
         measured,
         segments=describe_segments(
-            step.facts,
-            candidate.regions,
+            step.index,
+            candidate.segments,
             step.costs_s,
             with_savings=in_full,
             names=name_spans(step.modules) if step.base.style == MODULES else None,

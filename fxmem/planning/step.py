@@ -8,11 +8,11 @@ from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Phase
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.planning.costs import find_roofline, price_operations
 from fxmem.planning.describe import describe_limits, describe_modules, fingerprint_graph
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import Limits, find_limits
-from fxmem.planning.modules import ModuleChoice, list_modules
+from fxmem.planning.model.costs import find_roofline, price_operations
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import Limits, find_limits
+from fxmem.planning.model.modules import ModuleChoice, list_modules
 from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
 
 _TIE = 1e-3
@@ -24,23 +24,23 @@ class PlanningStep:
     """An analysed step, prepared for planning.
 
     Attributes:
-        facts: What plans ask of it.
+        index: What plans ask of it.
         limits: What may not be computed again.
         costs_s: Seconds of each operation, by its index.
         step_s: Seconds of the whole step, by the roofline.
         step_flops: FLOPs of the whole step.
-        requested: ``facts``, with sizes as they are asked for.
+        requested: ``index``, with sizes as they are asked for.
         settings: The allocator's; None where none caches.
         modules: Those that may be computed again, where plans are of modules.
         base: The plan that changes nothing, with all that is the same in the others.
     """
 
-    facts: StepFacts
+    index: StepIndex
     limits: Limits
     costs_s: tuple[float, ...]
     step_s: float
     step_flops: int
-    requested: StepFacts
+    requested: StepIndex
     settings: AllocatorSettings | None
     modules: tuple[ModuleChoice, ...]
     base: Plan
@@ -52,7 +52,7 @@ class PlanningStep:
             return tuple(cost / step_s for cost in self.costs_s)
         return tuple(
             operation.flops / step_flops + _TIE * cost / step_s
-            for operation, cost in zip(self.facts.graph.operations, self.costs_s, strict=True)
+            for operation, cost in zip(self.index.graph.operations, self.costs_s, strict=True)
         )
 
 
@@ -83,29 +83,29 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             hint="analyze it with another loop",
         )
     on_cpu = analysis.setup.device == "cpu"
-    facts, requested = (
-        gather_facts(graph, counts_host=on_cpu, keeps_frames=style == MODULES)
+    index, requested = (
+        build_index(graph, counts_host=on_cpu, keeps_frames=style == MODULES)
         for graph in (analysis.allocated_graph, analysis.graph)
     )
-    limits = find_limits(facts)
+    limits = find_limits(index)
     modules: tuple[ModuleChoice, ...] = ()
     if style == MODULES:
-        modules, obstacles = list_modules(facts, limits)
-        told = describe_modules(facts, obstacles)
+        modules, obstacles = list_modules(index, limits)
+        told = describe_modules(index, obstacles)
     else:
-        told = describe_limits(facts, limits)
+        told = describe_limits(index, limits)
     costs_s = price_operations(analysis.graph, find_roofline(analysis.setup.device, analysis.gpu))
     return PlanningStep(
-        facts=facts,
+        index=index,
         limits=limits,
         costs_s=costs_s,
         step_s=sum(costs_s),
-        step_flops=sum(operation.flops for operation in facts.graph.operations),
+        step_flops=sum(operation.flops for operation in index.graph.operations),
         requested=requested,
         settings=analysis.settings,
         modules=modules,
         base=Plan(
-            fingerprint=fingerprint_graph(facts.graph),
+            fingerprint=fingerprint_graph(index.graph),
             baseline_peak_bytes=analysis.peak_bytes,
             peak_bytes=analysis.peak_bytes,
             limits=told,

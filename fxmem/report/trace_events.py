@@ -10,7 +10,7 @@ from typing import Any
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, Operation
 from fxmem.memory.labels import label_operator
-from fxmem.planning.costs import find_roofline, price_operations
+from fxmem.planning.model.costs import find_roofline, price_operations
 from fxmem.report.describing import build_document
 from fxmem.report.text import write_headline, write_source, write_subject
 

@@ -7,7 +7,14 @@ from chain_machine import list_schedules
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fxmem.planning.chain import Chain, Kept, Schedule, Stage, StageOption, measure_schedule
+from fxmem.planning.strategies.chain import (
+    Chain,
+    Kept,
+    Schedule,
+    Stage,
+    StageOption,
+    measure_schedule,
+)
 
 STAGES = 4
 STAGE_COST = 100.0

@@ -14,8 +14,8 @@ import pytest
 
 import fxmem
 from fxmem.planning.applied import measure_graph
-from fxmem.planning.deletion import apply_deletions
-from fxmem.planning.inplace import apply_inplace
+from fxmem.planning.dels.deletion import apply_deletions
+from fxmem.planning.inplace.overwriting import apply_inplace
 
 ROOT = Path(__file__).parents[2]
 NETS = """

@@ -24,10 +24,10 @@ from benchmarks.cases import import_torchvision
 from benchmarks.planner_cases import GPT2
 from examples.unet import UNet
 from fxmem.analysis import Analysis
-from fxmem.planning.applied import measure_plan, place_segments
-from fxmem.planning.deletion import find_deletions
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.inplace import choose_inplace, find_inplace
+from fxmem.planning.applied import locate_segments, measure_plan
+from fxmem.planning.dels.deletion import find_deletions
+from fxmem.planning.inplace.overwriting import choose_inplace, find_inplace
+from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import InplaceChange, Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -134,7 +134,7 @@ def test_each_change_in_the_code_saves_what_is_said(name: str) -> None:
     real = MODELS[name]
     model, args = real.model(), real.inputs()
     analysis = real.analyse(model)
-    facts = gather_facts(analysis.graph)
+    facts = build_index(analysis.graph)
     before = measure_call(model, model, args, train=real.train)
     assert before == pytest.approx(analysis.peak_bytes, rel=TOLERANCE)
     plain = take_step(real.model(), args, train=real.train)
@@ -174,7 +174,7 @@ def test_each_change_in_the_graph_takes_what_is_said(name: str) -> None:
     analysis = real.analyse(model)
     if analysis.frontend != "fx":
         pytest.skip("no graph expresses it")
-    found = find_inplace(gather_facts(analysis.graph))
+    found = find_inplace(build_index(analysis.graph))
     plain = take_step(real.model(), args, train=real.train)
     plans = [make_plan(analysis), *(make_plan(analysis, change) for change in choose(found))]
     for plan in (*plans, make_plan(analysis, *found)):
@@ -207,8 +207,8 @@ def test_whole_plans_take_what_is_said(name: str) -> None:
     assert plan.peak_bytes == measure_plan(analysis, plan)[0] < analysis.peak_bytes
     plain = take_step(real.model(), args, train=real.train)
     # With all that can run in place beside the segments, though it may save nothing more.
-    regions = place_segments(gather_facts(analysis.graph), plan.segments)
-    found = find_inplace(gather_facts(analysis.graph))
+    regions = locate_segments(build_index(analysis.graph), plan.segments)
+    found = find_inplace(build_index(analysis.graph))
     beside = choose_inplace(analysis.graph, found, regions)
     assert beside
     for whole in (plan, replace(plan, inplace=beside)):

@@ -15,9 +15,9 @@ from fxmem.applying.checkpointing import build_module
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.regions import Region
-from fxmem.planning.simulation import build_graph, simulate_regions
+from fxmem.planning.model.index import build_index
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.recording.losses import resolve_loss
 from fxmem.tracing.fxgraph import iterate_tensors
 
@@ -35,11 +35,11 @@ def test_the_rewritten_step_takes_what_was_computed(name: str, device: str) -> N
     model, spec = make_model(name), PLANNED[name][1]
     analysis = analyze(model, (spec,), device=device)
     assert analysis.frontend == "fx"
-    facts = gather_facts(analysis.graph, counts_host=device == "cpu")
+    facts = build_index(analysis.graph, counts_host=device == "cpu")
     costs = [0.0] * len(analysis.graph.operations)
     for seed in SEEDS:
         regions = draw_plan(name, seed, facts)
-        simulation = simulate_regions(facts, regions)
+        simulation = simulate_segments(facts, regions)
         planned = build_module(model, analysis.fx_graph, describe_segments(facts, regions, costs))
         recorded = analyze(planned, (spec,), device=device)
         peak_bytes = max(build_timeline(recorded.graph).profile())
@@ -51,7 +51,7 @@ def test_the_rewritten_step_takes_what_was_computed(name: str, device: str) -> N
 def test_the_rewritten_step_computes_the_same(name: str) -> None:
     model, spec = make_model(name), PLANNED[name][1]
     analysis = analyze(model, (spec,), device="cpu")
-    facts = gather_facts(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph, counts_host=True)
     costs = [0.0] * len(analysis.graph.operations)
     expected = train(copy.deepcopy(model), name)
     for seed in SEEDS:
@@ -85,16 +85,16 @@ def test_what_a_module_that_does_nothing_takes_is_an_input_of_its_region() -> No
     """The sum is saved in the first region alone, and the second holds it for its shortcut."""
     model, spec = make_model("shortcuts"), PLANNED["shortcuts"][1]
     analysis = analyze(model, (spec,), device="cpu")
-    facts = gather_facts(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph, counts_host=True)
     at = {node.name: node.index for node in analysis.nodes}
     regions = (
-        Region(at["add"], at["norms.1"]),
-        Region(at["norms.1"], at["shortcuts.1"] + 1),
+        SegmentRange(at["add"], at["norms.1"]),
+        SegmentRange(at["norms.1"], at["shortcuts.1"] + 1),
     )
     costs = [0.0] * len(analysis.graph.operations)
     segments = describe_segments(facts, regions, costs)
     recorded = analyze(build_module(model, analysis.fx_graph, segments), (spec,), device="cpu")
-    promised = build_graph(simulate_regions(facts, regions))
+    promised = build_graph(simulate_segments(facts, regions))
     assert measure_turn(promised) == measure_turn(recorded.graph)
 
 

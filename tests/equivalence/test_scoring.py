@@ -7,9 +7,9 @@ from drawn_regions import draw_plan
 from planned_models import PLANNED
 
 from fxmem import analyze
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.scoring import Scorer
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.model.index import build_index
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.simulate import simulate_segments
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ def test_score_is_the_peak_and_the_cost_of_the_simulated_step(
 ) -> None:
     make, spec = PLANNED[name]
     graph = analyze(make(), (spec,), device=device, autocast=autocast).graph
-    facts = gather_facts(graph, counts_host=device == "cpu")
+    facts = build_index(graph, counts_host=device == "cpu")
     costs = [float(index % 7) for index in range(len(graph.operations))]
     scorer = Scorer(facts, costs)
     for seed in range(40):
         regions = draw_plan(name, seed, facts)
-        simulation = simulate_regions(facts, regions)
+        simulation = simulate_segments(facts, regions)
         cost = sum(costs[index] for index in simulation.recomputed)
         assert scorer.score(regions) == (simulation.peak_bytes, cost), regions
         assert scorer.score(regions) == (simulation.peak_bytes, cost), "the second time too"

@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from trials import try_examples
 
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.deletion import apply_deletions, find_deletions
-from fxmem.planning.facts import gather_facts
+from fxmem.planning.dels.deletion import apply_deletions, find_deletions
+from fxmem.planning.model.index import build_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
 STRICT = try_examples(20, are_slow=True)
@@ -27,7 +27,7 @@ def test_a_del_in_the_source_does_what_is_said(program: Program) -> None:
     assume(runs(program))
     for mode in ("train", "infer"):
         analysis = analyse(program, mode)
-        for point in find_deletions(gather_facts(analysis.graph)):
+        for point in find_deletions(build_index(analysis.graph)):
             applied = build_timeline(apply_deletions(analysis.graph, [point])).profile()
             assert max(applied) == analysis.peak_bytes - point.saving_bytes
             if not point.variable:

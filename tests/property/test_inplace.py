@@ -16,8 +16,8 @@ import fxmem
 from fxmem.applying.checkpointing import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.applied import measure_plan
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.inplace import apply_inplace, find_inplace
+from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace
+from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
@@ -28,7 +28,7 @@ def check_changes(program: Program, *, train: bool) -> None:
     case, mode = program.case(), "train" if train else "infer"
     args = case.inputs()[0]
     analysis = analyse(program, mode)
-    changes = find_inplace(gather_facts(analysis.graph))
+    changes = find_inplace(build_index(analysis.graph))
     for change in changes:
         lower = max(build_timeline(apply_inplace(analysis.graph, [change])).profile())
         assert analysis.peak_bytes - lower == change.saving_bytes

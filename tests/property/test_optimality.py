@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from fxmem import analyze
-from fxmem.planning.bound import bound_cost
-from fxmem.planning.costs import CPU_ROOFLINE, price_operations
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.front import Candidate, prune_candidates
-from fxmem.planning.limits import find_limits
-from fxmem.planning.regions import Region
-from fxmem.planning.scoring import Scorer
-from fxmem.planning.search import find_front
+from fxmem.planning.model.costs import CPU_ROOFLINE, price_operations
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.strategies.bound import bound_cost
+from fxmem.planning.strategies.candidates import Candidate, prune_candidates
+from fxmem.planning.strategies.search import find_front
 
 BATCH = 16384
 WIDTHS = (64, 128, 256, 512)
@@ -68,7 +68,7 @@ class Drawn(nn.Module):
 
 
 @cache
-def list_plans(start: int, stop: int, depth: int) -> tuple[tuple[Region, ...], ...]:
+def list_plans(start: int, stop: int, depth: int) -> tuple[tuple[SegmentRange, ...], ...]:
     """Every set of regions apart from each other among some nodes, nested up to a depth."""
     if depth == 0 or start >= stop:
         return ((),)
@@ -80,7 +80,9 @@ def list_plans(start: int, stop: int, depth: int) -> tuple[tuple[Region, ...], .
             if (start, end) not in [(child.start, child.stop) for child in children]
         ]
         rest = list_plans(end, stop, depth)
-        plans += [(Region(start, end, inner), *others) for inner in insides for others in rest]
+        plans += [
+            (SegmentRange(start, end, inner), *others) for inner in insides for others in rest
+        ]
     return tuple(plans)
 
 
@@ -88,7 +90,7 @@ def list_plans(start: int, stop: int, depth: int) -> tuple[tuple[Region, ...], .
 class Comparison:
     """What was found for one model, and what there is."""
 
-    facts: StepFacts
+    facts: StepIndex
     costs: Sequence[float]
     found: tuple[Candidate, ...]
     best: tuple[Candidate, ...]
@@ -109,7 +111,7 @@ class Comparison:
 def compare(seed: int, steps: int, skips: bool, depth: int) -> Comparison:
     model = Drawn(seed, steps, skips)
     analysis = analyze(model, (f"{BATCH}x{model.width}",), device="cpu")
-    facts = gather_facts(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph, counts_host=True)
     costs = price_operations(analysis.graph, CPU_ROOFLINE)
     limits = find_limits(facts)
     scorer = Scorer(facts, costs)
@@ -135,10 +137,17 @@ def check(comparison: Comparison, worst: float) -> list[float]:
 
 def test_every_set_of_regions_is_listed_once() -> None:
     """On two nodes, by hand: each alone or not, both under one region, and in it all but that."""
-    apart = [(), (Region(0, 1),), (Region(1, 2),), (Region(0, 1), Region(1, 2))]
-    assert sorted(map(repr, list_plans(0, 2, 1))) == sorted(map(repr, [*apart, (Region(0, 2),)]))
+    apart = [
+        (),
+        (SegmentRange(0, 1),),
+        (SegmentRange(1, 2),),
+        (SegmentRange(0, 1), SegmentRange(1, 2)),
+    ]
+    assert sorted(map(repr, list_plans(0, 2, 1))) == sorted(
+        map(repr, [*apart, (SegmentRange(0, 2),)])
+    )
     assert sorted(map(repr, list_plans(0, 2, 2))) == sorted(
-        map(repr, [*apart, *((Region(0, 2, inner),) for inner in apart)])
+        map(repr, [*apart, *((SegmentRange(0, 2, inner),) for inner in apart)])
     )
 
 

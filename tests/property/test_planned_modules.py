@@ -20,30 +20,30 @@ import fxmem
 from fxmem.applying.checkpointing import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import find_limits
-from fxmem.planning.regions import Region, iterate_regions
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.simulate import simulate_segments
 
 STEPS = 3
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
 STRICT = try_examples(40, are_slow=True)
 
 
-def is_idle(facts: StepFacts, region: Region) -> bool:
+def is_idle(facts: StepIndex, region: SegmentRange) -> bool:
     """Whether backward needs nothing of a region, which no plan then computes again."""
     nodes = range(region.start, region.stop)
     return not any(s.unpacked is not None for node in nodes for s in facts.saves_by_node[node])
 
 
-def draw_plan(seed: int, facts: StepFacts) -> tuple[Region, ...]:
+def draw_plan(seed: int, facts: StepIndex) -> tuple[SegmentRange, ...]:
     placeholders = sum(node.op == "placeholder" for node in facts.graph.nodes)
     limits = find_limits(facts)
     drawn = draw_regions(random.Random(seed), limits, placeholders, facts.nodes)
     return tuple(
         region
         for region in drawn
-        if not any(is_idle(facts, inner) for inner in iterate_regions([region]))
+        if not any(is_idle(facts, inner) for inner in iterate_segments([region]))
     )
 
 
@@ -53,7 +53,7 @@ def test_a_planned_module_keeps_its_promise(program: Program, seed: int) -> None
     assume(runs(program) and is_in_graph(program))
     analysis = analyse(program)
     assume(analysis.frontend == "fx" and uses_all_values(analysis))
-    facts = gather_facts(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph, counts_host=True)
     regions = draw_plan(seed, facts)
     assume(regions)
     limits = find_limits(facts)
@@ -68,6 +68,6 @@ def test_a_planned_module_keeps_its_promise(program: Program, seed: int) -> None
 
     planned = build_module(case.model(), analysis.fx_graph, segments)
     recorded = fxmem.analyze(planned, args, device="cpu")
-    promised_bytes = simulate_regions(facts, regions).peak_bytes
+    promised_bytes = simulate_segments(facts, regions).peak_bytes
     recorded_bytes = max(build_timeline(recorded.graph).profile())
     assert is_promise_kept(promised_bytes, recorded_bytes), regions

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trials import try_examples
 
-from fxmem.planning.segmented import Segment, SegmentedStep, Value, measure_peak, solve_segmented
+from fxmem.planning.strategies.segmented import (
+    Segment,
+    SegmentedStep,
+    Value,
+    measure_peak,
+    solve_segmented,
+)
 
 RUNS = try_examples(100)
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import fxmem
 from examples.gpt import GPT
-from fxmem.planning.module_search import find_module_front
-from fxmem.planning.search import find_front
 from fxmem.planning.step import prepare_step
+from fxmem.planning.strategies.module_search import find_module_front
+from fxmem.planning.strategies.search import find_front
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 WIDTH = 64
@@ -86,14 +86,14 @@ def check(net: nn.Module, spec: str, *, by_flops: bool) -> None:
     analysis = fxmem.analyze(net, (spec,), device="cpu")
     step, wrapped = (prepare_step(analysis, style) for style in ("graph", "modules"))
     of_graph = find_front(
-        step.facts,
+        step.index,
         step.limits,
         step.list_costs(by_flops),
         TIME_LIMIT_S,
         other_costs=step.list_costs(not by_flops),
     )
     of_modules = find_module_front(
-        wrapped.facts, wrapped.modules, wrapped.list_costs(by_flops), TIME_LIMIT_S
+        wrapped.index, wrapped.modules, wrapped.list_costs(by_flops), TIME_LIMIT_S
     )
     for plan in of_modules:
         worse = [c for c in of_graph if c.peak_bytes > plan.peak_bytes and c.cost > plan.cost]

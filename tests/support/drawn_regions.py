@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.limits import Limits, find_limits
-from fxmem.planning.regions import Region
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.limits import Limits, find_limits
+from fxmem.planning.model.segments import SegmentRange
 
 
 def draw_regions(
     rng: random.Random, limits: Limits, start: int, stop: int, depth: int = 0
-) -> Iterator[Region]:
+) -> Iterator[SegmentRange]:
     """Regions at random that may be computed again."""
     at = start
     while at < stop:
@@ -22,11 +22,11 @@ def draw_regions(
             deeper = depth < 2 and rng.random() < 0.5
             inner = tuple(draw_regions(rng, limits, at, end, depth + 1)) if deeper else ()
             if all(child.stop - child.start < end - at for child in inner):
-                yield Region(at, end, inner)
+                yield SegmentRange(at, end, inner)
         at = end
 
 
-def draw_plan(name: str, seed: int, facts: StepFacts) -> tuple[Region, ...]:
+def draw_plan(name: str, seed: int, facts: StepIndex) -> tuple[SegmentRange, ...]:
     rng = random.Random(f"{name} {seed}")
     placeholders = sum(node.op == "placeholder" for node in facts.graph.nodes)
     return tuple(draw_regions(rng, find_limits(facts), placeholders, facts.nodes))

@@ -21,8 +21,8 @@ from fxmem.applying.overwriting import (
     overwrite_by_method,
     overwrite_by_module,
 )
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.inplace import find_inplace
+from fxmem.planning.inplace.overwriting import find_inplace
+from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import GRAPH, Plan
 
 
@@ -45,7 +45,7 @@ class Net(nn.Module):
 def overwrite(model: nn.Module, *shapes: str, mode: str = "train") -> PlannedModule:
     """The model with all that it can do in place."""
     analysis = fxmem.analyze(model, shapes, device="cpu", mode=mode)
-    changes = find_inplace(gather_facts(analysis.graph))
+    changes = find_inplace(build_index(analysis.graph))
     assert changes
     return build_module(model, analysis.fx_graph, (), changes, mode=mode)
 
@@ -299,7 +299,7 @@ def test_a_plan_of_inference_is_for_inference_and_comes_back_from_a_file(
 def test_a_change_of_a_node_that_is_not_there_is_refused() -> None:
     model = Hooked()
     analysis = fxmem.analyze(model, ("4x8",), device="cpu")
-    (change, *_) = find_inplace(gather_facts(analysis.graph))
+    (change, *_) = find_inplace(build_index(analysis.graph))
     graph = fxmem.analyze(nn.Sequential(nn.Linear(8, 8)), ("4x8",), device="cpu").fx_graph
     with pytest.raises(fxmem.UsageError) as caught:
         build_module(model, graph, (), [change])

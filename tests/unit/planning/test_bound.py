@@ -10,17 +10,17 @@ from planned_models import PLANNED
 from torch import nn
 
 from fxmem import analyze
-from fxmem.planning.bound import bound_cost
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.limits import find_limits
-from fxmem.planning.scoring import Scorer
+from fxmem.planning.model.index import build_index
+from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.strategies.bound import bound_cost
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_no_plan_costs_less(name: str) -> None:
     make, spec = PLANNED[name]
     graph = analyze(make(), (spec,), device="cpu").graph
-    facts = gather_facts(graph, counts_host=True)
+    facts = build_index(graph, counts_host=True)
     costs = [1.0 + operation.index % 5 for operation in graph.operations]
     scorer = Scorer(facts, costs)
     for seed in range(12):
@@ -36,7 +36,7 @@ def test_what_exceeds_the_peak_is_computed_again_by_its_cheapest_share() -> None
     """
     model = nn.Sequential(nn.Linear(1000, 1000), nn.Tanh(), nn.Tanh(), nn.Tanh())
     analysis = analyze(model, ("1000x1000",), device="cpu")
-    facts = gather_facts(analysis.graph)
+    facts = build_index(analysis.graph)
     costs = [float(o.name == "aten.tanh.default") for o in analysis.graph.operations]
     peak, _ = Scorer(facts, costs).score(())
     assert bound_cost(facts, find_limits(facts), costs, peak) == 0
@@ -52,7 +52,7 @@ def test_what_one_operator_of_backward_holds_fits_in_no_plan() -> None:
     """
     model = nn.Sequential(nn.Linear(1000, 1000), nn.Tanh(), nn.Tanh())
     analysis = analyze(model, ("1000x1000",), device="cpu")
-    facts = gather_facts(analysis.graph)
+    facts = build_index(analysis.graph)
     limits, costs = find_limits(facts), [1.0] * len(analysis.graph.operations)
     assert analysis.peak_bytes == 6 * 4_000_000 + 4_000 + 8  # bias, loss, its gradient
     assert bound_cost(facts, limits, costs, analysis.peak_bytes) == 0

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.planning.applied import measure_plan
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.inplace import apply_inplace, choose_inplace, find_inplace
-from fxmem.planning.limits import find_limits
-from fxmem.planning.regions import Region
+from fxmem.planning.inplace.overwriting import apply_inplace, choose_inplace, find_inplace
+from fxmem.planning.model.index import build_index
+from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.segments import SegmentRange
 
 MIB = 1024**2
 
@@ -107,27 +107,27 @@ def test_changes_beside_segments_are_part_of_the_peak() -> None:
 def test_no_segment_begins_where_its_input_is_overwritten() -> None:
     """By hand: ``div`` overwrites what ``matmul`` makes, and the node between them is none."""
     analysis = fxmem.analyze(Chain(), ("4x128x16",), device="cpu")
-    graph, facts = analysis.graph, gather_facts(analysis.graph)
+    graph, facts = analysis.graph, build_index(analysis.graph)
     changes = find_inplace(facts)
     assert [c.node for c in choose_inplace(graph, changes, ())] == [c.node for c in changes]
     at = {node.name: node.index for node in graph.nodes}
     matmul, div, add = at["matmul"], at["div"], at["add"]
     for start, lost in ((matmul, set()), (div, {"div"}), (add, {"add"}), (add + 1, set())):
-        regions = [Region(at["inner.0"], add + 2, (Region(start, add + 2),))]
+        regions = [SegmentRange(at["inner.0"], add + 2, (SegmentRange(start, add + 2),))]
         kept = choose_inplace(graph, changes, regions)
         assert {c.node for c in changes} - {c.node for c in kept} == lost
-        limits = find_limits(gather_facts(apply_inplace(graph, kept)))
+        limits = find_limits(build_index(apply_inplace(graph, kept)))
         assert all(map(limits.allows, regions))
         # The others would not only be refused: the segment would take what was overwritten.
         assert all(
-            map(find_limits(gather_facts(apply_inplace(graph, changes))).allows, regions)
+            map(find_limits(build_index(apply_inplace(graph, changes))).allows, regions)
         ) is (not lost)
 
 
 def test_with_style_modules_changes_are_for_the_user_s_code() -> None:
     analysis = fxmem.analyze(Chain(), ("4x128x16",), device="cpu")
     plan = fxmem.plan(analysis, max_overhead=0.5, time_limit_s=1, style="modules")
-    alone = [c for c in find_inplace(gather_facts(analysis.graph)) if c.saving_bytes]
+    alone = [c for c in find_inplace(build_index(analysis.graph)) if c.saving_bytes]
     assert [*plan.inplace] == alone
     assert plan.peak_bytes == measure_plan(analysis, plan)[0]
     assert plan.peak_bytes == measure_plan(analysis, replace(plan, inplace=()))[0]

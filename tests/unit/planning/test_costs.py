@@ -6,7 +6,7 @@ import pytest
 
 from fxmem.gpus import find_gpu
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
-from fxmem.planning.costs import CPU_ROOFLINE, Roofline, find_roofline, price_operations
+from fxmem.planning.model.costs import CPU_ROOFLINE, Roofline, find_roofline, price_operations
 
 ROOFLINE = Roofline(
     flops_per_s=1e12, half_flops_per_s=4e12, bandwidth_bytes_per_s=1e9, launch_s=1e-6

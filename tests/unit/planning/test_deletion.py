@@ -14,10 +14,10 @@ from benchmarks.step import Mode
 from fxmem.api import analyze
 from fxmem.graph import SourceLocation
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.deletion import apply_deletions, find_deletions
-from fxmem.planning.facts import gather_facts
+from fxmem.planning.dels.deletion import apply_deletions, find_deletions
+from fxmem.planning.dels.variables import find_variable
+from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import DelPoint
-from fxmem.planning.variables import find_variable
 
 TWINS = [(name, mode) for name, pair in PAIRS.items() for mode in pair[-1]]
 
@@ -27,7 +27,7 @@ def test_the_peak_falls_by_what_is_said(name: str, mode: Mode) -> None:
     build, build_changed, value, variable, _ = PAIRS[name]
     case, changed = Case(name, build, INPUT), Case(name, build_changed, INPUT)
     analysis = analyze(case.model(), case.inputs()[0], device="cpu", mode=mode)
-    first = find_deletions(gather_facts(analysis.graph))[0]
+    first = find_deletions(build_index(analysis.graph))[0]
     assert (first.value, first.variable) == (value, variable)
     before = measure_allocator(case, mode)["peak_bytes"]
     after = measure_allocator(changed, mode)["peak_bytes"]
@@ -54,7 +54,7 @@ class Net(nn.Module):
 
 def find(model: nn.Module, mode: str = "infer") -> dict[str, DelPoint]:
     analysis = analyze(model, torch.zeros(32, 8), device="cpu", mode=mode)
-    return {point.value: point for point in find_deletions(gather_facts(analysis.graph))}
+    return {point.value: point for point in find_deletions(build_index(analysis.graph))}
 
 
 class Plain(Net):

@@ -13,10 +13,10 @@ from fxmem.planning.describe import (
     find_module,
     fingerprint_graph,
 )
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import Limits
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.plan import Limit, LimitKind
-from fxmem.planning.regions import Region
 
 
 class Block(nn.Module):
@@ -58,10 +58,10 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def facts() -> StepFacts:
+def facts() -> StepIndex:
     graph = fxmem.analyze(Net(), ("4x8",), device="cpu").graph
     assert [node.name for node in graph.nodes[:-1]] == NAMES
-    return gather_facts(graph, counts_host=True)
+    return build_index(graph, counts_host=True)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def facts() -> StepFacts:
     ],
 )
 def test_a_region_is_a_module_where_it_is_all_that_the_module_runs(
-    facts: StepFacts, start: int, stop: int, fqn: str
+    facts: StepIndex, start: int, stop: int, fqn: str
 ) -> None:
-    assert find_module(facts, Region(start, stop)) == fqn
+    assert find_module(facts, SegmentRange(start, stop)) == fqn
 
 
-def test_segments_tell_of_what_needs_care(facts: StepFacts) -> None:
+def test_segments_tell_of_what_needs_care(facts: StepIndex) -> None:
     costs = [1.0] * len(facts.graph.operations)
-    regions = (Region(1, 6, (Region(1, 3), Region(3, 5))), Region(11, 13))
+    regions = (SegmentRange(1, 6, (SegmentRange(1, 3), SegmentRange(3, 5))), SegmentRange(11, 13))
     first, second = describe_segments(facts, regions, costs)
     assert (first.first, first.last, first.nodes) == ("blocks.0.norm", "blocks.0.add", 5)
     assert first.fqn == "blocks.0"
@@ -124,7 +124,7 @@ def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:
     assert known != fingerprint(longer, "4x8")
 
 
-def test_limits_are_told_by_name_each_node_once(facts: StepFacts) -> None:
+def test_limits_are_told_by_name_each_node_once(facts: StepIndex) -> None:
     limits = Limits(fixed={9: "draws"}, starts={4: "changed", 9: "changed too"})
     tanh, later = facts.graph.nodes[4], facts.graph.nodes[9]
     assert describe_limits(facts, limits) == (

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fxmem
 from fxmem.graph import MemoryGraph
-from fxmem.planning.facts import Made, StepFacts, find_node, gather_facts
+from fxmem.planning.model.index import Activation, StepIndex, build_index, find_node
 
 
 class Model(nn.Module):
@@ -34,19 +34,19 @@ def record(run: Callable[[Model, Tensor], object], **options: Any) -> MemoryGrap
     return fxmem.analyze(Model(run), x, device="cpu", **options).graph
 
 
-def find_made(facts: StepFacts, name: str) -> Made:
+def find_activations(facts: StepIndex, name: str) -> Activation:
     """The result of the node of that name."""
     node = next(node for node in facts.graph.nodes if node.name == name)
     (index,) = node.results
     return facts.makers[index]
 
 
-def name_nodes(facts: StepFacts, nodes: Any) -> list[str]:
+def name_nodes(facts: StepIndex, nodes: Any) -> list[str]:
     return [facts.graph.nodes[node].name for node in nodes]
 
 
 def test_nodes_have_the_operations_from_theirs_to_the_next() -> None:
-    facts = gather_facts(record(lambda m, x: m.layer(x).exp().sin()))
+    facts = build_index(record(lambda m, x: m.layer(x).exp().sin()))
     assert name_nodes(facts, range(facts.nodes)) == ["x", "layer", "exp", "sin"]
     ran = [[o.name for o in facts.list_operations(n, n + 1)] for n in range(facts.nodes)]
     assert ran[2:] == [["aten.exp.default"], ["aten.sin.default"]]
@@ -58,13 +58,13 @@ def test_readers_are_those_that_come_later() -> None:
         y = x.exp()
         return y.sin() + m.same(y).view(12).sum()
 
-    facts = gather_facts(record(run))
-    made = find_made(facts, "exp")
+    facts = build_index(record(run))
+    made = find_activations(facts, "exp")
     assert name_nodes(facts, made.readers) == ["sin", "same", "view", "sum"]
 
 
 def test_results_are_held_to_the_node_s_end_and_temporaries_as_long_as_they_were() -> None:
-    facts = gather_facts(record(lambda m, x: F.normalize(x.exp()).sin(), mode="infer"))
+    facts = build_index(record(lambda m, x: F.normalize(x.exp()).sin(), mode="infer"))
     normalize = next(n for n in facts.graph.nodes if n.name == "normalize")
     within = [made for made in facts.made if made.node == normalize.index]
     last = facts.end_operation[normalize.index] - 1
@@ -85,16 +85,16 @@ def hold_past_last_use(m: Model, x: Tensor) -> Tensor:
 
 def test_the_user_s_variables_hold_values_and_a_rewritten_graph_does_not() -> None:
     graph = record(hold_past_last_use, mode="infer")
-    rewritten, own = gather_facts(graph), gather_facts(graph, keeps_frames=True)
+    rewritten, own = build_index(graph), build_index(graph, keeps_frames=True)
     names = [
-        name_nodes(facts, [find_node(facts, find_made(facts, "exp").local_end)])
+        name_nodes(facts, [find_node(facts, find_activations(facts, "exp").local_end)])
         for facts in (rewritten, own)
     ]
     assert names == [["exp"], ["tan"]]
 
 
 def test_casts_of_parameters_stay_until_autocast_exits() -> None:
-    facts = gather_facts(record(lambda m, x: m.layer(m.layer(x)).exp(), autocast="bf16"))
+    facts = build_index(record(lambda m, x: m.layer(m.layer(x)).exp(), autocast="bf16"))
     kept = [made for made in facts.made if made.is_cached]
     # Bias, input and weight: leaves that require grad.
     assert sorted(made.nbytes for made in kept) == [4 * 2, 3 * 4 * 2, 4 * 4 * 2]
@@ -106,16 +106,16 @@ def test_casts_of_parameters_stay_until_autocast_exits() -> None:
 
 
 def test_what_autograd_keeps_is_by_node_and_by_storage() -> None:
-    facts = gather_facts(record(lambda m, x: m.layer(x).exp().sin()))
-    exp = find_made(facts, "exp")
+    facts = build_index(record(lambda m, x: m.layer(x).exp().sin()))
+    exp = find_activations(facts, "exp")
     assert name_nodes(facts, [save.node for save in exp.saves]) == ["exp", "sin"]
     assert [save.storage for save in facts.saves_by_node[exp.node]] == [exp.index]
     assert exp.held_to is None
 
 
 def test_an_output_outlives_the_step() -> None:
-    facts = gather_facts(record(lambda m, x: x.exp().sin(), mode="infer"))
-    assert [find_made(facts, name).is_output for name in ("exp", "sin")] == [False, True]
+    facts = build_index(record(lambda m, x: x.exp().sin(), mode="infer"))
+    assert [find_activations(facts, name).is_output for name in ("exp", "sin")] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_output_outlives_the_step() -> None:
 def test_what_nodes_change_and_draw(
     run: Callable[[Model, Tensor], object], statistics: int, states: int, draws: bool
 ) -> None:
-    facts = gather_facts(record(run))
+    facts = build_index(record(run))
     assert len({index for found in facts.statistics for index in found}) == statistics
     assert len({index for found in facts.states for index in found}) == states
     assert any(facts.draws) == draws
@@ -140,8 +140,8 @@ def test_what_nodes_change_and_draw(
 
 def test_the_generator_s_state_counts_where_it_lies_in_the_memory_that_counts() -> None:
     graph = record(lambda m, x: x.exp())
-    assert gather_facts(graph).storages == graph.storages
-    *given, state = gather_facts(graph, counts_host=True).storages
+    assert build_index(graph).storages == graph.storages
+    *given, state = build_index(graph, counts_host=True).storages
     assert tuple(given) == graph.storages
     assert state.nbytes == torch.get_rng_state().nbytes
 
@@ -169,9 +169,9 @@ class _Net(nn.Module):
 
 def test_an_argument_comes_into_a_call_and_not_into_its_first_module() -> None:
     analysis = fxmem.analyze(_Net(), "3x4", device="cpu")
-    facts = gather_facts(analysis.graph, keeps_frames=True)
+    facts = build_index(analysis.graph, keeps_frames=True)
     calls = {call.fqn: range(call.start, call.stop) for call in analysis.graph.calls}
-    bias = find_made(facts, "mul")
+    bias = find_activations(facts, "mul")
     assert bias.comes_into(calls["block"])
     assert not bias.comes_into(calls["block.norm"])
     assert not bias.comes_into(calls["block.linear"])

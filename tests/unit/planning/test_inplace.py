@@ -17,8 +17,8 @@ from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.graph import MemoryGraph
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.inplace import apply_inplace, find_inplace
+from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace
+from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import InplaceChange
 
 ONLY_INFERENCE = ("silu",)
@@ -30,7 +30,7 @@ def analyse(model: nn.Module, *shape: int, mode: str = "train") -> Analysis:
 
 
 def find(model: nn.Module, *shape: int, mode: str = "train") -> dict[str, InplaceChange]:
-    facts = gather_facts(analyse(model, *shape, mode=mode).graph)
+    facts = build_index(analyse(model, *shape, mode=mode).graph)
     return {change.node: change for change in find_inplace(facts)}
 
 
@@ -56,7 +56,7 @@ def test_the_peak_falls_by_what_is_said(name: str, mode: Mode) -> None:
     build, build_changed, specs, node, call = PAIRS[name]
     case, changed = Case(name, build, specs), Case(name, build_changed, specs)
     analysis = analyze(case.model(), case.inputs()[0], device="cpu", mode=mode)
-    changes = {c.node: c for c in find_inplace(gather_facts(analysis.graph))}
+    changes = {c.node: c for c in find_inplace(build_index(analysis.graph))}
     if (name in ONLY_INFERENCE and mode == "train") or (name == "dropout" and mode == "infer"):
         assert node not in changes
         return
@@ -83,7 +83,7 @@ def test_on_cuda_the_step_becomes_that_of_the_changed_module(name: str, mode: Mo
     case, changed = Case(name, build, specs), Case(name, build_changed, specs)
     analysis = analyze(case.model(), case.inputs()[0], mode=mode)
     graph = analysis.allocated_graph
-    changes = {c.node: c for c in find_inplace(gather_facts(graph))}
+    changes = {c.node: c for c in find_inplace(build_index(graph))}
     assert (node in changes) == (name not in ONLY_INFERENCE or mode == "infer")
     if node in changes:
         written = analyze(changed.model(), changed.inputs()[0], mode=mode)
@@ -96,7 +96,7 @@ def test_dropout_on_cuda_is_not_changed() -> None:
     # Its kernel keeps a mask of one byte for each element; that in place, one of four.
     case = Case("dropout", PAIRS["dropout"][0], PAIRS["dropout"][2])
     graph = analyze(case.model(), case.inputs()[0]).graph
-    assert "dropout" not in {change.node for change in find_inplace(gather_facts(graph))}
+    assert "dropout" not in {change.node for change in find_inplace(build_index(graph))}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_what_computing_again_needs_is_not_overwritten() -> None:
 def test_chains_lie_on_one_storage() -> None:
     # The first is held to the end, by its caller; the peak is where the third is made.
     graph = analyse(Called(lambda x: (x / 2 + 1).relu()), 4, 8, mode="infer").graph
-    changes = find_inplace(gather_facts(graph))
+    changes = find_inplace(build_index(graph))
     assert sorted(change.call for change in changes) == ["add_", "div_", "relu_"]
     changed = apply_inplace(graph, changes)
     assert len(changed.storages) == len(graph.storages) - 3
@@ -254,11 +254,11 @@ def test_chains_lie_on_one_storage() -> None:
 
 def test_what_leaky_relu_keeps_is_not_overwritten_after_it() -> None:
     graph = analyse(Called(lambda x: F.leaky_relu(x).neg().exp()), 512, 8).graph
-    changes = {change.node: change for change in find_inplace(gather_facts(graph))}
+    changes = {change.node: change for change in find_inplace(build_index(graph))}
     assert set(changes) == {"leaky_relu", "exp"}
     # Alone, each of the two could.
     alone = analyse(Called(lambda x: F.leaky_relu(x, inplace=True).neg().exp()), 512, 8).graph
-    assert {c.node for c in find_inplace(gather_facts(alone))} == {"exp"}
+    assert {c.node for c in find_inplace(build_index(alone))} == {"exp"}
 
 
 def test_the_most_is_first() -> None:

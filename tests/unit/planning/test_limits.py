@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import Limits, find_limits
-from fxmem.planning.regions import Region
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import Limits, find_limits
+from fxmem.planning.model.segments import SegmentRange
 
 
 class Model(nn.Module):
@@ -29,14 +29,14 @@ class Model(nn.Module):
         return self.run(self, x)
 
 
-def find(run: Callable[[Model, Tensor], Tensor], **options: object) -> tuple[StepFacts, Limits]:
+def find(run: Callable[[Model, Tensor], Tensor], **options: object) -> tuple[StepIndex, Limits]:
     options = {"device": "cpu", **options}
     graph = fxmem.analyze(Model(run), ("4x8",), **options).graph  # type: ignore[arg-type]
-    facts = gather_facts(graph, counts_host=True)
+    facts = build_index(graph, counts_host=True)
     return facts, find_limits(facts)
 
 
-def name(facts: StepFacts, reasons: Mapping[int, str]) -> dict[str, str]:
+def name(facts: StepIndex, reasons: Mapping[int, str]) -> dict[str, str]:
     return {facts.graph.nodes[index].name: why for index, why in reasons.items()}
 
 
@@ -158,24 +158,26 @@ def test_no_region_takes_what_the_loss_changes() -> None:
 @pytest.mark.parametrize(
     "region, allowed",
     [
-        (Region(1, 3), True),
-        (Region(2, 4), False),
-        (Region(3, 5), False),
-        (Region(2, 2), False),
-        (Region(0, 3, (Region(0, 2), Region(2, 3))), True),
-        (Region(1, 3, (Region(1, 1),)), False),
+        (SegmentRange(1, 3), True),
+        (SegmentRange(2, 4), False),
+        (SegmentRange(3, 5), False),
+        (SegmentRange(2, 2), False),
+        (SegmentRange(0, 3, (SegmentRange(0, 2), SegmentRange(2, 3))), True),
+        (SegmentRange(1, 3, (SegmentRange(1, 1),)), False),
     ],
     ids=["free", "fixed", "start", "empty", "nested", "nested empty"],
 )
-def test_a_region_is_allowed_where_nothing_in_it_is_fixed(region: Region, allowed: bool) -> None:
+def test_a_region_is_allowed_where_nothing_in_it_is_fixed(
+    region: SegmentRange, allowed: bool
+) -> None:
     limits = Limits(fixed={3: "for some reason"}, starts={3: "for another"})
     assert limits.allows(region) is allowed
 
 
 def test_a_nested_region_may_not_begin_where_none_may() -> None:
     limits = Limits(fixed={}, starts={2: "changed in place"})
-    assert limits.allows(Region(1, 4))
-    assert not limits.allows(Region(1, 4, (Region(2, 3),)))
+    assert limits.allows(SegmentRange(1, 4))
+    assert not limits.allows(SegmentRange(1, 4, (SegmentRange(2, 3),)))
 
 
 def test_noise_that_is_kept_before_it_is_drawn_is_not_drawn_again() -> None:
@@ -203,5 +205,5 @@ def test_gradients_through_such_noise_are_the_plain_ones(style: str) -> None:
 
 def test_a_recurrent_layer_that_works_in_place_is_computed_again() -> None:
     analysis = fxmem.analyze(nn.GRU(8, 8), "6x4x8", device="cpu")
-    facts = gather_facts(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph, counts_host=True)
     assert not find_limits(facts).fixed

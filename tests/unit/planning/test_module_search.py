@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import find_limits
-from fxmem.planning.module_search import find_module_front
-from fxmem.planning.modules import ModuleChoice, list_modules, nest_spans
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.modules import ModuleChoice, list_modules, nest_spans
+from fxmem.planning.model.score import Scorer
 from fxmem.planning.outcome import find_planned_peak
 from fxmem.planning.plan import LimitKind
-from fxmem.planning.scoring import Scorer
+from fxmem.planning.strategies.module_search import find_module_front
 
 
 class Block(nn.Module):
@@ -40,8 +40,8 @@ def analysis() -> Any:
     return fxmem.analyze(make_model(), ("32x8",), device="cpu")
 
 
-def gather(analysis: Any) -> tuple[StepFacts, tuple[ModuleChoice, ...], list[float]]:
-    facts = gather_facts(analysis.graph, counts_host=True, keeps_frames=True)
+def gather(analysis: Any) -> tuple[StepIndex, tuple[ModuleChoice, ...], list[float]]:
+    facts = build_index(analysis.graph, counts_host=True, keeps_frames=True)
     choices, _ = list_modules(facts, find_limits(facts))
     costs = [float(operation.flops) + 1 for operation in analysis.graph.operations]
     return facts, choices, costs
@@ -67,7 +67,7 @@ def test_the_front_is_that_of_all_choices(analysis: Any) -> None:
 
 def test_a_front_falls_as_it_costs_more(analysis: Any) -> None:
     front = find_module_front(*gather(analysis), 2.0)
-    assert front[0].regions == ()
+    assert front[0].segments == ()
     assert front[0].peak_bytes == analysis.peak_bytes
     for one, other in pairwise(front):
         assert one.cost < other.cost and one.peak_bytes > other.peak_bytes
@@ -76,12 +76,12 @@ def test_a_front_falls_as_it_costs_more(analysis: Any) -> None:
 def test_without_modules_nothing_is_computed_again(analysis: Any) -> None:
     facts, _, costs = gather(analysis)
     (only,) = find_module_front(facts, (), costs, 1.0)
-    assert only.regions == ()
+    assert only.segments == ()
 
 
 def test_the_search_stops_in_time(analysis: Any) -> None:
     front = find_module_front(*gather(analysis), 0.0)
-    assert front[0].regions == ()
+    assert front[0].segments == ()
 
 
 def test_segments_are_calls_of_modules(analysis: Any) -> None:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fxmem import analyze
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import find_limits
-from fxmem.planning.modules import ModuleChoice, list_modules, name_spans, nest_spans
-from fxmem.planning.regions import Region
-from fxmem.planning.scoring import Scorer
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.modules import ModuleChoice, list_modules, name_spans, nest_spans
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.simulate import simulate_segments
 
 
 class Mlp(nn.Module):
@@ -38,9 +38,9 @@ class Block(nn.Module):
         return x + self.inner(self.norm(x))
 
 
-def look_up(model: nn.Module, **options: Any) -> tuple[StepFacts, dict[str, ModuleChoice], Any]:
+def look_up(model: nn.Module, **options: Any) -> tuple[StepIndex, dict[str, ModuleChoice], Any]:
     analysis = analyze(model, ("4x8",), device="cpu", **options)
-    facts = gather_facts(analysis.graph, counts_host=True, keeps_frames=True)
+    facts = build_index(analysis.graph, counts_host=True, keeps_frames=True)
     choices, reasons = list_modules(facts, find_limits(facts))
     return facts, {choice.fqn: choice for choice in choices}, reasons
 
@@ -190,8 +190,8 @@ def test_the_step_as_it_was_is_simulated_as_it_was() -> None:
 
     model = nn.Sequential(Block(Mlp()), nn.Linear(8, 8), Holding())
     analysis = analyze(model, ("4x8",), device="cpu")
-    facts = gather_facts(analysis.graph, counts_host=True, keeps_frames=True)
-    assert simulate_regions(facts, ()).peak_bytes == analysis.peak_bytes
+    facts = build_index(analysis.graph, counts_host=True, keeps_frames=True)
+    assert simulate_segments(facts, ()).peak_bytes == analysis.peak_bytes
 
 
 def test_modules_are_scored_as_they_are_simulated() -> None:
@@ -200,12 +200,12 @@ def test_modules_are_scored_as_they_are_simulated() -> None:
     scorer = Scorer(facts, [1.0] * len(facts.graph.operations))
     for names in (["0"], ["0.inner", "1"], ["0", "0.inner", "1.norm"], [*choices]):
         regions = nest_spans(span for name in names for span in choices[name].spans)
-        assert scorer.score(regions)[0] == simulate_regions(facts, regions).peak_bytes
+        assert scorer.score(regions)[0] == simulate_segments(facts, regions).peak_bytes
 
 
 def test_spans_nest() -> None:
     assert nest_spans([]) == ()
     assert nest_spans([(4, 6), (0, 4), (1, 2), (1, 3)]) == (
-        Region(0, 4, (Region(1, 3, (Region(1, 2),)),)),
-        Region(4, 6),
+        SegmentRange(0, 4, (SegmentRange(1, 3, (SegmentRange(1, 2),)),)),
+        SegmentRange(4, 6),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from fxmem.planning.mutation import lay_spans
-from fxmem.planning.regions import Region, iterate_regions
+from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.strategies.mutation import lay_spans
 
 Span = tuple[int, int]
 
@@ -27,7 +27,7 @@ def cross(one: Span, other: Span) -> bool:
     return first[0] < second[0] < first[1] < second[1]
 
 
-def check_nested(regions: tuple[Region, ...], low: int, high: int) -> None:
+def check_nested(regions: tuple[SegmentRange, ...], low: int, high: int) -> None:
     for before, after in pairwise(regions):
         assert before.stop <= after.start
     for region in regions:
@@ -42,4 +42,4 @@ def test_spans_are_laid_over_those_they_cross() -> None:
         regions = lay_spans(spans, others)
         check_nested(regions, 0, 20)
         kept = {span for span in spans if not any(cross(span, other) for other in others)}
-        assert {(r.start, r.stop) for r in iterate_regions(regions)} == kept | others
+        assert {(r.start, r.stop) for r in iterate_segments(regions)} == kept | others

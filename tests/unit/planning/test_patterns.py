@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fxmem.planning.chain import Chain, Stage, StageOption
-from fxmem.planning.patterns import propose_patterns
-from fxmem.planning.regions import Region
-from fxmem.planning.stages import StagedStep, StageRange
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.strategies.chain import Chain, Stage, StageOption
+from fxmem.planning.strategies.patterns import propose_patterns
+from fxmem.planning.strategies.stages import StagedStep, StageRange
 
 KEPT, SOME, WHOLE = "", "a", "ab"
 """Ways to run a block of two nodes: nothing again, the first node, both."""
@@ -15,12 +15,14 @@ def stage_blocks(count: int) -> StagedStep:
     """A stage of one node, then blocks of two, of which the first can be computed again."""
     cheap, dear = StageOption(8), StageOption(4, cost=1.0)
     ranges = [StageRange(0, 1, ((),))]
-    ranges += [StageRange(at, at + 2, ((), (Region(at, at + 1),))) for at in range(1, 2 * count, 2)]
+    ranges += [
+        StageRange(at, at + 2, ((), (SegmentRange(at, at + 1),))) for at in range(1, 2 * count, 2)
+    ]
     stages = [Stage(0, 0, 1.0, (cheap,)), *[Stage(4, 4, 3.0, (cheap, dear))] * count]
     return StagedStep(tuple(ranges), Chain(tuple(stages)), 0)
 
 
-def read_ways(regions: tuple[Region, ...], count: int) -> list[str]:
+def read_ways(regions: tuple[SegmentRange, ...], count: int) -> list[str]:
     """How a plan runs each block."""
     ways = dict.fromkeys(range(1, 2 * count, 2), KEPT)
     for region in regions:
@@ -51,8 +53,12 @@ def test_the_stage_that_is_repeated_most_is_divided() -> None:
 
 def test_groups_of_stages_are_computed_again_together() -> None:
     found = [*propose_patterns(stage_blocks(4))]
-    assert tuple(Region(0 if at < 0 else at, at + 2) for at in range(-1, 9, 2)) in found
-    assert (Region(0, 3), Region(3, 7), Region(7, 9)) in found
-    nested = Region(3, 7, (Region(3, 5), Region(5, 7)))
-    assert (Region(0, 3, (Region(0, 1), Region(1, 3))), nested, Region(7, 9)) in found
-    assert (Region(0, 9),) in found
+    assert tuple(SegmentRange(0 if at < 0 else at, at + 2) for at in range(-1, 9, 2)) in found
+    assert (SegmentRange(0, 3), SegmentRange(3, 7), SegmentRange(7, 9)) in found
+    nested = SegmentRange(3, 7, (SegmentRange(3, 5), SegmentRange(5, 7)))
+    assert (
+        SegmentRange(0, 3, (SegmentRange(0, 1), SegmentRange(1, 3))),
+        nested,
+        SegmentRange(7, 9),
+    ) in found
+    assert (SegmentRange(0, 9),) in found

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from fxmem.planning.segmented import (
+from fxmem.planning.strategies.segmented import (
     Segment,
     SegmentedSolution,
     SegmentedStep,

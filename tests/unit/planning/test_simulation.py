@@ -14,9 +14,9 @@ import fxmem
 from fxmem.applying.checkpointing import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
-from fxmem.planning.facts import gather_facts
-from fxmem.planning.regions import Region
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.model.index import build_index
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.simulate import simulate_segments
 
 
 class Model(nn.Module):
@@ -54,15 +54,18 @@ def sort_rows(model: Model, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "run, regions",
     [
-        (return_early, (Region(1, 5),)),
-        (sort_rows, (Region(4, 9),)),
-        (nest_dropout, (Region(1, 9, (Region(2, 6), Region(6, 8))),)),
-        (nest_dropout, (Region(1, 9, (Region(2, 8, (Region(3, 5), Region(5, 7))),)),)),
+        (return_early, (SegmentRange(1, 5),)),
+        (sort_rows, (SegmentRange(4, 9),)),
+        (nest_dropout, (SegmentRange(1, 9, (SegmentRange(2, 6), SegmentRange(6, 8))),)),
+        (
+            nest_dropout,
+            (SegmentRange(1, 9, (SegmentRange(2, 8, (SegmentRange(3, 5), SegmentRange(5, 7))),)),),
+        ),
     ],
     ids=["returned", "unused", "nested", "nested twice"],
 )
 def test_the_planned_step_takes_what_was_computed(
-    run: Callable[[Model, Tensor], object], regions: tuple[Region, ...]
+    run: Callable[[Model, Tensor], object], regions: tuple[SegmentRange, ...]
 ) -> None:
     check_planned(Model(run), regions)
 
@@ -91,14 +94,14 @@ def cast_by_hand(model: Model, x: Tensor) -> Tensor:
     "run, regions, is_frozen",
     [
         (use_twice, (), False),
-        (use_twice, (Region(1, 3),), False),
-        (use_twice, (Region(1, 3), Region(3, 9)), False),
-        (use_twice, (Region(1, 9, (Region(1, 5), Region(5, 7))),), False),
-        (use_twice, (Region(1, 8, (Region(3, 8, (Region(5, 7),)),)),), False),
-        (end_high, (Region(1, 3), Region(3, 9)), False),
-        (end_high, (Region(1, 3), Region(3, 9)), True),
+        (use_twice, (SegmentRange(1, 3),), False),
+        (use_twice, (SegmentRange(1, 3), SegmentRange(3, 9)), False),
+        (use_twice, (SegmentRange(1, 9, (SegmentRange(1, 5), SegmentRange(5, 7))),), False),
+        (use_twice, (SegmentRange(1, 8, (SegmentRange(3, 8, (SegmentRange(5, 7),)),)),), False),
+        (end_high, (SegmentRange(1, 3), SegmentRange(3, 9)), False),
+        (end_high, (SegmentRange(1, 3), SegmentRange(3, 9)), True),
         (cast_by_hand, (), False),
-        (cast_by_hand, (Region(1, 6),), False),
+        (cast_by_hand, (SegmentRange(1, 6),), False),
     ],
     ids=[
         "plain",
@@ -113,21 +116,21 @@ def cast_by_hand(model: Model, x: Tensor) -> Tensor:
     ],
 )
 def test_autocast_casts_anew_what_a_region_reads(
-    run: Callable[[Model, Tensor], object], regions: tuple[Region, ...], is_frozen: bool
+    run: Callable[[Model, Tensor], object], regions: tuple[SegmentRange, ...], is_frozen: bool
 ) -> None:
     model = Model(run)
     model.layer.requires_grad_(not is_frozen)
     check_planned(model, regions, autocast="bf16")
 
 
-def check_planned(model: Model, regions: tuple[Region, ...], **options: Any) -> None:
+def check_planned(model: Model, regions: tuple[SegmentRange, ...], **options: Any) -> None:
     """The planned model, analysed, holds what was computed of it."""
     inputs = (torch.zeros(8, 64, requires_grad=True),)
     analysis = fxmem.analyze(model, inputs, device="cpu", **options)
-    facts = gather_facts(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph, counts_host=True)
     segments = describe_segments(facts, regions, [0.0] * len(analysis.graph.operations))
     planned = build_module(model, analysis.fx_graph, segments)
     recorded = fxmem.analyze(planned, inputs, device="cpu", **options)
-    simulation = simulate_regions(facts, regions)
+    simulation = simulate_segments(facts, regions)
     live = build_timeline(recorded.graph).profile()
     assert simulation.peak_bytes == max(live)

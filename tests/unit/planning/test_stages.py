@@ -7,17 +7,17 @@ from planned_models import PLANNED
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.chain import Kept, Recomputed
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import find_limits
-from fxmem.planning.regions import Region, iterate_regions
-from fxmem.planning.stages import (
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.strategies.chain import Kept, Recomputed
+from fxmem.planning.strategies.option_fronts import list_stage_options
+from fxmem.planning.strategies.stages import (
     cut_step,
     find_blocks,
     find_boundaries,
     measure_frontiers,
 )
-from fxmem.planning.sweeps import sweep_stages
 
 KIB = 1024
 
@@ -36,34 +36,34 @@ class Skip(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def facts() -> StepFacts:
+def facts() -> StepIndex:
     graph = fxmem.analyze(Skip(), ("64x64",), device="cpu").graph
     assert [n.name for n in graph.nodes][:-1] == [
         *("x", "blocks.0", "blocks.1", "blocks.2", "add", "tanh")
     ]
-    return gather_facts(graph, counts_host=True)
+    return build_index(graph, counts_host=True)
 
 
-def test_what_crosses_a_position_is_made_before_it_and_used_after(facts: StepFacts) -> None:
+def test_what_crosses_a_position_is_made_before_it_and_used_after(facts: StepIndex) -> None:
     # Before x, the layers, the sum, tanh, the end; the result of all is held anyway.
     assert measure_frontiers(facts) == [size * KIB for size in (0, 0, 16, 16 + 64, 16 + 16, 16, 0)]
 
 
-def test_stages_begin_where_least_crosses(facts: StepFacts) -> None:
+def test_stages_begin_where_least_crosses(facts: StepIndex) -> None:
     limits = find_limits(facts)
     # 16 before blocks.1 and tanh; 80 and 32 cross the others, and not the least near them.
     assert find_boundaries(facts, limits) == [1, 2, 5]
     assert find_boundaries(facts, limits, most=1) == [1]
 
 
-def test_blocks_are_modules_that_are_counted(facts: StepFacts) -> None:
+def test_blocks_are_modules_that_are_counted(facts: StepIndex) -> None:
     assert find_blocks(facts, find_limits(facts), 1) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_no_stage_begins_where_no_region_may(name: str) -> None:
     make, spec = PLANNED[name]
-    step = gather_facts(fxmem.analyze(make(), (spec,), device="cpu").graph)
+    step = build_index(fxmem.analyze(make(), (spec,), device="cpu").graph)
     limits = find_limits(step)
     placeholders = sum(node.op == "placeholder" for node in step.graph.nodes)
     cuts = [find_boundaries(step, limits, most) for most in (3, 8, 48)]
@@ -79,7 +79,7 @@ def test_no_stage_begins_where_no_region_may(name: str) -> None:
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_first_way_to_run_a_stage_keeps_all_and_the_others_may_run(name: str) -> None:
     make, spec = PLANNED[name]
-    step = gather_facts(fxmem.analyze(make(), (spec,), device="cpu").graph)
+    step = build_index(fxmem.analyze(make(), (spec,), device="cpu").graph)
     limits = find_limits(step)
     costs = [1.0] * len(step.graph.operations)
     starts = find_boundaries(step, limits, 8)
@@ -91,23 +91,26 @@ def test_the_first_way_to_run_a_stage_keeps_all_and_the_others_may_run(name: str
         assert chain.options[0].cost == 0
         assert len(stage.options) == len(chain.options)
         assert set(stage.options) <= {
-            *sweep_stages(step, limits, costs, [(stage.start, stage.stop)])[0]
+            *list_stage_options(step, limits, costs, [(stage.start, stage.stop)])[0]
         }
-        for region in iterate_regions(r for option in stage.options for r in option):
+        for region in iterate_segments(r for option in stage.options for r in option):
             assert stage.start <= region.start < region.stop <= stage.stop
             assert limits.allows(region)
 
 
-def test_a_schedule_is_regions_around_what_it_checkpoints(facts: StepFacts) -> None:
+def test_a_schedule_is_regions_around_what_it_checkpoints(facts: StepIndex) -> None:
     limits = find_limits(facts)
     costs = [1.0] * len(facts.graph.operations)
     staged = cut_step(facts, limits, costs, [1, 2, 4])
     keep = (Kept(0, 0), Kept(1, 0), Kept(2, 0))
-    assert staged.list_regions(keep) == ()
+    assert staged.list_segments(keep) == ()
     both = (Recomputed(0, 2, (Kept(0, 0), Kept(1, 0))), Kept(2, 0))
-    assert staged.list_regions(both) == (Region(1, 4),)
+    assert staged.list_segments(both) == (SegmentRange(1, 4),)
     nested = (
         Recomputed(0, 2, (Recomputed(0, 1, (Kept(0, 0),)), Kept(1, 0))),
         Recomputed(2, 3, (Kept(2, 0),)),
     )
-    assert staged.list_regions(nested) == (Region(1, 4, (Region(1, 2),)), Region(4, 6))
+    assert staged.list_segments(nested) == (
+        SegmentRange(1, 4, (SegmentRange(1, 2),)),
+        SegmentRange(4, 6),
+    )

@@ -7,12 +7,17 @@ from planned_models import PLANNED
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning import sweeps
-from fxmem.planning.facts import StepFacts, gather_facts
-from fxmem.planning.limits import Limits, find_limits
-from fxmem.planning.regions import Region
-from fxmem.planning.stages import find_blocks
-from fxmem.planning.sweeps import StageShape, describe_shape, sweep_shape, sweep_stages
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.limits import Limits, find_limits
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.strategies import option_fronts as sweeps
+from fxmem.planning.strategies.option_fronts import (
+    StageShape,
+    describe_shape,
+    list_shape_options,
+    list_stage_options,
+)
+from fxmem.planning.strategies.stages import find_blocks
 
 
 class Block(nn.Module):
@@ -39,8 +44,8 @@ class Tower(nn.Module):
         return x
 
 
-def cut(model: nn.Module, spec: str) -> tuple[StepFacts, Limits, list[tuple[int, int]]]:
-    facts = gather_facts(fxmem.analyze(model, (spec,), device="cpu").graph)
+def cut(model: nn.Module, spec: str) -> tuple[StepIndex, Limits, list[tuple[int, int]]]:
+    facts = build_index(fxmem.analyze(model, (spec,), device="cpu").graph)
     limits = find_limits(facts)
     starts = find_blocks(facts, limits, 1)
     return facts, limits, [*zip(starts, [*starts[1:], facts.nodes], strict=True)]
@@ -49,11 +54,11 @@ def cut(model: nn.Module, spec: str) -> tuple[StepFacts, Limits, list[tuple[int,
 def count_sweeps(monkeypatch: pytest.MonkeyPatch) -> list[StageShape]:
     swept: list[StageShape] = []
 
-    def sweep(shape: StageShape) -> tuple[tuple[Region, ...], ...]:
+    def sweep(shape: StageShape) -> tuple[tuple[SegmentRange, ...], ...]:
         swept.append(shape)
-        return sweep_shape(shape)
+        return list_shape_options(shape)
 
-    monkeypatch.setattr(sweeps, "sweep_shape", sweep)
+    monkeypatch.setattr(sweeps, "list_shape_options", sweep)
     return swept
 
 
@@ -61,7 +66,7 @@ def test_blocks_of_one_shape_are_swept_once(monkeypatch: pytest.MonkeyPatch) -> 
     facts, limits, bounds = cut(Tower(), "8x16")
     swept = count_sweeps(monkeypatch)
     costs = [1.0] * len(facts.graph.operations)
-    ways = sweep_stages(facts, limits, costs, bounds)
+    ways = list_stage_options(facts, limits, costs, bounds)
     names = [facts.graph.nodes[start].name for start, _ in bounds]
     blocks = [f"blocks.{index}.layer" for index in range(7)]
     assert names == ["stem", *blocks[:3], "repeat", *blocks[3:]]
@@ -69,7 +74,9 @@ def test_blocks_of_one_shape_are_swept_once(monkeypatch: pytest.MonkeyPatch) -> 
     # and the last, whose output is the model's. A block is four nodes: layer, sigmoid, sin, add.
     assert len(swept) == 6
     assert len(ways[1]) > 1
-    assert ways[2] == tuple(tuple(Region(r.start + 4, r.stop + 4) for r in way) for way in ways[1])
+    assert ways[2] == tuple(
+        tuple(SegmentRange(r.start + 4, r.stop + 4) for r in way) for way in ways[1]
+    )
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -77,8 +84,8 @@ def test_sharing_changes_nothing(name: str) -> None:
     make, spec = PLANNED[name]
     facts, limits, bounds = cut(make(), spec)
     costs = [float(operation.index % 5) for operation in facts.graph.operations]
-    shared = sweep_stages(facts, limits, costs, bounds)
-    assert shared == [sweep_stages(facts, limits, costs, [bound])[0] for bound in bounds]
+    shared = list_stage_options(facts, limits, costs, bounds)
+    assert shared == [list_stage_options(facts, limits, costs, [bound])[0] for bound in bounds]
 
 
 def test_a_block_that_costs_more_or_may_less_is_another() -> None:

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from fxmem.graph import SourceLocation
-from fxmem.planning.variables import find_variable
+from fxmem.planning.dels.variables import find_variable
 
 
 def find(code: str) -> tuple[str, int] | None:

@@ -3,7 +3,7 @@
 There are few modules, so simple ways find much: from nothing the next best module of all blocks,
 again and again, the same modules of every block, every second block and so on, two such patterns
 together, and where there are few modules the next best single one. What they find is then improved
-by small changes, as in :mod:`fxmem.planning.search`, which begins with it too.
+by small changes, as in :mod:`fxmem.planning.strategies.search`, which begins with it too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.front import Candidate, Tried, find_near
-from fxmem.planning.modules import ModuleChoice, group_modules, nest_spans
-from fxmem.planning.mutation import draw_neighbour
-from fxmem.planning.scoring import Scorer
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.modules import ModuleChoice, group_modules, nest_spans
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.strategies.candidates import Candidate, CandidatePool, find_near
+from fxmem.planning.strategies.mutation import draw_neighbour
 
 _STEPS = (2, 3, 4)
 """Every second, third and fourth block."""
@@ -38,7 +38,7 @@ Chosen = frozenset[int]
 
 
 def find_module_front(
-    facts: StepFacts,
+    recorded: StepIndex,
     choices: Sequence[ModuleChoice],
     costs: Sequence[float],
     time_limit_s: float,
@@ -48,7 +48,7 @@ def find_module_front(
     """The best choices of modules found: each costs less than all that take less memory.
 
     Args:
-        facts: The step.
+        recorded: The step.
         choices: The modules that may be computed again.
         costs: Of each operation, by its index.
         time_limit_s: When to stop searching.
@@ -59,14 +59,14 @@ def find_module_front(
         Cheapest first; the first computes nothing again.
     """
     began = time.monotonic()
-    tried = Tried(Scorer(facts, costs))
+    tried = CandidatePool(Scorer(recorded, costs))
     search = _Search(choices, tried)
     search.propose(began + _SHARE * time_limit_s)
     search.improve(random.Random(0), began + time_limit_s, goal_bytes, goal_cost)
     return tried.front
 
 
-def try_modules(tried: Tried, choices: Sequence[ModuleChoice], deadline: float) -> None:
+def try_modules(tried: CandidatePool, choices: Sequence[ModuleChoice], deadline: float) -> None:
     """Scores choices of modules that are simple to find, as a beginning for other searches.
 
     Args:
@@ -80,7 +80,7 @@ def try_modules(tried: Tried, choices: Sequence[ModuleChoice], deadline: float) 
 class _Search:
     """Choices of modules, and what they scored."""
 
-    def __init__(self, choices: Sequence[ModuleChoice], tried: Tried) -> None:
+    def __init__(self, choices: Sequence[ModuleChoice], tried: CandidatePool) -> None:
         self._choices = choices
         self._groups = [*group_modules(choices).values()]
         self._tried = tried
@@ -129,8 +129,8 @@ class _Search:
             self._score(_mutate(rng, parents, self._groups, len(self._choices)))
 
     def _score(self, chosen: Chosen) -> Candidate:
-        regions = nest_spans(span for at in chosen for span in self._choices[at].spans)
-        candidate = self._tried.score(regions)
+        segments = nest_spans(span for at in chosen for span in self._choices[at].spans)
+        candidate = self._tried.score(segments)
         self._chosen[candidate] = chosen
         return candidate
 

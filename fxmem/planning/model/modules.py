@@ -1,4 +1,4 @@
-"""The calls of modules as regions, for plans that leave the model's code as it is.
+"""The calls of modules as segments, for plans that leave the model's code as it is.
 
 A module is computed again in all of its calls or in none: what decides at run time is its
 ``forward``, which does not know which of the calls it is.
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, ModuleCall
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.limits import Limits
-from fxmem.planning.regions import Region
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.segments import SegmentRange
 
 Span = tuple[int, int]
 _NUMBER = re.compile(r"\d+")
@@ -33,28 +33,28 @@ class ModuleChoice:
 
 
 def list_modules(
-    facts: StepFacts, limits: Limits
+    step: StepIndex, limits: Limits
 ) -> tuple[tuple[ModuleChoice, ...], Mapping[str, str]]:
     """The modules that may be computed again, and why the others may not.
 
     Of modules that run the same nodes, it is the outermost.
 
     Args:
-        facts: The step.
+        step: The step.
         limits: What may not be computed again.
 
     Returns:
         Modules by where their first call begins, outer before inner; reasons by name.
     """
     calls: dict[str, list[ModuleCall]] = {}
-    for call in facts.graph.calls:
+    for call in step.graph.calls:
         calls.setdefault(call.fqn, []).append(call)
-    leaving = _list_leaving(facts)
+    leaving = _list_leaving(step)
     spans: dict[str, list[Span]] = {}
     reasons: dict[str, str] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
         ran = [call for call in calls[fqn] if call.stop > call.start]
-        reason = next(filter(None, (_find_obstacle(facts, limits, c, leaving) for c in ran)), "")
+        reason = next(filter(None, (_find_obstacle(step, limits, c, leaving) for c in ran)), "")
         if reason:
             reasons[fqn] = reason
         elif ran:
@@ -69,21 +69,21 @@ def list_modules(
     return _sort_choices(apart), reasons
 
 
-def list_calls(facts: StepFacts, limits: Limits) -> tuple[ModuleChoice, ...]:
+def list_calls(step: StepIndex, limits: Limits) -> tuple[ModuleChoice, ...]:
     """The modules whose calls a rewritten graph may compute again, with those calls.
 
     Of modules that run the same nodes, it is the outermost.
 
     Args:
-        facts: The step.
+        step: The step.
         limits: What may not be computed again.
 
     Returns:
         Modules by where their first call begins, outer before inner.
     """
     calls: dict[str, set[Span]] = {}
-    for call in facts.graph.calls:
-        if limits.allows(Region(call.start, call.stop)):
+    for call in step.graph.calls:
+        if limits.allows(SegmentRange(call.start, call.stop)):
             calls.setdefault(call.fqn, set()).add((call.start, call.stop))
     return _sort_choices(_choose_outermost(calls))
 
@@ -117,22 +117,22 @@ def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
     return groups
 
 
-def nest_spans(spans: Iterable[Span]) -> tuple[Region, ...]:
-    """Regions of spans that lie apart or within each other.
+def nest_spans(spans: Iterable[Span]) -> tuple[SegmentRange, ...]:
+    """Segments of spans that lie apart or within each other.
 
     >>> nest_spans([(1, 3), (0, 4), (6, 8)])
-    (Region(start=0, stop=4, children=(Region(start=1, stop=3, children=()),)), \
-Region(start=6, stop=8, children=()))
+    (SegmentRange(start=0, stop=4, children=(SegmentRange(start=1, stop=3, children=()),)), \
+SegmentRange(start=6, stop=8, children=()))
     """
     ordered = sorted(set(spans), key=lambda span: (span[0], -span[1]))
 
-    def nest(at: int, stop: int) -> tuple[tuple[Region, ...], int]:
-        regions: list[Region] = []
+    def nest(at: int, stop: int) -> tuple[tuple[SegmentRange, ...], int]:
+        segments: list[SegmentRange] = []
         while at < len(ordered) and ordered[at][0] < stop:
             start, end = ordered[at]
             children, at = nest(at + 1, end)
-            regions.append(Region(start, end, children))
-        return tuple(regions), at
+            segments.append(SegmentRange(start, end, children))
+        return tuple(segments), at
 
     return nest(0, max((stop for _, stop in ordered), default=0))[0]
 
@@ -146,12 +146,12 @@ def name_spans(choices: Iterable[ModuleChoice]) -> dict[Span, str]:
     return {span: choice.fqn for choice in choices for span in choice.spans}
 
 
-def _list_leaving(facts: StepFacts) -> dict[int, int]:
+def _list_leaving(step: StepIndex) -> dict[int, int]:
     """By what forward made, the last operation of forward in which the user's code has it."""
     leaving = {}
-    end = facts.end_operation[facts.nodes - 1] if facts.nodes else 0
-    for made in facts.made:
-        let_go = facts.graph.let_go[made.index] if facts.graph.let_go else made.born
+    end = step.end_operation[step.nodes - 1] if step.nodes else 0
+    for made in step.made:
+        let_go = step.graph.let_go[made.index] if step.graph.let_go else made.born
         last = let_go
         if last is None:  # to the end of the step, or never in the user's hands
             last = end if made.is_output else made.born
@@ -160,46 +160,46 @@ def _list_leaving(facts: StepFacts) -> dict[int, int]:
 
 
 def _find_obstacle(
-    facts: StepFacts, limits: Limits, call: ModuleCall, leaving: Mapping[int, int]
+    step: StepIndex, limits: Limits, call: ModuleCall, leaving: Mapping[int, int]
 ) -> str:
     """Why a call may not be computed again; empty where it may."""
-    nodes = facts.graph.nodes
+    nodes = step.graph.nodes
     if call.obstacle:
         return call.obstacle
     for node in range(call.start, call.stop):
         if node in limits.fixed:
             return f"{nodes[node].name} {limits.fixed[node]}"
-        changed = _list_changed(facts, node)
+        changed = _list_changed(step, node)
         if changed:
             return f"{nodes[node].name} changes {changed[0]} in place"
     if call.start in limits.starts:
         return limits.starts[call.start]
-    taken = _list_taken(facts, call) - {*call.inputs}
+    taken = _list_taken(step, call) - {*call.inputs}
     if taken:
-        name = facts.graph.storages[min(taken)].name
+        name = step.graph.storages[min(taken)].name
         return f"it uses {name}, which is computed before it and is none of its arguments"
-    last = facts.end_operation[call.stop - 1] - 1
-    made = facts.list_made(facts.first_operation[call.start], last + 1)
+    last = step.end_operation[call.stop - 1] - 1
+    made = step.list_activations(step.first_operation[call.start], last + 1)
     for storage in made:
         if storage.index not in call.results and leaving[storage.index] > last:
-            name = facts.graph.storages[storage.index].name
+            name = step.graph.storages[storage.index].name
             return f"what it makes is held elsewhere than in its result: {name}"
     return ""
 
 
-def _list_changed(facts: StepFacts, node: int) -> list[str]:
+def _list_changed(step: StepIndex, node: int) -> list[str]:
     """What a node changes that was there before the step, but for what a checkpoint looks after."""
-    storages, known = facts.graph.storages, {*facts.statistics[node], *facts.states[node]}
-    writes = (i for o in facts.list_operations(node, node + 1) for i in o.writes)
+    storages, known = step.graph.storages, {*step.statistics[node], *step.states[node]}
+    writes = (i for o in step.list_operations(node, node + 1) for i in o.writes)
     return [storages[i].name for i in writes if storages[i].born == RESIDENT and i not in known]
 
 
-def _list_taken(facts: StepFacts, call: ModuleCall) -> set[int]:
+def _list_taken(step: StepIndex, call: ModuleCall) -> set[int]:
     """What a call reads of what forward made before it."""
-    first, storages = facts.first_operation[call.start], facts.graph.storages
+    first, storages = step.first_operation[call.start], step.graph.storages
     return {
         index
-        for operation in facts.list_operations(call.start, call.stop)
+        for operation in step.list_operations(call.start, call.stop)
         for index in operation.reads
         if RESIDENT < storages[index].born < first
     }

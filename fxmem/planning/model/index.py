@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save, Storage
-from fxmem.planning.module_state import find_states, find_statistics, may_draw
+from fxmem.planning.model.module_state import find_states, find_statistics, may_draw
 
 RANDOM_STATE_BYTES = 5056
 """Of the CPU's generator: ``torch.get_rng_state().nbytes``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Activation:
     """A storage that forward made.
 
     Attributes:
@@ -24,7 +24,7 @@ class Made:
         node: Index of the node that operation belongs to.
         readers: Indices of the nodes that read it, without its own; ascending. None of a cast that
             autocast keeps: nobody hands it to them.
-        takers: Calls of modules that are given it, each as its first node and its last, where the
+        consumers: Calls of modules that are given it, each as its first and its last node, where
             modules are wrapped: a checkpoint of one holds all arguments, used or not.
         local_end: The operation after which its own node lets go of it; where forward's frames
             are the user's, that after which they do.
@@ -33,7 +33,7 @@ class Made:
             frames holds it; None where nothing does.
         is_output: Whether it outlives the step.
         is_cached: Whether it is a weight's cast that autocast keeps until it exits.
-        fills_run: Whether a region's run holds it to its end: such a cast, or a number's tensor,
+        fills_run: Whether a segment's run holds it to its end: such a cast, or a number's tensor,
             which no checkpoint sees autograd keep.
     """
 
@@ -48,17 +48,17 @@ class Made:
     is_output: bool
     is_cached: bool = False
     fills_run: bool = False
-    takers: tuple[tuple[int, int], ...] = ()
+    consumers: tuple[tuple[int, int], ...] = ()
 
     def comes_into(self, nodes: range) -> bool:
         """Whether nodes in a row, all later than its own, are given it."""
         return any(node in nodes for node in self.readers) or any(
-            first in nodes and last in nodes for first, last in self.takers
+            first in nodes and last in nodes for first, last in self.consumers
         )
 
 
 @dataclass(frozen=True, slots=True)
-class StepFacts:
+class StepIndex:
     """A step as plans see it.
 
     Attributes:
@@ -86,14 +86,14 @@ class StepFacts:
     graph: MemoryGraph
     first_operation: tuple[int, ...]
     end_operation: tuple[int, ...]
-    made: tuple[Made, ...]
+    made: tuple[Activation, ...]
     saves_by_node: tuple[tuple[Save, ...], ...]
     nodes: int
     statistics: tuple[tuple[int, ...], ...]
     states: tuple[tuple[int, ...], ...]
     draws: tuple[bool, ...]
     random_state: Storage | None
-    makers: Mapping[int, Made]
+    makers: Mapping[int, Activation]
     births: tuple[int, ...]
     casts: tuple[tuple[int, int], ...] = ()
     keeps_frames: bool = False
@@ -103,13 +103,13 @@ class StepFacts:
         """Those of the step, and what checkpoints add."""
         return (*self.graph.storages, *((self.random_state,) if self.random_state else ()))
 
-    def find_made(self, first: int, stop: int) -> range:
+    def find_activations(self, first: int, stop: int) -> range:
         """Positions in ``made`` of what operations from one to another make; that is left out."""
         return range(bisect_left(self.births, first), bisect_left(self.births, stop))
 
-    def list_made(self, first: int, stop: int) -> tuple[Made, ...]:
+    def list_activations(self, first: int, stop: int) -> tuple[Activation, ...]:
         """The storages made by the operations from one to another, which is left out."""
-        positions = self.find_made(first, stop)
+        positions = self.find_activations(first, stop)
         return self.made[positions.start : positions.stop]
 
     def list_operations(self, start: int, stop: int) -> tuple[Operation, ...]:
@@ -118,12 +118,12 @@ class StepFacts:
         return self.graph.operations[self.first_operation[start] : end]
 
 
-def gather_facts(
+def build_index(
     graph: MemoryGraph,
     *,
     counts_host: bool = False,
     keeps_frames: bool = False,
-) -> StepFacts:
+) -> StepIndex:
     """Looks up what plans ask of a step.
 
     Args:
@@ -144,10 +144,10 @@ def gather_facts(
         key=lambda storage: storage.born,
     )
     if keeps_frames:
-        takers = _find_takers(graph)
-        made = [_hold_in_frames(graph, m, tuple(takers.get(m.index, ())), end) for m in made]
+        consumers = _find_takers(graph)
+        made = [_hold_in_frames(graph, m, tuple(consumers.get(m.index, ())), end) for m in made]
     operations = [graph.operations[first[node] : end[node]] for node in range(forward.nodes)]
-    return StepFacts(
+    return StepIndex(
         graph=graph,
         first_operation=first,
         end_operation=end,
@@ -165,9 +165,9 @@ def gather_facts(
     )
 
 
-def find_node(facts: StepFacts, operation: int) -> int:
+def find_node(step: StepIndex, operation: int) -> int:
     """The node of forward that an operation belongs to."""
-    return bisect_left(facts.end_operation, operation + 1)
+    return bisect_left(step.end_operation, operation + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +234,11 @@ def _find_readers(graph: MemoryGraph, forward: _Forward) -> dict[int, dict[int, 
 
 def _find_takers(graph: MemoryGraph) -> dict[int, list[tuple[int, int]]]:
     """By storage, the calls of modules that are given it."""
-    takers: dict[int, list[tuple[int, int]]] = {}
+    consumers: dict[int, list[tuple[int, int]]] = {}
     for call in graph.calls:
         for index in call.inputs if call.stop > call.start else ():
-            takers.setdefault(index, []).append((call.start, call.stop - 1))
-    return takers
+            consumers.setdefault(index, []).append((call.start, call.stop - 1))
+    return consumers
 
 
 def _find_casts(graph: MemoryGraph, forward: _Forward) -> Iterator[tuple[int, int]]:
@@ -268,7 +268,7 @@ def _describe_made(
     storage: Storage,
     readers: Mapping[int, int],
     saves: Mapping[int, Sequence[Save]],
-) -> Made:
+) -> Activation:
     """A storage as a rewritten graph without autocast has it."""
     node = forward.owner[storage.born]
     own_end = forward.end[node] - 1
@@ -278,7 +278,7 @@ def _describe_made(
         else:
             own_end = max(storage.born, readers.get(node, 0))
     kept = tuple(saves.get(storage.index, ()))
-    return Made(
+    return Activation(
         index=storage.index,
         nbytes=storage.nbytes,
         born=storage.born,
@@ -294,14 +294,14 @@ def _describe_made(
 
 
 def _hold_in_frames(
-    graph: MemoryGraph, made: Made, takers: tuple[tuple[int, int], ...], end: Sequence[int]
-) -> Made:
+    graph: MemoryGraph, made: Activation, consumers: tuple[tuple[int, int], ...], end: Sequence[int]
+) -> Activation:
     """The same where the user's variables hold it."""
     let_go = graph.let_go[made.index] if graph.let_go else None
     if let_go is None:
-        readers = (*made.readers, *(first for first, _ in takers))
+        readers = (*made.readers, *(first for first, _ in consumers))
         let_go = max([made.born, *(end[node] - 1 for node in readers)])
-    return replace(made, local_end=max(made.local_end, let_go), takers=takers)
+    return replace(made, local_end=max(made.local_end, let_go), consumers=consumers)
 
 
 def _describe_random_state(index: int) -> Storage:

@@ -1,10 +1,9 @@
 """The search for plans: many candidates, each scored on the true peak of the simulated step.
 
-Whole modules that are alike come first (:mod:`fxmem.planning.module_search`). The chain's solver
-proposes schedules for several ways to cut the step into stages and many budgets, the program over
-segments what to save value by value; patterns (:mod:`fxmem.planning.patterns`) are proposed before
-them. Where the best then lie far apart, the beginning of one is put together with the end of the
-other, and all is improved by small changes.
+Whole modules that are alike come first, then patterns, schedules of the chain's solver for several
+ways to cut the step into stages, and the program over values. Where the best then lie far apart,
+the beginning of one is put together with the end of the other, and all is improved by small
+changes.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from fxmem.planning.chain import keep_stages, measure_schedule
-from fxmem.planning.chain_solver import find_least_memory, solve_chain
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.front import Candidate, Tried, find_near
-from fxmem.planning.limits import Limits
-from fxmem.planning.module_search import try_modules
-from fxmem.planning.modules import group_modules, list_calls
-from fxmem.planning.mutation import join_regions, mutate_regions
-from fxmem.planning.patterns import propose_patterns
-from fxmem.planning.regions import Region
-from fxmem.planning.scoring import Scorer
-from fxmem.planning.segment_program import propose_saved
-from fxmem.planning.stages import StagedStep, cut_step, find_blocks, find_boundaries
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.modules import group_modules, list_calls
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.strategies.candidates import Candidate, CandidatePool, find_near
+from fxmem.planning.strategies.chain import keep_stages, measure_schedule
+from fxmem.planning.strategies.chain_solver import find_least_memory, solve_chain
+from fxmem.planning.strategies.module_search import try_modules
+from fxmem.planning.strategies.mutation import join_segments, mutate_segments
+from fxmem.planning.strategies.patterns import propose_patterns
+from fxmem.planning.strategies.segment_program import propose_saved
+from fxmem.planning.strategies.stages import StagedStep, cut_step, find_blocks, find_boundaries
 
 _STAGES = (48, 32, 20, 12, 8)
 """How many stages there may be, in one cut after the other."""
@@ -56,7 +55,7 @@ _MODULES_SHARE = 0.1
 
 
 def find_front(
-    facts: StepFacts,
+    step: StepIndex,
     limits: Limits,
     costs: Sequence[float],
     time_limit_s: float,
@@ -67,7 +66,7 @@ def find_front(
     """The best candidates found: each costs less than all that take less memory.
 
     Args:
-        facts: The step.
+        step: The step.
         limits: What may not be computed again.
         costs: Of each operation, by its index.
         time_limit_s: When to stop searching. What is found before depends on nothing else.
@@ -80,23 +79,23 @@ def find_front(
     """
     began = time.monotonic()
     deadline = began + time_limit_s
-    tried = Tried(Scorer(facts, costs))
-    modules = list_calls(facts, limits)
+    tried = CandidatePool(Scorer(step, costs))
+    modules = list_calls(step, limits)
     try_modules(tried, modules, began + _MODULES_SHARE * time_limit_s)
-    cuts = _list_cuts(facts, limits)
-    for regions in _propose_regions(facts, limits, filter(len, (costs, other_costs)), cuts):
-        tried.score(regions)
+    cuts = _list_cuts(step, limits)
+    for segments in _propose_segments(step, limits, filter(len, (costs, other_costs)), cuts):
+        tried.score(segments)
         if time.monotonic() - began > _SHARE * time_limit_s:
             break
     positions = sorted({start for cut in cuts for start in cut})
     _fill_gaps(tried, positions, goal_bytes, goal_cost, deadline)
     groups = [[modules[at].spans for at in kind] for kind in group_modules(modules).values()]
     mutate = functools.partial(
-        mutate_regions,
+        mutate_segments,
         random.Random(0),
         positions=positions,
         groups=groups,
-        facts=facts,
+        step=step,
         limits=limits,
     )
     near = functools.partial(mutate, is_near=True)
@@ -125,8 +124,8 @@ def _find_best(
 
 
 def _vary(
-    tried: Tried,
-    mutate: Callable[[Sequence[tuple[Region, ...]]], tuple[Region, ...]],
+    tried: CandidatePool,
+    mutate: Callable[[Sequence[tuple[SegmentRange, ...]]], tuple[SegmentRange, ...]],
     goal_bytes: int | None,
     goal_cost: float | None,
     trials: int,
@@ -138,11 +137,11 @@ def _vary(
         if len(tried.found) == most or time.monotonic() > deadline:
             return
         near = find_near(tried.front, goal_bytes, goal_cost)
-        tried.score(mutate([candidate.regions for candidate in near]))
+        tried.score(mutate([candidate.segments for candidate in near]))
 
 
 def _fill_gaps(
-    tried: Tried,
+    tried: CandidatePool,
     positions: Sequence[int],
     goal_bytes: int | None,
     goal_cost: float | None,
@@ -157,37 +156,37 @@ def _fill_gaps(
             return
         one, other = max(waiting, key=lambda pair: pair[0].peak_bytes / pair[1].peak_bytes)
         done.add((one, other))
-        apart = {*one.regions} ^ {*other.regions}
+        apart = {*one.segments} ^ {*other.segments}
         low, high = min(r.start for r in apart), max(r.stop for r in apart)
         cuts = positions[bisect_right(positions, low) : bisect_left(positions, high)]
         for cut in cuts[:: len(cuts) // _CUTS + 1]:
             if time.monotonic() > deadline:
                 return
-            tried.score(join_regions(one.regions, other.regions, cut))
-            tried.score(join_regions(other.regions, one.regions, cut))
+            tried.score(join_segments(one.segments, other.segments, cut))
+            tried.score(join_segments(other.segments, one.segments, cut))
 
 
-def _list_cuts(facts: StepFacts, limits: Limits) -> list[tuple[int, ...]]:
+def _list_cuts(step: StepIndex, limits: Limits) -> list[tuple[int, ...]]:
     """Ways to cut the step into stages, each once."""
-    cuts = [find_blocks(facts, limits, level) for level in _LEVELS]
-    cuts += [find_boundaries(facts, limits, most) for most in _STAGES]
+    cuts = [find_blocks(step, limits, level) for level in _LEVELS]
+    cuts += [find_boundaries(step, limits, most) for most in _STAGES]
     return [cut for cut in dict.fromkeys(map(tuple, cuts)) if len(cut) <= _MOST_STAGES]
 
 
-def _propose_regions(
-    facts: StepFacts,
+def _propose_segments(
+    step: StepIndex,
     limits: Limits,
     measures: Iterable[Sequence[float]],
     cuts: Sequence[tuple[int, ...]],
-) -> Iterator[tuple[Region, ...]]:
+) -> Iterator[tuple[SegmentRange, ...]]:
     """What takes longer to find comes later, since time may be up before."""
     for costs in measures:
         steps = []
         for starts in cuts:
-            staged = cut_step(facts, limits, costs, starts)
+            staged = cut_step(step, limits, costs, starts)
             steps.append(staged)
             for proposed in propose_patterns(staged):
-                yield tuple(region for region in proposed if limits.allows(region))
+                yield tuple(segment for segment in proposed if limits.allows(segment))
         solved = [staged for staged in steps if len(staged.ranges) <= _MOST_SOLVED]
         solved.sort(key=lambda staged: len(staged.ranges))
         for staged in solved:
@@ -195,11 +194,11 @@ def _propose_regions(
             # that runs again what it must not: it knows that by a price only.
             yield from (found for found in _solve_chain(staged) if all(map(limits.allows, found)))
         for staged in solved:
-            for proposed in propose_saved(facts, limits, costs, staged):
-                yield tuple(region for region in proposed if limits.allows(region))
+            for proposed in propose_saved(step, limits, costs, staged):
+                yield tuple(segment for segment in proposed if limits.allows(segment))
 
 
-def _solve_chain(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
+def _solve_chain(staged: StagedStep) -> Iterator[tuple[SegmentRange, ...]]:
     least, free = find_least_memory(staged.chain), keep_stages(staged.chain)
     if least is None or free is None:
         return
@@ -208,4 +207,4 @@ def _solve_chain(staged: StagedStep) -> Iterator[tuple[Region, ...]]:
     budgets = [least + round((most - least) * (step / _BUDGETS) ** 1.5) for step in range(_BUDGETS)]
     for solution in solve_chain(staged.chain, budgets):
         if solution is not None:
-            yield staged.list_regions(solution.schedule)
+            yield staged.list_segments(solution.schedule)

@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fxmem.graph import RESIDENT, MemoryGraph, Node, Operation, Phase
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.inplace_forms import (
+from fxmem.planning.inplace.forms import (
     copies_where_it_must,
     find_form,
     is_commutative,
     may_return_input,
 )
-from fxmem.planning.merging import merge_storages
-from fxmem.planning.peaks import PeakMeter, meter_graph
+from fxmem.planning.inplace.merging import merge_storages
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.peaks import PeakMeter, meter_graph
+from fxmem.planning.model.segments import SegmentRange, iterate_segments
 from fxmem.planning.plan import InplaceChange
-from fxmem.planning.regions import Region, iterate_regions
 
 _KEEPS_RESULT = "aten.leaky_relu.default"
 """The operator whose in-place variant saves its result where the other saves its input."""
@@ -55,22 +55,22 @@ class _Overwrite:
     source: Node
 
 
-def find_inplace(facts: StepFacts) -> tuple[InplaceChange, ...]:
+def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
     """Operations of forward that could run in place, with the same results and gradients.
 
     All of them can be applied together; see :func:`apply_inplace`.
 
     Args:
-        facts: The step as it was recorded.
+        step: The step as it was recorded.
 
     Returns:
         What lowers the peak most comes first; what does not lower it alone comes last.
     """
-    graph = facts.graph
+    graph = step.graph
     meter = meter_graph(graph)
     uses = _Uses(graph)
     best: list[tuple[int, _Overwrite]] = []
-    for node in graph.nodes[: facts.nodes]:
+    for node in graph.nodes[: step.nodes]:
         found = [
             (_measure_fall(graph, meter, overwrite), overwrite)
             for overwrite in _find_overwrites(graph, uses, node)
@@ -115,17 +115,17 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
 
 
 def choose_inplace(
-    graph: MemoryGraph, changes: Iterable[InplaceChange], regions: Iterable[Region]
+    graph: MemoryGraph, changes: Iterable[InplaceChange], segments: Iterable[SegmentRange]
 ) -> tuple[InplaceChange, ...]:
-    """Those changes that leave to every region what it takes, for when it runs again.
+    """Those changes that leave to every segment what it takes, for when it runs again.
 
     Args:
         graph: The step that they were found in.
         changes: Of those, any number.
-        regions: What is computed again.
+        segments: What is computed again.
     """
     changes = [*changes]
-    starts = [region.start for region in iterate_regions(regions)]
+    starts = [segment.start for segment in iterate_segments(segments)]
     kept = set()
     for overwrite in _find_chosen(graph, changes):
         maker = graph.operations[graph.storages[overwrite.target].born].node

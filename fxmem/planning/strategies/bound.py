@@ -12,17 +12,17 @@ import math
 from collections.abc import Sequence
 
 from fxmem.graph import Phase
-from fxmem.planning.facts import Made, StepFacts
-from fxmem.planning.limits import Limits
-from fxmem.planning.segmented import Segment, SegmentedStep, Value, bound_segmented
-from fxmem.planning.simulation import simulate_regions
+from fxmem.planning.model.index import Activation, StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.simulate import simulate_segments
+from fxmem.planning.strategies.segmented import Segment, SegmentedStep, Value, bound_segmented
 
 _HERE, _LATER = 0, 1
 """What is kept or computed after the moment; what cannot be gone at it."""
 
 
 def bound_cost(
-    facts: StepFacts,
+    recorded: StepIndex,
     limits: Limits,
     costs: Sequence[float],
     peak_bytes: int,
@@ -31,7 +31,7 @@ def bound_cost(
     """The least cost of any plan with a peak.
 
     Args:
-        facts: The step.
+        recorded: The step.
         limits: What may not be computed again.
         costs: Of each operation, by its index.
         peak_bytes: The peak of the step with the plan.
@@ -41,19 +41,19 @@ def bound_cost(
         A cost in the unit of ``costs``; 0 where the plain step has no higher peak, and infinity
         where no plan has that peak.
     """
-    plain = simulate_regions(facts, ())
-    backward = [o.index for o in facts.graph.operations if o.phase is Phase.BACKWARD]
+    plain = simulate_segments(recorded, ())
+    backward = [o.index for o in recorded.graph.operations if o.phase is Phase.BACKWARD]
     at = max(backward, key=plain.live_bytes.__getitem__, default=None)
     if at is None or plain.live_bytes[at] <= peak_bytes:
         return 0.0
-    made = [storage for storage in facts.made if not storage.is_output]
+    made = [storage for storage in recorded.made if not storage.is_output]
     alive = {
         life.storage
         for life in plain.lives
         if life.born <= at and (life.died is None or life.died >= at)
     }
     held_bytes = sum(storage.nbytes for storage in made if storage.index in alive)
-    values = _list_values(facts, limits, costs, made, alive, at)
+    values = _list_values(recorded, limits, costs, made, alive, at)
     free = -sum(value.nbytes for value in values)  # the moment's own transients are in live_bytes
     step = SegmentedStep((Segment(0, free), Segment(0, free)), values)
     budget = peak_bytes - (plain.live_bytes[at] - held_bytes)
@@ -61,10 +61,10 @@ def bound_cost(
 
 
 def _list_values(
-    facts: StepFacts,
+    recorded: StepIndex,
     limits: Limits,
     costs: Sequence[float],
-    made: Sequence[Made],
+    made: Sequence[Activation],
     alive: set[int],
     at: int,
 ) -> tuple[Value, ...]:
@@ -72,7 +72,7 @@ def _list_values(
     largest = {m.born: m.index for m in sorted(made, key=lambda m: m.nbytes)}
     values = []
     for position, storage in enumerate(made):
-        reads = facts.graph.operations[storage.born].reads
+        reads = recorded.graph.operations[storage.born].reads
         taken = any(
             save.unpacked is not None and save.unpacked <= at <= (save.returned or at)
             for save in storage.saves

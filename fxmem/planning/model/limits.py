@@ -1,4 +1,4 @@
-"""Which nodes may not be computed again, and where no region may begin."""
+"""Which nodes may not be computed again, and where no segment may begin."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, MemoryGraph, Operation
-from fxmem.planning.facts import StepFacts, find_node
-from fxmem.planning.module_state import is_batch_norm
-from fxmem.planning.regions import Region, iterate_regions
+from fxmem.planning.model.index import StepIndex, find_node
+from fxmem.planning.model.module_state import is_batch_norm
+from fxmem.planning.model.segments import SegmentRange, iterate_segments
 
 _EARLY = "forward runs its backward, which would compute it again before it is over"
 _REASONS = {
@@ -23,51 +23,51 @@ class Limits:
 
     Attributes:
         fixed: The nodes that may not be computed again, by index, with the reason.
-        starts: The nodes that no region may begin with, by index, with the reason.
+        starts: The nodes that no segment may begin with, by index, with the reason.
     """
 
     fixed: Mapping[int, str]
     starts: Mapping[int, str]
 
-    def allows(self, region: Region) -> bool:
-        """Whether a region, and those within it, may be computed again."""
-        if any(region.start <= node < region.stop for node in self.fixed):
+    def allows(self, segment: SegmentRange) -> bool:
+        """Whether a segment, and those within it, may be computed again."""
+        if any(segment.start <= node < segment.stop for node in self.fixed):
             return False
-        every = iterate_regions([region])
+        every = iterate_segments([segment])
         return all(each.start < each.stop and each.start not in self.starts for each in every)
 
 
-def find_limits(facts: StepFacts) -> Limits:
+def find_limits(step: StepIndex) -> Limits:
     """Looks up what may not be computed again.
 
     Source of the rules: ``torch.utils.checkpoint`` restores the global random number generators
-    and nothing else; a region takes its inputs as they are when backward comes.
+    and nothing else; a segment takes its inputs as they are when backward comes.
 
     Args:
-        facts: The step.
+        step: The step.
     """
-    graph = facts.graph
+    graph = step.graph
     fixed: dict[int, str] = {}
     starts: dict[int, str] = {}
-    stop = facts.end_operation[-1] if facts.end_operation else 0  # loss may change things too
+    stop = step.end_operation[-1] if step.end_operation else 0  # loss may change things too
     changed: dict[int, int] = {}  # what was there before the step -> the node that last changes it
     for operation in graph.operations[:stop]:
-        node = find_node(facts, operation.index)
+        node = find_node(step, operation.index)
         for index in operation.writes:
-            if index not in facts.makers:
+            if index not in step.makers:
                 changed[index] = node
                 continue
-            for start in range(facts.makers[index].node + 1, min(node + 1, facts.nodes)):
+            for start in range(step.makers[index].node + 1, min(node + 1, step.nodes)):
                 starts.setdefault(start, f"{graph.nodes[node].name} changes its input in place")
-    for node, statistics in enumerate(facts.statistics):  # whose operator does not tell of them
+    for node, statistics in enumerate(step.statistics):  # whose operator does not tell of them
         changed.update((index, max(node, changed.get(index, node))) for index in statistics)
-    for node in range(facts.nodes):
-        operations = facts.list_operations(node, node + 1)
-        own = {*facts.states[node]}
+    for node in range(step.nodes):
+        operations = step.list_operations(node, node + 1)
+        own = {*step.states[node]}
         reasons = (_find_reason(graph, o, operations, own) for o in operations)
         reason = (
             next(filter(None, reasons), _EARLY if graph.nodes[node].early_backward else "")
-            or _find_early_save(facts, node, operations)
+            or _find_early_save(step, node, operations)
             or _find_later_change(graph, node, operations, changed, own)
         )
         if reason:
@@ -96,16 +96,16 @@ def _find_reason(
     return ""
 
 
-def _find_early_save(facts: StepFacts, node: int, operations: Iterable[Operation]) -> str:
+def _find_early_save(step: StepIndex, node: int, operations: Iterable[Operation]) -> str:
     """What an operator fills after autograd has kept it, as ``rrelu_with_noise`` does its noise.
 
     A checkpoint stops when all is kept that is to be: before the operator runs, if it is the last.
     """
-    kept = {(save.position, save.storage) for save in facts.saves_by_node[node]}
+    kept = {(save.position, save.storage) for save in step.saves_by_node[node]}
     for operation in operations:
         if operation.name.split(".")[1].endswith("_"):  # of one part, where another is kept
             continue
-        if any((operation.index, i) in kept and i in facts.makers for i in operation.writes):
+        if any((operation.index, i) in kept and i in step.makers for i in operation.writes):
             return "fills what it has saved, which is too late for a run that ends there"
     return ""
 

@@ -1,8 +1,8 @@
 """A step as a chain of stages, each with several ways to run it, for the chain's solver.
 
-Boundaries lie where little crosses. The ways to run a stage differ in what is computed again
-inside it (:mod:`fxmem.planning.sweeps`); what each then holds is not estimated but read off the
-simulated step (:mod:`fxmem.planning.holdings`).
+Boundaries lie where little crosses. The ways to run a stage differ in what is recomputed inside it
+(``option_fronts``); what each then holds is not estimated but read off the simulated step
+(``segment_memory``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fxmem.planning.chain import Chain, Kept, Schedule, Stage, StageOption
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.holdings import measure_edges, measure_options
-from fxmem.planning.limits import Limits
-from fxmem.planning.regions import Region
-from fxmem.planning.simulation import simulate_regions
-from fxmem.planning.sweeps import sweep_stages
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.simulate import simulate_segments
+from fxmem.planning.strategies.chain import Chain, Kept, Schedule, Stage, StageOption
+from fxmem.planning.strategies.option_fronts import list_stage_options
+from fxmem.planning.strategies.segment_memory import measure_edges, measure_options
 
 MAX_STAGES = 48
 _NEVER = 1e9
@@ -32,12 +32,12 @@ class StageRange:
     Attributes:
         start: Its first node.
         stop: The node after its last.
-        options: For each way to run it, the regions in it.
+        options: For each way to run it, the segments in it.
     """
 
     start: int
     stop: int
-    options: tuple[tuple[Region, ...], ...]
+    options: tuple[tuple[SegmentRange, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,62 +54,62 @@ class StagedStep:
     chain: Chain
     base_bytes: int
 
-    def list_regions(self, schedule: Schedule) -> tuple[Region, ...]:
-        """The regions that run a schedule."""
-        regions: list[Region] = []
+    def list_segments(self, schedule: Schedule) -> tuple[SegmentRange, ...]:
+        """The segments that run a schedule."""
+        segments: list[SegmentRange] = []
         for entry in schedule:
             if isinstance(entry, Kept):
-                regions += self.ranges[entry.stage].options[entry.option]
+                segments += self.ranges[entry.stage].options[entry.option]
                 continue
             start, stop = self.ranges[entry.start].start, self.ranges[entry.stop - 1].stop
-            inner = self.list_regions(entry.body)
+            inner = self.list_segments(entry.body)
             if any((child.start, child.stop) == (start, stop) for child in inner):
-                regions += inner
+                segments += inner
             else:
-                regions.append(Region(start, stop, inner))
-        return tuple(regions)
+                segments.append(SegmentRange(start, stop, inner))
+        return tuple(segments)
 
 
-def measure_frontiers(facts: StepFacts) -> list[int]:
+def measure_frontiers(step: StepIndex) -> list[int]:
     """For each position between nodes, the bytes that cross it: made before, used after.
 
     What the model returns is held anyway and does not count.
 
     Args:
-        facts: The step.
+        step: The step.
 
     Returns:
         At index ``n``, what crosses between the nodes ``n - 1`` and ``n``.
     """
-    deltas = [0] * (facts.nodes + 2)
-    for made in facts.made:
+    deltas = [0] * (step.nodes + 2)
+    for made in step.made:
         used = [*made.readers, *(s.node for s in made.saves if s.node is not None)]
-        last = min(max(used, default=made.node), facts.nodes)
+        last = min(max(used, default=made.node), step.nodes)
         if last > made.node and not made.is_output:
             deltas[made.node + 1] += made.nbytes
             deltas[last + 1] -= made.nbytes
     crossing, at = [], 0
-    for delta in deltas[: facts.nodes + 1]:
+    for delta in deltas[: step.nodes + 1]:
         at += delta
         crossing.append(at)
     return crossing
 
 
-def find_boundaries(facts: StepFacts, limits: Limits, most: int = MAX_STAGES) -> list[int]:
+def find_boundaries(step: StepIndex, limits: Limits, most: int = MAX_STAGES) -> list[int]:
     """Where stages begin: positions that less crosses than others near them.
 
     Args:
-        facts: The step.
-        limits: Where no region may begin.
+        step: The step.
+        limits: Where no segment may begin.
         most: How many stages there may be.
 
     Returns:
         Ascending; the first is the first node that is no placeholder.
     """
-    first = sum(node.op == "placeholder" for node in facts.graph.nodes)
-    crossing = np.full(facts.nodes, np.inf)
-    crossing[first + 1 :] = measure_frontiers(facts)[first + 1 : facts.nodes]
-    crossing[[node for node in limits.starts if node < facts.nodes]] = np.inf
+    first = sum(node.op == "placeholder" for node in step.graph.nodes)
+    crossing = np.full(step.nodes, np.inf)
+    crossing[first + 1 :] = measure_frontiers(step)[first + 1 : step.nodes]
+    crossing[[node for node in limits.starts if node < step.nodes]] = np.inf
     allowed = np.isfinite(crossing)
     least, window = crossing, 1
     while True:
@@ -125,18 +125,18 @@ def find_boundaries(facts: StepFacts, limits: Limits, most: int = MAX_STAGES) ->
         window += 1
 
 
-def find_blocks(facts: StepFacts, limits: Limits, level: int) -> list[int]:
+def find_blocks(step: StepIndex, limits: Limits, level: int) -> list[int]:
     """Where stages begin: at modules that are counted, such as ``layer1.0`` or ``denselayer3``.
 
     Args:
-        facts: The step.
-        limits: Where no region may begin.
+        step: The step.
+        limits: Where no segment may begin.
         level: How many numbers of a module's name count.
 
     Returns:
         Ascending; the first is the first node that is no placeholder.
     """
-    nodes = facts.graph.nodes[: facts.nodes]
+    nodes = step.graph.nodes[: step.nodes]
     first = sum(node.op == "placeholder" for node in nodes)
     starts, block = [first], _find_block(nodes[first].fqn, level)
     for node in nodes[first + 1 :]:
@@ -154,39 +154,41 @@ def _find_block(fqn: str, level: int) -> str:
 
 
 def cut_step(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], starts: Sequence[int]
+    step: StepIndex, limits: Limits, costs: Sequence[float], starts: Sequence[int]
 ) -> StagedStep:
     """Cuts a step into stages with their options.
 
     Args:
-        facts: The step.
+        step: The step.
         limits: What may not be computed again.
         costs: Of each operation, by its index.
         starts: The first node of each stage, ascending.
     """
-    bounds = [*zip(starts, [*starts[1:], facts.nodes], strict=True)]
-    sweeps = sweep_stages(facts, limits, costs, bounds)
+    bounds = [*zip(starts, [*starts[1:], step.nodes], strict=True)]
+    sweeps = list_stage_options(step, limits, costs, bounds)
     levels = max(map(len, sweeps))
-    found: list[dict[tuple[Region, ...], StageOption]] = [{} for _ in bounds]
-    plain = simulate_regions(facts, ())
-    edges = measure_edges(facts, bounds, plain)
+    found: list[dict[tuple[SegmentRange, ...], StageOption]] = [{} for _ in bounds]
+    plain = simulate_segments(step, ())
+    edges = measure_edges(step, bounds, plain)
     for level in range(levels):
         chosen = [sweep[min(level, len(sweep) - 1)] for sweep in sweeps]
-        simulation = simulate_regions(facts, [region for regions in chosen for region in regions])
-        measured = measure_options(facts, bounds, simulation, costs, edges)
-        for known, regions, option in zip(found, chosen, measured, strict=True):
-            known.setdefault(regions, option)
+        simulation = simulate_segments(
+            step, [segment for segments in chosen for segment in segments]
+        )
+        measured = measure_options(step, bounds, simulation, costs, edges)
+        for known, segments, option in zip(found, chosen, measured, strict=True):
+            known.setdefault(segments, option)
     ranges = tuple(
         StageRange(start, stop, tuple(known))
         for (start, stop), known in zip(bounds, found, strict=True)
     )
     base = min(edges.held)
-    crossing = measure_frontiers(facts)
+    crossing = measure_frontiers(step)
     stages = tuple(
         Stage(
             input_bytes=0 if index == 0 else crossing[start],
             gradient_bytes=edges.gradients[index],
-            cost=_price_nodes(facts, limits, costs, start, stop),
+            cost=_price_nodes(step, limits, costs, start, stop),
             options=tuple(known.values()),
             forward_peak_bytes=edges.forward_peaks[index],
             held_bytes=edges.held[index] - base,
@@ -197,8 +199,8 @@ def cut_step(
 
 
 def _price_nodes(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], start: int, stop: int
+    step: StepIndex, limits: Limits, costs: Sequence[float], start: int, stop: int
 ) -> float:
     if any(node in limits.fixed for node in range(start, stop)):
         return _NEVER
-    return sum(costs[o.index] for o in facts.list_operations(start, stop))
+    return sum(costs[o.index] for o in step.list_operations(start, stop))

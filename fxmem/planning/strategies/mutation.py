@@ -1,4 +1,4 @@
-"""Small changes to a plan's regions, drawn at random."""
+"""Small changes to a plan's segments, drawn at random."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.limits import Limits
-from fxmem.planning.modules import Span, nest_spans
-from fxmem.planning.regions import Region, iterate_regions
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.modules import Span, nest_spans
+from fxmem.planning.model.segments import SegmentRange, iterate_segments
 
-Regions = tuple[Region, ...]
+Segments = tuple[SegmentRange, ...]
 _MOST_STAGES = 8
-"""That a new region spans."""
+"""That a new segment spans."""
 _MODULES = 0.05
 """How often whole modules are what is changed."""
 _JOINED = 0.4
@@ -26,18 +26,18 @@ _FURTHER = 0.3
 _AT_STAGES = 0.6
 """How often cuts are drawn where stages begin."""
 _WITHIN = 0.3
-"""How often what lies within a region is what is changed."""
+"""How often what lies within a segment is what is changed."""
 
 
-def mutate_regions(
+def mutate_segments(
     rng: random.Random,
-    parents: Sequence[Regions],
+    parents: Sequence[Segments],
     positions: Sequence[int],
     groups: Sequence[Sequence[Sequence[Span]]],
-    facts: StepFacts,
+    step: StepIndex,
     limits: Limits,
     is_near: bool = False,
-) -> Regions:
+) -> Segments:
     """A variation of one of some plans, or two of them put together.
 
     Args:
@@ -45,12 +45,12 @@ def mutate_regions(
         parents: The plans.
         positions: Where stages begin: cuts are drawn there most of the time.
         groups: Calls of modules, by module, of those that are alike.
-        facts: The step.
+        step: The step.
         limits: What may not be computed again.
         is_near: Whether the change is to be a small one.
 
     Returns:
-        Regions that may be computed again; the same as a parent's where no change was possible.
+        Segments that may be computed again; the same as a parent's where no change was possible.
     """
     at = rng.randrange(len(parents))
     parent = parents[at]
@@ -59,13 +59,13 @@ def mutate_regions(
     elif rng.random() < (_JOINED_NEAR if is_near else _JOINED) and len(parents) > 1:
         near = draw_neighbour(rng, at, len(parents))
         other = parents[near if is_near or rng.random() < 0.5 else rng.randrange(len(parents))]
-        changed = join_regions(parent, other, rng.choice(positions))
+        changed = join_segments(parent, other, rng.choice(positions))
     else:
         is_stage = rng.random() < _AT_STAGES
-        cuts = positions if is_stage else range(positions[0], facts.nodes)
-        changed = _change(rng, parent, cuts, facts.nodes)
+        cuts = positions if is_stage else range(positions[0], step.nodes)
+        changed = _change(rng, parent, cuts, step.nodes)
         while rng.random() < _FURTHER:
-            changed = _change(rng, changed, cuts, facts.nodes)
+            changed = _change(rng, changed, cuts, step.nodes)
     return changed if all(map(limits.allows, changed)) else parent
 
 
@@ -80,32 +80,32 @@ def draw_neighbour(rng: random.Random, at: int, count: int) -> int:
     return max(0, min(count - 1, at + rng.choice((-2, -1, 1, 2))))
 
 
-def join_regions(head: Regions, tail: Regions, position: int) -> Regions:
-    """The regions of one plan before a position, and those of another after it.
+def join_segments(head: Segments, tail: Segments, position: int) -> Segments:
+    """The segments of one plan before a position, and those of another after it.
 
     Args:
         head: Those of the one.
         tail: Those of the other.
         position: A node.
     """
-    before = tuple(region for region in head if region.stop <= position)
-    after = tuple(region for region in tail if region.start >= position)
+    before = tuple(segment for segment in head if segment.stop <= position)
+    after = tuple(segment for segment in tail if segment.start >= position)
     return before + after
 
 
 def _toggle_modules(
-    rng: random.Random, regions: Regions, groups: Sequence[Sequence[Sequence[Span]]]
-) -> Regions:
-    """Calls of some modules that are alike come to be regions, or no longer are."""
+    rng: random.Random, segments: Segments, groups: Sequence[Sequence[Sequence[Span]]]
+) -> Segments:
+    """Calls of some modules that are alike come to be segments, or no longer are."""
     group = rng.choice(groups)
     at = rng.randrange(len(group))
     spans = {span for module in group[at : rng.randint(at + 1, len(group))] for span in module}
-    known = {(region.start, region.stop) for region in iterate_regions(regions)}
+    known = {(segment.start, segment.stop) for segment in iterate_segments(segments)}
     return lay_spans(known - spans, spans - known)
 
 
-def lay_spans(spans: Set[Span], others: Set[Span]) -> Regions:
-    """Regions of spans that lie apart or within each other, without those that others cross.
+def lay_spans(spans: Set[Span], others: Set[Span]) -> Segments:
+    """Segments of spans that lie apart or within each other, without those that others cross.
 
     Args:
         spans: Of which none crosses another.
@@ -128,52 +128,52 @@ def lay_spans(spans: Set[Span], others: Set[Span]) -> Regions:
     return nest_spans((spans | others) - crossed)
 
 
-def _change(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) -> Regions:
-    """One change among some regions, or among those within one of them."""
-    if regions and rng.random() < _WITHIN:
-        at = rng.randrange(len(regions))
-        region = regions[at]
-        within = [cut for cut in cuts if region.start <= cut < region.stop]
+def _change(rng: random.Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
+    """One change among some segments, or among those within one of them."""
+    if segments and rng.random() < _WITHIN:
+        at = rng.randrange(len(segments))
+        segment = segments[at]
+        within = [cut for cut in cuts if segment.start <= cut < segment.stop]
         if len(within) > 1:
-            children = _change(rng, region.children, within, region.stop)
-            children = tuple(c for c in children if c.stop - c.start < region.stop - region.start)
-            return (*regions[:at], replace(region, children=children), *regions[at + 1 :])
+            children = _change(rng, segment.children, within, segment.stop)
+            children = tuple(c for c in children if c.stop - c.start < segment.stop - segment.start)
+            return (*segments[:at], replace(segment, children=children), *segments[at + 1 :])
     kind = rng.randrange(7)
-    if kind == 0 or not regions:
-        return _add(rng, regions, cuts, nodes)
-    at = rng.randrange(len(regions))
-    before, region, after = regions[:at], regions[at], regions[at + 1 :]
+    if kind == 0 or not segments:
+        return _add(rng, segments, cuts, nodes)
+    at = rng.randrange(len(segments))
+    before, segment, after = segments[:at], segments[at], segments[at + 1 :]
     if kind == 1:
-        return (*before, *region.children, *after)
+        return (*before, *segment.children, *after)
     if kind == 2 and after:  # with the next
-        return (*before, Region(region.start, after[0].stop, region.children), *after[1:])
-    inside = [cut for cut in cuts if region.start < cut < region.stop]
+        return (*before, SegmentRange(segment.start, after[0].stop, segment.children), *after[1:])
+    inside = [cut for cut in cuts if segment.start < cut < segment.stop]
     if kind == 3 and inside:
         cut = rng.choice(inside)
-        return (*before, Region(region.start, cut), Region(cut, region.stop), *after)
+        return (*before, SegmentRange(segment.start, cut), SegmentRange(cut, segment.stop), *after)
     low = before[-1].stop if before else cuts[0]
     high = after[0].start if after else nodes
-    start, stop = region.start, region.stop
+    start, stop = segment.start, segment.stop
     if kind == 4:
         start = _step(rng, cuts, start, low, stop - 1)
     else:
         stop = _step(rng, [*cuts, nodes], stop, start + 1, high)
-    if kind == 6 and stop > region.stop:
-        return (*before, Region(start, stop, (region,)), *after)
-    return (*before, _reshape(region, start, stop), *after)
+    if kind == 6 and stop > segment.stop:
+        return (*before, SegmentRange(start, stop, (segment,)), *after)
+    return (*before, _reshape(segment, start, stop), *after)
 
 
-def _add(rng: random.Random, regions: Regions, cuts: Sequence[int], nodes: int) -> Regions:
-    """A new region; those that it covers come to lie within it, or go."""
+def _add(rng: random.Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
+    """A new segment; those that it covers come to lie within it, or go."""
     start = rng.choice(cuts)
     at = bisect_left(cuts, start)
     reach = rng.randint(at + 1, min(at + _MOST_STAGES, len(cuts)))
     stop = cuts[reach] if reach < len(cuts) else nodes
-    inner = tuple(r for r in regions if start <= r.start and r.stop <= stop)
+    inner = tuple(r for r in segments if start <= r.start and r.stop <= stop)
     inner = inner if rng.random() < 0.5 else ()
     inner = tuple(r for r in inner if (r.start, r.stop) != (start, stop))
-    rest = [r for r in regions if r.stop <= start or r.start >= stop]
-    return tuple(sorted([*rest, Region(start, stop, inner)], key=lambda r: r.start))
+    rest = [r for r in segments if r.stop <= start or r.start >= stop]
+    return tuple(sorted([*rest, SegmentRange(start, stop, inner)], key=lambda r: r.start))
 
 
 def _step(rng: random.Random, cuts: Sequence[int], value: int, low: int, high: int) -> int:
@@ -181,7 +181,7 @@ def _step(rng: random.Random, cuts: Sequence[int], value: int, low: int, high: i
     return max(low, min(high, cuts[draw_neighbour(rng, bisect_left(cuts, value), len(cuts))]))
 
 
-def _reshape(region: Region, start: int, stop: int) -> Region:
-    children = tuple(c for c in region.children if start <= c.start and c.stop <= stop)
+def _reshape(segment: SegmentRange, start: int, stop: int) -> SegmentRange:
+    children = tuple(c for c in segment.children if start <= c.start and c.stop <= stop)
     children = tuple(c for c in children if (c.start, c.stop) != (start, stop))
-    return Region(start, stop, children)
+    return SegmentRange(start, stop, children)

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fxmem.graph import Category, MemoryGraph, Node, Operation, Phase, SourceLocation
-from fxmem.planning.facts import Made, StepFacts, find_node, gather_facts
-from fxmem.planning.peaks import meter_graph
-from fxmem.planning.plan import DelPoint
-from fxmem.planning.variables import (
+from fxmem.planning.dels.variables import (
     Statement,
     Variable,
     find_statement,
     find_variable,
     is_same_function,
 )
+from fxmem.planning.model.index import Activation, StepIndex, build_index, find_node
+from fxmem.planning.model.peaks import meter_graph
+from fxmem.planning.plan import DelPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Idle:
         is_output: Whether it is returned.
     """
 
-    made: Made
+    made: Activation
     user: int
     died: int
     is_output: bool
@@ -48,7 +48,7 @@ class _Change:
     point: DelPoint
 
 
-def find_deletions(facts: StepFacts) -> tuple[DelPoint, ...]:
+def find_deletions(step: StepIndex) -> tuple[DelPoint, ...]:
     """Values that forward holds past their last use, though backward does not need them.
 
     Where the source says which local variable holds a value, and that a ``del`` lets it go, the
@@ -58,14 +58,14 @@ def find_deletions(facts: StepFacts) -> tuple[DelPoint, ...]:
     often, in a loop or in a module of which there are many, is one point, with its first value.
 
     Args:
-        facts: The step as it was recorded.
+        step: The step as it was recorded.
 
     Returns:
         What lowers the peak most comes first.
     """
-    meter = meter_graph(facts.graph)
+    meter = meter_graph(step.graph)
     points = []
-    for changes in _find_changes(facts):
+    for changes in _find_changes(step):
         first = changes[0]
         saving_bytes = meter.measure_fall(
             (c.idle.made.nbytes, c.end + 1, c.idle.died) for c in changes
@@ -85,7 +85,7 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
     chosen = {replace(point, saving_bytes=0) for point in points}
     died = {
         change.idle.made.index: change.end
-        for changes in _find_changes(gather_facts(graph))
+        for changes in _find_changes(build_index(graph))
         if changes[0].point in chosen
         for change in changes
     }
@@ -95,15 +95,15 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
     )
 
 
-def _find_changes(facts: StepFacts) -> list[list[_Change]]:
+def _find_changes(step: StepIndex) -> list[list[_Change]]:
     """What could go earlier; what one ``del`` in the source lets go of lies together."""
-    graph, holders = facts.graph, _Holders(facts)
+    graph, holders = step.graph, _Holders(step)
     found: dict[object, list[_Change]] = {}
-    for idle in _iterate_idle(facts):
+    for idle in _iterate_idle(step):
         after, variable = idle.user, holders.find_variable(idle)
         if variable is not None:
             after = holders.find_end(variable.last, idle)
-        if facts.end_operation[after] > idle.died:  # that is when it goes anyway
+        if step.end_operation[after] > idle.died:  # that is when it goes anyway
             after, variable = idle.user, None
         source = graph.nodes[after].source
         frame = graph.nodes[idle.made.node].source
@@ -116,17 +116,17 @@ def _find_changes(facts: StepFacts) -> list[list[_Change]]:
             source=source,
         )
         key = (variable.name, source) if variable else idle
-        found.setdefault(key, []).append(_Change(idle, facts.end_operation[after] - 1, point))
+        found.setdefault(key, []).append(_Change(idle, step.end_operation[after] - 1, point))
     return [*found.values()]
 
 
-def _iterate_idle(facts: StepFacts) -> Iterator[_Idle]:
-    graph = facts.graph
+def _iterate_idle(step: StepIndex) -> Iterator[_Idle]:
+    graph = step.graph
     last: dict[int, Operation] = {}
     for operation in graph.operations:
         last |= dict.fromkeys((*operation.reads, *operation.writes), operation)
     has_loss = any(operation.phase is Phase.BACKWARD for operation in graph.operations)
-    for made in facts.made:
+    for made in step.made:
         storage = graph.storages[made.index]
         if made.saves or made.index not in graph.nodes[made.node].results:
             continue
@@ -141,23 +141,23 @@ def _iterate_idle(facts: StepFacts) -> Iterator[_Idle]:
             died = len(graph.operations) - 1
         else:
             continue
-        user = max(made.node, find_node(facts, used.index))
-        if died >= facts.end_operation[user]:
+        user = max(made.node, find_node(step, used.index))
+        if died >= step.end_operation[user]:
             yield _Idle(made, user, died, storage.died is None)
 
 
 class _Holders:
     """Finds out which variable holds a storage, from the recording and the source together."""
 
-    def __init__(self, facts: StepFacts) -> None:
-        self._nodes = facts.graph.nodes[: facts.nodes]
+    def __init__(self, step: StepIndex) -> None:
+        self._nodes = step.graph.nodes[: step.nodes]
         self._lying: dict[int, list[Node]] = {}  # by storage, the nodes whose results lie on it
-        self._takers: dict[int, list[Node]] = {}  # by node, those that take its result
-        for node in facts.graph.nodes:
+        self._consumers: dict[int, list[Node]] = {}  # by node, those that take its result
+        for node in step.graph.nodes:
             for storage in node.results:
                 self._lying.setdefault(storage, []).append(node)
             for index in node.inputs:
-                self._takers.setdefault(index, []).append(node)
+                self._consumers.setdefault(index, []).append(node)
 
     def find_variable(self, idle: _Idle) -> Variable | None:
         """The variable that holds a storage after its last use, if nothing else does."""
@@ -170,7 +170,9 @@ class _Holders:
             if node is maker:
                 continue
             if node.source is None or not is_same_function(frame, node.source):
-                if any(is_same_function(frame, n.source) for n in self._takers.get(node.index, ())):
+                if any(
+                    is_same_function(frame, n.source) for n in self._consumers.get(node.index, ())
+                ):
                     return None  # it was returned to the function
             elif not self._is_intermediate(node, node.source):
                 sources.append(node.source)
@@ -208,10 +210,10 @@ class _Holders:
     def _is_intermediate(self, node: Node, source: SourceLocation) -> bool:
         """Whether a result is used up by the statement that it is part of."""
         statement = find_statement(source)
-        takers = self._takers.get(node.index, ())
+        consumers = self._consumers.get(node.index, ())
         if statement is None or statement.is_discarded:
             return statement is not None
-        return bool(takers) and all(_is_run_by(statement, source, taker) for taker in takers)
+        return bool(consumers) and all(_is_run_by(statement, source, taker) for taker in consumers)
 
 
 def _is_run_by(statement: Statement, frame: SourceLocation, node: Node) -> bool:

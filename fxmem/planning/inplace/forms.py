@@ -162,7 +162,7 @@ def is_commutative(operator: str) -> bool:
 def may_return_input(op: str, target: str) -> bool:
     """Whether a node returns its input, or a view of it, for some settings and not for others.
 
-    Dropout does outside of training, and what a region or an autograd function does is not known.
+    Dropout does outside of training, and what a segment or an autograd function does is not known.
     What overwrites the one then changes the other as well.
 
     Args:

@@ -12,12 +12,12 @@ stage order,
 
 - a kept stage runs with ``saved_bytes + forward_peak_bytes`` beside its input, and from then on
   ``saved_bytes`` stay until its backward;
-- a region runs its stages ``i`` with their input, output and ``forward_peak_bytes`` live, and from
+- a segment runs its stages ``i`` with their input, output and ``forward_peak_bytes`` live, and from
   then on its input (held already) and the input of what follows it stay, that until the backward
   of what follows is done.
 
 Then, from the last to the first, a kept stage runs its backward beside its input, with what it
-saved, both gradients and ``backward_peak_bytes``; a region is run again, by its own body. A body
+saved, both gradients and ``backward_peak_bytes``; a segment is run again, by its own body. A body
 stops as soon as nothing more is needed: the tail of its last stage is not run.
 """
 
@@ -167,7 +167,7 @@ def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> Schedul
         chain: The chain.
         entries: Those stages.
         live: What is live around them, the input of the first included, ``held_bytes`` not.
-        again: Whether they are the body of a region.
+        again: Whether they are the body of a segment.
     """
     stages, sizes, gradients = chain.stages, chain.boundary_bytes, chain.boundary_gradient_bytes
     stop = _find_stop(entries[-1])

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fxmem.planning.facts import Made, StepFacts
-from fxmem.planning.limits import Limits
-from fxmem.planning.regions import Region
-from fxmem.planning.segmented import Segment, SegmentedStep, Value, solve_segmented
-from fxmem.planning.stages import StagedStep
+from fxmem.planning.model.index import Activation, StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.strategies.segmented import Segment, SegmentedStep, Value, solve_segmented
+from fxmem.planning.strategies.stages import StagedStep
 
 SHARES = (0.3, 0.5, 0.7)
 """Budgets, between what the stages hold when everything is computed again and when nothing is."""
@@ -22,18 +22,18 @@ TIME_LIMIT_S = 0.5
 
 
 def propose_saved(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], staged: StagedStep
-) -> Iterator[tuple[Region, ...]]:
+    recorded: StepIndex, limits: Limits, costs: Sequence[float], staged: StagedStep
+) -> Iterator[tuple[SegmentRange, ...]]:
     """Regions for some budgets.
 
     Args:
-        facts: The step.
+        recorded: The step.
         limits: What may not be computed again.
         costs: Of each operation, by its index.
         staged: The step cut into stages, which are the program's segments.
     """
-    made = [storage for storage in facts.made if not storage.is_output]
-    step = _build_step(facts, limits, costs, staged, made)
+    made = [storage for storage in recorded.made if not storage.is_output]
+    step = _build_step(recorded, limits, costs, staged, made)
     kept_bytes = sum(value.nbytes for value in step.values if value.needed_by)
     largest = max(segment.backward_peak_bytes for segment in step.segments)
     for share in SHARES:
@@ -41,15 +41,15 @@ def propose_saved(
         found = solve_segmented(step, budget, time_limit_s=TIME_LIMIT_S)
         if found is not None:
             again = {made[index].node for index in found.recomputed}
-            yield tuple(_list_regions(facts, limits, staged, again))
+            yield tuple(_list_regions(recorded, limits, staged, again))
 
 
 def _build_step(
-    facts: StepFacts,
+    recorded: StepIndex,
     limits: Limits,
     costs: Sequence[float],
     staged: StagedStep,
-    made: Sequence[Made],
+    made: Sequence[Activation],
 ) -> SegmentedStep:
     segments = tuple(
         Segment(
@@ -72,7 +72,7 @@ def _build_step(
             cost=costs[storage.born] if largest[storage.born] == storage.index else 0.0,
             parents=tuple(
                 positions[index]
-                for index in dict.fromkeys(facts.graph.operations[storage.born].reads)
+                for index in dict.fromkeys(recorded.graph.operations[storage.born].reads)
                 if positions.get(index, position) < position
             ),
             needed_by=tuple(sorted({owners[s.node] for s in storage.saves if s.node in owners})),
@@ -84,8 +84,8 @@ def _build_step(
 
 
 def _list_regions(
-    facts: StepFacts, limits: Limits, staged: StagedStep, again: set[int]
-) -> Iterator[Region]:
+    recorded: StepIndex, limits: Limits, staged: StagedStep, again: set[int]
+) -> Iterator[SegmentRange]:
     """Each run of nodes that are computed again, with the node after it that saves of them."""
     for stage in staged.ranges:
         node = stage.start
@@ -96,7 +96,7 @@ def _list_regions(
             stop = node
             while stop < stage.stop and stop in again:
                 stop += 1
-            if stop < stage.stop and stop not in limits.fixed and facts.saves_by_node[stop]:
+            if stop < stage.stop and stop not in limits.fixed and recorded.saves_by_node[stop]:
                 stop += 1
-            yield Region(node, stop)
+            yield SegmentRange(node, stop)
             node = stop

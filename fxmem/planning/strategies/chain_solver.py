@@ -1,10 +1,10 @@
 """The cheapest schedule of a chain under a memory budget, for many budgets at once.
 
 ``C(s, t, m)`` is the least cost of running stages ``s..t`` and their backward, where ``m`` covers
-all that is live then but the input of ``s``: what the stages save, the inputs of later regions,
+all that is live then but the input of ``s``: what the stages save, the inputs of later segments,
 the gradients of both ends, transients, and ``held_bytes`` of the stage at which backward stands.
 What runs around these stages has been taken off ``m`` already. The last stage is always kept:
-a region at the end would be run, and then run again at once.
+a segment at the end would be run, and then run again at once.
 
 The first entry is one of the following. Write ``x``, ``g``, ``h`` for input, gradient and held
 bytes, ``a``, ``of``, ``ob`` for an option's saved bytes and peaks, ``o`` for the peak of a forward
@@ -14,9 +14,9 @@ whose cost is free.
 
 - Keep ``s``: then ``C(s+1, t, m - a)``. Forward needs ``m >= e + a + of``. In backward the later
   stages are done and backward stands at ``s``: ``m >= h[s] + g[s] + g[s+1] + a + ob``.
-- Region ``s..j-1``: then ``C(j, t, m - x[j])``, and after that, with ``x[j]`` gone,
+- SegmentRange ``s..j-1``: then ``C(j, t, m - x[j])``, and after that, with ``x[j]`` gone,
   ``C(s, j-1, m)``, the body. Forward needs ``m >= e + [i > s] x[i] + x[i+1] + o[i]`` for each
-  ``i`` of the region.
+  ``i`` of the segment.
 
 Two tables over slots of memory are filled. One rounds every size up, so what it finds fits; the
 other rounds every size and the budget down, so no schedule costs less than it says. Schedules are
@@ -34,7 +34,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fxmem.planning.chain import (
+from fxmem.planning.strategies.chain import (
     Chain,
     Kept,
     Recomputed,
@@ -69,7 +69,7 @@ class ChainSolution:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """What stages ``s..t`` can begin with: the options of ``s``, then regions of growing length.
+    """What stages ``s..t`` can begin with: the options of ``s``, then segments of growing length.
 
     Attributes:
         needed: Memory that the entry's own runs need.
@@ -119,7 +119,7 @@ def find_least_memory(chain: Chain) -> int | None:
 
     None where a stage has no option.
 
-    >>> from fxmem.planning.chain import Stage, StageOption
+    >>> from fxmem.planning.strategies.chain import Stage, StageOption
     >>> keep = (StageOption(saved_bytes=10),)
     >>> find_least_memory(Chain((Stage(1, 1, 1.0, keep), Stage(1, 1, 1.0, keep))))
     13
@@ -144,7 +144,7 @@ def solve_chain(
         For each budget a schedule with ``peak_bytes`` within it, never dearer than that of a
         smaller budget; None where no schedule fits.
 
-    >>> from fxmem.planning.chain import Stage, StageOption
+    >>> from fxmem.planning.strategies.chain import Stage, StageOption
     >>> keep = (StageOption(saved_bytes=10),)
     >>> chain = Chain((Stage(1, 1, 3.0, keep), Stage(1, 1, 5.0, keep)))
     >>> [found and found.cost for found in solve_chain(chain, (12, 13, 21, 22))]
@@ -236,11 +236,11 @@ def _list_entries(chain: Chain) -> dict[tuple[int, int], _Entries]:
             around = stages[last].held_bytes + (gradients[last + 1] if again else 0)
             kept = saved + np.maximum(around + forward, edges + backward)
             cost = extra + (stage.cost - (tail_cost if start == last else 0) if again else 0)
-            regions = costs[start + 1 : last + 1] - costs[start]
+            segments = costs[start + 1 : last + 1] - costs[start]
             found[start, last] = _Entries(
                 needed=np.concatenate([kept, around + runs[: last - start]]),
                 taken=np.concatenate([saved, sizes[start + 1 : last + 1]]),
-                cost=np.concatenate([cost, regions if again else 0 * regions]),
+                cost=np.concatenate([cost, segments if again else 0 * segments]),
                 options=len(stage.options),
             )
     return found

@@ -8,10 +8,10 @@ from itertools import accumulate
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Storage
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.facts import StepFacts
-from fxmem.planning.lives import Life, RegionLives
-from fxmem.planning.regions import Region
-from fxmem.planning.runs import Run, iterate_runs, plan_runs
+from fxmem.planning.model.index import StepIndex
+from fxmem.planning.model.live_intervals import LiveInterval, SegmentIntervals
+from fxmem.planning.model.recomputation import Run, iterate_recomputations, plan_recomputations
+from fxmem.planning.model.segments import SegmentRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class Simulation:
     """A rewritten step.
 
     Attributes:
-        facts: The step without the plan.
+        step: The step without the plan.
         order: The operations, each with whether it is computed again.
         lives: The storages.
         live_bytes: For each operation, the most bytes that are live while it runs.
     """
 
-    facts: StepFacts
+    step: StepIndex
     order: tuple[tuple[int, bool], ...]
-    lives: tuple[Life, ...]
+    lives: tuple[LiveInterval, ...]
     live_bytes: tuple[int, ...]
 
     @property
@@ -41,22 +41,22 @@ class Simulation:
         return (index for index, again in self.order if again)
 
 
-def simulate_regions(facts: StepFacts, regions: Sequence[Region]) -> Simulation:
-    """The step of the rewritten graph with these regions.
+def simulate_segments(step: StepIndex, segments: Sequence[SegmentRange]) -> Simulation:
+    """The step of the rewritten graph with these segments.
 
     Args:
-        facts: The step as it was recorded.
-        regions: Apart from each other and in order.
+        step: The step as it was recorded.
+        segments: Apart from each other and in order.
     """
-    runs = [*plan_runs(facts, regions)]
-    order, places = _order_operations(facts, runs)
-    lives = tuple(RegionLives(facts, regions, runs, places).iterate())
-    return Simulation(facts, order, lives, _measure(facts, order, lives))
+    runs = [*plan_recomputations(step, segments)]
+    order, places = _order_operations(step, runs)
+    lives = tuple(SegmentIntervals(step, segments, runs, places).iterate())
+    return Simulation(step, order, lives, _measure(step, order, lives))
 
 
 def build_graph(simulation: Simulation) -> MemoryGraph:
     """The memory graph of a rewritten step."""
-    graph = simulation.facts.graph
+    graph = simulation.step.graph
     # Forward is as it was up to the first that runs again, and so is what it holds throughout.
     operations = tuple(
         graph.operations[index]
@@ -70,7 +70,7 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
         for place, (index, again) in enumerate(simulation.order)
     )
     storages: list[Storage] = []
-    known = simulation.facts.storages
+    known = simulation.step.storages
     for index, life in enumerate(simulation.lives):
         storage = known[life.storage]
         if (storage.index, storage.born, storage.died) != (index, life.born, life.died):
@@ -111,26 +111,26 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
 
 
 def _order_operations(
-    facts: StepFacts, runs: Sequence[Run]
+    step: StepIndex, runs: Sequence[Run]
 ) -> tuple[tuple[tuple[int, bool], ...], list[int]]:
     triggered: dict[int, list[Run]] = {}
-    for run in iterate_runs(runs):  # what holds a region's inputs runs before it
+    for run in iterate_recomputations(runs):  # what holds a segment's inputs runs before it
         triggered.setdefault(run.trigger, []).append(run)
     order: list[tuple[int, bool]] = []
     places = []
-    for index in range(len(facts.graph.operations)):
+    for index in range(len(step.graph.operations)):
         for run in triggered.get(index, ()):
             run.base = len(order)
-            order += [(again, True) for again in run.list_operations(facts)]
+            order += [(again, True) for again in run.list_operations(step)]
         places.append(len(order))
         order.append((index, False))
     return tuple(order), places
 
 
 def _measure(
-    facts: StepFacts, order: Sequence[tuple[int, bool]], lives: Sequence[Life]
+    step: StepIndex, order: Sequence[tuple[int, bool]], lives: Sequence[LiveInterval]
 ) -> tuple[int, ...]:
-    sizes = [storage.nbytes for storage in facts.storages]
+    sizes = [storage.nbytes for storage in step.storages]
     deltas = [0] * (len(order) + 1)
     live = 0
     for life in lives:
@@ -143,5 +143,5 @@ def _measure(
             deltas[life.died + 1] -= nbytes
     deltas[0] += live
     after = accumulate(deltas[:-1])
-    workspaces = (facts.graph.operations[index].workspace_bytes for index, _ in order)
+    workspaces = (step.graph.operations[index].workspace_bytes for index, _ in order)
     return tuple(a + b for a, b in zip(after, workspaces, strict=True))

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fxmem.planning.regions import Region
-from fxmem.planning.scoring import Scorer
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segments import SegmentRange
 
 _NEAR = 6
 """Candidates on each side of the goal that are varied, where there is a goal."""
@@ -15,41 +15,41 @@ _NEAR = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """Regions with their score: one for each regions, so that it is equal to itself alone.
+    """Segments with their score: one for each segments, so that it is equal to itself alone.
 
     Attributes:
-        regions: What is computed again.
+        segments: What is computed again.
         peak_bytes: Of the whole step.
         cost: What is computed again, in the unit of the costs that were given.
     """
 
-    regions: tuple[Region, ...]
+    segments: tuple[SegmentRange, ...]
     peak_bytes: int
     cost: float
 
 
-class Tried:
+class CandidatePool:
     """What was scored, each once, and the best of it.
 
     Args:
         scorer: Of the step.
 
     Attributes:
-        found: What was scored, by its regions.
+        found: What was scored, by its segments.
         front: The best, cheapest first.
     """
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self.found: dict[tuple[Region, ...], Candidate] = {}
+        self.found: dict[tuple[SegmentRange, ...], Candidate] = {}
         self.front: tuple[Candidate, ...] = ()
 
-    def score(self, regions: tuple[Region, ...]) -> Candidate:
-        """Scores regions that may be known already."""
-        candidate = self.found.get(regions)
+    def score(self, segments: tuple[SegmentRange, ...]) -> Candidate:
+        """Scores segments that may be known already."""
+        candidate = self.found.get(segments)
         if candidate is None:
-            candidate = Candidate(regions, *self._scorer.score(regions))
-            self.found[regions] = candidate
+            candidate = Candidate(segments, *self._scorer.score(segments))
+            self.found[segments] = candidate
             if is_better(candidate, self.front):
                 self.front = prune_candidates((*self.front, candidate))
         return candidate

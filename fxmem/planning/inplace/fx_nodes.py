@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fxmem.planning.inplace_forms import COMMUTATIVE, InplaceForm, read_form
+from fxmem.planning.inplace.forms import COMMUTATIVE, InplaceForm, read_form
 from fxmem.planning.plan import InplaceChange
 
 NODE = "fxmem_node"
@@ -32,19 +32,19 @@ class OverwritingNode:
         form: What is called.
         is_second: Whether the second of its two values is overwritten.
         maker: The call of a module that made the value; None where no module did.
-        takers: The calls of other modules that take the value.
+        consumers: The calls of other modules that take the value.
     """
 
     node: Any
     form: InplaceForm
     is_second: bool
     maker: Any
-    takers: tuple[Any, ...]
+    consumers: tuple[Any, ...]
 
     @property
     def is_watched(self) -> bool:
         """Whether hooks of those modules, as they were traced, may keep what is overwritten."""
-        given = (*self.takers, *((self.node,) if self.node.op == "call_module" else ()))
+        given = (*self.consumers, *((self.node,) if self.node.op == "call_module" else ()))
         made = () if self.maker is None else (self.maker,)
         return any(n.meta[WATCHED][0] for n in given) or any(n.meta[WATCHED][1] for n in made)
 
@@ -77,8 +77,8 @@ def _find_watchers(node: Any, value: Any) -> tuple[Any, tuple[Any, ...]]:
     while value.op not in ("call_module", "placeholder", "get_attr") and value.all_input_nodes:
         value = value.all_input_nodes[0]
         users |= dict.fromkeys(value.users)
-    takers = tuple(n for n in users if n.op == "call_module" and n is not node)
-    return value if value.op == "call_module" else None, takers
+    consumers = tuple(n for n in users if n.op == "call_module" and n is not node)
+    return value if value.op == "call_module" else None, consumers
 
 
 def find_owners(graph: Any) -> dict[Any, str]:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fxmem.planning.facts import Made, StepFacts
-from fxmem.planning.limits import Limits
-from fxmem.planning.regions import Region, shift_regions
+from fxmem.planning.model.index import Activation, StepIndex
+from fxmem.planning.model.limits import Limits
+from fxmem.planning.model.segments import SegmentRange, shift_segments
 
 MAX_STAGE_NODES = 80
 """Runs of nodes within a stage are compared in pairs; longer stages are swept coarsely."""
 _PRICES = 10
-Option = tuple[Region, ...]
+Option = tuple[SegmentRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StageShape:
         first_operation: By node.
         last_saved: By node, up to which operation it has to run so that all that it saves is made.
         fixed: The nodes that may not be computed again.
-        starts: The nodes that no region may begin with.
+        starts: The nodes that no segment may begin with.
         values: What it makes, but for what the model returns.
     """
 
@@ -62,55 +62,59 @@ class ShapedValue:
     savers: tuple[int, int] | None
 
 
-def sweep_stages(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], bounds: Iterable[tuple[int, int]]
+def list_stage_options(
+    recorded: StepIndex, limits: Limits, costs: Sequence[float], bounds: Iterable[tuple[int, int]]
 ) -> list[tuple[Option, ...]]:
     """For each stage the ways to run it, for prices of a byte from nothing to everything.
 
     Args:
-        facts: The step.
+        recorded: The step.
         limits: What may not be computed again.
         costs: Of each operation.
         bounds: The first node of each stage, and the node after its last.
 
     Returns:
-        For each stage, its ways, each once; the first has no regions.
+        For each stage, its ways, each once; the first has no segments.
     """
     known: dict[StageShape, tuple[Option, ...]] = {}
     found = []
     for start, stop in bounds:
-        shape = describe_shape(facts, limits, costs, start, stop)
+        shape = describe_shape(recorded, limits, costs, start, stop)
         if shape not in known:
-            known[shape] = sweep_shape(shape)
-        found.append(tuple(shift_regions(option, start) for option in known[shape]))
+            known[shape] = list_shape_options(shape)
+        found.append(tuple(shift_segments(option, start) for option in known[shape]))
     return found
 
 
 def describe_shape(
-    facts: StepFacts, limits: Limits, costs: Sequence[float], start: int, stop: int
+    recorded: StepIndex, limits: Limits, costs: Sequence[float], start: int, stop: int
 ) -> StageShape:
     """What the sweep sees of the nodes from one to another, which is left out."""
-    first, end = facts.first_operation[start], facts.end_operation[stop - 1]
+    first, end = recorded.first_operation[start], recorded.end_operation[stop - 1]
     nodes = range(start, stop)
     positions = (
-        (save.position - first for save in facts.saves_by_node[node] if save.unpacked is not None)
+        (
+            save.position - first
+            for save in recorded.saves_by_node[node]
+            if save.unpacked is not None
+        )
         for node in nodes
     )
     return StageShape(
         costs=tuple(costs[first:end]),
-        first_operation=tuple(facts.first_operation[node] - first for node in nodes),
+        first_operation=tuple(recorded.first_operation[node] - first for node in nodes),
         last_saved=tuple(max([0, *found]) for found in positions),
         fixed=frozenset(node - start for node in nodes if node in limits.fixed),
         starts=frozenset(node - start for node in nodes if node in limits.starts),
         values=tuple(
             _shape_value(made, start, stop)
-            for made in facts.list_made(first, end)
+            for made in recorded.list_activations(first, end)
             if not made.is_output
         ),
     )
 
 
-def _shape_value(made: Made, start: int, stop: int) -> ShapedValue:
+def _shape_value(made: Activation, start: int, stop: int) -> ShapedValue:
     savers = [stop if s.node is None else min(s.node, stop) for s in made.saves]
     return ShapedValue(
         node=made.node - start,
@@ -120,24 +124,24 @@ def _shape_value(made: Made, start: int, stop: int) -> ShapedValue:
     )
 
 
-def sweep_shape(shape: StageShape) -> tuple[Option, ...]:
-    """The ways to run a stage, as regions that count from its first node."""
+def list_shape_options(shape: StageShape) -> tuple[Option, ...]:
+    """The ways to run a stage, as segments that count from its first node."""
     runs = _list_runs(shape)
     found: dict[Option, None] = {(): None}
     rates = [cost / nbytes for _, _, nbytes, cost in runs if nbytes > 0 and cost]
     if rates:
         for price in np.geomspace(min(rates) / 4, max(rates) * 4, _PRICES):
-            regions = _choose_regions(runs, len(shape.first_operation), float(price))
-            found.setdefault(regions, None)
+            segments = _choose_segments(runs, len(shape.first_operation), float(price))
+            found.setdefault(segments, None)
     return tuple(found)
 
 
 _Run = tuple[int, int, int, float]
-"""A region's first node, the node after its last, the bytes it frees, what it costs."""
+"""A segment's first node, the node after its last, the bytes it frees, what it costs."""
 
 
-def _choose_regions(runs: Sequence[_Run], size: int, price: float) -> Option:
-    """The regions that are worth most, where a byte is worth ``price``."""
+def _choose_segments(runs: Sequence[_Run], size: int, price: float) -> Option:
+    """The segments that are worth most, where a byte is worth ``price``."""
     ending: dict[int, list[_Run]] = {}
     for run in runs:
         ending.setdefault(run[1], []).append(run)
@@ -151,20 +155,20 @@ def _choose_regions(runs: Sequence[_Run], size: int, price: float) -> Option:
                 least, via = cost, run
         best.append(least)
         back.append(via)
-    regions = []
+    segments = []
     node = size
     while node > 0:
         last = back[node]
         if last is not None:
-            regions.append(Region(last[0], last[1]))
+            segments.append(SegmentRange(last[0], last[1]))
         node = node - 1 if last is None else last[0]
-    return tuple(reversed(regions))
+    return tuple(reversed(segments))
 
 
 def _list_runs(shape: StageShape) -> list[_Run]:
-    """The runs of nodes in a stage that may be a region, and would free something.
+    """The runs of nodes in a stage that may be a segment, and would free something.
 
-    A region frees what only its own nodes save, and holds its inputs for that.
+    A segment frees what only its own nodes save, and holds its inputs for that.
     """
     size, first = len(shape.first_operation), shape.first_operation
     until = np.concatenate(([0.0], np.cumsum(shape.costs)))

@@ -1,0 +1,1 @@
+"""Values kept past their last use, and the variables that hold them."""

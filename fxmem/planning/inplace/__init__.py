@@ -1,0 +1,1 @@
+"""Operations that can overwrite their input, and the step with them in place."""

@@ -1,0 +1,1 @@
+"""Searches for plans: one strategy a file, each a generator of candidates."""
