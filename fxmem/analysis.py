@@ -105,6 +105,7 @@ class Analysis:
         settings: Those of the caching allocator; None where there is none, as on the CPU.
         gpu: The GPU that the step is meant for; None for any.
         fx_graph: The ``torch.fx.Graph`` of the model, whose nodes are those of the memory graph.
+        blueprint: What the step was made of, on fake inputs; for :attr:`graph_module`.
     """
 
     setup: Setup
@@ -112,6 +113,7 @@ class Analysis:
     settings: AllocatorSettings | None = None
     gpu: GpuModel | None = None
     fx_graph: Any = field(default=None, repr=False, compare=False)
+    blueprint: Any = field(default=None, repr=False, compare=False)
 
     @cached_property
     def allocation(self) -> Allocation | None:
@@ -384,6 +386,15 @@ class Analysis:
         """
         dot: str = _METHODS["to_dot"](self, depth=depth, expand=expand, plan=plan)
         return dot
+
+    @cached_property
+    def graph_module(self) -> Any:
+        """The traced forward as a ``torch.fx.GraphModule`` that runs, its nodes annotated.
+
+        See :func:`fxmem.passes.annotation.make_graph_module`. None where the frontend is
+        ``"record"``, for the reason in ``setup.frontend_reason``, and in a saved report.
+        """
+        return _METHODS["graph_module"](self)
 
 
 _METHODS: dict[str, Callable[..., Any]] = {}

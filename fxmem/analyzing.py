@@ -14,6 +14,7 @@ from torch import nn
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, TraceError, UsageError
 from fxmem.graph import Category, MemoryGraph
+from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.autocast import allow_autocast
 from fxmem.kernels.target import Target
@@ -68,7 +69,7 @@ def analyze_model(
     settings = _find_settings(chosen.target.name, alloc_conf)
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
-    with _prepare(chosen.target, model, loss, optimizer):
+    with isolate_analysis(model, loss, optimizer, target=chosen.target):
         blueprint = _draw_blueprint(model, *inputs, loss, optimizer, chosen)
         described = describe_model(blueprint.model)
         given = blueprint.make_inputs()
@@ -79,17 +80,19 @@ def analyze_model(
     recording = served.recording
     remember_model(recording.fx_graph, described)
     setup = _describe_setup(model, loss, optimizer, specs, blueprint, served)
-    analysis = Analysis(setup, recording.graph, settings, chosen.gpu, recording.fx_graph)
+    blueprint = replace(blueprint, args=given[0], kwargs=given[1])  # fakes, which take no memory
+    graph = recording.fx_graph
+    analysis = Analysis(setup, recording.graph, settings, chosen.gpu, graph, blueprint)
     return analysis if other is None else _compare_inference(analysis, other)
 
 
 @contextlib.contextmanager
-def _prepare(target: Target, *choices: object) -> Iterator[None]:
-    """Runs what is within as in a process of its own, whatever the caller is in.
+def isolate_analysis(*choices: object, target: Target = CPU) -> Iterator[None]:
+    """Runs an analysis as in a process of its own, whatever modes the caller is in.
 
     Args:
+        choices: Arguments that may be a TARGET.
         target: The device whose kernels run the step.
-        choices: What may be a TARGET.
     """
     with (
         torch.inference_mode(False),

@@ -474,4 +474,10 @@ def _write_dot(analysis: Analysis, *, depth: int | None, expand: bool, plan: Pla
     return rendering.render_dot(analysis, rendering.choose_options("graph", depth, expand, plan))
 
 
-attach_methods(render=render, to_dot=_write_dot)
+def _make_graph_module(analysis: Analysis) -> Any:
+    from fxmem.passes.annotation import make_graph_module
+
+    return make_graph_module(analysis)
+
+
+attach_methods(render=render, to_dot=_write_dot, graph_module=_make_graph_module)
