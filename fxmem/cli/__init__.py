@@ -15,7 +15,7 @@ import fxmem
 from fxmem.cli import analyze, plan, render, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
-from fxmem.report.cells import escape_controls
+from fxmem.report.tables import escape_controls
 
 COMMANDS = {"analyze": analyze, "plan": plan, "render": render, "verify": verify}
 EXIT_USAGE = 2

@@ -101,7 +101,7 @@ def run_analyze(arguments: argparse.Namespace) -> int:
 def _render(analysis: Analysis, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return analysis.to_json(indent=2) + "\n"
-    from fxmem.report.describing import build_document
+    from fxmem.report.document import build_document
     from fxmem.report.text import render_text
 
     width = choose_width(arguments.output)

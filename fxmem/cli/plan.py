@@ -233,8 +233,8 @@ def _make_result(
 
 
 def _render_advice(analysis: Analysis, step: StepChoice, *, alone: bool = True) -> str:
-    from fxmem.report.advice_text import render_advice
-    from fxmem.report.describing import describe_subject
+    from fxmem.report.document import describe_subject
+    from fxmem.report.plan_text import render_advice
 
     return render_advice(
         advise_step(step, analysis),
@@ -249,7 +249,7 @@ def _render_front(
 ) -> str:
     if arguments.json:
         return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
-    from fxmem.report.describing import describe_subject
+    from fxmem.report.document import describe_subject
     from fxmem.report.plan_text import render_front
 
     return render_front(
@@ -267,7 +267,7 @@ def _render_plan(plan: Plan, analysis: Analysis, arguments: argparse.Namespace) 
 
         return write_plan_diff(plan, analysis.nodes)
     from fxmem.planning.outcome import find_planned_peak
-    from fxmem.report.describing import describe_subject
+    from fxmem.report.document import describe_subject
     from fxmem.report.plan_text import render_plan
 
     return render_plan(

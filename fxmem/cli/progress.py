@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-from fxmem.report.cells import escape_controls
+from fxmem.report.tables import escape_controls
 
 _DELAY_S = 1.0
 _CLEAR_LINE = "\r\x1b[K"

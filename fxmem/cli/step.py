@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fxmem.cli.output import write_line
 from fxmem.cli.startup import defer_torch_compile
 from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
-from fxmem.report.cells import escape_controls
+from fxmem.report.tables import escape_controls
 from fxmem.specs import parse_dtype, parse_input
 from fxmem.units import parse_bytes
 

@@ -64,7 +64,7 @@ def list_nodes(item: Item) -> tuple[int, ...]:
 def find_module(node: NodeRow) -> str:
     """The qualified name of the module around a node; that of a leaf module is not its own.
 
-    >>> row = NodeRow("a.b.0", "ReLU", None, None, 0, 0, 0, 0, 0, None, fqn="a.b.0")
+    >>> row = NodeRow(0, "a.b.0", fqn="a.b.0", op="call_module", target="ReLU")
     >>> find_module(row)
     'a.b'
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
-from fxmem.report.cells import escape_controls
+from fxmem.report.tables import escape_controls
 
 
 def render_diff(files: Iterable[tuple[str, str, str]], notes: Iterable[str] = ()) -> str:

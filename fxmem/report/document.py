@@ -1,16 +1,23 @@
-"""What a report says, before it is known how: every format is rendered from a Document."""
+"""The content of a report, before it takes a format."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
-from fxmem.graph import Category, Phase, SourceLocation
+from fxmem.analysis import Analysis, Setup
+from fxmem.graph import Category, Node, Phase, SourceLocation, Storage
 from fxmem.memory.allocation import Exhaustion
+from fxmem.memory.labels import label_operator
+
+_ALIKE = 0.01
+"""The share of it by which the peaks of the first and the second step may differ unsaid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The answer: how much, and where.
+    """The peak, and its place in the step.
 
     Attributes:
         peak_bytes: Most bytes allocated at any moment.
@@ -31,18 +38,18 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was analysed, and how.
+    """The setup of an analysis.
 
     Attributes:
         model: The TARGET, or the class of the module.
         inputs: One spec for each input.
         mode: ``train`` or ``infer``.
         device: Target device.
-        gpu: The GPU that is meant, or None.
-        autocast: What forward and loss are autocast to, or None.
+        gpu: The target GPU, or None.
+        autocast: The dtype of forward and loss under autocast, or None.
         optimizer: Name of the optimizer, or None.
         loss: Name of the loss, or None for the default.
-        context: What turns gradients off in inference, where memory may depend on it.
+        context: The context that disables gradients in inference, where memory may depend on it.
         loop: The training loop; empty where that does not matter.
     """
 
@@ -68,13 +75,13 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A number that a user compares with one of the device's.
+    """A figure to compare with one that the device reports.
 
     Attributes:
-        label: What it is.
-        least_bytes: The number, or the least of a range.
-        most_bytes: The most of it; the same where it is one number.
-        compare_with: What says it on the device.
+        label: Its name.
+        least_bytes: The figure, or the least of a range.
+        most_bytes: The most of the range; the same where it is one figure.
+        compare_with: The call or program that reports it.
     """
 
     label: str
@@ -85,7 +92,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether the step fits the GPU that is meant.
+    """The step in the memory of the target GPU.
 
     Attributes:
         gpu: Its name.
@@ -102,7 +109,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownRow:
-    """What one category takes at the peak.
+    """One category's bytes at the peak.
 
     Attributes:
         category: The category.
@@ -121,9 +128,9 @@ class LiveRow:
 
     Attributes:
         nbytes: Its size.
-        category: What it is for.
-        label: The name of the parameter, the input, or the node that made it; what a temporary
-            of backward or of the optimizer is; or the operator whose workspace it is.
+        category: Its category.
+        label: As :func:`fxmem.memory.labels.label_storages` has it, or the operator whose
+            workspace it is.
         shape: Of the first tensor on it; None for a workspace.
         dtype: Of that tensor; empty for a workspace.
         saved_by: Names of the nodes that saved it for backward.
@@ -140,48 +147,34 @@ class LiveRow:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRow:
-    """One node of the traced model.
+class NodeRow(Node):
+    """A node of the traced model, and its memory at the peak.
 
-    The attributes are those of ``fxmem.graph.Node``, and ``live_bytes``: what of it is alive at
-    the peak, be it its result, what its backward makes, or the workspace of its kernel there.
+    Attributes:
+        live_bytes: Alive at the peak: its result, what its backward makes, and the workspace of
+            its kernel there.
     """
 
-    name: str
-    target: str
-    shape: tuple[int, ...] | None
-    dtype: str | None
-    output_bytes: int
-    saved_bytes: int
-    transient_bytes: int
-    forward_flops: int
-    backward_flops: int
-    source: SourceLocation | None
-    fqn: str = ""
-    op: str = "call_module"
-    phase: Phase = Phase.FORWARD
-    inputs: tuple[int, ...] = ()
-    results: tuple[int, ...] = ()
     live_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Everything that a report of one analysis says.
+    """The content of one analysis's report.
 
     Attributes:
-        headline: The answer.
-        subject: What was analysed.
-        device: Numbers to compare with the device's; none on the CPU.
-        fit: Whether the step fits; None where no GPU is meant.
+        headline: The peak.
+        subject: The setup.
+        device: Figures to compare with the device's own; none on the CPU.
+        fit: The step in the memory of the target GPU; None without one.
         totals: Parameters, saved activations and the like, over the whole step.
         forward_flops: Floating-point operations of forward and loss.
         backward_flops: Those of backward.
         breakdown: Largest first; sums to the peak; no zero rows.
-        live: What is alive at the peak, largest first; sums to the peak.
+        live: The storages alive at the peak, largest first; sums to the peak.
         nodes: In order of execution.
-        notes: What the reader should know about the numbers, a sentence each.
-        storage_bytes: The size of each storage, by its index: what ``NodeRow.results`` are.
+        notes: Remarks on the figures, a sentence each.
+        storage_bytes: The size of each storage, by its index (``NodeRow.results``).
         first_step: The peak of the first step, where it differs from that of the headline, of
             the second step, by more than 1 %; else None.
     """
@@ -199,3 +192,184 @@ class Document:
     notes: tuple[str, ...]
     storage_bytes: tuple[int, ...] = ()
     first_step: Headline | None = None
+
+
+def build_document(analysis: Analysis) -> Document:
+    """Collects the content of an analysis's report."""
+    peak = analysis.peak
+    return Document(
+        headline=Headline(
+            peak_bytes=peak.nbytes,
+            phase=peak.phase,
+            node=peak.node.name if peak.node else None,
+            source=peak.source,
+            optimizer=analysis.setup.optimizer,
+            parameters=peak.parameters,
+        ),
+        subject=describe_subject(analysis),
+        device=tuple(_list_device(analysis)),
+        fit=_describe_fit(analysis),
+        totals=_list_totals(analysis),
+        forward_flops=analysis.forward_flops,
+        backward_flops=analysis.backward_flops,
+        breakdown=_list_breakdown(analysis),
+        live=_list_live(analysis),
+        nodes=tuple(_list_nodes(analysis)),
+        notes=tuple(_write_notes(analysis)),
+        storage_bytes=tuple(storage.nbytes for storage in analysis.allocated_graph.storages),
+        first_step=_describe_first_step(analysis),
+    )
+
+
+def _describe_first_step(analysis: Analysis) -> Headline | None:
+    first, peak_bytes = analysis.first_step, analysis.peak_bytes
+    if first is None or abs(first.peak_bytes - peak_bytes) <= _ALIKE * peak_bytes:
+        return None
+    return Headline(
+        peak_bytes=first.peak_bytes,
+        phase=first.phase,
+        node=first.node,
+        source=first.source,
+        optimizer=analysis.setup.optimizer,
+        parameters=(),
+    )
+
+
+def describe_subject(analysis: Analysis) -> Subject:
+    """Describes the setup of an analysis."""
+    setup = analysis.setup
+    return Subject(
+        model=setup.model,
+        inputs=setup.inputs,
+        mode=setup.mode,
+        device=setup.device,
+        gpu=setup.gpu,
+        autocast=setup.autocast,
+        optimizer=setup.optimizer,
+        loss=setup.loss,
+        context=_name_context(setup),
+        loop=setup.loop.describe() if setup.mode == "train" else "",
+    )
+
+
+def _name_context(setup: Setup) -> str:
+    if setup.inference_mode:
+        return "inference_mode()"
+    return "no_grad()" if setup.mode == "infer" and setup.autocast else ""
+
+
+def _list_device(analysis: Analysis) -> Iterator[DeviceRow]:
+    if analysis.process_bytes is None:
+        return
+    peak, reserved = analysis.peak_bytes, analysis.reserved_bytes
+    yield DeviceRow("allocated", peak, peak, "torch.cuda.max_memory_allocated()")
+    if analysis.library_peak_bytes > peak:
+        most = analysis.library_peak_bytes
+        yield DeviceRow(
+            "with cuDNN's workspaces", peak, most, "the same; cuDNN chooses at run time"
+        )
+    yield DeviceRow("reserved", reserved, reserved, "torch.cuda.max_memory_reserved()")
+    yield DeviceRow("process", *analysis.process_bytes, "nvidia-smi")
+
+
+def _describe_fit(analysis: Analysis) -> Fit | None:
+    gpu, run = analysis.gpu, analysis.device_run
+    if gpu is None or run is None:
+        return None
+    return Fit(gpu.name, gpu.capacity_bytes, run.exhaustion, run.retries)
+
+
+def _list_totals(analysis: Analysis) -> tuple[Total, ...]:
+    totals = (
+        Total("parameters", analysis.parameter_bytes),
+        Total("buffers", analysis.buffer_bytes),
+        Total("inputs", analysis.input_bytes),
+        Total("saved for backward", analysis.saved_bytes),
+        Total("gradients", analysis.gradient_bytes),
+        Total("optimizer state", analysis.optimizer_state_bytes),
+    )
+    return tuple(total for total in totals if total.nbytes)
+
+
+def _list_breakdown(analysis: Analysis) -> tuple[BreakdownRow, ...]:
+    rows = [
+        BreakdownRow(category, nbytes, nbytes / analysis.peak_bytes)
+        for category, nbytes in analysis.breakdown.items()
+        if nbytes
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+
+
+def _list_live(analysis: Analysis) -> tuple[LiveRow, ...]:
+    rows = [_describe_storage(analysis, s) for s in analysis.peak.live if s.nbytes]
+    if analysis.peak.workspace_bytes:
+        rows.append(_describe_workspace(analysis))
+    # The sort is stable: storages of one size stay in their order of allocation.
+    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+
+
+def _describe_storage(analysis: Analysis, storage: Storage) -> LiveRow:
+    return LiveRow(
+        nbytes=storage.nbytes,
+        category=storage.category,
+        label=analysis.labels[storage.index],
+        shape=storage.shape,
+        dtype=storage.dtype,
+        saved_by=tuple(analysis.nodes[index].name for index in storage.saved_by),
+        source=None if storage.node is None else analysis.nodes[storage.node].source,
+    )
+
+
+def _describe_workspace(analysis: Analysis) -> LiveRow:
+    peak = analysis.peak
+    return LiveRow(
+        nbytes=peak.workspace_bytes,
+        category=Category.WORKSPACE,
+        label=label_operator(peak.operation),
+        shape=None,
+        dtype="",
+        saved_by=(),
+        source=peak.source,
+    )
+
+
+def _list_nodes(analysis: Analysis) -> Iterator[NodeRow]:
+    placeholders = {node.name: node.index for node in analysis.nodes if node.op == "placeholder"}
+    inputs = {
+        storage.index: placeholders[storage.name]
+        for storage in analysis.graph.storages
+        if storage.category is Category.INPUT and storage.name in placeholders
+    }
+    live, peak = Counter[int](), analysis.peak
+    for storage in peak.live:
+        node = inputs.get(storage.index, storage.node)
+        if node is not None:
+            live[node] += storage.nbytes
+    if peak.node is not None:
+        live[peak.node.index] += peak.workspace_bytes
+    for each in analysis.nodes:
+        row = NodeRow(
+            **{field.name: getattr(each, field.name) for field in fields(Node)},
+            live_bytes=live[each.index],
+        )
+        # A placeholder's result is the storage that the caller handed in.
+        handed_in = tuple(i for i, at in inputs.items() if at == each.index)
+        yield row if each.results else replace(row, results=handed_in)
+
+
+def _write_notes(analysis: Analysis) -> Iterator[str]:
+    setup = analysis.setup
+    yield from setup.notes
+    if setup.frontend_reason:
+        yield (
+            f"Traced by {setup.frontend}, not fx: {setup.frontend_reason}. "
+            "The memory figures do not depend on the tracer; plans cover whole modules only."
+        )
+    if setup.mode != "train":
+        return
+    if setup.loss is None:
+        is_summed = any(node.phase is Phase.LOSS for node in analysis.nodes)
+        what = "the sum of the output's floating-point tensors" if is_summed else "the model's own"
+        yield f"No loss given: {what} is used."
+    if setup.optimizer is None:
+        yield "No optimizer given: the step ends after backward."

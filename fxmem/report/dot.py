@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxmem.report.blocks import Kind
-from fxmem.report.cells import escape_controls, measure_width, shorten_name
 from fxmem.report.graph_view import Box, Cluster, Edge, GraphView, Mark, join_names, list_boxes
+from fxmem.report.tables import escape_controls, measure_width, shorten
 from fxmem.report.text import write_headline, write_source, write_subject
 from fxmem.units import format_bytes
 
@@ -113,7 +113,7 @@ def _write_item(item: Cluster | Box, view: GraphView, indent: str) -> Iterator[s
 
 
 def _label_cluster(cluster: Cluster) -> list[str]:
-    name = shorten_name(join_names(cluster.names), _WIDEST)
+    name = shorten(join_names(cluster.names), _WIDEST)
     if cluster.kind is Kind.SEGMENT:
         name = f"checkpoint {name}"
     copies = f"  x {cluster.copies}, all alike" if cluster.copies > 1 else ""
@@ -158,12 +158,12 @@ def _label_box(box: Box, view: GraphView) -> list[str]:
         peak = format_bytes(view.headline.peak_bytes)
         lines.append(f"PEAK{where}: {peak} in {view.headline.phase.value}")
     copies = f"  x {box.copies}, all alike" if box.copies > 1 else ""
-    lines.append(f"{shorten_name(box.title, _WIDEST)}{copies}")
+    lines.append(f"{shorten(box.title, _WIDEST)}{copies}")
     what = "" if _is_told(box) else box.target
     if box.operations > 1:
         what = f"{box.operations} operations"
     tensor = "" if box.shape is None else f"{'x'.join(map(str, box.shape)) or 'scalar'} {box.dtype}"
-    lines.append("  ".join(filter(None, [shorten_name(what, _WIDEST), tensor])))
+    lines.append("  ".join(filter(None, [shorten(what, _WIDEST), tensor])))
     figures = []
     if any(box.output_bytes):
         several = "outputs" if box.operations > 1 else "output"

@@ -18,9 +18,9 @@ from markupsafe import Markup
 from fxmem.analysis import Analysis
 from fxmem.planning.outcome import PlannedStep, trace_plan
 from fxmem.planning.plan import Plan
-from fxmem.report.cells import escape_controls
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.page_data import build_page_data
+from fxmem.report.tables import escape_controls
 from fxmem.report.text import (
     write_first_step,
     write_fit,

@@ -16,9 +16,9 @@ from fxmem.graph import Category, MemoryGraph, Operation, SourceLocation, Storag
 from fxmem.memory.labels import label_operator
 from fxmem.planning.outcome import PlannedStep
 from fxmem.planning.plan import Plan
-from fxmem.report.cells import escape_controls
 from fxmem.report.document import Document
 from fxmem.report.module_tree import list_modules
+from fxmem.report.tables import escape_controls
 
 NONE = -1
 """Stands for no node, no text, and no operation."""

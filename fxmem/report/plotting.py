@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
 from fxmem.graph import Category
-from fxmem.report.cells import escape_controls, shorten_middle
+from fxmem.report.tables import escape_controls, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def write_title(figure: Figure, model: str, lines: list[str]) -> None:
     top = height - 0.28
     for text, size, weight, color in rows:
         width = _WIDEST_TITLE * 8 // size
-        short = shorten_middle(escape_controls(text), width)
+        short = shorten(escape_controls(text), width)
         figure.text(
             0.12 / figure.get_figwidth(),
             top / height,

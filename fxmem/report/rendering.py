@@ -13,7 +13,7 @@ from fxmem.planning.describe import check_fingerprint
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Plan
 from fxmem.report.cutting import Detail
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.dot import write_dot
 from fxmem.report.engines import draw_dot, find_engine
 from fxmem.report.graph_view import build_view

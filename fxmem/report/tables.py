@@ -1,124 +1,131 @@
-"""Tables that fit a width: first columns go that can be missed, then long names are shortened."""
+"""Printable text, wrapped lines and tables within the width of a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
 
-from tabulate import tabulate
+from wcwidth import wcswidth
 
-from fxmem.report.cells import measure_width
-
+_ELLIPSIS = "..."
 _GAP = 2
-_NARROWEST = 8
+_LEGIBLE, _NARROW, _NARROWEST = 20, 12, 8
+"""Columns of a shortened cell: where others are left out for it, where an optional one shrinks no
+more, and where none does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """How the cells under one header are shown.
+def escape_controls(text: str) -> str:
+    r"""Makes visible what is not printable: names come from models and files.
 
-    Attributes:
-        right: Whether they are aligned to the right.
-        shorten: Makes a cell fit a number of columns; None where every character counts.
-        least: Columns that shortened cells still need to be legible.
-        yields: Whether it is shortened before the others are.
+    A name may hold a newline, or an escape sequence that a terminal would obey.
+
+    >>> print(escape_controls("conv\x1b[2J\n1"))
+    conv\x1b[2J\n1
     """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
-    right: bool = False
-    shorten: Callable[[str, int], str] | None = None
-    least: int = 0
-    yields: bool = False
+
+def measure_width(text: str) -> int:
+    """Returns the columns that printable text takes in a terminal.
+
+    >>> measure_width("conv"), measure_width("卷积")
+    (4, 4)
+    """
+    return max(wcswidth(text), 0)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cuts text after a third where it takes more than that many columns.
+
+    The end of a qualified name says what it is, the beginning where.
+
+    >>> shorten("encoder.layers.11.attention.softmax", 20)
+    'encod...tion.softmax'
+    """
+    if measure_width(text) <= width:
+        return text
+    room = max(width - len(_ELLIPSIS), 2)
+    head, tail = text[: room // 3], text[room // 3 - room :]
+    # Wide letters take two columns, and some letters none: measured as a whole.
+    while tail and measure_width(f"{head}{_ELLIPSIS}{tail}") > width:
+        head, tail = (head[:-1], tail) if 2 * len(head) > len(tail) else (head, tail[1:])
+    return f"{head}{_ELLIPSIS}{tail}"
+
+
+def wrap(text: str, width: int | None, indent: str = "") -> str:
+    """Escapes and wraps a line between words; ``indent`` is put before all but the first."""
+    text = escape_controls(text)
+    if width is None:
+        return text
+    return "\n".join(textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def join_blocks(blocks: Iterable[str]) -> str:
+    """Joins the blocks of a report that are not empty by blank lines; each line ends in one."""
+    lines = "\n\n".join(filter(None, blocks)).splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def write_table(
-    columns: Mapping[str, Column],
-    layouts: Sequence[Sequence[str]],
-    rows: Sequence[Mapping[str, str]],
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    names: Collection[str] = (),
+    optional: Sequence[str] = (),
     width: int | None = None,
 ) -> str:
-    """A table with its header and a rule under it.
+    """Writes a table with its header and a rule under it; a column without entries is left out.
 
     Args:
-        columns: By header.
-        layouts: The headers to show, from the widest choice to the narrowest. The first one
-            that leaves all shortened cells legible is taken.
-        rows: Cells by header, those of every layout. A column that is empty in all is left out.
+        headers: Of all columns, in order.
+        rows: Their cells.
+        right: Headers of the columns that are aligned to the right.
+        names: Headers of the columns whose cells may be shortened.
+        optional: Headers of the columns that are left out, in this order, until the rest is
+            legible within the width.
         width: Columns that a line may take; None for as many as it needs.
 
-    >>> columns = {"size": Column(right=True), "name": Column(), "note": Column()}
-    >>> rows = [{"size": "12 B", "name": "fc", "note": "first"}]
-    >>> print(write_table(columns, [("size", "name", "note"), ("size", "name")], rows, 12))
-    size  name
-    ----  ----
-    12 B  fc
+    >>> print(write_table(["size", "name", "note"], [["12 B", "fc", "first"]], right=["size"]))
+    size  name  note
+    ----  ----  -----
+    12 B  fc    first
     """
-    headers, widths = _choose_layout(columns, layouts, rows, width)
-    table = [
-        [_fit_cell(row[header], columns[header], widths[header]) for header in headers]
-        for row in [{header: header for header in headers}, *rows]
+    from tabulate import tabulate  # not at the start: a message of the command line needs none
+
+    table = [[escape_controls(cell) for cell in row] for row in rows]
+    columns = {h: [row[at] for row in table] for at, h in enumerate(headers)}
+    if table:
+        columns = {header: cells for header, cells in columns.items() if any(cells)}
+    widths = {h: max(map(measure_width, [h, *cells])) for h, cells in columns.items()}
+    if width is not None:
+        _fit(widths, names, optional, width)
+    # The rule is a row of its own: tabulate widens the columns of what it is told are headers.
+    lines = [
+        [header, "-" * widths[header], *(shorten(c, widths[header]) for c in columns[header])]
+        for header in widths
     ]
-    return _align(table, [columns[header].right for header in headers])
-
-
-def _choose_layout(
-    columns: Mapping[str, Column],
-    layouts: Sequence[Sequence[str]],
-    rows: Sequence[Mapping[str, str]],
-    width: int | None,
-) -> tuple[Sequence[str], dict[str, int]]:
-    """The headers of the layout that fits, and the width of each column."""
-    filled = {header for row in rows for header, cell in row.items() if cell}
-    if filled:  # a column without a single entry says nothing
-        layouts = [[header for header in headers if header in filled] for headers in layouts]
-    if width is None:
-        return layouts[0], _measure_columns(layouts[0], rows)
-    for headers in layouts:
-        widths = _measure_columns(headers, rows)
-        least = {h: _find_least(columns[h], widths[h], columns[h].least) for h in headers}
-        if _measure_line(least) <= width:
-            break
-    else:  # not even the last is legible there
-        least = {h: _find_least(columns[h], widths[h], _NARROWEST) for h in headers}
-    yielding = [header for header in headers if columns[header].yields]
-    for group in (yielding, headers):
-        _shrink(widths, group, least, width)
-    return headers, widths
-
-
-def _measure_columns(headers: Sequence[str], rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
-    return {h: max(map(measure_width, [h, *(row[h] for row in rows)])) for h in headers}
-
-
-def _find_least(column: Column, natural: int, least: int) -> int:
-    return min(natural, least) if column.shorten else natural
-
-
-def _measure_line(widths: Mapping[str, int]) -> int:
-    return sum(widths.values()) + _GAP * (len(widths) - 1)
-
-
-def _shrink(
-    widths: dict[str, int], group: Sequence[str], least: Mapping[str, int], width: int
-) -> None:
-    """Takes from the widest column of a group that may give, until a line fits."""
-    while _measure_line(widths) > width:
-        giving = [header for header in group if widths[header] > least[header]]
-        if not giving:
-            break
-        widths[max(giving, key=widths.__getitem__)] -= 1
-
-
-def _fit_cell(text: str, column: Column, width: int) -> str:
-    return column.shorten(text, width) if column.shorten else text
-
-
-def _align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    header, *body = rows
-    # As rows of their own: tabulate widens the columns of what it is told are headers.
-    rules = ["-" * max(map(measure_width, column)) for column in zip(*rows, strict=True)]
     return tabulate(
-        [header, rules, *body],
+        [*zip(*lines, strict=True)],
         tablefmt="plain",
-        colalign=["right" if is_right else "left" for is_right in right],
+        colalign=["right" if header in right else "left" for header in widths],
         disable_numparse=True,  # it would rewrite a layer that is called "1e3"
     )
+
+
+def _fit(
+    widths: dict[str, int], names: Collection[str], optional: Sequence[str], width: int
+) -> None:
+    """Leaves out optional columns, then narrows the widest cells of names, until a line fits."""
+    for header in optional:
+        least = [min(w, _LEGIBLE) if h in names else w for h, w in widths.items()]
+        if sum(least) + _GAP * (len(least) - 1) <= width:
+            break
+        widths.pop(header, None)
+    yielding = [header for header in names if header in optional]
+    for group, least_width in (yielding, _NARROW), (names, _NARROWEST):
+        while sum(widths.values()) + _GAP * (len(widths) - 1) > width:
+            giving = [h for h in group if widths.get(h, 0) > max(least_width, measure_width(h))]
+            if not giving:
+                break
+            widths[max(giving, key=widths.__getitem__)] -= 1

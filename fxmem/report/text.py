@@ -1,72 +1,24 @@
-"""A report as plain text, for a terminal or a file."""
+"""The report as plain text, for a terminal or a file."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Phase, SourceLocation
 from fxmem.memory.allocation import Exhaustion
-from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
-from fxmem.report.document import Document, Fit, Headline, LiveRow, NodeRow, Subject
-from fxmem.report.tables import Column, write_table
-from fxmem.specs import DTYPES
+from fxmem.report.document import Document, Fit, Headline, Subject
+from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
 from fxmem.units import format_bytes, format_flops
-
-_NUMBER = Column(right=True)
-_TEXT = Column()
-_NAME = Column(shorten=shorten_name, least=24)
-_SOURCE = Column(shorten=shorten_middle, least=24)
-_SHORT_DTYPES = {name: short for short, name in reversed(DTYPES.items())}
-
-_LIVE_COLUMNS = {
-    "bytes": _NUMBER,
-    "category": _TEXT,
-    "alive at the peak": _NAME,
-    "shape": _TEXT,
-    "dtype": _TEXT,
-    "tensor": _TEXT,
-    "saved by": Column(shorten=shorten_name, least=12, yields=True),
-    "source": _SOURCE,
-}
-_LIVE_LAYOUTS = (
-    ("bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"),
-    ("bytes", "category", "alive at the peak", "shape", "dtype", "source"),
-    ("bytes", "category", "alive at the peak", "tensor", "source"),
-    ("bytes", "category", "alive at the peak", "source"),
-)
-_NODE_COLUMNS = {
-    "node": _NAME,
-    "target": Column(shorten=shorten_middle, least=12, yields=True),
-    "shape": _TEXT,
-    "dtype": _TEXT,
-    "tensor": _TEXT,
-    "output": _NUMBER,
-    "saved": _NUMBER,
-    "transient": _NUMBER,
-    "forward": _NUMBER,
-    "backward": _NUMBER,
-    "source": _SOURCE,
-}
-_NODE_LAYOUTS = (
-    (
-        *("node", "target", "shape", "dtype", "output", "saved", "transient"),
-        *("forward", "backward", "source"),
-    ),
-    ("node", "tensor", "output", "saved", "transient", "forward", "backward", "source"),
-    ("node", "tensor", "output", "saved", "transient", "source"),
-    ("node", "output", "saved", "transient", "source"),
-)
 
 
 def render_text(
     document: Document, *, top: int = 10, nodes: bool = False, width: int | None = None
 ) -> str:
-    """The report, its first line the answer.
+    """Writes the report; its first line has the peak and its place.
 
     Args:
-        document: What to say.
+        document: The content.
         top: How many of the storages alive at the peak to list; the rest are one row.
         nodes: Whether to add a table with one row for each node.
         width: Columns that the lines of tables and notes may take: where they are few, columns
@@ -76,30 +28,28 @@ def render_text(
         Lines, each ended by a newline.
     """
     about = [write_subject(document.subject), *write_first_step(document)]
-    wrapped = (_wrap_note(line, width) for line in about)
-    blocks = [
-        "\n".join([write_headline(document.headline), *wrapped]),
-        _write_device(document, width),
-        _write_totals(document),
-        _write_breakdown(document),
-        _write_live(document, top, width),
-    ]
-    if nodes:
-        rows = [_list_node_cells(row) for row in document.nodes]
-        blocks.append(write_table(_NODE_COLUMNS, _NODE_LAYOUTS, rows, width))
-    if document.notes:
-        blocks.append("\n".join(_wrap_note(note, width) for note in document.notes))
-    lines = "\n\n".join(filter(None, blocks)).splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    lines = (wrap(line, width) for line in about)
+    return join_blocks(
+        [
+            "\n".join([write_headline(document.headline), *lines]),
+            _write_device(document),
+            "" if document.fit is None else wrap(write_fit(document.fit), width),
+            _write_totals(document),
+            _write_breakdown(document),
+            _write_live(document, top, width),
+            _write_nodes(document, width) if nodes else "",
+            "\n".join(wrap(note, width) for note in document.notes),
+        ]
+    )
 
 
 def write_headline(headline: Headline) -> str:
-    """How much, and where, in one line."""
+    """Writes the peak and its place in one line."""
     return escape_controls(f"Peak {_write_peak(headline)}")
 
 
 def write_first_step(document: Document) -> Iterator[str]:
-    """The peak of the first step in one line; none where it is that of the second."""
+    """Writes the peak of the first step in one line; none where it is that of the second."""
     first = document.first_step
     if first is not None:
         than = "lower" if first.peak_bytes < document.headline.peak_bytes else "higher"
@@ -110,25 +60,35 @@ def write_first_step(document: Document) -> Iterator[str]:
 
 
 def _write_peak(headline: Headline) -> str:
-    peak = format_bytes(headline.peak_bytes)
-    if headline.phase is Phase.OPTIMIZER:
-        return f"{peak} in optimizer step{_write_update(headline)}"
-    place = ", ".join(filter(None, [headline.node, write_source(headline.source)]))
-    return f"{peak} in {headline.phase.value}{f' of {place}' if place else ''}"
-
-
-def _write_update(headline: Headline) -> str:
-    of_optimizer = f" of {headline.optimizer}" if headline.optimizer else ""
-    names = headline.parameters
+    peak, names = format_bytes(headline.peak_bytes), headline.parameters
+    if headline.phase is not Phase.OPTIMIZER:
+        return f"{peak} in {write_place(headline.phase, headline.node, headline.source)}"
+    text = f"{peak} in optimizer step"
+    text += f" of {headline.optimizer}" if headline.optimizer else ""
     if len(names) > 1:
-        return f"{of_optimizer}, at {len(names)} parameters together"
-    return f"{of_optimizer}, at parameter {names[0]}" if names else of_optimizer
+        return f"{text}, at {len(names)} parameters together"
+    return f"{text}, at parameter {names[0]}" if names else text
+
+
+def write_place(phase: Phase, node: str | None, source: SourceLocation | None) -> str:
+    """Writes a phase, and where in it, as far as that is known.
+
+    >>> write_place(Phase.BACKWARD, "conv1", SourceLocation("net.py", 12))
+    'backward of conv1, net.py:12'
+    """
+    place = ", ".join(filter(None, [node, write_source(source)]))
+    return f"{phase.value}{f' of {place}' if place else ''}"
+
+
+def write_source(source: SourceLocation | None) -> str:
+    """Writes a line of code as ``file.py:12``; empty for none."""
+    return str(source) if source else ""
 
 
 def write_subject(subject: Subject) -> str:
-    """What was analysed, in one line."""
+    """Writes the setup in one line."""
+    mode = f"{subject.mode} under {subject.context}" if subject.context else subject.mode
     inputs = ", ".join(subject.inputs) or "no inputs"
-    mode = " under ".join(filter(None, [subject.mode, subject.context]))
     parts = [subject.model, inputs, mode, subject.gpu or subject.device]
     if subject.autocast:
         parts.append(f"autocast {subject.autocast}")
@@ -140,50 +100,43 @@ def write_subject(subject: Subject) -> str:
     return escape_controls("; ".join(parts))
 
 
-def _write_device(document: Document, width: int | None) -> str:
-    rows = [
-        (row.label, _write_range(row.least_bytes, row.most_bytes), row.compare_with)
-        for row in document.device
-    ]
-    if not rows:
-        return ""
-    table = _write_small_table({"on the GPU": _TEXT, "most": _NUMBER, "compare with": _TEXT}, rows)
-    if document.fit is None:
-        return table
-    return f"{table}\n\n{_wrap_note(write_fit(document.fit), width)}"
-
-
 def write_fit(fit: Fit) -> str:
-    """Whether the step fits the GPU, in one sentence."""
+    """Writes in one sentence whether the step fits the GPU."""
     gpu = f"{fit.gpu} ({format_bytes(fit.capacity_bytes)})"
     ran_out = fit.exhaustion
     if ran_out is None:
         times = f"{fit.retries} times" if fit.retries > 1 else "once"
         cached = f", after the allocator has given back its cache {times}" if fit.retries else ""
         return escape_controls(f"Fits {gpu}{cached}.")
-    where = f"{_write_place(ran_out)}: {ran_out.cause}"
+    where = f"{_write_exhaustion(ran_out)}: {ran_out.cause}"
     if ran_out.is_certain:
         return escape_controls(f"Does not fit {gpu}, {where}.")
     least, most = map(format_bytes, CONTEXT_BYTES)
     return escape_controls(
-        f"Fits {gpu} if the CUDA context takes {least}, not if it takes {most}; then, {where}."
+        f"Fits {gpu} if the CUDA context takes {least}, but not if it takes {most}: {where}."
     )
 
 
-def _write_place(ran_out: Exhaustion) -> str:
-    """In which step, and where in it."""
+def _write_exhaustion(ran_out: Exhaustion) -> str:
     if ran_out.phase is None:
         return f"moving {ran_out.storage or 'the model'} to the GPU"
     step = "" if ran_out.step is not None else "the first step's "
     if ran_out.phase is Phase.OPTIMIZER:
         return f"in {step}optimizer step{f', at {ran_out.storage}' if ran_out.storage else ''}"
-    place = ", ".join(filter(None, [ran_out.node, write_source(ran_out.source)]))
-    return f"in {step}{ran_out.phase.value}{f' of {place}' if place else ''}"
+    return f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
 
 
-def _write_range(least_bytes: int, most_bytes: int) -> str:
-    least, most = format_bytes(least_bytes), format_bytes(most_bytes)
-    return least if least == most else f"{least} to {most}"
+def _write_device(document: Document) -> str:
+    def write_range(least_bytes: int, most_bytes: int) -> str:
+        least, most = format_bytes(least_bytes), format_bytes(most_bytes)
+        return least if least == most else f"{least} to {most}"
+
+    rows = [
+        (row.label, write_range(row.least_bytes, row.most_bytes), row.compare_with)
+        for row in document.device
+    ]
+    headers = ["on the GPU", "peak", "compare with"]
+    return write_table(headers, rows, right=["peak"]) if rows else ""
 
 
 def _write_totals(document: Document) -> str:
@@ -191,8 +144,7 @@ def _write_totals(document: Document) -> str:
     rows.append(("forward", format_flops(document.forward_flops)))
     if document.subject.mode == "train":
         rows.append(("backward", format_flops(document.backward_flops)))
-    columns = {"over the step": _TEXT, "total": _NUMBER}
-    return _write_small_table(columns, rows)
+    return write_table(["over the step", "total"], rows, right=["total"])
 
 
 def _write_breakdown(document: Document) -> str:
@@ -201,77 +153,70 @@ def _write_breakdown(document: Document) -> str:
         for row in document.breakdown
     ]
     rows.append(("peak", format_bytes(document.headline.peak_bytes), "100.0 %"))
-    return _write_small_table({"at the peak": _TEXT, "bytes": _NUMBER, "share": _NUMBER}, rows)
-
-
-def _write_small_table(columns: dict[str, Column], rows: Sequence[Sequence[str]]) -> str:
-    headers = tuple(columns)
-    return write_table(columns, [headers], [dict(zip(headers, r, strict=True)) for r in rows])
+    return write_table(["at the peak", "bytes", "share"], rows, right=["bytes", "share"])
 
 
 def _write_live(document: Document, top: int, width: int | None) -> str:
     shown, rest = document.live[:top], document.live[top:]
-    rows = [_list_live_cells(row) for row in shown]
-    table = write_table(_LIVE_COLUMNS, _LIVE_LAYOUTS, rows, width)
-    if rest:
-        rest_bytes = sum(row.nbytes for row in rest)
-        table += f"\n... and {len(rest)} more, {format_bytes(rest_bytes)}"
-    return table
+    headers = ["bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"]
+    rows = [
+        (
+            format_bytes(row.nbytes),
+            row.category.value,
+            row.label,
+            "" if row.shape is None else write_shape(row.shape),
+            row.dtype,
+            _count_names(row.saved_by),
+            write_source(row.source),
+        )
+        for row in shown
+    ]
+    table = write_table(
+        headers,
+        rows,
+        right=["bytes"],
+        names=["alive at the peak", "saved by", "source"],
+        optional=["saved by", "dtype", "shape"],
+        width=width,
+    )
+    if not rest:
+        return table
+    return f"{table}\n... and {len(rest)} more, {format_bytes(sum(row.nbytes for row in rest))}"
 
 
-def _list_live_cells(row: LiveRow) -> dict[str, str]:
-    return {
-        "bytes": format_bytes(row.nbytes),
-        "category": row.category.value,
-        "alive at the peak": escape_controls(row.label),
-        **_list_tensor_cells(row.shape, row.dtype),
-        "saved by": _write_saved_by(row.saved_by),
-        "source": escape_controls(write_source(row.source)),
-    }
+def _count_names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 3 else f"{names[0]}, {len(names) - 1} more"
 
 
-def _write_saved_by(names: Sequence[str]) -> str:
-    if len(names) > 2:
-        names = [names[0], f"{len(names) - 1} more"]
-    return escape_controls(", ".join(names))
+def write_shape(shape: Sequence[int]) -> str:
+    """Writes a shape as ``--input`` takes it.
+
+    >>> write_shape((8, 3, 224)), write_shape(())
+    ('8x3x224', 'scalar')
+    """
+    return "x".join(map(str, shape)) or "scalar"
 
 
-def _list_node_cells(row: NodeRow) -> dict[str, str]:
-    return {
-        "node": escape_controls(row.name),
-        "target": escape_controls(row.target),
-        **_list_tensor_cells(row.shape, row.dtype or ""),
-        "output": _write_bytes(row.output_bytes),
-        "saved": _write_bytes(row.saved_bytes),
-        "transient": _write_bytes(row.transient_bytes),
-        "forward": _write_flops(row.forward_flops),
-        "backward": _write_flops(row.backward_flops),
-        "source": escape_controls(write_source(row.source)),
-    }
-
-
-def _list_tensor_cells(shape: tuple[int, ...] | None, dtype: str) -> dict[str, str]:
-    """Shape and dtype, and both as ``--input`` takes them."""
-    if shape is None:
-        return {"shape": "", "dtype": "", "tensor": ""}
-    sizes = "x".join(map(str, shape)) or "scalar"
-    dtype = escape_controls(dtype)
-    return {"shape": sizes, "dtype": dtype, "tensor": f"{sizes}:{_SHORT_DTYPES.get(dtype, dtype)}"}
-
-
-def _wrap_note(note: str, width: int | None) -> str:
-    note = escape_controls(note)
-    return note if width is None else "\n".join(textwrap.wrap(note, width))
-
-
-def _write_bytes(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes else "-"
-
-
-def _write_flops(flops: int) -> str:
-    return format_flops(flops) if flops else "-"
-
-
-def write_source(source: SourceLocation | None) -> str:
-    """A line of code as ``file.py:12``; empty for none."""
-    return str(source) if source else ""
+def _write_nodes(document: Document, width: int | None) -> str:
+    sizes, flops = ["output", "saved", "transient"], ["forward", "backward"]
+    rows = [
+        (
+            row.name,
+            row.target,
+            "" if row.shape is None else write_shape(row.shape),
+            row.dtype or "",
+            *(format_bytes(getattr(row, f"{name}_bytes")) for name in sizes),
+            *(format_flops(getattr(row, f"{name}_flops")) for name in flops),
+            write_source(row.source),
+        )
+        for row in document.nodes
+    ]
+    rows = [tuple("-" if cell in ("0 B", "0 FLOP") else cell for cell in row) for row in rows]
+    return write_table(
+        ["node", "target", "shape", "dtype", *sizes, *flops, "source"],
+        rows,
+        right=[*sizes, *flops],
+        names=["node", "target", "source"],
+        optional=["dtype", "backward", "forward", "target", "shape"],
+        width=width,
+    )

@@ -10,7 +10,7 @@ from fxmem.analysis import Analysis
 from fxmem.graph import Category, Operation
 from fxmem.memory.liveness import list_category_bytes
 from fxmem.planning.plan import Plan
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.plotting import (
     INK,
     PALE,

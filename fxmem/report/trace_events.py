@@ -11,7 +11,7 @@ from fxmem.analysis import Analysis
 from fxmem.graph import Category, Operation
 from fxmem.memory.labels import label_operator
 from fxmem.planning.model.costs import find_roofline, price_operations
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.text import write_headline, write_source, write_subject
 
 _PHASES, _NODES, _OPERATIONS = 1, 2, 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
-from fxmem.report.describing import describe_subject
+from fxmem.report.document import describe_subject
 from fxmem.report.plotting import (
     INK,
     PEAK_COLOR,

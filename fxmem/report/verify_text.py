@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
-from fxmem.report.cells import escape_controls, shorten_middle, shorten_name
 from fxmem.report.document import Subject
-from fxmem.report.tables import Column, write_table
+from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.applying.verification import Difference, StepFigures, Verification
 
-_TEXT = Column()
-_NUMBER = Column(right=True)
-_NAME = Column(shorten=shorten_name, least=20)
-_VALUE = Column(shorten=shorten_middle, least=12, yields=True)
 _MOST = 10
 """Differences that are told; the rest are counted."""
 _UNKNOWN = "-"
@@ -37,12 +31,11 @@ def render_verification(verification: Verification, *, width: int | None = None)
     blocks = [
         f"{_write_headline(verification)}\n{_write_subject(verification)}",
         _write_differences(verification.differences, width),
-        _wrap(_write_compared(verification), width),
+        wrap(_write_compared(verification), width),
         _write_figures(verification, width),
-        "\n".join(_wrap(escape_controls(note), width) for note in verification.notes),
+        "\n".join(wrap(note, width) for note in verification.notes),
     ]
-    lines = "\n\n".join(filter(None, blocks)).splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    return join_blocks(blocks)
 
 
 def _write_headline(verification: Verification) -> str:
@@ -102,30 +95,22 @@ def _write_subject(verification: Verification) -> str:
 
 
 def _write_differences(differences: tuple[Difference, ...], width: int | None) -> str:
+    headers = ["different", "name", "in", "model", "with the plan", "elements", "apart at most"]
     rows = [
-        {
-            "different": difference.kind.value,
-            "name": escape_controls(_name_element(difference)),
-            "in": escape_controls(difference.cause),
-            "model": escape_controls(difference.baseline),
-            "with the plan": escape_controls(difference.planned),
-            "elements": str(difference.elements or ""),
-            "apart at most": _write_distance(difference.max_difference),
-        }
+        (
+            difference.kind.value,
+            _name_element(difference),
+            difference.cause,
+            difference.baseline,
+            difference.planned,
+            str(difference.elements or ""),
+            _write_distance(difference.max_difference),
+        )
         for difference in differences[:_MOST]
     ]
     if not rows:
         return ""
-    columns = {
-        "different": _TEXT,
-        "name": _NAME,
-        "in": _VALUE,
-        "model": _VALUE,
-        "with the plan": _VALUE,
-        "elements": _NUMBER,
-        "apart at most": _NUMBER,
-    }
-    table = write_table(columns, [list(columns)], rows, width)
+    table = write_table(headers, rows, right=headers[-2:], names=headers[1:5], width=width)
     rest = len(differences) - len(rows)
     return f"{table}\n... and {rest} more" if rest > 0 else table
 
@@ -148,18 +133,15 @@ def _write_figures(verification: Verification, width: int | None) -> str:
     promise = verification.promise
     kept = None if promise is None else promise.peak_bytes
     rows = [
-        {first: "peak, measured", **{name: _write_bytes(f.peak_bytes) for name, f in kinds}},
-        {first: "peak, promised", "model": "", "with the plan": _write_bytes(kept)},
-        {
-            first: "peak, analyzed",
-            **{name: _write_bytes(f.predicted_peak_bytes) for name, f in kinds},
-        },
-        {first: "time of a step", **{name: _write_time(f) for name, f in kinds}},
+        ("peak, measured", *(_write_bytes(f.peak_bytes) for _, f in kinds)),
+        ("peak, promised", "", _write_bytes(kept)),
+        ("peak, analyzed", *(_write_bytes(f.predicted_peak_bytes) for _, f in kinds)),
+        ("time of a step", *(_write_time(f) for _, f in kinds)),
     ]
     if promise is None:
         del rows[1]
-    columns = {first: _TEXT, **{name: _NUMBER for name, _ in kinds}}
-    return write_table(columns, [list(columns)], rows, width)
+    names = [name for name, _ in kinds]
+    return write_table([first, *names], rows, right=names, width=width)
 
 
 def _write_bytes(nbytes: int | None) -> str:
@@ -168,7 +150,3 @@ def _write_bytes(nbytes: int | None) -> str:
 
 def _write_time(figures: StepFigures) -> str:
     return _UNKNOWN if figures.step_s is None else f"{1000 * figures.step_s:.1f} ms"
-
-
-def _wrap(text: str, width: int | None) -> str:
-    return text if width is None else "\n".join(textwrap.wrap(text, width))

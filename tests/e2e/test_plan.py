@@ -88,7 +88,7 @@ def test_the_table_and_a_plan_for_one_of_its_rows(run: Run) -> None:
     done = run(*COMMAND, "--budget", f"{peaks[-1]}MiB")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Peak 71.51 MiB -> ")
-    assert "\nThe peak then lies in " in done.stdout
+    assert "\nThe new peak is in " in done.stdout
 
 
 def test_a_plan_from_a_file_gives_the_peak_that_it_says(run: Run) -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pictures import make_chain
 
 from fxmem.graph import MemoryGraph, SourceLocation
-from fxmem.report.cells import escape_controls
 from fxmem.report.cutting import Detail
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.dot import write_dot
 from fxmem.report.graph_view import build_view, list_boxes
+from fxmem.report.tables import escape_controls
 
 HOSTILE = st.text(
     st.sampled_from("\"'<>\\&;#nlrNGETL{}|[]-\n\t\x00 \x1b.é卷𝛼\u202e\ud800x0"), max_size=12

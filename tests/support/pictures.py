@@ -18,16 +18,11 @@ def make_row(name: str, index: int, inputs: Sequence[int] = (), **fields: object
         "shape": (8, 16),
         "dtype": "float32",
         "output_bytes": MIB,
-        "saved_bytes": 0,
-        "transient_bytes": 0,
-        "forward_flops": 0,
-        "backward_flops": 0,
-        "source": None,
         "fqn": name.rpartition(".")[0],
         "op": "call_function",
         "results": (index,),
     }
-    return NodeRow(name=name, inputs=tuple(inputs), **{**defaults, **fields})
+    return NodeRow(index=index, name=name, inputs=tuple(inputs), **{**defaults, **fields})
 
 
 def make_document(rows: Iterable[NodeRow], peak: str | None = None) -> Document:

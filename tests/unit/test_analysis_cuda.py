@@ -21,8 +21,7 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.gpus import GpuModel, find_gpu
 from fxmem.graph import Phase
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.report.describing import build_document
-from fxmem.report.document import Fit
+from fxmem.report.document import Fit, build_document
 from fxmem.report.text import render_text, write_fit
 
 PEAK_BYTES = 30 * MIB + 512

@@ -85,7 +85,7 @@ def test_advice_stands_in_place_of_the_table(
     peak = format_bytes(make_analysis().peak_bytes)
     title, _, _, what, *_ = capsys.readouterr().out.splitlines()
     assert title == f"Peak {peak}"
-    assert what == f"What else lowers the peak of {peak}, each by itself and without a plan:"
+    assert what == f"Other ways to lower the peak of {peak}, each by itself and without a plan:"
     assert "pareto" not in calls
     ((_, target, inputs, named, options),) = advised
     assert (target, inputs, named, options["optimizer"]) == ("nets/net.py:Net", (), {}, "adam")
@@ -96,7 +96,7 @@ def test_advice_follows_a_plan(advised: list[Any], capsys: pytest.CaptureFixture
     plan = capsys.readouterr().out
     assert main([*ONE, "--advice"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{plan}\nWhat else lowers the peak of ")
+    assert out.startswith(f"{plan}\nOther ways to lower the peak of ")
     assert len(advised) == 1
 
 

@@ -11,7 +11,7 @@ from pictures import make_chain
 
 from fxmem.planning.plan import InplaceChange, Segment
 from fxmem.report.cutting import Detail
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.dot import write_dot
 from fxmem.report.graph_view import build_view
 from fxmem.report.overlay import lay_plan

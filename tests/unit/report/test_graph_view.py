@@ -10,7 +10,7 @@ from pictures import MIB, make_chain, make_document, make_row, outline
 from fxmem.planning.plan import DelPoint, InplaceChange, Segment
 from fxmem.report import cutting, graph_view
 from fxmem.report.cutting import Detail
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.graph_view import Box, Edge, GraphView, Mark, build_view, list_boxes
 from fxmem.report.overlay import lay_plan
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, MemoryGraph
 from fxmem.planning.outcome import PlannedStep
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.page_data import NONE, STACK, build_page_data
 
 

@@ -6,13 +6,24 @@ from collections.abc import Callable
 import pytest
 from hand_made import make_analysis, make_graph
 from hand_made_plans import MIB, make_front, make_plan
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fxmem.advice.record import Advice
 from fxmem.graph import Phase
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
-from fxmem.report.cells import measure_width
-from fxmem.report.describing import describe_subject
-from fxmem.report.plan_text import render_front, render_plan
+from fxmem.report.document import describe_subject
+from fxmem.report.plan_text import (
+    render_advice,
+    render_front,
+    render_plan,
+    write_limit,
+    write_segments,
+)
+from fxmem.report.tables import measure_width
+from fxmem.report.text import write_subject
+from fxmem.units import parse_bytes
 
 SUBJECT = describe_subject(make_analysis())
 
@@ -41,19 +52,19 @@ def test_the_table_of_trade_offs(check_golden: Callable[[str, str], None]) -> No
     check_golden("plan_front.txt", render_front(make_front(5), SUBJECT, width=80))
 
 
-def test_what_a_plan_lacks_is_left_out() -> None:
+def test_empty_parts_of_a_plan_is_left_out() -> None:
     nothing = {"inplace": (), "dels": (), "limits": ()}
     plan = make_plan(**nothing, lower_bound_overhead=None, reserved_bytes=0)
     text = render_plan(plan, SUBJECT)
     assert [
         w
-        for w in ("in place", "let go", "then lies", "reserves", "No plan", "never", "begins")
+        for w in ("in place", "freed", "new peak", "reserves", "Any plan", "never", "begins")
         if w in text
     ] == []
 
 
-def test_changes_are_counted_where_the_plan_s_graph_runs_them() -> None:
-    note, counted = "no part of the new peak", "it is what your own code would save by that row"
+def test_changes_are_counted_where_the_graph_of_the_plan_runs_them() -> None:
+    note, counted = "the new peak does not count them", "saves in your own code"
     written = render_plan(make_plan(style="modules"), SUBJECT)
     assert note in written and counted not in written
     for plan in (make_plan(), make_plan(segments=(), mode="infer")):
@@ -64,15 +75,15 @@ def test_changes_are_counted_where_the_plan_s_graph_runs_them() -> None:
 def test_a_plan_that_changes_nothing_says_so() -> None:
     text = render_plan(Plan("0", 30 * MIB, 30 * MIB), SUBJECT)
     first, _ = text.splitlines()
-    assert first == "Peak 30.00 MiB -> 30.00 MiB (100.0 %), nothing is computed again"
+    assert first == "Peak 30.00 MiB -> 30.00 MiB (100.0 %), nothing is recomputed"
 
 
 @pytest.mark.parametrize(
     ("phase", "node", "line"),
     [
-        (Phase.BACKWARD, 2, "The peak then lies in backward of block.relu, net.py:12."),
-        (Phase.FORWARD, None, "The peak then lies in forward."),
-        (Phase.OPTIMIZER, None, "The peak then lies in the optimizer's step."),
+        (Phase.BACKWARD, 2, "The new peak is in backward of block.relu, net.py:12."),
+        (Phase.FORWARD, None, "The new peak is in forward."),
+        (Phase.OPTIMIZER, None, "The new peak is in the optimizer step."),
     ],
 )
 def test_the_place_of_the_new_peak(phase: Phase, node: int | None, line: str) -> None:
@@ -84,19 +95,19 @@ def test_of_many_reasons_the_first_are_told_and_the_rest_counted() -> None:
     limits = [Limit(f"n{i}", LimitKind.RECOMPUTE, f"reason {i}") for i in range(7)]
     limits += [Limit("n7", LimitKind.RECOMPUTE, "reason 6"), Limit("b", LimitKind.BEGIN, "why")] * 2
     told = [
-        "9 nodes are never computed again:",
+        "9 nodes are never recomputed:",
         *(f"- n{i}: reason {i}" for i in range(5)),
         "- 4 more for other reasons",
-        "No segment begins at 2 nodes: what it would take is changed in place later.",
+        "No segment begins at 2 nodes: their inputs are modified in place later.",
     ]
     plan = make_plan(limits=tuple(limits))
     for text in (render_plan(plan, SUBJECT), render_front([plan], SUBJECT)):
         assert "\n\n{}\n\n".format("\n".join(told)) in text
 
 
-def test_one_node_that_is_never_computed_again() -> None:
+def test_one_node_that_is_never_recomputed() -> None:
     plan = make_plan(limits=(Limit("a\x1b", LimitKind.RECOMPUTE, "is new"),))
-    lines = ["1 node is never computed again:", r"- a\x1b: is new"]
+    lines = ["1 node is never recomputed:", r"- a\x1b: is new"]
     assert "\n".join(lines) in render_plan(plan, SUBJECT)
 
 
@@ -108,11 +119,68 @@ def test_names_are_made_printable() -> None:
 
 def test_savings_that_are_not_told_are_left_out() -> None:
     text = render_plan(make_front()[2], SUBJECT)
-    assert "computed again" in text
+    assert "recomputed" in text
     assert "off the peak" not in text.lower()
 
 
-def test_where_no_plan_takes_less_the_table_says_so() -> None:
+def test_a_front_of_one_plan_says_so() -> None:
     text = render_front(make_front(1), SUBJECT)
     assert text.startswith("Peak 30.00 MiB; 1 plan, down to 30.00 MiB\n")
-    assert text.endswith("\n\nNo plan was found that takes less.\n")
+    assert text.endswith("\n\nNo plan with a lower peak was found.\n")
+
+
+def list_rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("  ") if cell] for line in table.splitlines()]
+
+
+def test_only_outer_segments_have_a_share_of_the_time() -> None:
+    inner = Segment("b", "c", 2, recompute_s=1.0)
+    segments = (
+        Segment("a", "d", 4, children=(inner,), recompute_s=1.0),
+        Segment("e", "e", 1, recompute_s=3.0),
+    )
+    plan = make_plan(segments=segments, overhead=0.2, overhead_flops=0.0)
+    header, _, *rows = list_rows(write_segments(plan, None))
+    at = header.index("added time")
+    assert [(row[0], row[at] if len(row) > at else "") for row in rows] == [
+        ("a .. d", "5.0 %"),
+        ("- b .. c", ""),
+        ("e", "15.0 %"),
+    ]
+
+
+@given(st.integers(0, 1 << 45))
+def test_a_peak_in_the_table_is_a_budget_that_its_plan_keeps(nbytes: int) -> None:
+    text = write_limit(nbytes)
+    assert nbytes <= parse_bytes(text) <= nbytes * 1.011 + 1
+
+
+ADVICE = (
+    Advice("Run forward under autocast", 'autocast="bf16"', 12 * MIB, 18 * MIB, "Numerics change."),
+    Advice("Free \x1b[2J gradients", "zero_grad(set_to_none=True)", 28 * MIB, 2 * MIB, "None."),
+)
+ADVICE_TEXT = """\
+Other ways to lower the peak of 30.00 MiB, each by itself and without a plan:
+
+- 18.00 MiB off the peak, 12.00 MiB left: Run forward under autocast.
+  Write: autocast="bf16"
+  Cost: Numerics change.
+
+- 2.00 MiB off the peak, 28.00 MiB left: Free \\x1b[2J gradients.
+  Write: zero_grad(set_to_none=True)
+  Cost: None.
+"""
+
+
+def test_advice_after_a_plan_and_by_itself() -> None:
+    assert render_advice(ADVICE, 30 * MIB) == ADVICE_TEXT
+    text = render_advice(ADVICE, 30 * MIB, SUBJECT)
+    assert text == f"Peak 30.00 MiB\n{write_subject(SUBJECT)}\n\n{ADVICE_TEXT}"
+    expected = "Nothing else that was tried lowers the peak by 0.5 % or 1 MiB.\n"
+    assert render_advice((), 30 * MIB) == expected
+
+
+def test_lines_of_advice_fit_a_width() -> None:
+    text = render_advice(ADVICE, 30 * MIB, width=40)
+    assert max(map(measure_width, text.splitlines())) <= 40
+    assert text.split() == ADVICE_TEXT.split()

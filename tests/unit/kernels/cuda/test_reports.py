@@ -14,7 +14,7 @@ from fxmem import analyze
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda import CUDA
-from fxmem.report.describing import build_document
+from fxmem.report.document import build_document
 from fxmem.report.text import render_text
 
 F = nn.functional

@@ -8,8 +8,7 @@ from hand_made import MIB, make_analysis, make_graph, memory_graphs
 from hypothesis import given
 
 from fxmem.graph import Category, MemoryGraph, Phase
-from fxmem.report.describing import build_document
-from fxmem.report.document import LiveRow
+from fxmem.report.document import LiveRow, build_document
 
 
 def test_the_headline_is_the_peak() -> None:
@@ -58,8 +57,8 @@ def test_totals_that_are_zero_are_left_out() -> None:
 
 def test_the_notes_say_which_step_was_assumed() -> None:
     assert build_document(make_analysis(optimizer=None)).notes == (
-        "No loss was given: it is the sum of the output's floating tensors.",
-        "No optimizer was given: the step ends with backward.",
+        "No loss given: the sum of the output's floating-point tensors is used.",
+        "No optimizer given: the step ends after backward.",
     )
     assert build_document(make_analysis(loss="mse")).notes == ()
     assert build_document(make_analysis(mode="infer", optimizer=None)).notes == ()
@@ -69,13 +68,14 @@ def test_a_loss_that_the_model_computes_is_its_own() -> None:
     graph = make_graph()
     nodes = (*graph.nodes[:4], dataclasses.replace(graph.nodes[4], phase=Phase.FORWARD))
     notes = build_document(make_analysis(dataclasses.replace(graph, nodes=nodes))).notes
-    assert notes == ("No loss was given: it is the model's own.",)
+    assert notes == ("No loss given: the model's own is used.",)
 
 
 def test_the_notes_say_why_the_first_frontend_did_not_serve() -> None:
     analysis = make_analysis(frontend="record", frontend_reason="a cache", loss="mse")
     assert build_document(analysis).notes == (
-        "Traced by record, not fx: a cache. The numbers do not depend on that.",
+        "Traced by record, not fx: a cache. The memory figures do not depend on the tracer; "
+        "plans cover whole modules only.",
     )
 
 
