@@ -70,7 +70,7 @@ def save_memory_in_dense_layers(model: nn.Module) -> Forward:
 
 def enable_gradient_checkpointing(model: Any) -> Forward:
     """The switch of transformers."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": False})
     return model
 
 
@@ -266,7 +266,7 @@ CASES = (
             (),
             {"input_ids": ids(2, 256, high=1000), "use_cache": False},
         ),
-        {"gradient_checkpointing_enable()": enable_gradient_checkpointing},
+        {"activation_checkpointing_enable()": enable_gradient_checkpointing},
     ),
     PlannerCase(
         Case("swin_t", vision("swin_t"), (image(2, 3, 224, 224),)),

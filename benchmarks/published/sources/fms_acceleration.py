@@ -121,7 +121,7 @@ class FineTuning(nn.Module):
         if rank:
             add_adapters(self.model, ADAPTED, rank, dropout)
             self.model.enable_input_require_grads()
-        self.model.gradient_checkpointing_enable({"use_reentrant": True})
+        self.model.activation_checkpointing_enable({"use_reentrant": True})
         self.upcasts = name != "santacoder"
         self.keeps_logits = transformers > "4.46"
         self.amp = amp
