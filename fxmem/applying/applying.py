@@ -59,7 +59,7 @@ def apply(
         if analysis.frontend != "fx":
             raise UsageError(
                 f"no plan can be applied to this model: {analysis.setup.frontend_reason}",
-                hint="write checkpoints into its code: fxmem plan --diff",
+                hint="make the plan with style='modules'",
             )
         graph = analysis.fx_graph
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, choose_width, write_output
@@ -31,7 +33,7 @@ _ALL = 10**6
 _DESCRIPTION = f"""\
 Finds what forward need not keep because backward can compute it again, so that the peak
 of a training step falls, for the least time or FLOPs added. Nothing is changed: take the
-plan in Python with fxmem.apply, or read --diff.
+plan in Python with fxmem.apply, or write the suggested lines into your own code.
 
 Without a limit, the table of all trade-offs. In inference, nothing is computed again: the
 plan is what the code could do in place or let go of.
@@ -108,11 +110,6 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         help="how many trade-offs to list at most (default: %(default)s)",
     )
     kinds.add_argument("--json", action="store_true", help="the plan, or all of them, as JSON")
-    kinds.add_argument(
-        "--diff",
-        action="store_true",
-        help="what of the plan can be written in your own code, as a diff to read and apply",
-    )
     kinds.add_argument(
         "--advice",
         action="store_true",
@@ -193,12 +190,11 @@ def _parse_share(text: str, option: str) -> float:
 
 
 def _check_result(arguments: argparse.Namespace, limit: dict[str, Any]) -> None:
-    if _chooses_plan(arguments, limit) or (arguments.output is None and not arguments.diff):
-        return
-    raise UsageError(
-        f"{'--diff' if arguments.diff else '-o'} writes a plan, and none is chosen",
-        hint="give a limit, such as --budget 4GiB or --max-overhead 0.1",
-    )
+    if arguments.output is not None and not _chooses_plan(arguments, limit):
+        raise UsageError(
+            "-o writes one plan, and none is chosen",
+            hint="give a limit, such as --budget 4GiB or --max-overhead 0.1",
+        )
 
 
 def _chooses_plan(arguments: argparse.Namespace, limit: dict[str, Any]) -> bool:
@@ -262,17 +258,20 @@ def _render_front(
 def _render_plan(plan: Plan, analysis: Analysis, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return f"{plan.to_json()}\n"
-    if arguments.diff:
-        from fxmem.cli.diff import write_plan_diff
-
-        return write_plan_diff(plan, analysis.nodes)
     from fxmem.planning.outcome import find_planned_peak
     from fxmem.report.document import describe_subject
     from fxmem.report.plan_text import render_plan
+    from fxmem.report.suggestions import render_suggestions, suggest_code
 
-    return render_plan(
+    sources = {}
+    for path in {node.source.file for node in analysis.nodes if node.source is not None}:
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # such as code that was typed
+            sources[path] = Path(path).read_text(encoding="utf-8")
+    text = render_plan(
         plan,
         describe_subject(analysis),
         peak=find_planned_peak(analysis, plan),
         width=choose_width(None),
     )
+    suggestions = render_suggestions(suggest_code(plan, analysis.nodes, sources))
+    return f"{text}\n{suggestions}" if suggestions else text

@@ -1,4 +1,4 @@
-"""``fxmem plan`` in a process of its own, and what its plan and its diff do to the model."""
+"""``fxmem plan`` in a process of its own, and what its plan and suggested code do to the model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from suggested_code import write_suggestions
 
 import fxmem
 from fxmem.planning.applied import measure_graph
 from fxmem.planning.dels.deletion import apply_deletions
 from fxmem.planning.inplace.overwriting import apply_inplace
+from fxmem.report.suggestions import suggest_code
 
 ROOT = Path(__file__).parents[2]
 NETS = """
@@ -106,33 +108,34 @@ def test_a_plan_from_a_file_gives_the_peak_that_it_says(run: Run) -> None:
     assert fxmem.analyze(planned, ("4096x64",)).peak_bytes == plan.peak_bytes
 
 
-def test_the_diff_lowers_the_peak_and_changes_no_result(run: Run) -> None:
-    done = run(*COMMAND, "--max-overhead", "0.2", "--diff")
-    assert (done.returncode, done.stderr) == (0, "")
-    before = json.loads(run("analyze", *COMMAND[1:4], "--json").stdout)
-    Path("plan.diff").write_text(done.stdout)
+def write_code(plan: fxmem.Plan, analysis: fxmem.Analysis) -> None:
+    """Writes a plan's suggestions into nets.py, and the code as it was into before.py."""
+    suggestions = suggest_code(plan, analysis.nodes, {str(Path("nets.py").resolve()): NETS})
     Path("before.py").write_text(NETS)
-    subprocess.run(["git", "apply", "plan.diff"], check=True)
-    assert "checkpoint(feed, x, use_reentrant=False)" in Path("nets.py").read_text()
+    Path("nets.py").write_text(write_suggestions(NETS, suggestions))
+
+
+def test_suggested_checkpoints_lower_the_peak_and_change_no_result(run: Run) -> None:
+    before = fxmem.analyze("nets.py:Net", ("4096x64",))
+    done = run(*COMMAND, "--max-overhead", "0.2", "--style", "modules", "-o", "plan.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    line = "x = torch.relu(torch.utils.checkpoint.checkpoint(feed, x, use_reentrant=False))"
+    assert f"\n  nets.py:23  {line}" in done.stdout
+    write_code(fxmem.Plan.from_json(Path("plan.json").read_text()), before)
+    assert line in Path("nets.py").read_text()
     after = json.loads(run("analyze", *COMMAND[1:4], "--json").stdout)
-    assert after["peak_bytes"] < 0.8 * before["peak_bytes"]
+    assert after["peak_bytes"] < 0.8 * before.peak_bytes
     subprocess.run([sys.executable, "-c", COMPARE], check=True)
 
 
-def test_in_inference_the_diff_gives_the_peak_of_its_changes(run: Run) -> None:
+def test_in_inference_suggestions_give_the_peak_of_their_changes(run: Run) -> None:
     command = (*COMMAND[1:4], "--mode", "infer")
-    done = run("plan", *command, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    plan = fxmem.Plan.from_json(done.stdout)
+    analysis = fxmem.analyze("nets.py:Net", ("4096x64",), mode="infer")
+    plan = fxmem.Plan.from_json(run("plan", *command, "--json").stdout)
     assert plan.segments == ()
     assert plan.peak_bytes < plan.baseline_peak_bytes
-    done = run("plan", *command, "--diff")
-    assert (done.returncode, done.stderr) == (0, "")
-    Path("plan.diff").write_text(done.stdout)
-    Path("before.py").write_text(NETS)
-    subprocess.run(["git", "apply", "plan.diff"], check=True)
+    write_code(plan, analysis)
     after = json.loads(run("analyze", *command, "--json").stdout)
-    analysis = fxmem.analyze("before.py:Net", ("4096x64",), mode="infer")
     changed = apply_deletions(apply_inplace(analysis.graph, plan.inplace), plan.dels)
     assert after["peak_bytes"] == measure_graph(analysis, changed)[0] < plan.baseline_peak_bytes
     # What the caller of a module holds while it runs has no variable: only the graph lets it go.

@@ -13,14 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from suggested_code import write_suggestions
 from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.planner_measure import watch_allocations
 from benchmarks.step import default_loss, tensors_of
-from fxmem.applying.patching import patch_sources
 from fxmem.graph import Node
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan
+from fxmem.report.suggestions import Suggestion, suggest_code
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.nodes import Call
 from fxmem.tracing.tracer import Tracer
@@ -111,10 +112,9 @@ def write_deletion(
     assert point.source is not None
     path = point.source.file
     text = Path(path).read_text(encoding="utf-8")
-    patches = patch_sources(Plan("", 0, 0, dels=(point,)), nodes, {path: text})
-    (patched,) = patches.files
+    written = write_suggestions(text, _suggest_del(nodes, point))
     function = _find_function(path, point.source.line)
-    code = _find_code(compile(patched.after, path, "exec", dont_inherit=True), function.__code__)
+    code = _find_code(compile(written, path, "exec", dont_inherit=True), function.__code__)
     before = function.__code__
     function.__code__ = code
     try:
@@ -124,12 +124,15 @@ def write_deletion(
 
 
 def can_be_written(nodes: Sequence[Node], point: DelPoint) -> bool:
-    """Whether ``--diff`` has a ``del``: it does not where other code of the line reads it."""
-    if not point.variable or point.source is None or not Path(point.source.file).exists():
-        return False
+    """Whether a line is suggested for a ``del``: none is where other code reads the variable."""
+    return bool(point.variable and _suggest_del(nodes, point))
+
+
+def _suggest_del(nodes: Sequence[Node], point: DelPoint) -> tuple[Suggestion, ...]:
+    if point.source is None or not Path(point.source.file).exists():
+        return ()
     text = Path(point.source.file).read_text(encoding="utf-8")
-    plan = Plan("", 0, 0, dels=(point,))
-    return bool(patch_sources(plan, nodes, {point.source.file: text}).files)
+    return suggest_code(Plan("", 0, 0, dels=(point,)), nodes, {point.source.file: text})
 
 
 def _find_function(path: str, line: int) -> Any:

@@ -1,6 +1,6 @@
 """Which operations have a form that runs in place, and how a plan writes it.
 
-The one table of them: what is proposed, what ``--diff`` writes into the user's code and what
+The one table of them: what is proposed, what is suggested for the user's code and what
 :func:`fxmem.apply` puts into the graph all go by it.
 """
 

@@ -116,7 +116,7 @@ def test_a_model_whose_graph_cannot_be_run_takes_no_plan() -> None:
         fxmem.apply(Bags(), plan, (INPUT,))
     assert str(caught.value) == (
         "no plan can be applied to this model: no graph holds the Bag in the output"
-        " (write checkpoints into its code: fxmem plan --diff)"
+        " (make the plan with style='modules')"
     )
 
 

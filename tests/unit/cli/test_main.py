@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable
 
@@ -183,14 +182,3 @@ def test_help_has_examples_and_exit_codes(
 def test_help_and_usage_errors_do_not_wait_for_torch(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED_TORCH, *arguments], capture_output=True)
     assert done.returncode == 0
-
-
-def test_help_is_fast() -> None:
-    durations_s = []
-    for _ in range(5):  # the best of a few: the machine may be busy
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "fxmem", "analyze", "--help"], capture_output=True, check=True
-        )
-        durations_s.append(time.perf_counter() - start)
-    assert min(durations_s) < 0.5  # 0.1 s on an idle machine; torch alone takes more than 1 s

@@ -1,0 +1,311 @@
+"""Lines of code that make a plan's changes in the user's own source."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fxmem.graph import Node
+from fxmem.planning.inplace_forms import COMMUTATIVE, FormKind, InplaceForm, read_form
+from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
+from fxmem.report.cells import escape_controls
+
+_CHECKPOINT = ast.parse("torch.utils.checkpoint.checkpoint", mode="eval").body
+_FUNCTIONAL = ("F", "nn.functional", "torch.nn.functional")
+_Trees = Mapping[str, ast.Module]
+_Kind = TypeVar("_Kind", ast.ClassDef, ast.FunctionDef, ast.Call, ast.stmt)
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A line of code for one change of a plan, or for several that share the line.
+
+    Attributes:
+        code: The new statement, without indentation.
+        file: The file; empty for a line that goes where the model is built.
+        line: The first line of the statement that is there now.
+        end_line: The last one.
+        is_added: Whether the code follows that statement, as ``del`` does, or replaces it.
+        modules: The modules that the change is for, where the line runs for several.
+    """
+
+    code: str
+    file: str = ""
+    line: int = 0
+    end_line: int = 0
+    is_added: bool = False
+    modules: str = ""
+
+
+def suggest_code(
+    plan: Plan, nodes: Sequence[Node], sources: Mapping[str, str]
+) -> tuple[Suggestion, ...]:
+    """Finds lines of code that make a plan's changes.
+
+    A segment has one where it is the call of one module of several operations, without batch
+    normalisations, whose statistics ``torch.utils.checkpoint`` would update twice; an operation in
+    place, where its line calls it once and every node of that line changes; a ``del``, where
+    nothing reads the variable afterwards.
+
+    Args:
+        plan: The plan.
+        nodes: The nodes of the step that it was made for.
+        sources: The text of each file, by the name that source locations have.
+    """
+    trees = {}
+    for path, text in sources.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's escape sequences, for instance
+            try:
+                trees[path] = ast.parse(text)
+            except (SyntaxError, ValueError):  # code that a tool translates before Python sees it
+                continue
+    found = [
+        *_suggest_checkpoints(plan.segments, nodes, trees),
+        *_suggest_flags(plan.inplace, nodes),
+        *_suggest_inplace(plan.inplace, nodes, trees),
+        *_suggest_dels(plan.dels, trees),
+    ]
+    return tuple(sorted(dict.fromkeys(found), key=lambda s: (s.file, s.line, s.is_added)))
+
+
+def render_suggestions(suggestions: Iterable[Suggestion]) -> str:
+    """The lines of code with where they go, or an empty text where there are none.
+
+    >>> print(render_suggestions([Suggestion("del y", "/home/me/net.py", 61, 62, True)]), end="")
+    In your own code:
+      net.py:61  del y  # after line 62
+    """
+    lines = []
+    for suggestion in suggestions:
+        place = f"{suggestion.file.rpartition('/')[2]}:{suggestion.line}"
+        notes = [f"after line {suggestion.end_line}"] if suggestion.is_added else []
+        notes += [f"for {suggestion.modules}"] if suggestion.modules else []
+        code = "  # ".join([suggestion.code, *notes])
+        lines.append(escape_controls(f"  {place if suggestion.file else 'the model'}  {code}"))
+    return "".join(f"{line}\n" for line in ["In your own code:", *lines]) if lines else ""
+
+
+def _suggest_checkpoints(
+    segments: Iterable[Segment], nodes: Sequence[Node], trees: _Trees
+) -> Iterator[Suggestion]:
+    """Calls of modules under ``checkpoint``, one line for all modules that a loop runs."""
+    called = _find_module_calls(nodes, trees)
+    planned: dict[tuple[str, ast.Call], list[str]] = {}
+    waiting = [*segments]
+    for segment in waiting:
+        waiting.extend(segment.children)
+        places = [place for place, fqns in called.items() if segment.fqn in fqns]
+        # Of one operation, torch.utils.checkpoint keeps the result beside the input.
+        if len(places) == 1 and segment.nodes > 1 and not (segment.norms or segment.states):
+            planned.setdefault(places[0], []).append(segment.fqn)
+    for place, fqns in planned.items():
+        path, call = place
+        flag = ast.keyword("use_reentrant", ast.Constant(value=False))
+        new = ast.Call(_CHECKPOINT, [call.func, *call.args], [*call.keywords, flag])
+        modules = join_names(fqns) if len(called[place]) > 1 else ""
+        yield from _replace_call(path, trees[path], call, new, modules)
+
+
+def _find_module_calls(
+    nodes: Sequence[Node], trees: _Trees
+) -> dict[tuple[str, ast.Call], set[str]]:
+    """The calls of modules in the user's classes, each with the fqns of what it runs."""
+    classes: dict[str, tuple[str, ast.ClassDef]] = {}  # by the fqn of the module that it runs in
+    children: dict[str, set[str]] = {}
+    for node in nodes:
+        fqn = node.fqn
+        while fqn:
+            children.setdefault(fqn.rpartition(".")[0], set()).add(fqn)
+            fqn = fqn.rpartition(".")[0]
+        if node.source is not None and node.source.file in trees:
+            is_leaf = node.op == "call_module"  # whose line is its caller's; a container has none
+            caller = re.sub(r"(^|\.)[^.]+(\.\d+)?$", "", node.fqn) if is_leaf else node.fqn
+            around = _find_around(trees[node.source.file], node.source.line, ast.ClassDef)
+            if around:
+                classes.setdefault(caller, (node.source.file, around[-1]))
+    modules = set().union(*children.values())
+    found: dict[tuple[str, ast.Call], set[str]] = {}
+    for parent, (path, code) in classes.items():
+        before = f"{parent}." if parent else ""
+        for part in ast.walk(code):
+            if isinstance(part, ast.Call) and _read_name(part.func):
+                found.setdefault((path, part), set()).add(before + _read_name(part.func))
+            elif isinstance(part, ast.For):
+                # The variable may be one of several: for index, block in enumerate(self.blocks).
+                targets = {n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)}
+                names = {before + _read_name(n) for n in ast.walk(part.iter) if _read_name(n)}
+                run = set().union(*(children.get(name, set()) for name in names))
+                for call in (n for statement in part.body for n in ast.walk(statement)):
+                    if isinstance(call, ast.Call) and getattr(call.func, "id", "") in targets:
+                        found.setdefault((path, call), set()).update(run)
+    return {place: fqns & modules for place, fqns in found.items()}
+
+
+def _read_name(expression: ast.expr | ast.AST) -> str:
+    """The path below ``self``: ``self.blocks[0].norm`` is ``blocks.0.norm``; else empty."""
+    if not isinstance(expression, ast.Attribute | ast.Subscript):
+        return ""
+    name = re.sub(r"\[(\d+)\]", r".\1", ast.unparse(expression))
+    return name.removeprefix("self.") if re.fullmatch(r"self(\.\w+)+", name) else ""
+
+
+def join_names(fqns: Iterable[str]) -> str:
+    """Names of modules in a line, those that differ in one number as one.
+
+    >>> join_names(["h.0", "h.1", "h.2"]), join_names(["h.1.mlp", "h.5.mlp", "head"])
+    ('h[0:3]', 'h[1, 5].mlp, head')
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for fqn in fqns:
+        match = re.fullmatch(r"(.*)\.(\d+)((?:\.[^.]*\D)*)", fqn)
+        before, number, after = match.groups() if match else ("", -1, fqn)
+        groups.setdefault((before, after), []).append(int(number))
+    names = []
+    for (before, after), numbers in groups.items():
+        first, end = min(numbers), max(numbers) + 1
+        is_range = len(numbers) > 1 and sorted(numbers) == [*range(first, end)]
+        at = f"{first}:{end}" if is_range else ", ".join(map(str, sorted(numbers)))
+        names.append(f"{before}[{at}]{after}" if before else after)
+    return ", ".join(names)
+
+
+def _suggest_flags(changes: Iterable[InplaceChange], nodes: Sequence[Node]) -> Iterator[Suggestion]:
+    """``inplace`` of modules, all of whose calls may run in place."""
+    changed = {c.node for c in changes if read_form(c.call).kind is FormKind.MODULE}
+    calls: dict[str, set[str]] = {}
+    for node in nodes:
+        if node.op == "call_module":
+            calls.setdefault(node.fqn, set()).add(node.name)
+    for fqn, names in calls.items():
+        if names <= changed:
+            yield Suggestion(f"model.get_submodule({fqn!r}).inplace = True")
+
+
+def _suggest_inplace(
+    changes: Iterable[InplaceChange], nodes: Sequence[Node], trees: _Trees
+) -> Iterator[Suggestion]:
+    """Calls with ``inplace=True``, or as a method with an underscore."""
+    changes = [*changes]
+    changed, targets = {c.node for c in changes}, {node.name: node.target for node in nodes}
+    for change in changes:
+        form, source = read_form(change.call), change.source
+        # Which of two values a sum would overwrite, the code does not tell.
+        if form.kind not in (FormKind.METHOD, FormKind.FUNCTION) or form.name in COMMUTATIVE:
+            continue
+        if source is None or source.file not in trees:
+            continue
+        own_name = form.name.removesuffix("_")
+        calls = [
+            call
+            for call in _find_around(trees[source.file], source.line, ast.Call)
+            if own_name in (getattr(call.func, "attr", ""), getattr(call.func, "id", ""))
+        ]
+        same = [n.name for n in nodes if (n.source, n.target) == (source, targets[change.node])]
+        if len(calls) != 1 or not changed.issuperset(same):
+            continue
+        new = _write_inplace(calls[0], form)
+        if new is not None:
+            yield from _replace_call(source.file, trees[source.file], calls[0], new)
+
+
+def _write_inplace(call: ast.Call, form: InplaceForm) -> ast.Call | None:
+    func, values = call.func, call.args
+    keywords = [keyword for keyword in call.keywords if keyword.arg != "inplace"]
+    holder = ast.unparse(func.value) if isinstance(func, ast.Attribute) else "F"
+    if form.kind is FormKind.FUNCTION:
+        flag = ast.keyword("inplace", ast.Constant(value=True))
+        return ast.Call(func, values, [*keywords, flag]) if holder in _FUNCTIONAL else None
+    if isinstance(func, ast.Attribute) and holder not in ("torch", *_FUNCTIONAL):
+        return ast.Call(ast.Attribute(func.value, form.name), values, keywords)
+    if not values or isinstance(values[0], ast.Starred):
+        return None
+    return ast.Call(ast.Attribute(values[0], form.name), values[1:], keywords)
+
+
+def _replace_call(
+    path: str, tree: ast.Module, call: ast.Call, new: ast.Call, modules: str = ""
+) -> Iterator[Suggestion]:
+    """The statement of a call with another call in its place."""
+    statement = _find_statement(tree, call.lineno)
+    if statement is not None:
+        changed = copy.deepcopy(statement, {id(call): new})  # which takes the new call for the old
+        line, end_line = statement.lineno, statement.end_lineno or statement.lineno
+        yield Suggestion(ast.unparse(changed), path, line, end_line, modules=modules)
+
+
+def _suggest_dels(dels: Iterable[DelPoint], trees: _Trees) -> Iterator[Suggestion]:
+    """``del`` after a statement, where no code reads the variable later."""
+    for point in dels:
+        if point.source is None or point.source.file not in trees or not point.variable:
+            continue
+        tree, line = trees[point.source.file], point.source.line
+        functions = _find_around(tree, line, ast.FunctionDef)
+        statement = _find_statement(tree, line)
+        if not functions or statement is None or isinstance(statement, ast.Return | ast.Raise):
+            continue
+        function = functions[-1]
+        names = _list_names(statement, point.variable)
+        is_captured = any(
+            _list_names(inner, point.variable)
+            for inner in ast.walk(function)
+            if inner is not function and isinstance(inner, ast.FunctionDef | ast.Lambda)
+        )
+        if is_captured or any(isinstance(name.ctx, ast.Store) for name in names):
+            continue
+        if not _is_read_later(function, statement, point.variable):
+            end_line = statement.end_lineno or line
+            code = f"del {point.variable}"
+            yield Suggestion(code, point.source.file, statement.lineno, end_line, is_added=True)
+
+
+def _is_read_later(owner: ast.AST, statement: ast.stmt, variable: str) -> bool:
+    """Whether code after a statement, or before it in a loop's next round, may read a variable."""
+    blocks = [getattr(owner, name, []) for name in ("body", "handlers", "orelse", "finalbody")]
+    for number, block in enumerate(blocks):
+        for index, part in enumerate(block):
+            if not any(node is statement for node in ast.walk(part)):
+                continue
+            if part is not statement and _is_read_later(part, statement, variable):
+                return True
+            after = block[index + 1 :]
+            if not isinstance(owner, ast.If):  # whose other branch does not run
+                after += [other for later in blocks[number + 1 :] for other in later]
+            if isinstance(owner, ast.For | ast.While):
+                test = [owner.test] if isinstance(owner, ast.While) else []
+                after += [*test, *block[: index + 1]]
+            for later in after:
+                contexts = {type(name.ctx) for name in _list_names(later, variable)}
+                if ast.Load in contexts or (contexts and isinstance(later, ast.AugAssign)):
+                    return True
+                if contexts and isinstance(later, ast.Assign | ast.AnnAssign):
+                    return False
+            return False
+    return False
+
+
+def _list_names(code: ast.AST, variable: str) -> list[ast.Name]:
+    return [n for n in ast.walk(code) if isinstance(n, ast.Name) and n.id == variable]
+
+
+def _find_statement(tree: ast.Module, line: int) -> ast.stmt | None:
+    """The statement on a line; None for the head of a block, and where there are several."""
+    around = _find_around(tree, line, ast.stmt)
+    simple = [n for n in around if not (hasattr(n, "body") or hasattr(n, "cases"))]
+    if len(simple) != 1 or any(n.lineno == simple[0].lineno for n in around if n is not simple[0]):
+        return None
+    return simple[0]
+
+
+def _find_around(tree: ast.Module, line: int, kind: type[_Kind]) -> list[_Kind]:
+    """The parts of code of a kind that span a line, outer ones first."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kind) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
