@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fxmem.graph import Node
-from fxmem.planning.inplace_forms import COMMUTATIVE, FormKind, InplaceForm, read_form
+from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, InplaceForm, read_form
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
-from fxmem.report.cells import escape_controls
+from fxmem.report.tables import escape_controls
 
 _CHECKPOINT = ast.parse("torch.utils.checkpoint.checkpoint", mode="eval").body
 _FUNCTIONAL = ("F", "nn.functional", "torch.nn.functional")
