@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.applying.random_numbers import RandomNumbers, iterate_generators
 from fxmem.applying.versions import find_memory
-from fxmem.recording.effects import find_written
+from fxmem.recording.operators import find_written
 
 _Table = MutableMapping[int, Callable[..., Any]]
 

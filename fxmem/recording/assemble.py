@@ -1,4 +1,4 @@
-"""From what was watched to the memory graph: pure data."""
+"""Assembly of the memory graph from a recording."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fxmem.graph import (
     SavedTensor,
     Storage,
 )
-from fxmem.recording.recorder import Recorder
-from fxmem.recording.records import NodeRecord, SaveRecord
+from fxmem.recording.recorder import NodeRecord, Recorder
+from fxmem.recording.saves import SaveRecord
 from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.nodes import TracedNode
 
 _LISTED = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
-"""Saved for backward, but there anyway: listed and not counted."""
+"""Categories of storages that are listed as saved, but not counted: they are there anyway."""
 _HIDDEN = "it is also called where its calls are not seen: in a checkpoint, a leaf or the loss"
 
 
 def assemble_graph(
     recorder: Recorder, traced: Sequence[TracedNode], log: CallLog | None = None
 ) -> MemoryGraph:
-    """The memory graph of a recorded step.
+    """Builds the memory graph of a recorded step.
 
     Args:
         recorder: After the step.
@@ -68,15 +68,14 @@ def assemble_graph(
 
 
 def _list_calls(log: CallLog) -> Iterator[ModuleCall]:
-    """With the reason why those of a module whose calls are not all seen cannot run twice."""
     for call in log.calls:
         yield replace(call, obstacle=_HIDDEN) if call.fqn in log.hidden else call
 
 
 def _list_let_go(recorder: Recorder) -> Iterator[int | None]:
-    held = recorder.visible.held
+    held = recorder.user_references.held
     for index in range(len(recorder.ledger.storages)):
-        yield None if index in held else recorder.visible.let_go.get(index)
+        yield None if index in held else recorder.user_references.let_go.get(index)
 
 
 def _categorise(recorder: Recorder) -> None:
@@ -123,9 +122,9 @@ def _list_saves(recorder: Recorder) -> Iterator[Save]:
 
 
 def _iterate_saves(recorder: Recorder) -> Iterator[SaveRecord]:
-    """What was saved, by the functions that run: of an operator in place on a view, CopySlices.
+    """Yields the saves by the functions that run: for an operator in place on a view, CopySlices.
 
-    That is made right after the operator's own function, or after the copy that this one saves.
+    Autograd makes it right after the operator's own function, or the copy that this one saves.
     """
     copies = recorder.saving.copies
     runs = {
@@ -136,13 +135,13 @@ def _iterate_saves(recorder: Recorder) -> Iterator[SaveRecord]:
 
 
 def _find_releases(recorder: Recorder, saves: Sequence[SaveRecord]) -> dict[int, int]:
-    """By autograd function, the operation of its backward after which it lets go.
+    """Finds by autograd function the operation of its backward after which it releases its saves.
 
-    That is its last one, unless the engine adds up gradients in its name once it is over: then
-    it is seen from what died with it.
+    This is its last operation, unless the engine adds up gradients in its name afterwards: then
+    the deaths of its saves tell.
     """
     last = {sequence: last for sequence, (_, last) in recorder.sequences.ran.items()}
-    holders: dict[int, int] = {}  # by storage, the function that lets go of it last
+    holders: dict[int, int] = {}  # by storage, the function that releases it last
     for save in saves:
         if save.sequence in last:
             holder = holders.get(save.storage, save.sequence)

@@ -1,4 +1,4 @@
-"""The step of a caller's model on fake tensors, made anew each time that it is recorded."""
+"""Blueprint of a step: the caller's model and inputs, copied to fake tensors for each recording."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemError
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda.target import use_gpu
+from fxmem.kernels.target import Target
 from fxmem.loading.building import replace_converted
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.losses import Loss, make_own_loss
 from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options
-from fxmem.recording.placement import place_inputs, place_model
 from fxmem.recording.step import Recording, Step, record_step
 from fxmem.tracing.deepcopy import Memo
-from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
+from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
 from fxmem.tracing.fake_checks import answer_fake_checks
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_model
 from fxmem.tracing.lazy import settle_lazy
@@ -32,17 +34,17 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What a step is made of.
+    """The parts of a step.
 
     Attributes:
-        model: The caller's, which is left alone.
+        model: The caller's model, which is left unchanged.
         args: Positional inputs as the caller gives them: tensors and specs.
-        kwargs: Keyword inputs, likewise.
+        kwargs: Keyword inputs, of the same kinds.
         loss: From the model's output to the loss.
         make_optimizer: From the parameters to the optimizer; None for none.
         options: How the step is recorded.
-        fake_mode: Of the tensors that stand for the model's and the inputs.
-        named_devices: Gets the devices that the model's code names.
+        fake_mode: The mode of the model's and the inputs' fake tensors.
+        named_devices: Collects the devices that the model's code names.
     """
 
     model: nn.Module
@@ -75,11 +77,11 @@ class Blueprint:
                 self.model, self.fake_mode, dtype=options.dtype, train=train, memo=memo
             )
         inputs = self.make_inputs(memo)
-        place_inputs(inputs, CPU)
+        _place_inputs(inputs, CPU)
         with replace_devices(self.named_devices):
             settle_lazy(model, *inputs, self.fake_mode)
-        place_model(model, self.model, options.target)
-        place_inputs(inputs, options.target)
+        _place_model(model, self.model, options.target)
+        _place_inputs(inputs, options.target)
         return Step(
             model=model,
             args=inputs[0],
@@ -122,3 +124,31 @@ class Blueprint:
             raise
         except (Exception, SystemExit) as error:
             raise explain_failure(error, inputs, size_hint) from error
+
+
+def _place_model(model: nn.Module, source: nn.Module, target: Target) -> None:
+    """Moves parameters, their gradients and buffers as ``model.to(device)`` does.
+
+    Other tensors of the modules stay where the tensors of the source model are.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        _place(tensor, target.device)
+        _place(tensor.grad, target.device)
+    for copied, given in zip(model.modules(), source.modules(), strict=True):
+        for name, value in vars(given).items():
+            if isinstance(value, torch.Tensor) and lies_on_accelerator(value):
+                _place(vars(copied).get(name), target.device)
+    for module in model.modules():
+        for kind, move in target.movers.items():
+            if isinstance(module, kind):
+                move(module)
+
+
+def _place_inputs(inputs: Any, target: Target) -> None:
+    for leaf in tree_leaves(inputs):
+        _place(leaf, target.device)
+
+
+def _place(value: Any, device: torch.device) -> None:
+    if isinstance(value, FakeTensor):
+        value.fake_device = device

@@ -1,27 +1,32 @@
-"""The values of small tensors that do not depend on the inputs.
+"""Values that an analysis knows or assumes, and the operators that they answer.
 
 Models look at values that are known before any input is: a mask of ones that they made
 themselves, positions, a threshold, the draw that decides whether a layer is dropped. Fake tensors
 have no values, so each small tensor made from constants alone carries the real one beside it,
 computed by the same operators, and ``item`` and ``nonzero`` are answered from it.
 
-Two things are assumed, each what a healthy step does: activations are finite, so
-``isfinite(x).all()`` holds; and a single random number is 0.5, so a layer that is dropped with a
-probability below one half is there, which is what takes most memory. Who looks at a value that
-came of such a number is told to the user: it is the one guess of an analysis.
+Three assumptions hold in a healthy step: activations are finite, so ``isfinite(x).all()`` holds;
+a truth value that is asked for only to raise is the one that passes (:mod:`fxmem.tracing.checks`);
+and a single random number is 0.5, so a layer that is dropped with a probability below one half is
+there, which takes most memory. The last one is a guess, and an analysis notes each line that it
+decides. ``nonzero`` and its kin return as many rows as the user's size hint says. The fake mode
+refuses what is left.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.kernels.target import ANY
+from fxmem.tracing.checks import find_passing_answer
 from fxmem.tracing.known_values import (
     MAX_ELEMENTS,
     Memory,
@@ -56,7 +61,7 @@ _FILLS: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
 }
 """Operators whose result depends on no value of their argument, and what they fill it with."""
 _REDUCTIONS = frozenset({_aten.all.default, _aten.any.default})
-_ALL = "_fxmem_all"  # on a tensor too large for a value: what each of its elements is
+_ALL = "_fxmem_all"  # an attribute of tensors too large for a value: that of each element
 _DRAWS = frozenset({_aten.rand.default, _aten.uniform_.default})
 
 
@@ -64,11 +69,7 @@ def remember_inputs(fakes: Any, given: Any) -> None:
     """Keeps the values of small integer and boolean inputs that were given as real tensors.
 
     A mask or a length that the user passes decides sizes; the values of a floating input are
-    data, of which any other batch has others.
-
-    Args:
-        fakes: The fake inputs.
-        given: What the user gave, in the same containers.
+    data, and differ in any other batch. Both arguments have the same containers.
     """
     for fake, real in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
         if type(real) is torch.Tensor and real.device.type == "cpu" and _is_index(real):
@@ -77,12 +78,7 @@ def remember_inputs(fakes: Any, given: Any) -> None:
 
 
 def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
-    """Keeps the value of a small real tensor that the user's code brought with it.
-
-    Args:
-        fake: What stands for it.
-        real: The tensor, which is left alone.
-    """
+    """Keeps the value of a small real tensor that the user's code holds."""
     if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
         with _disable_current_modes():
             attach_value(fake, real.detach().clone(), Memory(held=True))
@@ -114,13 +110,13 @@ def _is_index(tensor: torch.Tensor) -> bool:
 
 
 def comes_of_draw(arguments: Any) -> bool:
-    """Whether the value of a tensor among an operator's arguments came of a random number."""
+    """Whether the value of a tensor among some arguments was computed from a random number."""
     found = map(find_known, _iterate_tensors(arguments))
     return any(value.drawn for value in found if value)
 
 
 def answer_from_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an operator that has to look at values, if they are known.
+    """Computes the result of an operator that looks at values, if these are known.
 
     Returns:
         The result in a tuple, or None where the operator must be run.
@@ -140,16 +136,16 @@ def answer_from_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def is_known_index(args: tuple[Any, ...]) -> bool:
-    """Whether an operator's first argument is integers whose values are known."""
     first = args[0] if args else None
     return isinstance(first, torch.Tensor) and find_attached(first) is not None and _is_index(first)
 
 
 def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Gives a result its value, if all that it was computed from has one."""
+    """Attaches a value to an operator's result, if all its arguments have one."""
     if func in _REDUCTIONS and args[0].__dict__.get(_ALL) is not None:
         _fill(result, args[0].__dict__[_ALL], True)
-        _hold(result)
+        if (value := find_attached(result)) is not None:
+            value.memory.held = True  # it need not be that of each step
         return
     if func in _DRAWS or func in _FILLS:
         drawn = func in _DRAWS
@@ -159,8 +155,11 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     for tensor in _iterate_tensors((args, kwargs)):
         value = find_known(tensor)
         if value is None:
-            if found and func._schema.is_mutable:
-                _forget_overwritten(func, args)
+            if found and func._schema.is_mutable:  # known values are overwritten with others
+                for argument, given in zip(func._schema.arguments, args, strict=False):
+                    if argument.alias_info is not None and argument.alias_info.is_write:
+                        for old in filter(None, map(find_attached, _iterate_tensors(given))):
+                            old.memory.known = False
             return
         found.append(value)
     if not found and func not in _FACTORIES:
@@ -173,7 +172,7 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
 
 
 def _answer_index(args: tuple[Any, ...]) -> Any:
-    """Boolean masks whose values are known become the integer indices that they stand for."""
+    """Indexes with the integers that boolean masks of known values stand for."""
     counted: list[torch.Tensor | None] = []
     masks = 0
     for index in args[1]:
@@ -224,24 +223,7 @@ def _fill(result: torch.Tensor, number: Any, single: bool, drawn: bool = False) 
         attach_value(result, real, drawn=drawn)
 
 
-def _hold(result: torch.Tensor) -> None:
-    """Notes that an assumed value need not be that of each step."""
-    value = find_attached(result)
-    if value is not None:
-        value.memory.held = True
-
-
-def _forget_overwritten(func: Any, args: tuple[Any, ...]) -> None:
-    for argument, given in zip(func._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            for tensor in _iterate_tensors(given):
-                value = find_attached(tensor)
-                if value is not None:
-                    value.memory.known = False
-
-
 def _iterate_tensors(arguments: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an operator's arguments, which nest no deeper than lists."""
     if isinstance(arguments, torch.Tensor):
         yield arguments
     elif isinstance(arguments, (tuple, list)):
@@ -249,3 +231,120 @@ def _iterate_tensors(arguments: Any) -> Iterator[torch.Tensor]:
             yield from _iterate_tensors(argument)
     elif isinstance(arguments, dict):
         yield from _iterate_tensors(list(arguments.values()))
+
+
+# -- size hints and checks -------------------------------------------------------------------------
+
+
+def answer_operator(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size_hint: int | None
+) -> tuple[Any] | None:
+    """Assumes the result of an operator that would have to look at data.
+
+    Returns:
+        The result in a tuple, or None where the operator must be run.
+    """
+    is_truth = func is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
+    if is_truth or func is _aten.equal.default:
+        passing = find_passing_answer(sys._getframe(1))
+        return None if passing is None else (passing,)
+    if size_hint is None:
+        return None
+    answer = _HINTED.get(func)
+    return None if answer is None else (answer(size_hint, *args, **kwargs),)
+
+
+def takes_hint(func: Any) -> bool:
+    """Whether a size hint answers an operator."""
+    return func in _HINTED
+
+
+def _hint_nonzero(hint: int, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty((hint, tensor.dim()), dtype=torch.int64)
+
+
+def _hint_masked_select(hint: int, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty((hint,))
+
+
+def _hint_unique(
+    hint: int,
+    tensor: torch.Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    return (
+        tensor.new_empty((hint,)),
+        tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64),
+        tensor.new_empty((hint if return_counts else 0,), dtype=torch.int64),
+    )
+
+
+def _hint_runs(
+    hint: int,
+    tensor: torch.Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """aten/src/ATen/native/Unique.cpp: runs and counts are cut from as many as there may be."""
+    if dim is not None:
+        raise DataDependentOutputException(_aten.unique_consecutive.default)
+    most = max(hint, tensor.numel())
+    return (
+        _cut(tensor.new_empty((most,)), hint),
+        tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64),
+        _cut(tensor.new_empty((most * return_counts,), dtype=torch.int64), hint * return_counts),
+    )
+
+
+def _cut(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    return tensor.as_strided((count,), (1,))
+
+
+def _hint_bincount(
+    hint: int, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """aten/src/ATen/native/SummaryOps.cpp, ``_bincount_cpu_template``."""
+    dtype = torch.int64
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return tensor.new_empty((max(hint, minlength),), dtype=dtype)
+
+
+def _hint_repeat(
+    hint: int, repeats: torch.Tensor, *, output_size: int | None = None
+) -> torch.Tensor:
+    return repeats.new_empty((hint if output_size is None else output_size,))
+
+
+def _hint_item(hint: int, tensor: torch.Tensor) -> int:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise DataDependentOutputException(_aten._local_scalar_dense.default)
+    return hint
+
+
+def _hint_index(
+    hint: int, tensor: torch.Tensor, indices: list[torch.Tensor | None]
+) -> torch.Tensor:
+    counted: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            counted += [index.new_empty((hint,), dtype=torch.int64)] * index.dim()
+        else:
+            counted.append(index)
+    result: torch.Tensor = _aten.index.Tensor(tensor, counted)
+    return result
+
+
+_HINTED: dict[Any, Callable[..., Any]] = {
+    _aten.nonzero.default: _hint_nonzero,
+    _aten.masked_select.default: _hint_masked_select,
+    _aten._unique2.default: _hint_unique,
+    _aten.unique_consecutive.default: _hint_runs,
+    _aten.repeat_interleave.Tensor: _hint_repeat,
+    _aten.bincount.default: _hint_bincount,
+    _aten._local_scalar_dense.default: _hint_item,
+    _aten.index.Tensor: _hint_index,
+}

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 
 from fxmem.errors import DataDependentError, FxmemError, TraceError, summarize_error
 from fxmem.loading.inputs import suggest_shape
-from fxmem.recording.hints import takes_hint
+from fxmem.recording.constants import takes_hint
 from fxmem.tracing import tracer
 from fxmem.tracing.fxgraph import describe_function
 from fxmem.tracing.source import find_raising_source, find_raising_step, find_span, is_machinery

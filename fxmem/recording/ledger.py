@@ -1,38 +1,68 @@
-"""Every storage of a step, its birth and its death."""
+"""Ledger of a step's storages: their births and deaths, and the live bytes."""
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fxmem.graph import RESIDENT, Category
-from fxmem.recording.records import LiveStorage
+from fxmem.graph import (
+    NEXT_RESULT,
+    RESIDENT,
+    Blocks,
+    Category,
+    FirstOperation,
+    Operation,
+    Phase,
+)
+from fxmem.kernels.target import Workspace
 from fxmem.specs import strip_torch
 
 _HOST = torch.device("cpu")
 NO_STORAGE = -2
-"""The index of what occupies no memory of its own."""
+"""The index of a tensor without memory of its own."""
+_SKIPPED = ("step.begin", "random.get_state", str(torch.ops.aten.detach.default))
+"""Operations of the steady step alone: the recording's own, and what its hooks add to backward."""
+
+
+@dataclass(slots=True)
+class LiveStorage:
+    """A storage under observation; :class:`fxmem.graph.Storage` once the step is over."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+    node: int | None
+    died: int | None = None
+    death_rank: int = 0
+    category: Category = Category.TEMPORARY
+    name: str = ""
+    saved_by: list[int] = field(default_factory=list)
+    cast_until: int | None = None
 
 
 class Ledger:
-    """Keeps account of the storages of tensors on one device.
+    """Counts the storages of tensors on one device.
 
     Args:
-        device: Where the tensors lie that count; on the CPU all do.
+        device: The device whose tensors count; on the CPU all do.
 
     Attributes:
         storages: Every storage seen, in order of allocation.
         warmup: Allocations and frees before :meth:`begin`, as in the memory graph.
-        live_bytes: After each allocation and free since :meth:`begin`.
-        live_now_bytes: What is alive.
-        peak_bytes: The most that was alive since somebody set it.
-        resident_bytes: Live when the step began.
-        operation: Index of the latest operation, in which what happens now happens.
-        counts_all: Whether tensors anywhere count.
+        live_bytes: Live bytes after each allocation and free since :meth:`begin`.
+        live_now_bytes: Live bytes now.
+        peak_bytes: Most live bytes since a caller last set this.
+        resident_bytes: Live bytes when the step began.
+        operation: Index of the latest operation.
+        counts_all: Whether tensors on any device count.
         recording: Whether births and deaths belong to the step.
     """
 
@@ -53,7 +83,7 @@ class Ledger:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether what leads to the step is being written down."""
+        """Whether the step has not begun."""
         return not self._begun
 
     def begin(self) -> None:
@@ -83,7 +113,7 @@ class Ledger:
         return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
 
     def find(self, tensor: torch.Tensor) -> int:
-        """The index of a tensor's storage, if it is watched; else NO_STORAGE."""
+        """Finds the index of a tensor's storage; NO_STORAGE if it is not watched."""
         try:
             key = tensor.untyped_storage()._cdata
         except NotImplementedError:
@@ -91,11 +121,10 @@ class Ledger:
         return self._live.get(key, NO_STORAGE)
 
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
-        """The index of a tensor's storage, which is watched from now on.
+        """Watches a tensor's storage from now on, and returns its index.
 
         Args:
-            tensor: Any tensor; one without a storage (sparse), or in other memory than the
-                device's, is passed over.
+            tensor: Any tensor; tensors without a storage, or not on the device, are skipped.
             born: The operation that allocated it, the latest if None. RESIDENT for a tensor
                 that no operator of the step made, such as a constant of the user's module.
             node: The node it belongs to.
@@ -125,10 +154,10 @@ class Ledger:
         return index
 
     def keep(self, name: str, nbytes: int, node: int | None, *, by_engine: bool) -> None:
-        """Notes what a library takes at its first use in a thread, and does not give back.
+        """Adds memory that a library takes at its first use in a thread, and never frees.
 
         Args:
-            name: What it is.
+            name: Name of the storage.
             nbytes: Its size.
             node: The node at which it is taken.
             by_engine: Whether the thread is the autograd engine's, which has memory of its own.
@@ -142,7 +171,7 @@ class Ledger:
         self.change(nbytes)
 
     def hold(self, nbytes: int) -> None:
-        """What a kernel takes and gives back before it returns."""
+        """Counts memory that a kernel allocates and frees before it returns."""
         if not nbytes:
             return
         if self.is_warming_up:
@@ -152,7 +181,7 @@ class Ledger:
             self.change(-nbytes)
 
     def take(self, nbytes: int) -> int:
-        """A kernel takes a block, which it gives back before it returns; its number."""
+        """Counts a block that a kernel allocates inside itself; returns the block's number."""
         index = len(self.storages)
         if self.is_warming_up:
             self.storages.append(LiveStorage(nbytes, (nbytes,), "uint8", self.operation, None))
@@ -162,11 +191,50 @@ class Ledger:
         return index
 
     def give_back(self, index: int, nbytes: int) -> None:
-        """The kernel gives the block of that number back."""
+        """Counts the free of a block of :meth:`take`."""
         if self.is_warming_up:
             self.warmup.append((index, -nbytes))
         elif self.recording:
             self.change(-nbytes)
+
+    def allocate(
+        self,
+        made: Sequence[torch.Tensor],
+        workspace: Workspace,
+        see: Callable[[torch.Tensor], object],
+    ) -> Blocks:
+        """Counts an operator's results and its kernel's blocks, in the kernel's order.
+
+        Args:
+            made: The results.
+            workspace: The memory inside the kernel.
+            see: Tracks a result.
+
+        Returns:
+            The blocks, as the memory graph has them.
+        """
+        if isinstance(workspace, int):
+            for tensor in made:
+                see(tensor)
+            self.hold(workspace)
+            return ()
+        named = {~block for block, _ in workspace}
+        for at, tensor in enumerate(made):
+            if at not in named:
+                see(tensor)
+        blocks, held = list[tuple[int, int]](), dict[int, int]()
+        for block, nbytes in workspace:
+            if block < 0:
+                count = len(self.storages)
+                see(made[~block])
+                blocks += [(NEXT_RESULT, 0)] * (len(self.storages) - count)
+                continue
+            blocks.append((block, nbytes))
+            if nbytes > 0:
+                held[block] = self.take(nbytes)
+            else:
+                self.give_back(held[block], -nbytes)
+        return tuple(blocks)
 
     def change(self, delta_bytes: int) -> None:
         """Counts an allocation or a free."""
@@ -195,8 +263,41 @@ class Ledger:
         self.change(-storage.nbytes)
 
     def _add_resident(self, nbytes: int) -> None:
-        """It was there all the time, though it is seen only now."""
+        """Counts a storage that was there all the time, though it is seen only now."""
         self.resident_bytes += nbytes
         self.live_now_bytes += nbytes
         self.peak_bytes += nbytes
         self.live_bytes = [live + nbytes for live in self.live_bytes]
+
+
+class FirstStepLog:
+    """Notes to which operator each allocation and free of the first step belongs."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, Phase, int, Any]] = []
+        self._counts: dict[Phase, int] = defaultdict(int)
+
+    def see(self, func: Any, phase: Phase, start: int) -> None:
+        """Notes an operator that has run, after ``start`` allocations and frees."""
+        rank = self._counts[phase]
+        if func is torch.ops.aten.detach.default or (phase is Phase.OPTIMIZER and rank):
+            return
+        if self._marks and self._marks[-1][0] == start:
+            self._marks.pop()  # the operator before neither allocated nor freed
+        self._marks.append((start, phase, rank, func))
+        self._counts[phase] = rank + 1
+
+    def list_operations(self, operations: Iterable[Operation]) -> Iterator[FirstOperation]:
+        """Lists the operators, each with its twin among those of the steady step.
+
+        Both steps run the same operators in the same order.
+        """
+        steady: dict[Phase, list[Operation]] = defaultdict(list)
+        for operation in operations:
+            if operation.name not in _SKIPPED:
+                steady[operation.phase].append(operation)
+        for start, phase, rank, func in self._marks:
+            twins = steady[phase]
+            found = twins[rank] if phase is not Phase.OPTIMIZER and rank < len(twins) else None
+            is_twin = found is not None and found.name == str(func)
+            yield FirstOperation(start, phase, found.index if found and is_twin else None)

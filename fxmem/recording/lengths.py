@@ -1,8 +1,8 @@
-"""Functions whose C++ reads the lengths of sequences on the host.
+"""Lengths of sequences, which C++ functions read on the host.
 
-``pack_padded_sequence`` computes its batch sizes from lengths, and ``ctc_loss`` its own sizes.
-Where the values of the lengths are known (:mod:`fxmem.recording.constants`), so are those. Batch
-sizes are then a real tensor: the loops over packed sequences, which are C++ too, read them.
+``pack_padded_sequence`` computes its batch sizes from lengths, and ``ctc_loss`` its own sizes,
+where the lengths are known (:mod:`fxmem.recording.constants`). Batch sizes are then a real tensor:
+the loops over packed sequences, which are C++ too, read them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _check_lengths(lengths: Tensor, batch: int) -> None:
 @CPU.workspace(_pack)
 @CUDA.workspace(_pack)
 def _pack_bytes(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-    """The blocks of equal batch size, which live until all are joined."""
+    # Blocks of equal batch size live until all are joined.
     input_, lengths, batch_first = args
     assert isinstance(input_, Tensor) and isinstance(lengths, Tensor)
     known = find_value(lengths)
@@ -70,7 +70,7 @@ def _pack_bytes(args: Arguments, kwargs: Mapping[str, object], outputs: object) 
 
 
 def _iterate_blocks(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """First step, last step (exclusive) and batch size of each block."""
+    """Yields first step, last step (exclusive) and batch size of each block."""
     start = 0
     for index, end in enumerate(reversed(lengths)):
         if end > start:
@@ -113,10 +113,7 @@ def ctc_loss(
     reduction: int = _MEAN,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``, of lengths that are known.
-
-    The mean divides by them; PyTorch fills that tensor, which a fake one cannot be.
-    """
+    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``: its mean divides by a tensor of lengths."""
     inputs, outputs = _list_known(input_lengths), _list_known(target_lengths)
     if inputs is None or outputs is None:
         return torch.ctc_loss(
@@ -149,6 +146,6 @@ def _make_real(lengths: Sequence[int]) -> Tensor:
 
 @ANY.function(torch.istft, Tensor.istft)
 def istft(*args: Any, **kwargs: Any) -> Tensor:
-    """It checks that its windows add up to no zero."""
+    """Lets the check pass that its windows add up to no zero."""
     with assume_passing(False):
         return torch.istft(*args, **kwargs)

@@ -207,7 +207,7 @@ def refuse_real_parameters() -> Iterator[None]:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         if not all(isinstance(parameter, FakeTensor) for parameter in parameters):
             raise TraceError(
-                f"a hook runs an optimizer ({type(optimizer).__name__}) of parameters that the "
+                f"the step runs an optimizer ({type(optimizer).__name__}) of parameters that the "
                 "analysed copy does not have",
                 hint="keep the optimizer on the model, or let the hook close over it",
             )

@@ -1,4 +1,4 @@
-"""Watches a step run on fake tensors: every operator, every storage, its birth and its death.
+"""Recorder of a step on fake tensors: every operator, every storage, its birth and its death.
 
 A ``TorchDispatchMode`` sees each operator below autograd and so each new storage, a weak
 reference to the storage sees its death, and ``saved_tensors_hooks`` see what autograd keeps.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,9 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.graph import (
-    NEXT_RESULT,
     RESIDENT,
-    Blocks,
     Category,
     Operation,
     Phase,
@@ -27,20 +25,19 @@ from fxmem.graph import (
     measure_blocks,
 )
 from fxmem.kernels.target import Target, Workspace
-from fxmem.recording import inplace
-from fxmem.recording.arguments import list_tensors, refuse_sparse
-from fxmem.recording.casts import CastLog
-from fxmem.recording.costs import KernelCosts
-from fxmem.recording.effects import find_effect, find_written
-from fxmem.recording.first_step import FirstStepLog
-from fxmem.recording.ledger import NO_STORAGE, Ledger
-from fxmem.recording.overwriting import find_overwritable
-from fxmem.recording.records import NodeRecord
-from fxmem.recording.running import OperatorRunner
-from fxmem.recording.saving import SaveLog, is_own_output
-from fxmem.recording.sequences import SequenceLog
-from fxmem.recording.strangers import Strangers
-from fxmem.recording.visible import VisibleTensors
+from fxmem.recording.engine import EngineWatch
+from fxmem.recording.ledger import NO_STORAGE, FirstStepLog, Ledger
+from fxmem.recording.operators import (
+    KernelCosts,
+    OperatorRunner,
+    RealTensorCache,
+    find_effect,
+    find_overwritable,
+    find_written,
+    list_tensors,
+    refuse_sparse,
+)
+from fxmem.recording.saves import CastLog, SaveLog, SequenceLog, UserReferences, is_own_output
 from fxmem.tracing.dispatch import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
@@ -51,8 +48,17 @@ _lift_fresh = torch.ops.aten.lift_fresh.default
 
 
 @dataclass(slots=True)
-class _Ran:
-    """An operator that ran: what it was given, what it gave, and what it took."""
+class NodeRecord:
+    """Measurements of a node while it ran, in bytes."""
+
+    output_bytes: int = 0
+    transient_bytes: int = 0
+    results: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Call:
+    """An operator that ran: its arguments, results and memory."""
 
     func: Any
     args: tuple[Any, ...]
@@ -75,13 +81,13 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         ledger: Every storage seen, in order of allocation, and what was live when.
         operations: The operators since :meth:`begin_step`.
         node_records: By index of the traced node.
-        runner: Gives the operators' results.
-        saving: What was saved for backward.
-        sequences: Which function of autograd is whose, and when it ran.
-        strangers: Real tensors that the step met.
-        visible: The tensors that nodes returned.
+        runner: Runs the operators.
+        saving: The saves for backward.
+        sequences: The node of each function of autograd, and when the function ran.
+        real_tensors: Real tensors that the step met.
+        user_references: The tensors that nodes returned.
         seeding: Lines of forward that set the state of a random number generator.
-        casts: What autocast keeps.
+        casts: The casts that autocast keeps.
         first_step: The operators before :meth:`begin_step`.
     """
 
@@ -93,8 +99,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.runner = OperatorRunner(target, self.ledger, size_hint)
         self.saving = SaveLog()
         self.sequences = SequenceLog()
-        self.strangers = Strangers()
-        self.visible = VisibleTensors(self.ledger)
+        self.real_tensors = RealTensorCache()
+        self.user_references = UserReferences(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
         self.first_step = FirstStepLog()
         self._costs = KernelCosts(target, self.ledger)
@@ -103,14 +109,14 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self._phase = Phase.FORWARD
         self._node: int | None = None
         self._node_operators = self._node_storages = 0
-        self._engine = inplace.EngineWatch()
+        self._engine = EngineWatch()
         self._autograd: tuple[str, int] | None = None
         self._autograd_start = 0
 
     # -- the step ------------------------------------------------------------------------------
 
     def label(self, value: Any, category: Category, name: str = "") -> None:
-        """Says what the storages of the tensors in a value are for, unless it is known."""
+        """Sets category and name of the storages of the tensors in a value, unless known."""
         for tensor in iterate_tensors(value):
             index = self.track(tensor)
             if index == NO_STORAGE:
@@ -120,16 +126,15 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 storage.category, storage.name = category, name
 
     def begin_step(self) -> None:
-        """Starts recording; whatever is alive now is resident."""
+        """Starts recording; live storages are resident."""
         self.ledger.begin()
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
 
     def end_step(self) -> None:
-        """Stops recording; what is freed from now on is no part of the step."""
+        """Stops recording; later frees are no part of the step."""
         self.ledger.recording = False
 
     def set_phase(self, phase: Phase) -> None:
-        """The part of the step that begins now."""
         self._phase, self._node = phase, None
 
     def enter_node(self, index: int) -> None:
@@ -164,7 +169,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def find_storages(self, value: Any) -> tuple[int, ...]:
         """See :class:`fxmem.tracing.tracer.NodeListener`."""
         indices = (
-            self.ledger.find(t) for t in map(self.strangers.find_fake, iterate_tensors(value))
+            self.ledger.find(t) for t in map(self.real_tensors.find_fake, iterate_tensors(value))
         )
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
@@ -174,7 +179,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             index = self.track(tensor)
             if index != NO_STORAGE:
-                self.visible.watch(tensor, index)
+                self.user_references.watch(tensor, index)
 
     @contextmanager
     def watch_saved(self) -> Iterator[None]:
@@ -194,11 +199,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             index = self.track(part, RESIDENT)  # before the operator that reads it
             if index != NO_STORAGE:
                 self._note_saved(index, part, tensor.grad_fn)
-        if not (is_own_output(tensor.grad_fn) or self.visible.is_visible(tensor)):
+        if not (is_own_output(tensor.grad_fn) or self.user_references.includes(tensor)):
             return tensor
-        # The saving operator's own output would hold its graph, and that graph it; and when the
-        # user's code lets go of a tensor can be seen only where autograd holds another on its
-        # storage. Source: ``SavedVariable::unpack`` gives what is unpacked its function back.
+        # The saving operator's own output would hold its graph, and the graph the output; and the
+        # user's release of a tensor is seen only where autograd holds another tensor on the
+        # storage. Source: ``SavedVariable::unpack`` gives an unpacked tensor its function back.
         self._packing = True
         try:
             detached: torch.Tensor = _detach(tensor)
@@ -227,20 +232,20 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if func is _prim_device:
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
-        # The bookkeeping asks tensors for much that no torch-function mode has to hear of.
+        # Torch-function modes need not see the recorder's own questions to tensors.
         with torch._C.DisableTorchFunction():
             read = list_tensors((args, kwargs))
-            if func is _lift_fresh:  # torch.tensor(...) hands it the memory of its result
+            if func is _lift_fresh:  # its argument is the memory of its result, torch.tensor(...)
                 read = []
             elif not all(isinstance(tensor, FakeTensor) for tensor in read):
-                args, kwargs = self.strangers.replace((args, kwargs))
+                args, kwargs = self.real_tensors.replace((args, kwargs))
                 read = list_tensors((args, kwargs))
             return self._watch(func, args, kwargs, read)
 
     def _watch(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
     ) -> Any:
-        """Runs an operator, which reads these tensors, and notes what it did."""
+        """Runs an operator and records it."""
         running, result = torch._C._current_autograd_node(), None
         in_backward = self._phase is Phase.BACKWARD
         autograd = running if in_backward else None
@@ -261,57 +266,18 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if not self.ledger.recording:
             for tensor in read:
                 self.track(tensor)
-            self._allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
+            self.ledger.allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
         else:
-            self._record(_Ran(func, args, kwargs, result, read, made, workspace, kept), autograd)
+            self._record(_Call(func, args, kwargs, result, read, made, workspace, kept), autograd)
         for name, nbytes in kept:  # a kernel asks its library for a handle once its result is there
             self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
         return result
 
-    def _allocate(
-        self,
-        made: list[torch.Tensor],
-        workspace: Workspace,
-        see: Callable[[torch.Tensor], object],
-    ) -> Blocks:
-        """Notes an operator's results and its kernel's blocks, in the kernel's order.
-
-        Args:
-            made: The results.
-            workspace: What the kernel holds inside.
-            see: Notes a result.
-
-        Returns:
-            The blocks, as the memory graph has them.
-        """
-        if isinstance(workspace, int):
-            for tensor in made:
-                see(tensor)
-            self.ledger.hold(workspace)
-            return ()
-        named = {~block for block, _ in workspace}
-        for at, tensor in enumerate(made):
-            if at not in named:
-                see(tensor)
-        blocks, held = list[tuple[int, int]](), dict[int, int]()
-        for block, nbytes in workspace:
-            if block < 0:
-                count = len(self.ledger.storages)
-                see(made[~block])
-                blocks += [(NEXT_RESULT, 0)] * (len(self.ledger.storages) - count)
-                continue
-            blocks.append((block, nbytes))
-            if nbytes > 0:
-                held[block] = self.ledger.take(nbytes)
-            else:
-                self.ledger.give_back(held[block], -nbytes)
-        return tuple(blocks)
-
-    def _record(self, ran: _Ran, autograd: Any) -> None:
-        """Notes an operator, run by a function of autograd or by none."""
+    def _record(self, ran: _Call, autograd: Any) -> None:
+        """Records an operator, run by a function of autograd or by none."""
         index, func, call = len(self.operations), ran.func, (ran.args, ran.kwargs, ran.result)
         if autograd is not None:
-            # Of what has no number the node is that whose backward ran last.
+            # A function without a number belongs to the node whose backward ran last.
             found = self.sequences.find_node(autograd)
             self._node = self._node if found is None else found
             self.sequences.see_operation(autograd, index, func)
@@ -331,7 +297,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 reads,
                 ran.workspace if isinstance(ran.workspace, int) else 0,
                 self._costs.count_flops(func, *call),
-                # The engine runs backward without gradients: what asks for them computes again.
+                # The engine runs backward without gradients: code that enables them recomputes.
                 recomputed=autograd is not None and torch.is_grad_enabled(),
                 library_bytes=self._costs.estimate_library_bytes(func, *call),
                 writes=writes,
@@ -345,7 +311,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self.casts.see(func, ran.args, tensor, self.track(tensor, index, node))
 
         count = len(self.ledger.storages)
-        blocks = self._allocate(ran.made, ran.workspace, see)
+        blocks = self.ledger.allocate(ran.made, ran.workspace, see)
         if blocks:
             results = [storage.nbytes for storage in self.ledger.storages[count:]]
             self.operations[-1] = replace(
@@ -357,7 +323,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _list_storages(
         self, tensors: Iterable[torch.Tensor], born: int | None = None
     ) -> tuple[int, ...]:
-        """The storages of tensors, each once; of those not seen before, when they were born."""
+        """Tracks tensors and lists their storages, each once."""
         indices = [self.track(tensor, born) for tensor in tensors]
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
@@ -377,7 +343,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         return self.track(tensor) >= self._autograd_start
 
     def see_random_state(self, state: torch.Tensor) -> None:
-        """A copy of the random number generator's state was made, without an operator."""
+        """Records a copy of the random number generator's state, made without an operator."""
         if not self.ledger.is_counted(state):
             return
         if self.ledger.recording:
@@ -388,29 +354,25 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         storage.category, storage.name = Category.WORKSPACE, "random number generator's state"
 
     def see_seeding(self) -> None:
-        """A state was set; what does so within a node does it again wherever that runs."""
+        """Notes a line outside of nodes that sets a random state: no graph repeats it."""
         if self.ledger.recording and self._node is None and self._phase is Phase.FORWARD:
             self.seeding[find_source()] = None
 
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
-        """See :meth:`fxmem.recording.ledger.Ledger.track`; of the node that runs if none is."""
-        fake = self.strangers.find_fake(tensor)
+        """Tracks a tensor in the ledger, by default as born in the running node."""
+        fake = self.real_tensors.find_fake(tensor)
         return self.ledger.track(fake, born, self._node if born is None else node)
 
 
 def is_on_engine_thread(function: Any) -> bool:
-    """Whether the autograd engine runs an operator in its thread for the GPU, in any phase.
+    """Whether the autograd engine would run this function in its thread for the GPU.
 
-    Here it is one thread that runs all. Source: ``torch/csrc/autograd/engine.cpp``,
-    ``Engine::ready_queue``.
-
-    Args:
-        function: Of autograd, that runs the operator; or None.
+    Source: ``torch/csrc/autograd/engine.cpp``, ``Engine::ready_queue``.
     """
     return function is not None and torch._C._is_multithreading_enabled()
 
 
 @functools.cache
 def operator_name(func: Any) -> str:
-    """``aten.mm.default`` for the operator's overload."""
+    """Names an operator's overload: ``aten.mm.default``."""
     return str(func)

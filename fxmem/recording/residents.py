@@ -1,4 +1,4 @@
-"""What is there before a step: allocated as a model's move to a device does, and named."""
+"""Tensors that are there before a step: the model's, the inputs, the optimizer's, the user's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NamedInputs = Iterable[tuple[str, Any]]
 
 
 def allocate_model(recorder: Recorder, model: nn.Module) -> None:
-    """In the order in which ``model.to(device)`` does (``Module._apply``): children first."""
+    """Tracks a model's tensors in the order of ``model.to(device)``: children first."""
     order: list[nn.Module] = []
 
     def visit(module: nn.Module) -> None:
@@ -42,16 +42,16 @@ def label_residents(
     optimizer: torch.optim.Optimizer | None,
     scaler_state: Any,
 ) -> None:
-    """Says what is there before the step, most specific first: parameters to leftovers.
+    """Labels the tensors that are there before the step, most specific category first.
 
     Args:
-        recorder: What knows the storages.
+        recorder: Knows the storages.
         model: The model.
-        inputs: What it is called with.
-        target: What the loss compares its output with.
+        inputs: Its arguments, by name.
+        target: The target of the loss.
         loss: The user's function, whose tensors are labelled if the step has met them.
         optimizer: The step's own.
-        scaler_state: The tensors of its gradient scaler.
+        scaler_state: Tensors of the gradient scaler.
     """
     label, inputs = recorder.label, [*inputs]
     names: dict[torch.Tensor, str] = {
@@ -82,7 +82,7 @@ def label_residents(
 
 
 def label_gradients(recorder: Recorder, model: nn.Module, inputs: NamedInputs) -> None:
-    """Names the gradients of parameters and inputs, where there are any."""
+    """Labels the gradients of parameters and inputs."""
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
@@ -93,20 +93,16 @@ def label_gradients(recorder: Recorder, model: nn.Module, inputs: NamedInputs) -
 
 
 def iterate_held(model: nn.Module) -> Iterator[tuple[str, object]]:
-    """What the model's code reaches beyond what is registered, and what holds it."""
+    """Yields what the model's code reaches beyond parameters and buffers, with a name of each."""
     seen: dict[int, object] = {}
     for prefix, module in model.named_modules():
         for name, attribute in vars(module).items():
-            if _holds_nothing(attribute):  # most of a module's
+            if attribute is None or isinstance(attribute, (bool, int, float, str)):
+                continue
+            if isinstance(attribute, (dict, list, tuple)) and not attribute:
                 continue
             holders = attribute if name in ("_parameters", "_buffers") else {name: attribute}
             for holder, held in holders.items() if name != "_modules" else ():
                 held_by = f"{prefix}.{holder}".strip(".")
                 for value in iterate_reached(held, seen):
                     yield held_by if value is held else f"held by {held_by}", value
-
-
-def _holds_nothing(value: object) -> bool:
-    if isinstance(value, (dict, list, tuple)):
-        return not value
-    return value is None or isinstance(value, (bool, int, float, str))

@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-import fxmem.recording.lengths  # noqa: F401 - registers what it replaces
+import fxmem.recording.lengths  # noqa: F401 - registers kernels
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.target import Target
 from fxmem.loop import PLAIN, Loop
 from fxmem.recording.assemble import assemble_graph
-from fxmem.recording.inference import replace_inference_mode
+from fxmem.recording.isolation import (
+    replace_inference_mode,
+    stop_garbage_collection,
+    watch_random_state,
+)
 from fxmem.recording.losses import Loss, NoGradientError
 from fxmem.recording.optimizers import OptimizerFactory, answer_values, refuse_real_parameters
-from fxmem.recording.randomness import watch_random_state
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.residents import (
     allocate_model,
@@ -37,7 +40,6 @@ from fxmem.recording.residents import (
     label_gradients,
     label_residents,
 )
-from fxmem.recording.trainers import cast_to_float32, clip_gradients, copy_inputs
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import iterate_tensors
@@ -47,18 +49,19 @@ from fxmem.tracing.tracer import Tracer
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run.
+    """A step to run.
 
     Attributes:
-        model: On fake tensors, in train or eval mode.
+        model: The model on fake tensors, in train or eval mode.
         args: Positional inputs, on fake tensors.
         kwargs: Keyword inputs.
-        train: Whether loss, backward and the optimizer run; else under ``no_grad``.
-        inference_mode: Whether it is under ``inference_mode`` instead.
+        train: Whether loss, backward and the optimizer run; else forward under ``no_grad``.
+        inference_mode: Whether inference runs under ``inference_mode`` instead.
         loss: From the model's output to the loss.
         make_optimizer: From the parameters to the optimizer; None for none.
         loop: The training loop around the model.
-        autocast: What forward and loss are autocast to, or None; float16 takes a gradient scaler.
+        autocast: The dtype of forward and loss under autocast, or None; float16 takes a gradient
+            scaler.
     """
 
     model: nn.Module
@@ -78,13 +81,13 @@ class Recording:
 
     Attributes:
         graph: The memory graph.
-        fx_graph: The traced FX graph; it can be run where ``reason`` is empty.
-        reason: What the FX graph cannot express.
-        live_bytes: The live bytes after each allocation and free, as they were watched; the
-            timeline computed from ``graph`` must say the same.
-        notes: What to know about how the step was run.
-        casts_weights: Whether autocast casts weights, whose casts are kept under ``no_grad`` and
-            not under ``inference_mode``.
+        fx_graph: The traced FX graph, which can be run where ``reason`` is empty.
+        reason: Why the FX graph cannot express the step.
+        live_bytes: Live bytes after each allocation and free as they were watched, equal to those
+            of the timeline that is computed from ``graph``.
+        notes: Notes on how the step was run, a sentence each.
+        casts_weights: Whether autocast casts weights, which are kept under ``no_grad`` and not
+            under ``inference_mode``.
     """
 
     graph: MemoryGraph
@@ -107,20 +110,19 @@ def record_step(
     Must be called with the step's fake mode active.
 
     Args:
-        step: What to run.
-        target: The device whose kernels run the step.
+        step: The step.
+        target: The device whose kernels run it.
         symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
         size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
     recorder = Recorder(target, size_hint)
     with (
-        _no_garbage_collection(),
+        stop_garbage_collection(),
         watch_random_state(recorder),
         recorder.casts.watch_exits(),
         lower_functions(target) as notes,
         refuse_real_parameters(),
         replace_inference_mode(),
-        _restore_gradients(recorder),
     ):
         try:
             recording = _StepRunner(step, target, recorder).run(symbolic_sizes)
@@ -130,8 +132,10 @@ def record_step(
                 raise
             raise NoGradientError(
                 " ".join((f"{error.cause}.", *_note_draws(recorder))).removesuffix("."),
-                hint="below a probability of 0.5, what is dropped at random is there",
+                hint="a layer that is dropped with a probability below 0.5 is kept",
             ) from error
+        finally:
+            recorder.real_tensors.restore_gradients()
 
 
 def _note_draws(recorder: Recorder) -> Iterator[str]:
@@ -141,7 +145,6 @@ def _note_draws(recorder: Recorder) -> Iterator[str]:
 
 
 def _explain_randomness(recorder: Recorder) -> str:
-    """Why no graph can be replayed whose way was drawn, or that leaves seeds out."""
     if recorder.runner.draws:
         return "a random draw decides which way it goes"
     for source in recorder.seeding:
@@ -158,7 +161,7 @@ def _call(compute: Callable[[Any], Any], output: Any) -> Any:
 
 
 class _StepRunner:
-    """One step in the making; its parts are functions, so that locals live as in eager."""
+    """Runs a step, in functions whose locals live as long as in an eager loop."""
 
     def __init__(self, step: Step, target: Target, recorder: Recorder) -> None:
         self._step = step
@@ -167,7 +170,7 @@ class _StepRunner:
         self._scaler = target.make_scaler() if is_scaled and target.make_scaler else None
         self._recorder = recorder
         self._target: Any = None
-        self._output: Any = None  # the caller's names
+        self._output: Any = None  # the names of the training loop
         self._loss: Any = None
         self._last_loss: Any = None
         self._norm: Any = None
@@ -185,8 +188,8 @@ class _StepRunner:
             self._label_residents()
             others, total = self._prefetch(), self._start_log()
             self._run_once(self._run_first_model, _call)
-            # What the first step left in reference cycles is gone in a steady run, sooner or
-            # later; all of it is in the youngest generation.
+            # Reference cycles of the first step are gone in a steady run, sooner or later; all of
+            # them are in the youngest generation.
             gc.collect(0)
             if step.loop.zero_grad == "before forward":
                 self._zero_grad()
@@ -208,15 +211,15 @@ class _StepRunner:
         )
 
     def _prefetch(self) -> list[Any]:
-        """The inputs of the micro-batches after the first, where they are there already."""
+        """Makes the inputs of later micro-batches, where the loop moves all at once."""
         loop, train = self._step.loop, self._step.train
         count = loop.accumulate - 1 if loop.prefetch and train else 0
-        others = copy_inputs((self._step.args, self._step.kwargs), count)
+        others = _copy_inputs((self._step.args, self._step.kwargs), count)
         self._recorder.label(others, Category.INPUT, "other micro-batches")
         return others
 
     def _start_log(self) -> Any:
-        """The sum of the losses, where one is kept."""
+        """Makes the sum of the losses, where the loop keeps one."""
         parameter = next(self._step.model.parameters(), None)
         if parameter is None or not (self._step.loop.keep_log and self._step.train):
             return None
@@ -225,12 +228,7 @@ class _StepRunner:
         return total
 
     def _run_once(self, run_model: Callable[[], Any], trace: _Trace) -> None:
-        """One step; the recording ends before what the caller holds then goes.
-
-        Args:
-            run_model: Runs the model.
-            trace: Runs a function of the model's output.
-        """
+        """Runs one step; the recording ends before the caller's names are released."""
         recorder, loop = self._recorder, self._step.loop
         recorder.set_phase(Phase.FORWARD)
         if not self._step.train:
@@ -240,7 +238,7 @@ class _StepRunner:
             self._end_step()
             return
         if loop.accumulate > 1:
-            # Those after the second do what the second does.
+            # Micro-batches after the second do what the second does.
             self._run_forward(self._run_model, _call)
             self._run_backward(is_first=True)
             recorder.set_phase(Phase.FORWARD)
@@ -250,7 +248,7 @@ class _StepRunner:
         recorder.set_phase(Phase.OPTIMIZER)
         if loop.clip_grad:
             parameters = self._step.model.parameters()
-            norm = clip_gradients(parameters, self._optimizer, self._scaler)
+            norm = _clip_gradients(parameters, self._optimizer, self._scaler)
             recorder.label(norm, Category.OUTPUT, "norm of gradients")
             self._norm = norm if loop.keep_log else None
             del norm
@@ -288,7 +286,6 @@ class _StepRunner:
         return self._step.loss.compute(output, self._target)
 
     def _run_backward(self, *, is_first: bool) -> None:
-        """Backward of a micro-batch, the first of its step or a later one."""
         loop, loss = self._step.loop, self._loss
         self._recorder.label(loss, Category.OUTPUT, "loss")
         if is_first and loop.zero_grad == "before backward":
@@ -344,25 +341,37 @@ class _StepRunner:
         return bind_arguments(self._step.model, self._step.args, self._step.kwargs)
 
 
-@contextlib.contextmanager
-def _restore_gradients(recorder: Recorder) -> Iterator[None]:
-    """Leaves the user's own parameters without what backward has put there."""
-    try:
-        yield
-    finally:
-        recorder.strangers.restore_gradients()
+def cast_to_float32(output: Any) -> Any:
+    """Casts the tensors of half precision in a model's output to float32.
 
+    Source: ``convert_to_fp32`` in accelerate's ``utils/operations.py``, which walks lists,
+    tuples and mappings.
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Reference cycles die at no other moment than the end of a step.
-
-    When the collector would run is chance; without it a recording is the same every time.
+    >>> cast_to_float32({"x": (torch.zeros(2, dtype=torch.bfloat16), 3)})
+    {'x': (tensor([0., 0.]), 3)}
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    if isinstance(output, Mapping):
+        made = {name: cast_to_float32(value) for name, value in output.items()}
+        return type(output)(made)  # type: ignore[call-arg]
+    if isinstance(output, tuple | list):
+        parts = (cast_to_float32(value) for value in output)
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    is_half = isinstance(output, Tensor) and output.dtype in (torch.float16, torch.bfloat16)
+    return output.float() if is_half else output
+
+
+def _clip_gradients(
+    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer | None, scaler: Any
+) -> Tensor:
+    """Clips the norm of all gradients, and returns that norm."""
+    if scaler is not None and optimizer is not None:
+        scaler.unscale_(optimizer)
+    return nn.utils.clip_grad_norm_(parameters, 1.0)
+
+
+def _copy_inputs(inputs: Any, times: int) -> list[Tensor]:
+    return [
+        torch.empty_like(tensor, requires_grad=False)
+        for _ in range(times)
+        for tensor in iterate_tensors(inputs)
+    ]

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import fxmem
 from fxmem.errors import UsageError
-from fxmem.recording.inference import replace_inference_mode
+from fxmem.recording.isolation import replace_inference_mode
 from fxmem.report.document import describe_subject
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes

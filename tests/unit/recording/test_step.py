@@ -1,8 +1,9 @@
-"""The canonical step: its phases, what is resident, what each storage is for, who dies when."""
+"""Recorded steps."""
 
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.analysis import Analysis
-from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.graph import RESIDENT, Category, FirstOperation, Operation, Phase
+from fxmem.recording.ledger import FirstStepLog
+from fxmem.recording.step import cast_to_float32
 
 
 class Net(nn.Module):
@@ -243,3 +246,52 @@ def test_an_optimizer_in_backward_may_ask_for_values(kind: Any) -> None:
     optimizer = kind(net.first.parameters())
     net.first.weight.register_post_accumulate_grad_hook(lambda p: optimizer.step() and None)
     assert fxmem.analyze(net, ("8x4",), device="cpu").optimizer_state_bytes > 0
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+def test_only_halves_are_cast_and_containers_stay_what_they_are() -> None:
+    half, whole = torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.float64)
+    cast = cast_to_float32(OrderedDict(a=[half, whole], b=Pair(half, None), c="text"))
+    assert type(cast) is OrderedDict
+    assert type(cast["b"]) is Pair
+    assert cast["a"][0].dtype == cast["b"].left.dtype == torch.float32
+    assert cast["a"][1] is whole
+    assert (cast["b"].right, cast["c"]) == (None, "text")
+
+
+aten = torch.ops.aten
+
+
+def test_operators_that_allocate_nothing_are_left_out() -> None:
+    log = FirstStepLog()
+    log.see(aten.t.default, Phase.FORWARD, 3)
+    log.see(aten.mm.default, Phase.FORWARD, 3)
+    log.see(aten.sum.default, Phase.LOSS, 4)
+    log.see(aten.zeros_like.default, Phase.OPTIMIZER, 5)
+    log.see(aten.sqrt.default, Phase.OPTIMIZER, 6)
+    operations = (
+        Operation(0, "step.begin", Phase.FORWARD),
+        Operation(1, "aten.t.default", Phase.FORWARD),
+        Operation(2, "random.get_state", Phase.FORWARD),
+        Operation(3, "aten.mm.default", Phase.FORWARD),
+        Operation(4, "aten.mean.default", Phase.LOSS),
+        Operation(5, "aten.zeros_like.default", Phase.OPTIMIZER),
+    )
+    assert [*log.list_operations(operations)] == [
+        FirstOperation(3, Phase.FORWARD, 3),
+        FirstOperation(4, Phase.LOSS, None),
+        FirstOperation(5, Phase.OPTIMIZER, None),
+    ]
+
+
+def test_the_lines_of_the_first_step_are_those_of_the_second() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.ReLU(), nn.Linear(16, 4))
+    graph = fxmem.analyze(model, ("4x8",), optimizer="adam", device="cuda").graph
+    *twins, of_optimizer = graph.first_operations
+    assert of_optimizer.phase is Phase.OPTIMIZER
+    assert len(twins) > 10
+    for first in twins:
+        assert first.twin is not None
+        assert graph.operations[first.twin].phase is first.phase

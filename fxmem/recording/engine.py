@@ -1,4 +1,4 @@
-"""Where eager autograd works in place, and does not while Python watches.
+"""Gradients that eager autograd writes in place, and not while Python watches.
 
 While a ``TorchDispatchMode`` is active or a tensor is a subclass, C++ autograd takes the
 out-of-place branch in a few spots (``at::isTensorSubclassLike``), which plain eager runs in
@@ -37,7 +37,7 @@ _FILLS = frozenset(
 _OUT_OF_PLACE = frozenset(
     {"ScatterReduceBackward0", "IndexReduceBackward0", "LinalgCholeskyExBackward0"}
 )
-"""Formulas that take new memory for the sums of what they have made themselves."""
+"""Formulas that add their own results out of place."""
 
 _SOLE_TENSOR_REFERENCES = 4
 """``Tensor._use_count()`` inside ``__torch_dispatch__`` of a tensor that the engine's buffer
@@ -48,17 +48,16 @@ _SOLE_STORAGE_REFERENCES = 2
 
 
 class EngineWatch:
-    """Tells, in backward, which operator would have run in place without anyone watching."""
+    """Finds, in backward, the operators that would run in place without anyone watching."""
 
     def __init__(self) -> None:
         self._returned = False
 
     def see_device_query(self) -> None:
-        """``prim::device`` was dispatched.
+        """Notes that ``prim::device`` was dispatched: an addition straight after is the engine's.
 
-        The engine validates what a node returned, and asks for its device, before it adds it
-        to what the next node already has (``torch/csrc/autograd/engine.cpp``,
-        ``validate_outputs``): an addition straight after is the engine's own.
+        The engine validates a node's result, and asks for its device, before it adds the result
+        to the gradient of the next node (``torch/csrc/autograd/engine.cpp``, ``validate_outputs``).
         """
         self._returned = True
 
@@ -69,21 +68,22 @@ class EngineWatch:
         caller: FrameType,
         is_fresh: Callable[[torch.Tensor], bool],
     ) -> torch.Tensor | None:
-        """The argument that eager would have written the result into, or None.
+        """Finds the argument that eager would have written the result into, or None.
 
         Args:
             func: The operator about to run.
             args: Its arguments.
-            caller: The Python frame that led here; the engine's, or one of user code that runs
-                inside backward, which eager never rewrites.
+            caller: The Python frame that led here: the engine's, or that of user code inside
+                backward, which eager never rewrites.
             is_fresh: Whether the running autograd node made a tensor's storage.
         """
         returned, self._returned = self._returned, False
-        if func is _add and returned and _is_engine(caller):
+        is_engine = caller.f_code.co_name == "_engine_run_backward"
+        if func is _add and returned and is_engine:
             self._returned = True  # the next gradient of the same node may be added right away
             reused = _is_accumulated_in_place(*args[:2])
         else:
-            reused = func in _FILLS and is_fresh(args[0]) and _is_engine(caller)
+            reused = func in _FILLS and is_fresh(args[0]) and is_engine
         tensor: torch.Tensor = args[0]
         if not reused or (_is_out_of_place() and is_fresh(tensor)):
             return None
@@ -106,12 +106,8 @@ def _is_out_of_place() -> bool:
     return node is not None and node.name() in _OUT_OF_PLACE
 
 
-def _is_engine(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "_engine_run_backward"
-
-
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """``Tensor::is_non_overlapping_and_dense``: no gaps and no overlap between elements."""
+    """Computes ``Tensor::is_non_overlapping_and_dense``."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

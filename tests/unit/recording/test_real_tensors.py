@@ -78,6 +78,6 @@ def test_an_optimizer_of_real_parameters_is_refused() -> None:
     with pytest.raises(TraceError) as caught:
         analyse(compute, optimizer=torch.optim.SGD([weight], lr=0.1, momentum=0.9))
     assert str(caught.value).startswith(
-        "the step runs an optimizer (SGD) of parameters that are not the analysed copy's"
+        "the step runs an optimizer (SGD) of parameters that the analysed copy does not have"
     )
     assert torch.equal(weight.detach(), torch.ones(4)) and not HELD["optimizer"].state

@@ -1,0 +1,333 @@
+"""Operators on fake tensors: their results, effects and costs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fxmem.errors import TraceError
+from fxmem.graph import Effect, SourceLocation
+from fxmem.kernels.target import Target, Workspace
+from fxmem.recording.constants import (
+    answer_from_values,
+    answer_operator,
+    comes_of_draw,
+    is_known_index,
+    remember_constant,
+    see_result,
+)
+from fxmem.recording.ledger import Ledger
+from fxmem.specs import strip_torch
+from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
+from fxmem.tracing.source import find_source
+from fxmem.tracing.tensor_copier import TensorCopier
+
+_aten = torch.ops.aten
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_LOW = (torch.bfloat16, torch.float16)
+# Arguments of one dtype; the tests hold this against what real tensors do.
+_ALIKE = {
+    _aten.mm.default: (0, 1),
+    _aten.addmm.default: (1, 2),
+    _aten.mv.default: (0, 1),
+    _aten.addmv.default: (1, 2),
+    _aten.convolution.default: (0, 1),
+}
+# Input and parameters: alike, or parameters in float32 beside a low-precision input
+# (``check_mixed_data_type`` in ``aten/src/ATen/native/cpu/mixed_data_type.h``).
+_NORMS = {
+    _aten.native_batch_norm.default: (0, 1),
+    _aten.native_layer_norm.default: (0, 2),
+    _aten.native_group_norm.default: (0, 1),
+}
+_MASKS = (torch.bool, torch.uint8)
+_index = torch.ops.aten.index.Tensor
+_DATA_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = None) -> Any:
+    """Lists the tensors in an operator's arguments or results, which nest in lists and dicts.
+
+    >>> len(list_tensors((torch.ones(1), [torch.ones(2), None], 3, {"alpha": 1})))
+    2
+    """
+    found = [] if found is None else found
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            list_tensors(argument, found)
+        elif isinstance(argument, dict):
+            list_tensors(argument.values(), found)
+    return found
+
+
+def refuse_sparse(made: Iterable[torch.Tensor]) -> None:
+    """Raises TraceError if an operator has made a sparse tensor, as sparse gradients are."""
+    if any(tensor.layout is not torch.strided for tensor in made):
+        raise TraceError(
+            "sparse gradients and tensors are not supported",
+            hint="use sparse=False, or dense tensors",
+        )
+
+
+class RealTensorCache:
+    """Fakes of the user's real tensors that a step meets, the same one each time.
+
+    The copy of a model reaches what its objects hold. Tensors that the code of a class takes from
+    a global, or makes without an operator (``torch.from_numpy``), are real.
+    """
+
+    def __init__(self) -> None:
+        self._fakes: MutableMapping[Any, torch.Tensor] = WeakIdKeyDictionary()
+
+    def find_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Finds the fake of a real tensor; returns any other tensor itself.
+
+        Must be called with the step's fake mode active.
+        """
+        if isinstance(tensor, FakeTensor) or type(tensor) not in _PLAIN:
+            return tensor
+        fake = self._fakes.get(tensor)
+        if fake is None:
+            mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+            # A copier each: once the real one is freed, another may have its address.
+            fake = self._fakes[tensor] = TensorCopier(mode).copy(tensor)
+            remember_constant(fake, tensor)
+        return fake
+
+    def replace(self, arguments: Any) -> Any:
+        """Replaces real tensors in an operator's arguments with fakes."""
+        return tree_map_only(torch.Tensor, self.find_fake, arguments)
+
+    def restore_gradients(self) -> None:
+        """Removes the fake gradients that backward has set on the user's tensors."""
+        for tensor in self._fakes:
+            if tensor.is_leaf and isinstance(tensor.grad, FakeTensor):
+                tensor.grad = None
+
+
+class OperatorRunner:
+    """Runs operators on fake tensors, as the target's kernels would.
+
+    Args:
+        target: The device whose kernels run the step.
+        ledger: Knows which tensors are on it.
+        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
+
+    Attributes:
+        draws: Lines that look at a single random number, in their order.
+    """
+
+    def __init__(self, target: Target, ledger: Ledger, size_hint: int | None) -> None:
+        self.draws: dict[SourceLocation | None, None] = {}
+        self._kernels = target.kernels
+        self._ledger = ledger
+        self._size_hint = size_hint
+        self._cache = OperatorCache()
+
+    def run(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool
+    ) -> Any:
+        """Runs an operator; ``in_forward`` if the user's own code runs it, whose values count."""
+        answer = answer_from_values(func, args, kwargs)
+        if answer and comes_of_draw((args, kwargs)):
+            self.draws[find_source()] = None
+        answer = answer or answer_operator(func, args, kwargs, self._size_hint)
+        result = answer[0] if answer else self._run_kernel(func, args, kwargs)
+        if in_forward or is_known_index(args):
+            see_result(func, args, kwargs, result)
+        return result
+
+    def run_unwatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of the recording's own, which is no part of the step."""
+        return self._cache.run(func, args, kwargs)
+
+    def _run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_dtypes(func, args)
+        kernel = self._kernels.get(func)
+        result = kernel(*args, **kwargs) if kernel else NotImplemented
+        if result is not NotImplemented:
+            return result
+        result = self._cache.run(func, args, kwargs)
+        # What is changed in place has its device; the result that the mode returns is dropped.
+        if not (self._ledger.counts_all or "device" in kwargs or func._schema.is_mutable):
+            self._keep_on_device(args, result)
+        return result
+
+    def _keep_on_device(self, args: tuple[Any, ...], result: Any) -> None:
+        # FakeTensorMode computes with known scalars on the host, and leaves the result there.
+        if isinstance(result, FakeTensor) and result.constant is not None:
+            for tensor in list_tensors(args):
+                if isinstance(tensor, FakeTensor) and self._ledger.is_counted(tensor):
+                    result.fake_device = tensor.fake_device
+
+
+def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuses mixed dtypes that eager refuses and fake kernels let pass.
+
+    A bfloat16 model that makes a float32 tensor on its way fails where it runs.
+
+    Raises:
+        RuntimeError: Two arguments must be of one dtype and are not.
+    """
+    pair, norm = _ALIKE.get(func), _NORMS.get(func)
+    if pair is not None:
+        first, second = (args[position].dtype for position in pair)
+        if first != second:
+            raise RuntimeError(
+                f"two tensors must have the same dtype, but got {strip_torch(first)} and "
+                f"{strip_torch(second)}"
+            )
+    elif norm is not None and args[norm[1]] is not None:
+        first, second = (args[position].dtype for position in norm)
+        if first != second and not (first in _LOW and second == torch.float32):
+            raise RuntimeError(
+                f"an input of {strip_torch(first)} cannot be normalized with parameters of "
+                f"{strip_torch(second)}"
+            )
+
+
+def find_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Finds the tensors among an operator's arguments that it changes, by its schema.
+
+    >>> x = torch.zeros(1)
+    >>> [y is x for y in find_written(torch.ops.aten.add_.Tensor, (x, 1), {})]
+    [True]
+    """
+    written: list[torch.Tensor] = []
+    for position, name in _list_written(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        written += [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
+    return written
+
+
+def find_effect(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Effect | None:
+    """Finds what keeps an operator from being recomputed as it was.
+
+    Source: the tags in ``aten/src/ATen/native/tags.yaml``; the size of ``index`` depends on data
+    only where it is given masks.
+
+    >>> find_effect(torch.ops.aten.bernoulli.default, (), {})
+    <Effect.RANDOM: 'random'>
+    >>> x, mask = torch.ones(2), torch.tensor([True, False])
+    >>> find_effect(torch.ops.aten.index.Tensor, (x, [mask]), {})
+    <Effect.DATA: 'data'>
+    >>> find_effect(torch.ops.aten.index.Tensor, (x, [torch.tensor([1, 0])]), {}) is None
+    True
+    """
+    if kwargs.get("generator") is not None:
+        return Effect.GENERATOR
+    if func is _index and not any(index is not None and index.dtype in _MASKS for index in args[1]):
+        return None
+    return _read_tags(func)
+
+
+@functools.lru_cache(maxsize=4096)
+def _list_written(func: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_tags(func: Any) -> Effect | None:
+    tags = set(func.tags)
+    if torch.Tag.nondeterministic_seeded in tags:
+        return Effect.RANDOM
+    return Effect.DATA if tags & _DATA_TAGS else None
+
+
+def find_overwritable(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+) -> Iterator[torch.Tensor]:
+    """Finds the arguments that an in-place variant could overwrite and give the same tensor.
+
+    They have the result's shape, dtype and strides and all of their storage. Where autograd
+    records, a leaf cannot be changed, and a view makes the backward copy (``CopySlices``). The
+    second argument counts too, for operators in which it can take the place of the first.
+
+    >>> x = torch.zeros(2, 3)
+    >>> [y is x for y in find_overwritable((x, torch.ones(3)), {}, x + 1)]
+    [True]
+    """
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
+        return
+    tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+    is_recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    for tensor in args[:2] if kwargs.get("alpha", 1) == 1 else args[:1]:
+        if not isinstance(tensor, torch.Tensor) or not _is_alike(tensor, result):
+            continue
+        if not (is_recorded and (tensor._is_view() or (tensor.is_leaf and tensor.requires_grad))):
+            yield tensor
+
+
+def _is_alike(tensor: torch.Tensor, result: torch.Tensor) -> bool:
+    return (
+        tensor.shape == result.shape
+        and tensor.dtype == result.dtype
+        and tensor.device == result.device
+        and tensor.layout is torch.strided
+        and tensor.stride() == result.stride()
+        and tensor.untyped_storage().nbytes() == result.untyped_storage().nbytes()
+        and tensor.is_conj() == result.is_conj()
+        and tensor.is_neg() == result.is_neg()
+    )
+
+
+class KernelCosts:
+    """Estimates the FLOPs and the memory inside the target's kernels."""
+
+    def __init__(self, target: Target, ledger: Ledger) -> None:
+        self._target = target
+        self._ledger = ledger
+        self._flops: dict[Key, int] = {}
+
+    def count_flops(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> int:
+        """Counts FLOPs as ``torch.utils.flop_counter`` does, once for like calls."""
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
+            return 0
+        key = make_key(func, args, kwargs)
+        flops = self._flops.get(key) if key is not None else None
+        if flops is None:
+            flops = int(count(*args, **kwargs, out_val=result))
+            if key is not None:
+                self._flops[key] = flops
+        return flops
+
+    def estimate_workspace(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Workspace:
+        if not self._ledger.counts_all:
+            tensors = iterate_tensors((args, kwargs, result))
+            if not any(map(self._ledger.is_counted, tensors)):
+                return 0
+        return self._target.estimate_workspace(func, args, kwargs, result)
+
+    def estimate_library_bytes(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> int:
+        """Estimates the most that the library behind the kernel may choose to take besides."""
+        estimate = self._target.libraries.get(func)
+        if estimate is None or not self._ledger.is_counted(args[0]):
+            return 0
+        return estimate(args, kwargs, result)
+
+    def list_kept(self, func: Any, args: tuple[Any, ...]) -> tuple[tuple[str, int], ...]:
+        """Lists names and bytes of memory that the library keeps from its first use on."""
+        keeper = self._target.keepers.get(func)
+        return () if keeper is None else tuple(keeper(args))

@@ -1,0 +1,204 @@
+"""Operators: results, costs, arguments that can be overwritten, mixed dtypes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.nn import functional
+
+import fxmem
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.target import Target
+from fxmem.recording.ledger import Ledger
+from fxmem.recording.operators import KernelCosts, OperatorRunner, check_dtypes, find_overwritable
+from fxmem.tracing.fakes import make_fake_mode
+
+aten = torch.ops.aten
+
+
+def make_runner(target: Target, size_hint: int | None = None) -> OperatorRunner:
+    return OperatorRunner(target, Ledger(target.device), size_hint)
+
+
+def run(runner: OperatorRunner, func: Any, *args: Any, **kwargs: Any) -> Any:
+    return runner.run(func, args, kwargs, in_forward=True)
+
+
+def test_a_kernel_of_the_target_comes_before_pytorch_s() -> None:
+    target = Target("test")
+    target.kernel(aten.exp.default)(lambda x: x.new_empty(7) if x.dim() == 1 else NotImplemented)
+    runner = make_runner(target)
+    with make_fake_mode():
+        assert run(runner, aten.exp.default, torch.zeros(4)).shape == (7,)
+        assert run(runner, aten.exp.default, torch.zeros(4, 4)).shape == (4, 4)
+
+
+def test_a_hint_says_how_many_are_found() -> None:
+    with make_fake_mode():
+        x = torch.zeros(4)
+        assert run(make_runner(Target("test"), 3), aten.nonzero.default, x).shape == (3, 1)
+        with pytest.raises(DynamicOutputShapeException):
+            run(make_runner(Target("test")), aten.nonzero.default, x)
+
+
+def test_lines_that_look_at_a_random_number_are_kept() -> None:
+    runner = make_runner(Target("test"))
+    with make_fake_mode():
+        drawn = run(runner, aten.rand.default, [])
+        assert run(runner, aten._local_scalar_dense.default, drawn) == 0.5
+    assert len(runner.draws) == 1
+
+
+def test_what_is_computed_with_a_scalar_stays_on_the_device() -> None:
+    """FakeTensorMode leaves the result of two scalars whose values it knows on the host."""
+    with make_fake_mode():
+        on_gpu = torch.tensor(2.0)
+        on_gpu.fake_device = CUDA.device
+        assert run(make_runner(CUDA), aten.add.Tensor, on_gpu, 1).device == CUDA.device
+
+
+exp = torch.ops.aten.exp.default
+
+
+def make_target(device: torch.device) -> Target:
+    target = Target("test", device=device)
+    target.workspace(exp)(lambda *_: 100)
+    target.library(exp)(lambda *_: 200)
+    target.keeper(exp)(lambda args: (("its handle", 300),))
+    return target
+
+
+def list_costs(device: torch.device, at: torch.device) -> tuple[object, int]:
+    target = make_target(device)
+    costs = KernelCosts(target, Ledger(target.device))
+    with make_fake_mode():
+        x = torch.zeros(4, device=at)
+        call = exp, (x,), {}, x
+        return costs.estimate_workspace(*call), costs.estimate_library_bytes(*call)
+
+
+def test_kernels_cost_where_the_target_runs_them() -> None:
+    host = torch.device("cpu")
+    assert list_costs(host, host) == list_costs(CUDA.device, CUDA.device) == (100, 200)
+    assert list_costs(CUDA.device, host) == (0, 0)
+
+
+def test_like_calls_have_the_same_flops() -> None:
+    costs = KernelCosts(Target("test"), Ledger(torch.device("cpu")))
+    mm = torch.ops.aten.mm.default
+    with make_fake_mode():
+        a, b = torch.zeros(2, 3), torch.zeros(3, 5)
+        counted = [costs.count_flops(mm, (a, b), {}, a @ b) for _ in range(2)]
+        assert costs.count_flops(exp, (a,), {}, a) == 0
+    assert counted == [2 * 2 * 3 * 5] * 2
+
+
+X = torch.zeros(2, 3)
+LEAF = torch.zeros(2, 3, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "positions"),
+    [
+        ((X, 1), {}, [0]),
+        ((X, X.clone()), {}, [0, 1]),
+        ((X, X.clone()), {"alpha": 2}, [0]),
+        ((X, torch.zeros(3)), {}, [0]),
+        ((torch.zeros(3), X), {}, [1]),
+        ((X, torch.zeros(3, 2).t()), {}, [0]),  # its strides are others
+        ((torch.zeros(2, 4)[:, :3], X), {}, [1]),  # not all of its storage
+        ((torch.zeros(3).expand(2, 3), X), {}, [1]),
+        ((X.int(), X), {}, [1]),
+        ((LEAF, X), {}, [1]),
+        ((LEAF * 1, X), {}, [0, 1]),
+        (((LEAF * 1).view(2, 3), X), {}, [1]),
+        ((X.view(2, 3), X.clone()), {}, [0, 1]),  # a view, but nothing is recorded
+    ],
+)
+def test_fits(args: tuple[object, ...], kwargs: dict[str, int], positions: list[int]) -> None:
+    result = torch.add(*args, **kwargs)  # type: ignore[arg-type]
+    found = [*find_overwritable(args, kwargs, result)]
+    assert [next(i for i, a in enumerate(args) if a is f) for f in found] == positions
+
+
+def test_nothing_fits_where_the_result_is_no_plain_tensor() -> None:
+    assert not [*find_overwritable((X,), {}, X.max(1))]
+    assert not [*find_overwritable((X,), {}, X.to_sparse())]
+    with torch.no_grad():
+        assert [*find_overwritable((LEAF,), {}, LEAF + 1)]
+
+
+aten = torch.ops.aten
+Make = Callable[..., Tensor]
+
+
+def list_conv(x: Make, w: Make, *, transposed: bool) -> tuple[Any, ...]:
+    return (x(1, 2, 5), w(2, 2, 3), None, [1], [0], [1], transposed, [0], 1)
+
+
+OPERATORS: dict[str, tuple[Any, Callable[[Make, Make], tuple[Any, ...]]]] = {
+    "mm": (aten.mm.default, lambda x, w: (x(2, 3), w(3, 4))),
+    "addmm": (aten.addmm.default, lambda x, w: (w(4), x(2, 3), w(3, 4))),
+    "mv": (aten.mv.default, lambda x, w: (w(2, 3), x(3))),
+    "addmv": (aten.addmv.default, lambda x, w: (w(2), w(2, 3), x(3))),
+    "convolution": (aten.convolution.default, lambda x, w: list_conv(x, w, transposed=False)),
+    "transposed": (aten.convolution.default, lambda x, w: list_conv(x, w, transposed=True)),
+    "batch_norm": (
+        aten.native_batch_norm.default,
+        lambda x, w: (x(2, 3), w(3), w(3), w(3), w(3), True, 0.1, 1e-5),
+    ),
+    "layer_norm": (aten.native_layer_norm.default, lambda x, w: (x(2, 3), [3], w(3), w(3), 1e-5)),
+    "group_norm": (
+        aten.native_group_norm.default,
+        lambda x, w: (x(2, 4, 3), w(4), w(4), 2, 4, 3, 2, 1e-5),
+    ),
+    "layer_norm without parameters": (
+        aten.native_layer_norm.default,
+        lambda x, w: (x(2, 3), [3], None, None, 1e-5),
+    ),
+}
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(("first", "second"), [*itertools.product(FLOATING, FLOATING)])
+def test_what_real_tensors_do(name: str, first: torch.dtype, second: torch.dtype) -> None:
+    operator, make_arguments = OPERATORS[name]
+    arguments = make_arguments(
+        lambda *shape: torch.ones(shape, dtype=first),
+        lambda *shape: torch.ones(shape, dtype=second),
+    )
+    assert fails(check_dtypes, operator, arguments) == fails(operator, *arguments)
+
+
+def fails(call: Callable[..., Any], *arguments: Any) -> bool:
+    try:
+        call(*arguments)
+    except RuntimeError:
+        return True
+    return False
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.linear(x))
+
+
+def test_a_linear_layer_refuses_integers_and_names_the_line() -> None:
+    with pytest.raises(fxmem.TraceError) as caught:
+        fxmem.analyze(Net(), ("2x4:int64",), device="cpu")
+    line = Net.forward.__code__.co_firstlineno + 1
+    assert str(caught.value) == (
+        f"the step failed at test_operators.py:{line}: RuntimeError: two tensors must have the "
+        "same dtype, but got int64 and float32 (check shapes and dtypes of the inputs: 2x4:int64)"
+    )
