@@ -32,7 +32,7 @@ from benchmarks.cuda_measure import SCHEMA, Result
 from benchmarks.cuda_trace import describe_trace
 from fxmem.analysis import Analysis
 from fxmem.graph import Phase
-from fxmem.kernels.cuda.target import Gpu, count_threads
+from fxmem.kernels.cuda.gpu import Gpu, count_threads
 from fxmem.memory.allocation import _list_events
 from fxmem.memory.allocator import replay
 from fxmem.recording import options

@@ -14,10 +14,10 @@ from torch import nn
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, TraceError, UsageError
 from fxmem.graph import Category, MemoryGraph
+from fxmem.kernels.autocast.dispatch import allow_autocast
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.autocast import allow_autocast
-from fxmem.kernels.target import Target
+from fxmem.kernels.registry import Target
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets

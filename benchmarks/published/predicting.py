@@ -13,7 +13,7 @@ from benchmarks.published.cases import Case
 from fxmem.analysis import Analysis
 from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
-from fxmem.kernels.cuda.target import describe_gpu
+from fxmem.kernels.cuda.gpu import describe_gpu
 from fxmem.memory.allocation import _list_events
 from fxmem.memory.allocator import replay
 from fxmem.recording import options

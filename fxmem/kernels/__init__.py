@@ -1,8 +1,12 @@
-"""What the target device would run, and what its kernels allocate inside themselves."""
+"""Operators as the target device runs them, and the memory inside their kernels.
+
+One folder a device (:mod:`.cpu`, :mod:`.cuda`), one file or folder a family of operators; what
+differs from fake tensors on every device is in :mod:`.common`. Each registers with a
+:class:`~fxmem.kernels.registry.Target`.
+"""
 
 from __future__ import annotations
 
-from fxmem.kernels import householder, inplace, linalg, strides, values
+from fxmem.kernels import common, registry
 
-# Imported for what they register with the target that every device builds upon.
-_MODULES = (householder, inplace, linalg, strides, values)
+registry.import_modules(common)

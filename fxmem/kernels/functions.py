@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fxmem.kernels.target import Function, Target
+from fxmem.kernels.registry import Function, Target
 
 _NESTED = (
     "nn.TransformerEncoder makes nested tensors of what its padding mask leaves, whose sizes and"
@@ -56,8 +56,8 @@ def lower_functions(target: Target) -> Iterator[Mapping[str, None]]:
     torch.overrides.has_torch_function = is_overridden_by_tensors
     try:
         with contextlib.ExitStack() as stack:
-            for surrounding in target.surroundings:
-                stack.enter_context(surrounding())
+            for context in target.contexts:
+                stack.enter_context(context())
             stack.enter_context(Lowering(target))
             yield notes
     finally:

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemError
 from fxmem.kernels.cpu import CPU
-from fxmem.kernels.cuda.target import use_gpu
-from fxmem.kernels.target import Target
+from fxmem.kernels.cuda.gpu import use_gpu
+from fxmem.kernels.registry import Target
 from fxmem.loading.building import replace_converted
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.kernels.target import ANY
+from fxmem.kernels.registry import ANY
 from fxmem.tracing.checks import find_passing_answer
 from fxmem.tracing.known_values import (
     MAX_ELEMENTS,

@@ -21,7 +21,7 @@ from fxmem.graph import (
     Operation,
     Phase,
 )
-from fxmem.kernels.target import Workspace
+from fxmem.kernels.registry import Workspace
 from fxmem.specs import strip_torch
 
 _HOST = torch.device("cpu")

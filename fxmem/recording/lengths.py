@@ -7,16 +7,15 @@ the loops over packed sequences, which are C++ too, read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.cuda.target import CUDA
-from fxmem.kernels.target import ANY, Arguments
+from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.registry import ANY, CPU, Call
 from fxmem.recording.constants import remember_constant
 from fxmem.tracing.checks import assume_passing
 from fxmem.tracing.known_values import find_value
@@ -56,9 +55,9 @@ def _check_lengths(lengths: Tensor, batch: int) -> None:
 
 @CPU.workspace(_pack)
 @CUDA.workspace(_pack)
-def _pack_bytes(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _pack_bytes(call: Call) -> int:
     # Blocks of equal batch size live until all are joined.
-    input_, lengths, batch_first = args
+    input_, lengths, batch_first = call.args
     assert isinstance(input_, Tensor) and isinstance(lengths, Tensor)
     known = find_value(lengths)
     assert known is not None  # else it has no result

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem.errors import TraceError
 from fxmem.graph import Effect, SourceLocation
-from fxmem.kernels.target import Target, Workspace
+from fxmem.kernels.registry import Call, Target, Workspace
 from fxmem.recording.constants import (
     answer_from_values,
     answer_operator,
@@ -316,7 +316,7 @@ class KernelCosts:
             tensors = iterate_tensors((args, kwargs, result))
             if not any(map(self._ledger.is_counted, tensors)):
                 return 0
-        return self._target.estimate_workspace(func, args, kwargs, result)
+        return self._target.estimate_workspace(func, Call(args, kwargs, result))
 
     def estimate_library_bytes(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -325,9 +325,9 @@ class KernelCosts:
         estimate = self._target.libraries.get(func)
         if estimate is None or not self._ledger.is_counted(args[0]):
             return 0
-        return estimate(args, kwargs, result)
+        return estimate(Call(args, kwargs, result))
 
     def list_kept(self, func: Any, args: tuple[Any, ...]) -> tuple[tuple[str, int], ...]:
         """Lists names and bytes of memory that the library keeps from its first use on."""
         keeper = self._target.keepers.get(func)
-        return () if keeper is None else tuple(keeper(args))
+        return () if keeper is None else keeper(Call(args, {}))

@@ -13,8 +13,8 @@ from fxmem.errors import UsageError
 from fxmem.gpus import GpuModel, find_gpu
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.target import Gpu, describe_gpu
-from fxmem.kernels.target import Target
+from fxmem.kernels.cuda.gpu import Gpu, describe_gpu
+from fxmem.kernels.registry import Target
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
 from fxmem.loop import Loop, resolve_loop

@@ -24,7 +24,7 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
-from fxmem.kernels.target import Target, Workspace
+from fxmem.kernels.registry import Target, Workspace
 from fxmem.recording.engine import EngineWatch
 from fxmem.recording.ledger import NO_STORAGE, FirstStepLog, Ledger
 from fxmem.recording.operators import (

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 import fxmem.recording.lengths  # noqa: F401 - registers kernels
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.functions import lower_functions
-from fxmem.kernels.target import Target
+from fxmem.kernels.registry import Target
 from fxmem.loop import PLAIN, Loop
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import (

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from fxmem import analyze
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.target import GPU_DEVICE
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.tracing.fakes import make_fake_mode
 
 Saved = tuple[tuple[int, ...], str]

@@ -31,7 +31,7 @@ from benchmarks.cuda_trace import (
 )
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
-from fxmem.kernels.cuda.target import Gpu, current_gpu
+from fxmem.kernels.cuda.gpu import Gpu, current_gpu
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.recording.options import resolve_options
 

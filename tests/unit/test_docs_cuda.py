@@ -10,8 +10,8 @@ from benchmarks.cuda_cases import CUDA_CASES
 from benchmarks.published.page import list_recorded_rows
 from fxmem.analysis import Analysis
 from fxmem.gpus import CONTEXT_BYTES, GPUS
-from fxmem.kernels.cuda.cublas import cublas_workspace_bytes
-from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
+from fxmem.kernels.cuda.linear import cublas_workspace_bytes
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "cuda.md").read_text(encoding="utf-8")

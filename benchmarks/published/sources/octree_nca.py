@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import fxmem
 from benchmarks.published.cases import Case
-from fxmem.kernels.cuda.cublas import cublas_workspace_bytes
+from fxmem.kernels.cuda.linear import cublas_workspace_bytes
 from fxmem.memory.allocation import _list_events
 from fxmem.memory.allocator import replay
 

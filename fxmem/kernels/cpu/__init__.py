@@ -1,4 +1,4 @@
-"""The CPU as a target: its functions, and what its kernels allocate inside themselves.
+"""Operators and kernels of PyTorch's CPU build.
 
 A dispatch mode sees an operator's inputs and outputs, and not the buffers that its C++ kernel
 takes from the CPU allocator and returns before it ends. Each registered function states one
@@ -9,33 +9,11 @@ threads of a parallel loop take for themselves are not among them.
 
 from __future__ import annotations
 
-from fxmem.kernels.cpu import (  # noqa: F401 - for what they register
-    activation,
-    attention,
-    columns,
-    convolution_operators,
-    copying,
-    decompositions,
-    embedding,
-    grouped,
-    indexing,
-    linalg,
-    linear,
-    losses,
-    masked,
-    mkldnn_rnn,
-    normalization,
-    pointwise,
-    pooling,
-    reduction,
-    resampling,
-    rnn,
-    sampling,
-    sorting,
-    spectral,
-    transformer,
-    trilinear,
-)
-from fxmem.kernels.cpu.target import CPU
+import sys
+
+from fxmem.kernels import registry
+from fxmem.kernels.registry import CPU
+
+registry.import_modules(sys.modules[__name__])
 
 __all__ = ["CPU"]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cpu.mkldnn_convolution import (
+from fxmem.kernels.cpu.onednn.convolution import (
     Problem,
     Sizes,
     dense_strides,
@@ -22,7 +23,8 @@ from fxmem.kernels.cpu.mkldnn_convolution import (
     mkldnn_forward_bytes,
 )
 from fxmem.kernels.cpu.unfolding import is_dense, unfolded_backward_bytes, unfolded_forward_bytes
-from fxmem.kernels.tape import is_like_channels_last, size_bytes
+from fxmem.kernels.registry import CPU, Call, as_tensor
+from fxmem.kernels.workspace import is_like_channels_last, size_bytes
 
 _MKLDNN = frozenset({"Mkldnn", "MkldnnTranspose"})
 _CHANNELS_LAST_2D = frozenset({"Slow2d", "SlowDilated2d", "SlowTranspose2d"})
@@ -198,3 +200,32 @@ def _uses_channels_last(
     if backend not in _MKLDNN and backend not in _CHANNELS_LAST_2D:
         return False
     return is_like_channels_last(*input_view) or is_like_channels_last(*weight_view)
+
+
+# -- Operators --
+
+_aten = torch.ops.aten
+_TRANSPOSED = 6
+
+
+@CPU.kernel("convolution")
+def _convolve(*args: object) -> Any:
+    """A transposed 3d convolution may leave its output on a larger storage."""
+    if not args[_TRANSPOSED] or as_tensor(args[0]).dim() != 5:
+        return NotImplemented
+    output = _aten.convolution.default(*args)
+    nbytes = transposed_3d_storage_bytes(args, output)
+    larger = output.new_empty((nbytes // output.element_size(),))
+    return larger.as_strided(output.shape, output.stride())
+
+
+@CPU.workspace("convolution")
+def _convolution(call: Call) -> int:
+    """aten/src/ATen/native/Convolution.cpp, ``_convolution``."""
+    return max(0, convolution_peak_bytes(call.args, call.result) - call.result_bytes)
+
+
+@CPU.workspace("convolution_backward")
+def _convolution_backward(call: Call) -> int:
+    """aten/src/ATen/native/Convolution.cpp, ``convolution_backward``."""
+    return max(0, convolution_backward_peak_bytes(call.args) - call.result_bytes)

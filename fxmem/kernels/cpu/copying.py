@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from fxmem.kernels.arguments import argument, tensor
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import Tape, is_like_channels_last, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.workspace import PeakTrace, is_like_channels_last, size_bytes
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8
@@ -36,12 +32,12 @@ def transposing_buffer_bytes(source: Tensor) -> int:
 
 def contiguous_copies_bytes(*operands: Tensor) -> int:
     """Peak of the contiguous copies of what is not contiguous, made one after the other."""
-    tape = Tape()
+    trace = PeakTrace()
     for x in operands:
         if not x.is_contiguous():
-            tape.allocate(size_bytes(x))
-            tape.free(tape.allocate(transposing_buffer_bytes(x)))
-    return tape.peak_bytes
+            trace.allocate(size_bytes(x))
+            trace.free(trace.allocate(transposing_buffer_bytes(x)))
+    return trace.peak_bytes
 
 
 def copies_bytes(model: Tensor, *operands: Tensor) -> int:
@@ -52,45 +48,45 @@ def copies_bytes(model: Tensor, *operands: Tensor) -> int:
     return sum(size_bytes(x) for x in operands if not x.is_contiguous(memory_format=wanted))
 
 
-@CPU.workspace(_aten.clone.default)
-def _clone(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("clone")
+def _clone(call: Call) -> int:
     """aten/src/ATen/native/TensorFactories.cpp, ``clone``."""
-    return transposing_buffer_bytes(tensor(args[0])) if tensor(outputs).is_contiguous() else 0
+    return transposing_buffer_bytes(call.tensor(0)) if call.result.is_contiguous() else 0
 
 
-@CPU.workspace(_aten.copy_.default)
-def _copy(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("copy_")
+def _copy(call: Call) -> int:
     """aten/src/ATen/native/Copy.cpp, ``copy_impl``."""
-    target, source = tensor(args[0]), tensor(args[1])
+    target, source = call.tensor(0), call.tensor(1)
     alike = target.dtype == source.dtype and target.shape == source.shape
     return transposing_buffer_bytes(source) if alike and target.is_contiguous() else 0
 
 
-@CPU.workspace(_aten.roll.default)
-def _roll(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("roll")
+def _roll(call: Call) -> int:
     """aten/src/ATen/native/TensorTransformations.cpp, ``roll_common``.
 
     Rolls one dimension and calls itself for the rest, holding each intermediate; without
     dimensions it rolls all elements in their order.
     """
-    x, dims = tensor(args[0]), argument(args, kwargs, 2, "dims")
+    x, dims = call.tensor(0), call.get(2, "dims")
     count = len(dims) if isinstance(dims, (list, tuple)) else 0
     if not count:
         return 0 if x.is_contiguous() else size_bytes(x)
     return (count - 1) * size_bytes(x)
 
 
-@CPU.workspace(_aten.triu.default, _aten.tril.default)
-def _triangle(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("triu", "tril")
+def _triangle(call: Call) -> int:
     """aten/src/ATen/native/TriangularOps.cpp, ``triu_tril_cpu_template``."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     return 0 if _follow_each_other(x) else size_bytes(x)
 
 
-@CPU.workspace(_aten.triu_.default, _aten.tril_.default)
-def _triangle_in_place(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("triu_", "tril_")
+def _triangle_in_place(call: Call) -> int:
     """TriangularOps.cpp, likewise: both operands are copies, from four dimensions on."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     return 0 if x.dim() <= 3 or _follow_each_other(x) else 2 * size_bytes(x)
 
 
@@ -106,22 +102,20 @@ def _follow_each_other(x: Tensor) -> bool:
     return True
 
 
-@CPU.workspace(
-    _aten.pixel_shuffle.default, _aten.pixel_unshuffle.default, _aten.channel_shuffle.default
-)
-def _shuffle(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
+def _shuffle(call: Call) -> int:
     """aten/src/ATen/native/PixelShuffle.cpp and ChanelShuffle.cpp: a contiguous input."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     return copies_bytes(x, x)
 
 
-@CPU.workspace(_aten.unfold_backward.default)
-def _unfold_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("unfold_backward")
+def _unfold_backward(call: Call) -> int:
     """aten/src/ATen/native/UnfoldBackward.h, ``_make_unfold_backward_iter_over_grad_out``.
 
     An index for each position along the dimension, where windows overlap.
     """
-    out, (dim, size, step) = tensor(outputs), (int(str(value)) for value in args[2:5])
+    out, (dim, size, step) = call.result, (int(str(value)) for value in call.args[2:5])
     return out.shape[dim] * _INDEX_BYTES if out.dim() and step < size else 0
 
 
@@ -133,13 +127,13 @@ def _unfold_backward(args: Arguments, kwargs: Mapping[str, object], outputs: obj
         for suffix in ("", "_backward")
     )
 )
-def _pad(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _pad(call: Call) -> int:
     """aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in one dense format."""
-    return copies_bytes(tensor(outputs), tensor(args[0]))
+    return copies_bytes(call.result, call.tensor(0))
 
 
-@CPU.workspace(_aten.affine_grid_generator.default)
-def _affine_grid(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("affine_grid_generator")
+def _affine_grid(call: Call) -> int:
     """aten/src/ATen/native/AffineGridGenerator.cpp: homogeneous coordinates of the pixels."""
-    out = tensor(outputs)
+    out = call.result
     return out.numel() // out.shape[-1] * (out.shape[-1] + 1) * out.element_size()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxmem.kernels.arguments import argument, new_bytes, tensor
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import Tape, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
+from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 _aten = torch.ops.aten
 _SUM, _MEAN, _MAX = 0, 1, 2
@@ -21,15 +18,15 @@ _LONG_BYTES = 8
 _FLOAT_BYTES = 4
 
 
-class _Call:
+class _BagCall:
     """The arguments of a forward call, and the sizes that follow from them."""
 
-    def __init__(self, args: Arguments, kwargs: Mapping[str, object]) -> None:
-        self.weight, self.indices, self.offsets = (tensor(value) for value in args[:3])
-        self.mode = argument(args, kwargs, 4, "mode") or _SUM
-        self.weights = argument(args, kwargs, 6, "per_sample_weights")
-        last = argument(args, kwargs, 7, "include_last_offset") is True
-        padding = argument(args, kwargs, 8, "padding_idx")
+    def __init__(self, call: Call) -> None:
+        self.weight, self.indices, self.offsets = (as_tensor(value) for value in call.args[:3])
+        self.mode = call.get(4, "mode") or _SUM
+        self.weights: Any = call.get(6, "per_sample_weights")
+        last = call.get(7, "include_last_offset") is True
+        padding = call.get(8, "padding_idx")
         self.bags = self.offsets.shape[0] - last
         self.dtype = torch.promote_types(self.indices.dtype, self.offsets.dtype)
         self.is_fast = (
@@ -41,19 +38,19 @@ class _Call:
         self.has_map = self.mode != _SUM or not self.is_fast
 
 
-@CPU.kernel(_aten._embedding_bag.default)
+@CPU.kernel("_embedding_bag")
 def embedding_bag(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``_embedding_bag_cpu_impl``: vectors are resized after they were allocated larger."""
-    return _make_outputs(_Call(args, kwargs), requires_grad=True)
+    return _make_outputs(_BagCall(Call(args, kwargs)), requires_grad=True)
 
 
-@CPU.kernel(_aten._embedding_bag_forward_only.default)
+@CPU.kernel("_embedding_bag_forward_only")
 def embedding_bag_forward_only(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``_embedding_bag_forward_only_cpu``: sums count no bags."""
-    return _make_outputs(_Call(args, kwargs), requires_grad=False)
+    return _make_outputs(_BagCall(Call(args, kwargs)), requires_grad=False)
 
 
-def _make_outputs(call: _Call, requires_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _make_outputs(call: _BagCall, requires_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The bags, the bag of each index, the bags' sizes and their maxima's indices."""
     features = call.weight.shape[1]
     indices, offsets = (
@@ -68,44 +65,44 @@ def _make_outputs(call: _Call, requires_grad: bool) -> tuple[Tensor, Tensor, Ten
     return call.weight.new_empty(call.bags, features), bag_of, sizes, maxima
 
 
-def _map_bytes(tape: Tape, indices: int, bags: int, itemsize: int) -> int:
+def _map_bytes(trace: PeakTrace, indices: int, bags: int, itemsize: int) -> int:
     """``make_offset2bag``: ones to add, a number to subtract, and the sums beside the counts."""
-    counts = tape.allocate((indices + 1) * itemsize)
-    tape.free(tape.allocate(bags * itemsize))
+    counts = trace.allocate((indices + 1) * itemsize)
+    trace.free(trace.allocate(bags * itemsize))
     wrapped = _LONG_BYTES + (0 if itemsize == _LONG_BYTES else itemsize)
-    tape.free(tape.allocate(wrapped))
-    sums = tape.allocate((indices + 1) * itemsize)
-    tape.free(counts)
+    trace.free(trace.allocate(wrapped))
+    sums = trace.allocate((indices + 1) * itemsize)
+    trace.free(counts)
     return sums
 
 
-@CPU.workspace(_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default)
-def _forward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_embedding_bag", "_embedding_bag_forward_only")
+def _forward(call: Call) -> int:
     """``_embedding_bag_cpu_impl``; the kernels of fbgemm take nothing from the allocator."""
-    assert isinstance(outputs, (tuple, list))
-    out, bag_of, sizes, maxima = map(new_bytes, outputs)
-    call = _Call(args, kwargs)
-    itemsize, bags = call.dtype.itemsize, call.bags
-    tape = Tape()
-    for value in (call.indices, call.offsets):
-        tape.allocate(value.numel() * itemsize if value.dtype != call.dtype else 0)
-    tape.allocate(out)
+    assert isinstance(call.outputs, (tuple, list))
+    out, bag_of, sizes, maxima = map(storage_bytes, call.outputs)
+    bag = _BagCall(call)
+    itemsize, bags = bag.dtype.itemsize, bag.bags
+    trace = PeakTrace()
+    for value in (bag.indices, bag.offsets):
+        trace.allocate(value.numel() * itemsize if value.dtype != bag.dtype else 0)
+    trace.allocate(out)
     if bag_of:
-        _map_bytes(tape, call.indices.numel(), bags, itemsize)
-    tape.allocate(sizes)
-    if tensor(outputs[2]).shape[0] == bags and bags > 1:
-        tape.free(tape.allocate((bags - 1) * itemsize))
-    first = tape.allocate(tensor(outputs[2]).numel() * itemsize)
-    if call.mode == _MAX:
-        tape.allocate(maxima)
-        tape.free(first)
-    tape.free(tape.allocate(_sum_bytes(call)))
-    if call.mode == _MEAN:  # ``apply_bag_size``: sizes of at least one, then in the output's type
-        tape.allocate(bags * (2 * itemsize + call.weight.element_size()))
-    return tape.peak_bytes - out - bag_of - sizes - maxima
+        _map_bytes(trace, bag.indices.numel(), bags, itemsize)
+    trace.allocate(sizes)
+    if call.get_result(2).shape[0] == bags and bags > 1:
+        trace.free(trace.allocate((bags - 1) * itemsize))
+    first = trace.allocate(call.get_result(2).numel() * itemsize)
+    if bag.mode == _MAX:
+        trace.allocate(maxima)
+        trace.free(first)
+    trace.free(trace.allocate(_sum_bytes(bag)))
+    if bag.mode == _MEAN:  # ``apply_bag_size``: sizes of at least one, then in the output's type
+        trace.allocate(bags * (2 * itemsize + bag.weight.element_size()))
+    return trace.peak_bytes - out - bag_of - sizes - maxima
 
 
-def _sum_bytes(call: _Call) -> int:
+def _sum_bytes(call: _BagCall) -> int:
     """``index_select_add`` and ``index_select_scale_add``.
 
     The fast path takes contiguous weights, and the factors of reduced ones in float; the other
@@ -120,36 +117,36 @@ def _sum_bytes(call: _Call) -> int:
     return is_reduced * (call.bags + (not is_weighted)) * call.weight.shape[1] * _FLOAT_BYTES
 
 
-@CPU.workspace(_aten._embedding_bag_backward.default)
-def _backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_embedding_bag_backward")
+def _backward(call: Call) -> int:
     """``_embedding_bag_backward`` and ``_embedding_bag_dense_backward_cpu``.
 
     No bag is taken to be empty.
     """
-    grad, indices, offsets, bag_of = (tensor(value) for value in args[:4])
-    mode, weights = args[8], argument(args, kwargs, 10, "per_sample_weights")
+    grad, indices, offsets, bag_of = (as_tensor(value) for value in call.args[:4])
+    mode, weights = call.args[8], call.get(10, "per_sample_weights")
     itemsize, count = indices.element_size(), indices.numel()
-    tape = Tape()
+    trace = PeakTrace()
     if count and not bag_of.numel():
-        _map_bytes(tape, count, offsets.numel(), itemsize)
-    tape.allocate(0 if grad.is_contiguous() else size_bytes(grad))
-    tape.allocate(size_bytes(tensor(outputs)))
+        _map_bytes(trace, count, offsets.numel(), itemsize)
+    trace.allocate(0 if grad.is_contiguous() else size_bytes(grad))
+    trace.allocate(size_bytes(call.result))
     if mode == _MAX:
-        tape.allocate(size_bytes(tensor(args[5])))
-        tape.allocate(size_bytes(grad) + grad.shape[0] * _LONG_BYTES)
+        trace.allocate(size_bytes(call.tensor(5)))
+        trace.allocate(size_bytes(grad) + grad.shape[0] * _LONG_BYTES)
     else:
-        tape.allocate(count * (itemsize + _LONG_BYTES))
-        tape.free(tape.allocate(count * _LONG_BYTES))
-        tape.allocate(count * itemsize)
-        tape.allocate(size_bytes(weights) if isinstance(weights, Tensor) else 0)
-    return tape.peak_bytes - size_bytes(tensor(outputs))
+        trace.allocate(count * (itemsize + _LONG_BYTES))
+        trace.free(trace.allocate(count * _LONG_BYTES))
+        trace.allocate(count * itemsize)
+        trace.allocate(size_bytes(weights) if isinstance(weights, Tensor) else 0)
+    return trace.peak_bytes - size_bytes(call.result)
 
 
-@CPU.workspace(_aten._embedding_bag_per_sample_weights_backward.default)
-def _weights_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_embedding_bag_per_sample_weights_backward")
+def _weights_backward(call: Call) -> int:
     """``_embedding_bag_per_sample_weights_backward_cpu_template``."""
-    indices, offsets, bag_of = (tensor(value) for value in args[2:5])
-    tape = Tape()
+    indices, offsets, bag_of = (as_tensor(value) for value in call.args[2:5])
+    trace = PeakTrace()
     if indices.numel() and not bag_of.numel():
-        _map_bytes(tape, indices.numel(), offsets.numel(), indices.element_size())
-    return tape.peak_bytes
+        _map_bytes(trace, indices.numel(), offsets.numel(), indices.element_size())
+    return trace.peak_bytes

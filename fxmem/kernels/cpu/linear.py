@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._meta_registrations import _create_grouped_mm_output_tensor
 
-from fxmem.kernels.arguments import tensor
-from fxmem.kernels.cpu import onednn
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.common import linear_algebra
+from fxmem.kernels.cpu.onednn import library as onednn
+from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 _aten = torch.ops.aten
+
+CPU.leave_out(
+    "LAPACK serves: copies by column, and a workspace of its own", *linear_algebra.OPERATORS
+)
+CPU.leave_out("copies of its operands, slice by slice", "_trilinear")
 
 # LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``: smaller products do not go to BLAS.
 _SMALL_PRODUCT = 400
@@ -167,37 +172,37 @@ def _product_bytes(left: Tensor, right: Tensor) -> int:
     return _matrix_copies_bytes(left, right) + _mkldnn_scratchpad_bytes(left, right)
 
 
-@CPU.workspace(_aten.mm.default)
-def _mm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("mm")
+def _mm(call: Call) -> int:
     """aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``."""
-    return _product_bytes(tensor(args[0]), tensor(args[1]))
+    return _product_bytes(call.tensor(0), call.tensor(1))
 
 
-@CPU.workspace(_aten.mv.default)
-def _mv(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("mv")
+def _mv(call: Call) -> int:
     """aten/src/ATen/native/Blas.cpp, ``addmv_out``: a contiguous matrix for BLAS."""
-    matrix, vector = tensor(args[0]), tensor(args[1])
+    matrix, vector = call.tensor(0), call.tensor(1)
     if _uses_mkldnn(matrix, 1):
         return _mkldnn_matmul_bytes(matrix, vector.unsqueeze(1))
     return _matrix_copies_bytes(matrix)
 
 
-@CPU.workspace(_aten.addmm.default, _aten.addmm_.default)
-def _addmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("addmm", "addmm_")
+def _addmm(call: Call) -> int:
     """LinearAlgebra.cpp, ``addmm_out_cpu``: the bias is copied into the result."""
-    return _product_bytes(tensor(args[1]), tensor(args[2]))
+    return _product_bytes(call.tensor(1), call.tensor(2))
 
 
-@CPU.workspace(_aten.bmm.default)
-def _bmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("bmm")
+def _bmm(call: Call) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
-    return batched_bytes(tensor(args[0]), tensor(args[1]))
+    return batched_bytes(call.tensor(0), call.tensor(1))
 
 
-@CPU.workspace(_aten.baddbmm.default)
-def _baddbmm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("baddbmm")
+def _baddbmm(call: Call) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
-    return batched_bytes(tensor(args[1]), tensor(args[2]))
+    return batched_bytes(call.tensor(1), call.tensor(2))
 
 
 def batched_bytes(left: Tensor, right: Tensor) -> int:
@@ -216,3 +221,43 @@ def batched_bytes(left: Tensor, right: Tensor) -> int:
         elif not _is_blas_matrix(x.shape[1:], x.stride()[1:]):
             total += size_bytes(x) // max(1, x.shape[0])
     return total
+
+
+@CPU.workspace("_euclidean_dist")
+def _distances(call: Call) -> int:
+    """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``.
+
+    A product of both, each with a column of squared norms and one of ones.
+    """
+    trace = PeakTrace()
+    rows = []
+    for x in (call.tensor(0), call.tensor(1)):
+        squares = trace.allocate(size_bytes(x))
+        norms = trace.allocate(x.numel() // max(1, x.shape[-1]) * x.element_size())
+        trace.free(squares)
+        rows.append(norms + trace.allocate(norms))
+    scaled = trace.allocate(size_bytes(call.tensor(0)))
+    for x, columns in zip((call.tensor(0), call.tensor(1)), rows, strict=True):
+        trace.allocate(size_bytes(x) + columns)
+        trace.free(columns, scaled)
+        scaled = 0
+    result = trace.allocate(size_bytes(call.result))
+    return trace.peak_bytes - result
+
+
+# -- Grouped products, as mixture-of-experts layers call them --
+
+
+@CPU.kernel("_grouped_mm")
+def grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The output of ``_grouped_mm``: allocated once, whatever the groups are."""
+    output: torch.Tensor = _create_grouped_mm_output_tensor(  # type: ignore[no-untyped-call]
+        mat_a, mat_b, offs, out_dtype or mat_a.dtype
+    )
+    return output

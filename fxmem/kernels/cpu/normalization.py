@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from fxmem.kernels.arguments import argument, tensor
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import sum_bytes
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import Tape, is_like_channels_last, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.workspace import PeakTrace, is_like_channels_last, size_bytes
 
 _aten = torch.ops.aten
 
@@ -42,7 +40,7 @@ def _is_channels_last_kernel(x: Tensor, dense: torch.memory_format) -> bool:
     return dense is not torch.contiguous_format or x.numel() == x.shape[0] * x.shape[1]
 
 
-@CPU.kernel(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
+@CPU.kernel("native_batch_norm", "_native_batch_norm_legit")
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -66,7 +64,7 @@ def batch_norm(
     return output, x.new_empty(channels, dtype=dtype), x.new_empty(channels, dtype=dtype)
 
 
-@CPU.kernel(_aten._native_batch_norm_legit.no_stats)
+@CPU.kernel("_native_batch_norm_legit.no_stats")
 def batch_norm_without_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *factors: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,22 +75,22 @@ def batch_norm_without_statistics(
     return results
 
 
-@CPU.workspace(_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
-def _batch_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_batch_norm", "_native_batch_norm_legit")
+def _batch_norm(call: Call) -> int:
     """aten/src/ATen/native/Normalization.cpp, ``batch_norm_cpu``.
 
     While statistics are collected: mean and sum of squares in the parameters' type, and per
     thread a sum if the channels are innermost; then, for the transformation, alpha and beta.
     """
-    assert isinstance(outputs, (tuple, list))
-    return _batch_norm_bytes(tensor(args[0]), tensor(outputs[1]), args[5] is True)
+    assert isinstance(call.outputs, (tuple, list))
+    return _batch_norm_bytes(call.tensor(0), call.get_result(1), call.args[5] is True)
 
 
-@CPU.workspace(_aten._native_batch_norm_legit.no_stats)
-def _batch_norm_no_stats(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_native_batch_norm_legit.no_stats")
+def _batch_norm_no_stats(call: Call) -> int:
     """As ``_batch_norm``, without running statistics."""
-    assert isinstance(outputs, (tuple, list))
-    return _batch_norm_bytes(tensor(args[0]), tensor(outputs[1]), args[3] is True)
+    assert isinstance(call.outputs, (tuple, list))
+    return _batch_norm_bytes(call.tensor(0), call.get_result(1), call.args[3] is True)
 
 
 def _batch_norm_bytes(x: Tensor, saved: Tensor, training: bool) -> int:
@@ -112,17 +110,17 @@ def _batch_norm_bytes(x: Tensor, saved: Tensor, training: bool) -> int:
     return max(statistics, transform)
 
 
-@CPU.workspace(_aten.native_batch_norm_backward.default)
-def _batch_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_batch_norm_backward")
+def _batch_norm_backward(call: Call) -> int:
     """Normalization.cpp, ``batch_norm_backward_cpu_template``; cpu/batch_norm_kernel.cpp.
 
     The gradient of the input is allocated twice where both tensors are dense in one format: the
     second replaces the first. Channels-last kernels reduce into a buffer per thread.
     """
-    grad, x = tensor(args[0]), tensor(args[1])
-    mask = args[9]
+    grad, x = call.tensor(0), call.tensor(1)
+    mask = call.args[9]
     assert isinstance(mask, (list, tuple))
-    return _batch_norm_backward_bytes(grad, x, args[7] is True, bool(mask[0]))
+    return _batch_norm_backward_bytes(grad, x, call.args[7] is True, bool(mask[0]))
 
 
 def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_input: bool) -> int:
@@ -132,17 +130,17 @@ def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_inp
         others = [dim for dim in range(grad.dim()) if dim != 1]
         summed = torch.float32 if grad.dtype == torch.float16 else grad.dtype
         return channels * summed.itemsize + sum_bytes(grad, others, channels, summed)
-    tape = Tape()
+    trace = PeakTrace()
     if with_input:
-        tape.free(tape.allocate(size_bytes(x)))
+        trace.free(trace.allocate(size_bytes(x)))
     if _is_channels_last_kernel(x, dense):
         buffer = 2 * torch.get_num_threads() * channels * wide
         if x.dtype.itemsize < wide:
             buffer += 3 * channels * wide
         elif not training:
             buffer += channels * wide
-        tape.allocate(buffer)
-    return tape.peak_bytes
+        trace.allocate(buffer)
+    return trace.peak_bytes
 
 
 def _statistics_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
@@ -151,7 +149,7 @@ def _statistics_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> 
     return x.dtype if parameter is None or parameter.dtype == x.dtype else torch.float32
 
 
-@CPU.kernel(_aten.native_layer_norm.default)
+@CPU.kernel("native_layer_norm")
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +159,7 @@ def layer_norm(
     return x.new_empty(x.shape), x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
 
 
-@CPU.kernel(_aten.native_group_norm.default)
+@CPU.kernel("native_group_norm")
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,20 +171,20 @@ def group_norm(
     return y, means, scales
 
 
-@CPU.workspace(_aten.native_layer_norm.default)
-def _layer_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_layer_norm")
+def _layer_norm(call: Call) -> int:
     """aten/src/ATen/native/layer_norm.cpp, ``layer_norm_cpu``: a contiguous input."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     return 0 if x.is_contiguous() else size_bytes(x)
 
 
-@CPU.workspace(_aten.native_layer_norm_backward.default)
-def _layer_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_layer_norm_backward")
+def _layer_norm_backward(call: Call) -> int:
     """layer_norm.cpp, ``layer_norm_backward_cpu``; cpu/layer_norm_kernel.cpp.
 
     Contiguous operands, and per thread a row for each of the two parameters' gradients.
     """
-    grad, x, shape, mask = tensor(args[0]), tensor(args[1]), args[2], args[7]
+    grad, x, shape, mask = call.tensor(0), call.tensor(1), call.args[2], call.args[7]
     assert isinstance(shape, (list, tuple)) and isinstance(mask, (list, tuple))
     copies = sum(size_bytes(operand) for operand in (grad, x) if not operand.is_contiguous())
     if not (mask[1] or mask[2]):
@@ -197,14 +195,14 @@ def _layer_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs:
     return copies + 2 * torch.get_num_threads() * row
 
 
-@CPU.workspace(_aten.native_group_norm.default)
-def _group_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_group_norm")
+def _group_norm(call: Call) -> int:
     """aten/src/ATen/native/cpu/group_norm_kernel.cpp, ``GroupNormKernelImpl``.
 
     Channels last: sums by channel for each sample, and for large maps for each thread as well.
     """
-    x = tensor(args[0])
-    batch, channels, pixels, groups = (int(str(value)) for value in args[3:7])
+    x = call.tensor(0)
+    batch, channels, pixels, groups = (int(str(value)) for value in call.args[3:7])
     if not is_like_channels_last(x.shape, x.stride()):
         return 0
     wide = _accumulate_bytes(x.dtype)
@@ -213,62 +211,89 @@ def _group_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) 
     return (torch.get_num_threads() * batch * 2 * channels + batch * 2 * groups) * wide
 
 
-@CPU.workspace(_aten.native_group_norm_backward.default)
-def _group_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_group_norm_backward")
+def _group_norm_backward(call: Call) -> int:
     """group_norm_kernel.cpp, ``GroupNormBackwardKernelImpl``: two sums by sample and channel.
 
     Large maps with channels last: those for each thread as well, and sums by group.
     """
-    x = tensor(args[1])
-    batch, channels, pixels, groups = (int(str(value)) for value in args[5:9])
+    x = call.tensor(1)
+    batch, channels, pixels, groups = (int(str(value)) for value in call.args[5:9])
     sums = 2 * batch * channels
     if is_like_channels_last(x.shape, x.stride()) and pixels >= _BACKWARD_MAP_THRESHOLD:
         sums += torch.get_num_threads() * sums + 2 * batch * groups
     return sums * _accumulate_bytes(x.dtype)
 
 
-@CPU.workspace(_aten._weight_norm_interface.default)
-def _weight_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_weight_norm_interface")
+def _weight_norm(call: Call) -> int:
     """aten/src/ATen/native/cpu/WeightNormKernel.cpp, ``weight_norm_last_dim_kernel``.
 
     Sums of squares of the innermost slices, for each thread; none of the outermost ones.
     """
-    return torch.get_num_threads() * _slices_bytes(
-        tensor(args[0]), argument(args, kwargs, 2, "dim")
-    )
+    return torch.get_num_threads() * _slices_bytes(call.tensor(0), call.get(2, "dim"))
 
 
-@CPU.workspace(_aten._weight_norm_interface_backward.default)
-def _weight_norm_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_weight_norm_interface_backward")
+def _weight_norm_backward(call: Call) -> int:
     """WeightNormKernel.cpp, ``weight_norm_backward_last_dim_kernel``: no fewer than three rows."""
-    return max(3, torch.get_num_threads()) * _slices_bytes(tensor(args[1]), args[4])
+    return max(3, torch.get_num_threads()) * _slices_bytes(call.tensor(1), call.args[4])
 
 
 def _slices_bytes(weight: Tensor, dim: object) -> int:
     return weight.shape[-1] * _accumulate_bytes(weight.dtype) if dim else 0
 
 
-@CPU.workspace(_aten._softmax.default, _aten._log_softmax.default)
-def _softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_softmax", "_log_softmax")
+def _softmax(call: Call) -> int:
     """aten/src/ATen/native/SoftMax.cpp, ``softmax_cpu_out``: a contiguous input."""
-    return contiguous_copies_bytes(tensor(args[0]))
+    return contiguous_copies_bytes(call.tensor(0))
 
 
-@CPU.workspace(_aten._softmax_backward_data.default, _aten._log_softmax_backward_data.default)
-def _softmax_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward(call: Call) -> int:
     """SoftMax.cpp, ``softmax_backward_cpu_out``: contiguous gradient and output."""
-    return contiguous_copies_bytes(tensor(args[0]), tensor(args[1]))
+    return contiguous_copies_bytes(call.tensor(0), call.tensor(1))
 
 
-@CPU.workspace(_aten._safe_softmax.default)
-def _safe_softmax(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_safe_softmax")
+def _safe_softmax(call: Call) -> int:
     """aten/src/ATen/native/transformers/attention.cpp, ``_safe_softmax``.
 
     After the softmax: which elements are -inf, which rows are all so, and a zero scalar.
     """
-    x, dim = tensor(args[0]), int(str(args[1]))
-    out = tensor(outputs)
+    x, dim = call.tensor(0), int(str(call.args[1]))
+    out = call.result
     rows = x.numel() // max(1, x.shape[dim] if x.dim() else 1)
     changed = 0 if x.dtype == out.dtype else size_bytes(out)
     copied = 0 if x.is_contiguous() or changed else size_bytes(x)
     return max(changed, copied, x.numel() + rows + out.element_size())
+
+
+# -- Gradients that nobody wants --
+
+
+@CPU.kernel("native_batch_norm_backward")
+def batch_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """aten/src/ATen/native/Normalization.cpp, ``batch_norm_backward_cpu_template``.
+
+    Not PyTorch's fake kernel without the unwanted: that one decomposes into some thirty operators.
+    """
+    dtype = x.dtype if weight is None else weight.dtype
+    channels = x.shape[1]
+    return (
+        torch.empty_like(x, memory_format=suggest_memory_format(x)) if output_mask[0] else None,
+        x.new_empty(channels, dtype=dtype) if output_mask[1] else None,
+        x.new_empty(channels, dtype=dtype) if output_mask[2] else None,
+    )

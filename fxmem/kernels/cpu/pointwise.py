@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fxmem.kernels.arguments import tensor
 from fxmem.kernels.cpu.linear import has_instructions
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import CPU, Call, as_tensor
+from fxmem.kernels.workspace import size_bytes
 
 _aten = torch.ops.aten
 
@@ -88,95 +84,117 @@ def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
         "add", "sub", "mul", "rsub", "remainder", "floor_divide", "fmod", "maximum", "minimum",
         "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor",
     ),
-    _aten.pow.Scalar,
+    "pow.Scalar",
 )  # fmt: skip
-def _binary(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _binary(call: Call) -> int:
     """aten/src/ATen/TensorIterator.cpp, ``TensorIteratorBase::build``.
 
     CPU kernels take operands of one type: others are cast as a whole.
     """
-    left, right = args[0], args[1]
+    left, right = call.args[0], call.args[1]
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype:
         return 0
     return cast_bytes((left, right), _common((left, right)))
 
 
 @CPU.workspace(*_overloads("div", "true_divide"))
-def _divide(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _divide(call: Call) -> int:
     """As ``_binary``; integers divide as floats unless they are rounded."""
-    operands = (args[0], args[1])
+    operands = (call.args[0], call.args[1])
     common = _common(operands)
-    rounded = kwargs.get("rounding_mode") is not None
+    rounded = call.kwargs.get("rounding_mode") is not None
     if not rounded and not (common.is_floating_point or common.is_complex):
         common = torch.get_default_dtype()
     return cast_bytes(operands, common)
 
 
 @CPU.workspace(
-    _aten._foreach_add_.Scalar, _aten._foreach_sub_.Scalar, _aten._foreach_mul_.Scalar,
-    _aten._foreach_div_.Scalar, _aten._foreach_add_.ScalarList, _aten._foreach_sub_.ScalarList,
-    _aten._foreach_mul_.ScalarList, _aten._foreach_div_.ScalarList,
+    "_foreach_add_.Scalar", "_foreach_sub_.Scalar", "_foreach_mul_.Scalar",
+    "_foreach_div_.Scalar", "_foreach_add_.ScalarList", "_foreach_sub_.ScalarList",
+    "_foreach_mul_.ScalarList", "_foreach_div_.ScalarList",
 )  # fmt: skip
-def _foreach(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _foreach(call: Call) -> int:
     """aten/src/ATen/native/ForeachOpsKernels.cpp: one tensor after the other on the CPU."""
-    tensors, numbers = args[0], args[1]
+    tensors, numbers = call.args[0], call.args[1]
     assert isinstance(tensors, (list, tuple))
     scalars = numbers if isinstance(numbers, (list, tuple)) else [numbers] * len(tensors)
-    pairs = [(tensor(x), number) for x, number in zip(tensors, scalars, strict=True)]
+    pairs = [(as_tensor(x), number) for x, number in zip(tensors, scalars, strict=True)]
     return max((cast_bytes((x, number), x.dtype) for x, number in pairs), default=0)
 
 
-@CPU.workspace(_aten.where.ScalarSelf, _aten.where.ScalarOther, _aten.where.Scalar)
-def _where(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def _where(call: Call) -> int:
     """aten/src/ATen/native/TensorCompare.cpp, ``where``: scalars as tensors of the result."""
-    numbers = sum(not isinstance(value, Tensor) for value in args[1:3])
-    return numbers * tensor(outputs).element_size()
+    numbers = sum(not isinstance(value, Tensor) for value in call.args[1:3])
+    return numbers * call.result.element_size()
 
 
-@CPU.workspace(_aten.mvlgamma.default)
-def _multivariate_gamma(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("mvlgamma")
+def _multivariate_gamma(call: Call) -> int:
     """aten/src/ATen/native/UnaryOps.cpp, ``mvlgamma``: as many arguments as there are dimensions.
 
     Then a number is added to their sum.
     """
-    x, dims = tensor(args[0]), int(str(args[1]))
+    x, dims = call.tensor(0), int(str(call.args[1]))
     return dims * size_bytes(x) + cast_bytes((1.0,), x.dtype)
 
 
-@CPU.workspace(_aten.gelu_backward.default)
-def _gelu_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("gelu_backward")
+def _gelu_backward(call: Call) -> int:
     """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.
 
     The exact form goes to oneDNN for a contiguous input (``use_mkldnn``): with a contiguous
     gradient, and a result of its own where the output, laid out as the gradient, is not contiguous.
     """
-    grad, x, out = tensor(args[0]), tensor(args[1]), tensor(outputs)
-    exact = kwargs.get("approximate", "none") == "none"
+    grad, x, out = call.tensor(0), call.tensor(1), call.result
+    exact = call.kwargs.get("approximate", "none") == "none"
     known = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_instructions(x.dtype))
     if not (exact and known and x.is_contiguous() and torch.backends.mkldnn.enabled):
         return 0
     return sum(size_bytes(operand) for operand in (grad, out) if not operand.is_contiguous())
 
 
-@CPU.workspace(_aten.native_dropout.default)
-def _dropout(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_dropout")
+def _dropout(call: Call) -> int:
     """aten/src/ATen/native/Dropout.cpp, ``native_dropout_cpu``: the mask in the input's type."""
-    x = tensor(args[0])
-    return max(size_bytes(x), cast_bytes((1.0,), x.dtype)) if args[2] is True else 0
+    x = call.tensor(0)
+    return max(size_bytes(x), cast_bytes((1.0,), x.dtype)) if call.args[2] is True else 0
 
 
-@CPU.workspace(_aten.native_dropout_backward.default)
-def _dropout_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("native_dropout_backward")
+def _dropout_backward(call: Call) -> int:
     """Dropout.cpp, ``native_dropout_backward``: grad * mask, then times the scale."""
-    grad = tensor(args[0])
+    grad = call.tensor(0)
     return size_bytes(grad) + cast_bytes((1.0,), grad.dtype)
 
 
-@CPU.workspace(_aten.abs.default, _aten.angle.default)
-def _real_of_complex(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("abs", "angle")
+def _real_of_complex(call: Call) -> int:
     """aten/src/ATen/native/UnaryOps.cpp, ``unary_op_impl_with_complex_to_float_out``.
 
     Complex numbers go through a complex result, whose real part is copied.
     """
-    x = tensor(args[0])
+    x = call.tensor(0)
     return size_bytes(x) if x.is_complex() else 0
+
+
+# -- Activations whose CPU kernels lay results out otherwise than PyTorch's fake ones --
+
+
+@CPU.kernel("log_sigmoid_forward")
+def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    """aten/src/ATen/native/Activation.cpp, ``log_sigmoid_forward_out_cpu``: contiguous results."""
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@CPU.kernel("log_sigmoid_backward")
+def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    """Activation.cpp, ``log_sigmoid_backward_cpu``: laid out as the incoming gradient."""
+    return torch.empty_like(grad)
+
+
+@CPU.workspace("log_sigmoid_forward")
+def _log_sigmoid(call: Call) -> int:
+    """Activation.cpp, ``log_sigmoid_forward_out_cpu``: a contiguous input."""
+    x = call.tensor(0)
+    return 0 if x.is_contiguous() else size_bytes(x)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cpu.target import CPU
+from fxmem.kernels.cpu.copying import copies_bytes
+from fxmem.kernels.registry import CPU, Call, as_tensor
+from fxmem.kernels.workspace import size_bytes
 
 Sizes = int | tuple[int, ...]
 
@@ -28,3 +30,58 @@ def max_pool1d(
             kernel_size, stride, padding, dilation, ceil_mode,
         )  # fmt: skip
     return input.new_empty(shaped.shape)
+
+
+# -- Contiguous copies --
+
+_aten = torch.ops.aten
+
+
+@CPU.workspace(
+    "max_pool2d_with_indices",
+    "avg_pool2d",
+    "_adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+)
+def _contiguous(call: Call) -> int:
+    """cpu/MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, ``cpu_...``.
+
+    The input is made contiguous in the format that its strides suggest.
+    """
+    return copies_bytes(call.tensor(0), call.tensor(0))
+
+
+@CPU.workspace("avg_pool2d_backward", "_adaptive_avg_pool2d_backward")
+def _backward(call: Call) -> int:
+    """The same files, ``..._backward``.
+
+    Both gradients are taken contiguous in the format that the incoming one's strides suggest.
+    """
+    grad = call.tensor(0)
+    return copies_bytes(grad, grad, call.result)
+
+
+@CPU.workspace(
+    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward",
+    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+    "_adaptive_avg_pool3d_backward", "avg_pool3d_backward",
+    "grid_sampler_2d_backward",
+)  # fmt: skip
+def _contiguous_gradient(call: Call) -> int:
+    """aten/src/ATen/native/AdaptiveMaxPooling3d.cpp, FractionalMaxPool2d.cpp and the like."""
+    grad = call.tensor(0)
+    return 0 if grad.is_contiguous() else size_bytes(grad)
+
+
+@CPU.workspace("avg_pool3d")
+def _average_volume(call: Call) -> int:
+    """aten/src/ATen/native/AveragePool3d.cpp, ``avg_pool3d_out_cpu``: a contiguous input."""
+    x = call.tensor(0)
+    return 0 if x.is_contiguous() else size_bytes(x)
+
+
+@CPU.workspace("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def _max_pool_backward(call: Call) -> int:
+    """cpu/MaxPoolKernel.cpp, ``max_pool..._backward_kernel_impl``: also the indices."""
+    grad, indices = call.tensor(0), call.args[7] if len(call.args) > 7 else call.kwargs["indices"]
+    return copies_bytes(grad, grad, call.result, as_tensor(indices))

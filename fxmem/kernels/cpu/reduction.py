@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from fxmem.kernels.arguments import argument, tensor
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import Tape, broadcast_sizes, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, size_bytes
 
 _aten = torch.ops.aten
 
@@ -44,21 +42,21 @@ def _cast_bytes(x: Tensor, out: Tensor) -> int:
 
 
 @CPU.workspace(
-    _aten.nansum.default, _aten.prod.default, _aten.prod.dim_int,
-    _aten.any.default, _aten.any.dim, _aten.any.dims,
-    _aten.all.default, _aten.all.dim, _aten.all.dims,
+    "nansum", "prod", "prod.dim_int",
+    "any", "any.dim", "any.dims",
+    "all", "all.dim", "all.dims",
 )  # fmt: skip
-def _reduce(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _reduce(call: Call) -> int:
     """aten/src/ATen/native/ReduceOps.cpp, ``prod_out_cpu`` and the like."""
-    x, out = tensor(args[0]), tensor(outputs)
+    x, out = call.tensor(0), call.result
     return _cast_bytes(x, out) + two_pass_bytes(x.numel(), out.numel(), out.element_size())
 
 
-@CPU.workspace(_aten.sum.default, _aten.sum.dim_IntList)
-def _sum(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("sum", "sum.dim_IntList")
+def _sum(call: Call) -> int:
     """ReduceOps.cpp, ``sum_out``."""
-    x, out = tensor(args[0]), tensor(outputs)
-    dims = argument(args, kwargs, 1, "dim")
+    x, out = call.tensor(0), call.result
+    dims = call.get(1, "dim")
     reduced = [int(dim) for dim in dims] if isinstance(dims, (list, tuple)) else []
     return sum_bytes(x, reduced, out.numel(), out.dtype)
 
@@ -103,61 +101,61 @@ def _count_loops(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[in
     return breaks + bool(kept)
 
 
-@CPU.workspace(_aten.linalg_vector_norm.default)
-def _norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("linalg_vector_norm")
+def _norm(call: Call) -> int:
     """aten/src/ATen/native/LinearAlgebra.cpp, ``linalg_vector_norm_out``."""
-    return _cast_bytes(tensor(args[0]), tensor(outputs)) if kwargs.get("dtype") else 0
+    return _cast_bytes(call.tensor(0), call.result) if call.kwargs.get("dtype") else 0
 
 
-@CPU.workspace(_aten.dist.default)
-def _distance(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("dist")
+def _distance(call: Call) -> int:
     """aten/src/ATen/native/Distance.cpp, ``dist``: the norm of the difference."""
-    x, y = tensor(args[0]), tensor(args[1])
-    return math.prod(broadcast_sizes(x, y)) * tensor(outputs).element_size()
+    x, y = call.tensor(0), call.tensor(1)
+    return math.prod(broadcast_sizes(x, y)) * call.result.element_size()
 
 
-@CPU.workspace(_aten.mean.default, _aten.mean.dim)
-def _mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("mean", "mean.dim")
+def _mean(call: Call) -> int:
     """ReduceOps.cpp, ``mean_kernel_impl`` by ``sum_out(...).div_(count)``.
 
     Reduced types are summed in a float copy, whose float mean is cast back.
     """
-    x, out = tensor(args[0]), tensor(outputs)
-    tape = Tape()
+    x, out = call.tensor(0), call.result
+    trace = PeakTrace()
     if x.dtype in _REDUCED:
-        tape.allocate(out.numel() * 4)
-        tape.free(tape.allocate(x.numel() * 4))
+        trace.allocate(out.numel() * 4)
+        trace.free(trace.allocate(x.numel() * 4))
     else:
-        tape.free(tape.allocate(_cast_bytes(x, out)))
-    tape.free(tape.allocate(two_pass_bytes(x.numel(), out.numel(), out.element_size())))
-    tape.allocate(_SCALAR_BYTES + max(4, out.element_size()))
-    return tape.peak_bytes
+        trace.free(trace.allocate(_cast_bytes(x, out)))
+    trace.free(trace.allocate(two_pass_bytes(x.numel(), out.numel(), out.element_size())))
+    trace.allocate(_SCALAR_BYTES + max(4, out.element_size()))
+    return trace.peak_bytes
 
 
-@CPU.workspace(_aten.logsumexp.default)
-def _logsumexp(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("logsumexp")
+def _logsumexp(call: Call) -> int:
     """ReduceOps.cpp, ``logsumexp_out_impl``: the shifted exponentials and their sum."""
-    x, out = tensor(args[0]), tensor(outputs)
+    x, out = call.tensor(0), call.result
     partial = two_pass_bytes(x.numel(), out.numel(), out.element_size())
     return size_bytes(x) + size_bytes(out) + partial
 
 
-@CPU.workspace(_aten.histc.default)
-def _histogram(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("histc")
+def _histogram(call: Call) -> int:
     """aten/src/ATen/native/Histogram.cpp, ``histogram_histc_out``, and cpu/HistogramKernel.cpp.
 
     Edges of bins, and counts of each thread; first the extremes, where no range is given.
     """
-    x, out = tensor(args[0]), tensor(outputs)
+    x, out = call.tensor(0), call.result
     copied = contiguous_copies_bytes(x)
-    given = argument(args, kwargs, 2, "min") or 0, argument(args, kwargs, 3, "max") or 0
+    given = call.get(2, "min") or 0, call.get(3, "max") or 0
     extremes = copied + 2 * x.element_size() if given[0] == given[1] else 0
     counts = torch.get_num_threads() * size_bytes(out)
     return copied + size_bytes(out) + out.element_size() + max(extremes, counts)
 
 
-@CPU.workspace(_aten.renorm.default)
-def _renormalize(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("renorm")
+def _renormalize(call: Call) -> int:
     """aten/src/ATen/native/Normalization.cpp, ``renorm_out``: a norm for each slice."""
-    x = tensor(args[0])
-    return x.shape[int(str(args[2]))] * x.element_size()
+    x = call.tensor(0)
+    return x.shape[int(str(call.args[2]))] * x.element_size()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fxmem.kernels.arguments import argument, tensor
 from fxmem.kernels.cpu.copying import copies_bytes
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.workspace import size_bytes
 
 _aten = torch.ops.aten
 
@@ -39,23 +36,23 @@ def _overloads(name: str) -> tuple[OpOverload, ...]:
         )
     )
 )  # fmt: skip
-def _backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _backward(call: Call) -> int:
     """aten/src/ATen/native/cpu/UpSampleMoreKernel.cpp, ``..._backward_kernel_impl``.
 
     Both gradients are taken contiguous in the format that the incoming one's strides suggest.
     """
-    grad = tensor(args[0])
-    return copies_bytes(grad, grad, tensor(outputs))
+    grad = call.tensor(0)
+    return copies_bytes(grad, grad, call.result)
 
 
 @CPU.workspace(
-    _aten.upsample_bicubic2d_backward.default,
-    _aten._upsample_bilinear2d_aa_backward.default,
-    _aten._upsample_bicubic2d_aa_backward.default,
+    "upsample_bicubic2d_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "_upsample_bicubic2d_aa_backward",
 )
-def _bicubic_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _bicubic_backward(call: Call) -> int:
     """aten/src/ATen/native/UpSampleBicubic2d.cpp and the like: a contiguous gradient."""
-    grad = tensor(args[0])
+    grad = call.tensor(0)
     return 0 if grad.is_contiguous() else size_bytes(grad)
 
 
@@ -68,9 +65,9 @@ def _is_vectorized(x: Tensor, out: Tensor) -> bool:
     return (x.is_contiguous(memory_format=last) and x.shape[1] > _MANY_CHANNELS) or small
 
 
-def _upsample_bytes(args: Arguments, outputs: object, taps: int) -> int:
+def _upsample_bytes(call: Call, taps: int) -> int:
     """``cpu_upsample_linear_channels_last``, or tables of indices and weights by position."""
-    x, out = tensor(args[0]), tensor(outputs)
+    x, out = call.tensor(0), call.result
     if taps <= 2 and _is_vectorized(x, out):
         last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         operands = (x, out)
@@ -87,9 +84,9 @@ def _upsample_bytes(args: Arguments, outputs: object, taps: int) -> int:
         for overload in _overloads(name)
     )
 )
-def _upsample_nearest(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _upsample_nearest(call: Call) -> int:
     """aten/src/ATen/native/cpu/UpSampleKernel.cpp, ``upsample_nearest2d_kernel_impl``."""
-    return _upsample_bytes(args, outputs, 1)
+    return _upsample_bytes(call, 1)
 
 
 @CPU.workspace(
@@ -97,38 +94,36 @@ def _upsample_nearest(args: Arguments, kwargs: Mapping[str, object], outputs: ob
     *_overloads("upsample_bilinear2d"),
     *_overloads("upsample_trilinear3d"),
 )
-def _upsample_linear(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _upsample_linear(call: Call) -> int:
     """UpSampleKernel.cpp, ``upsample_bilinear2d_kernel_impl``: two neighbours by dimension."""
-    return _upsample_bytes(args, outputs, 2)
+    return _upsample_bytes(call, 2)
 
 
 @CPU.workspace(*_overloads("upsample_bicubic2d"))
-def _upsample_bicubic(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _upsample_bicubic(call: Call) -> int:
     """UpSampleKernel.cpp, ``upsample_bicubic2d_kernel_impl``: four neighbours by dimension."""
-    return _upsample_bytes(args, outputs, 4)
+    return _upsample_bytes(call, 4)
 
 
 @CPU.workspace(*_overloads("_upsample_bilinear2d_aa"))
-def _bilinear_antialias(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _bilinear_antialias(call: Call) -> int:
     """UpSampleKernel.cpp, ``upsample_bilinear2d_aa_kernel_impl``."""
-    return _antialias_bytes(args, kwargs, outputs, 2)
+    return _antialias_bytes(call, 2)
 
 
 @CPU.workspace(*_overloads("_upsample_bicubic2d_aa"))
-def _bicubic_antialias(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _bicubic_antialias(call: Call) -> int:
     """UpSampleKernel.cpp, ``upsample_bicubic2d_aa_kernel_impl``."""
-    return _antialias_bytes(args, kwargs, outputs, 4)
+    return _antialias_bytes(call, 4)
 
 
-def _antialias_bytes(
-    args: Arguments, kwargs: Mapping[str, object], outputs: object, taps: int
-) -> int:
+def _antialias_bytes(call: Call, taps: int) -> int:
     """``separable_upsample_generic_Nd_kernel_impl``: dimension by dimension, the last one first.
 
     What was made of one dimension is held while the next is made.
     """
-    x, out = tensor(args[0]), tensor(outputs)
-    corners = argument(args, kwargs, 2, "align_corners") is True
+    x, out = call.tensor(0), call.result
+    corners = call.get(2, "align_corners") is True
     sizes, held, peak = list(x.shape), 0, 0
     changed = [dim for dim in (3, 2) if x.shape[dim] != out.shape[dim]]
     for dim in changed:

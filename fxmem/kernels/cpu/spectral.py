@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from fxmem.kernels.arguments import tensor
-from fxmem.kernels.cpu.target import CPU
-from fxmem.kernels.tape import Tape, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 _aten = torch.ops.aten
 
 
-@CPU.workspace(_aten._fft_r2c.default, _aten._fft_c2c.default)
-def _transform(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_fft_r2c", "_fft_c2c")
+def _transform(call: Call) -> int:
     """``_fft_r2c_mkl`` and ``_fft_c2c_mkl``."""
-    return _copied_bytes(tensor(args[0]), _dims(args))
+    return _copied_bytes(call.tensor(0), _dims(call))
 
 
-@CPU.workspace(_aten._fft_c2r.default)
-def _transform_to_real(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CPU.workspace("_fft_c2r")
+def _transform_to_real(call: Call) -> int:
     """``_fft_c2r_mkl``: other dimensions than the last are transformed among complex numbers."""
-    x, dims = tensor(args[0]), _dims(args)
+    x, dims = call.tensor(0), _dims(call)
     *others, last = dims
     if not others:
         return _copied_bytes(x, dims)
-    tape = Tape()
+    trace = PeakTrace()
     between = _aten._fft_c2c(x, others, 0, False)
-    tape.allocate(size_bytes(between))
-    tape.free(tape.allocate(_copied_bytes(x, others)))
-    result = tape.allocate(size_bytes(tensor(outputs)))
-    tape.allocate(_copied_bytes(between, [last]))
-    return max(0, tape.peak_bytes - result)
+    trace.allocate(size_bytes(between))
+    trace.free(trace.allocate(_copied_bytes(x, others)))
+    result = trace.allocate(size_bytes(call.result))
+    trace.allocate(_copied_bytes(between, [last]))
+    return max(0, trace.peak_bytes - result)
 
 
-def _dims(args: Arguments) -> list[int]:
-    dims = args[1]
+def _dims(call: Call) -> list[int]:
+    dims = call.args[1]
     assert isinstance(dims, (list, tuple))
     return [int(dim) for dim in dims]
 

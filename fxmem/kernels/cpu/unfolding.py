@@ -9,10 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from fxmem.kernels.cpu.mkldnn_convolution import Problem, Sizes, dense_strides, product_bytes
+import torch
+from torch import Tensor
+
+from fxmem.kernels.cpu.onednn.convolution import Problem, Sizes, dense_strides, product_bytes
 from fxmem.kernels.cpu.reduction import sum_dense_bytes
-from fxmem.kernels.tape import Tape
+from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 
 @dataclass(frozen=True)
@@ -102,36 +107,36 @@ def _bias_sum_bytes(problem: Problem) -> int:
     return sum_dense_bytes(sizes, strides, dims, sizes[1], problem.dtype)
 
 
-def _grouped_forward_bytes(problem: Problem, run: Callable[[_Frame, Tape], None]) -> int:
+def _grouped_forward_bytes(problem: Problem, run: Callable[[_Frame, PeakTrace], None]) -> int:
     """``_convolution``: per group a copy of its channels, a run, and one ``cat`` at the end."""
-    frame, tape, groups = _frame(problem), Tape(), problem.groups
+    frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
     copied = _subtensor_bytes(_dense_input(problem), problem)
     for _ in range(groups):
-        tape.allocate(copied)
-        run(frame, tape)
-        tape.free(copied)
+        trace.allocate(copied)
+        run(frame, trace)
+        trace.free(copied)
     if groups > 1:
-        tape.allocate(groups * frame.output_bytes)
-    return tape.peak_bytes
+        trace.allocate(groups * frame.output_bytes)
+    return trace.peak_bytes
 
 
 def _grouped_backward_bytes(
     problem: Problem,
     mask: tuple[bool, ...],
     grad_output: tuple[Sizes, Sizes],
-    run: Callable[[_Frame, tuple[bool, ...], Tape], None],
+    run: Callable[[_Frame, tuple[bool, ...], PeakTrace], None],
 ) -> int:
     """``convolution_backward``: per group two copies and a run, then ``cat`` of each gradient."""
-    frame, tape, groups = _frame(problem), Tape(), problem.groups
+    frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
     copied = _subtensor_bytes(grad_output, problem)
     copied += _subtensor_bytes(_dense_input(problem), problem)
     for _ in range(groups):
-        tape.allocate(copied)
-        run(frame, mask, tape)
-        tape.free(copied)
+        trace.allocate(copied)
+        run(frame, mask, trace)
+        trace.free(copied)
     if groups > 1:
-        tape.allocate(tape.live_bytes)
-    return tape.peak_bytes
+        trace.allocate(trace.live_bytes)
+    return trace.peak_bytes
 
 
 def _dense_input(problem: Problem) -> tuple[Sizes, Sizes]:
@@ -148,113 +153,113 @@ def _subtensor_bytes(view: tuple[Sizes, Sizes], problem: Problem) -> int:
     return product_bytes(part, problem.dtype)
 
 
-def _run(*sizes_bytes: int, tape: Tape) -> None:
+def _run(*sizes_bytes: int, trace: PeakTrace) -> None:
     """Temporaries that live together and end together."""
     for size in sizes_bytes:
-        tape.allocate(size)
-    tape.free(*sizes_bytes)
+        trace.allocate(size)
+    trace.free(*sizes_bytes)
 
 
-def _slow_2d(frame: _Frame, tape: Tape) -> None:
+def _slow_2d(frame: _Frame, trace: PeakTrace) -> None:
     """ConvolutionMM2d.cpp, ``slow_conv2d_forward_out_cpu``: columns of the whole batch."""
     columns = 0 if frame.pointwise else frame.batch * frame.columns_bytes
-    tape.allocate(frame.output_bytes)
-    _run(columns, tape=tape)
+    trace.allocate(frame.output_bytes)
+    _run(columns, trace=trace)
 
 
-def _slow_2d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None:
+def _slow_2d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """ConvolutionMM2d.cpp, ``slow_conv2d_backward_out_cpu``: columns for the weight only.
 
     The buffer for the input's gradient is a plain C++ array per thread.
     """
-    tape.allocate(frame.input_bytes * mask[0] + frame.bias_bytes * mask[2])
-    _run(frame.bias_sum_bytes * mask[2], tape=tape)
+    trace.allocate(frame.input_bytes * mask[0] + frame.bias_bytes * mask[2])
+    _run(frame.bias_sum_bytes * mask[2], trace=trace)
     if mask[1]:
-        tape.allocate(frame.weight_bytes)
-        _run(0 if frame.pointwise else frame.batch * frame.columns_bytes, tape=tape)
+        trace.allocate(frame.weight_bytes)
+        _run(0 if frame.pointwise else frame.batch * frame.columns_bytes, trace=trace)
 
 
-def _slow_dilated(frame: _Frame, tape: Tape) -> None:
+def _slow_dilated(frame: _Frame, trace: PeakTrace) -> None:
     """NaiveDilatedConvolution.cpp, ``slow_conv_dilated_all_cpu_template``: one sample."""
-    tape.allocate(frame.output_bytes)
-    _run(frame.columns_bytes, tape=tape)
+    trace.allocate(frame.output_bytes)
+    _run(frame.columns_bytes, trace=trace)
 
 
-def _slow_dilated_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None:
+def _slow_dilated_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """As forward; the bias's gradient is summed sample by sample into a temporary."""
     gradients = frame.input_bytes * mask[0] + frame.weight_bytes * mask[1]
-    tape.allocate(gradients + frame.bias_bytes * mask[2])
-    _run(frame.columns_bytes if mask[0] or mask[1] else 0, frame.bias_bytes * mask[2], tape=tape)
+    trace.allocate(gradients + frame.bias_bytes * mask[2])
+    _run(frame.columns_bytes if mask[0] or mask[1] else 0, frame.bias_bytes * mask[2], trace=trace)
 
 
-def _slow_transpose_2d(frame: _Frame, tape: Tape) -> None:
+def _slow_transpose_2d(frame: _Frame, trace: PeakTrace) -> None:
     """NaiveConvolutionTranspose2d.cpp, ``slow_conv_transpose2d_out_cpu_template``: the batch."""
-    tape.allocate(frame.output_bytes)
-    _run(frame.batch * frame.columns_bytes, tape=tape)
+    trace.allocate(frame.output_bytes)
+    _run(frame.batch * frame.columns_bytes, trace=trace)
 
 
-def _slow_transpose_2d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None:
+def _slow_transpose_2d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """``slow_conv_transpose2d_backward_out_cpu_template`` and ``..._acc_grad_parameters_cpu``."""
     columns = 0 if frame.pointwise else frame.columns_bytes
     if mask[0]:
-        tape.allocate(frame.input_bytes)
-        _run(columns, tape=tape)
-    tape.allocate(frame.bias_bytes * mask[2])
-    _run(frame.bias_sum_bytes * mask[2], tape=tape)
+        trace.allocate(frame.input_bytes)
+        _run(columns, trace=trace)
+    trace.allocate(frame.bias_bytes * mask[2])
+    _run(frame.bias_sum_bytes * mask[2], trace=trace)
     if mask[1]:
-        tape.allocate(frame.weight_bytes)
-        _run(columns, tape=tape)
+        trace.allocate(frame.weight_bytes)
+        _run(columns, trace=trace)
 
 
-def _slow_3d(frame: _Frame, tape: Tape) -> None:
+def _slow_3d(frame: _Frame, trace: PeakTrace) -> None:
     """ConvolutionMM3d.cpp, ``slow_conv3d_forward_out_cpu``: columns of the whole batch."""
-    _slow_2d(frame, tape)
+    _slow_2d(frame, trace)
 
 
-def _slow_3d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None:
+def _slow_3d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """ConvolutionMM3d.cpp: columns for the input's gradient, even of one point, then again for
     the weight's."""
     columns = frame.batch * frame.columns_bytes
     if mask[0]:
-        tape.allocate(frame.input_bytes)
-        _run(columns, tape=tape)
-    tape.allocate(frame.bias_bytes * mask[2])
-    _run(frame.bias_sum_bytes * mask[2], tape=tape)
+        trace.allocate(frame.input_bytes)
+        _run(columns, trace=trace)
+    trace.allocate(frame.bias_bytes * mask[2])
+    _run(frame.bias_sum_bytes * mask[2], trace=trace)
     if mask[1]:
-        tape.allocate(frame.weight_bytes)
-        _run(0 if frame.pointwise else columns, tape=tape)
+        trace.allocate(frame.weight_bytes)
+        _run(0 if frame.pointwise else columns, trace=trace)
 
 
-def _slow_transpose_3d(frame: _Frame, tape: Tape) -> None:
+def _slow_transpose_3d(frame: _Frame, trace: PeakTrace) -> None:
     """NaiveConvolutionTranspose3d.cpp: the output starts as ``empty_like(input)``.
 
     ``resize_`` keeps that storage where it is large enough.
     """
-    started = tape.allocate(frame.input_bytes)
+    started = trace.allocate(frame.input_bytes)
     if frame.output_bytes > frame.input_bytes:
-        tape.allocate(frame.output_bytes)
-        tape.free(started)
-    _run(frame.columns_bytes, frame.ones_bytes, tape=tape)
+        trace.allocate(frame.output_bytes)
+        trace.free(started)
+    _run(frame.columns_bytes, frame.ones_bytes, trace=trace)
 
 
-def _slow_transpose_3d_backward(frame: _Frame, mask: tuple[bool, ...], tape: Tape) -> None:
+def _slow_transpose_3d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """As in 2d, but the bias's gradient is summed beside the columns."""
     columns = 0 if frame.pointwise else frame.columns_bytes
     if mask[0]:
-        tape.allocate(frame.input_bytes)
-        _run(columns, tape=tape)
-    tape.allocate(frame.weight_bytes * mask[1] + frame.bias_bytes * mask[2])
+        trace.allocate(frame.input_bytes)
+        _run(columns, trace=trace)
+    trace.allocate(frame.weight_bytes * mask[1] + frame.bias_bytes * mask[2])
     if mask[1] or mask[2]:
-        _run(columns, frame.bias_sum_bytes * mask[2], tape=tape)
+        _run(columns, frame.bias_sum_bytes * mask[2], trace=trace)
 
 
-def _nnpack(frame: _Frame, tape: Tape) -> None:
+def _nnpack(frame: _Frame, trace: PeakTrace) -> None:
     """NNPACK.cpp, ``_nnpack_spatial_convolution``: zeros for a missing bias."""
-    tape.allocate(frame.output_bytes)
-    _run(0 if frame.ones_bytes else frame.bias_bytes, tape=tape)
+    trace.allocate(frame.output_bytes)
+    _run(0 if frame.ones_bytes else frame.bias_bytes, trace=trace)
 
 
-_FORWARD: dict[str, Callable[[_Frame, Tape], None]] = {
+_FORWARD: dict[str, Callable[[_Frame, PeakTrace], None]] = {
     "Slow2d": _slow_2d,
     "SlowDilated2d": _slow_dilated,
     "SlowTranspose2d": _slow_transpose_2d,
@@ -263,7 +268,7 @@ _FORWARD: dict[str, Callable[[_Frame, Tape], None]] = {
     "SlowTranspose3d": _slow_transpose_3d,
     "NnpackSpatial": _nnpack,
 }
-_BACKWARD: dict[str, Callable[[_Frame, tuple[bool, ...], Tape], None]] = {
+_BACKWARD: dict[str, Callable[[_Frame, tuple[bool, ...], PeakTrace], None]] = {
     "Slow2d": _slow_2d_backward,
     "SlowDilated2d": _slow_dilated_backward,
     "SlowTranspose2d": _slow_transpose_2d_backward,
@@ -272,3 +277,41 @@ _BACKWARD: dict[str, Callable[[_Frame, tuple[bool, ...], Tape], None]] = {
     "SlowTranspose3d": _slow_transpose_3d_backward,
     "NnpackSpatial": _slow_dilated_backward,
 }
+
+
+# -- Columns as results --
+
+_aten = torch.ops.aten
+_im2col, _col2im = _aten.im2col.default, _aten.col2im.default
+
+
+def _resize(x: Tensor, result: Tensor) -> Tensor:
+    """``empty_like(x)``, resized: the storage does not shrink."""
+    if x.numel() <= result.numel():
+        return result
+    strides = [math.prod(result.shape[dim + 1 :]) for dim in range(result.dim())]
+    return torch.empty_like(x).as_strided(result.shape, strides)
+
+
+@CPU.kernel(_im2col)
+def im2col(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """aten/src/ATen/native/Im2Col.cpp, ``im2col_cpu``."""
+    return _resize(x, _im2col(x, *args, **kwargs))
+
+
+@CPU.kernel(_col2im)
+def col2im(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """aten/src/ATen/native/Col2Im.cpp, ``col2im_cpu``."""
+    return _resize(x, _col2im(x, *args, **kwargs))
+
+
+@CPU.workspace(_im2col, _col2im)
+def _columns(call: Call) -> int:
+    """Im2Col.cpp and Col2Im.cpp: a contiguous input, and memory before it is made larger."""
+    x = call.tensor(0)
+    trace = PeakTrace()
+    trace.allocate(size_bytes(x))
+    trace.allocate(0 if x.is_contiguous() else size_bytes(x))
+    if call.result_bytes > size_bytes(x):
+        trace.allocate(call.result_bytes)
+    return trace.peak_bytes - call.result_bytes

@@ -1,39 +1,13 @@
-"""CUDA as a target: the operators that it dispatches to, and what its kernels hold inside."""
+"""Operators and kernels of PyTorch's CUDA build."""
 
 from __future__ import annotations
 
-from fxmem.kernels.cuda import (  # noqa: F401 - for what they register
-    attention,
-    attention_cudnn,
-    attention_efficient,
-    attention_flash,
-    autocast,
-    batch_norm,
-    batch_norm_kernels,
-    blas,
-    convolution,
-    copying,
-    cublas,
-    dropout,
-    embedding,
-    flex_attention,
-    grad_scaler,
-    grouped,
-    indexing,
-    losses,
-    normalization,
-    pointwise,
-    pooling,
-    reduction,
-    resampling,
-    rnn,
-    rnn_cells,
-    softmax,
-    sorting,
-    surroundings,
-    transformer,
-    unmodelled,
-)
-from fxmem.kernels.cuda.target import CUDA
+import sys
+
+from fxmem.kernels import autocast, registry
+from fxmem.kernels.cuda.gpu import CUDA
+
+registry.import_modules(autocast)
+registry.import_modules(sys.modules[__name__])
 
 __all__ = ["CUDA"]

@@ -7,19 +7,17 @@ one weight are added up ten at a time, and these sums once more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxmem.kernels.arguments import argument, tensor
-from fxmem.kernels.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import accumulate_type, dense_bytes, flatten_bytes
-from fxmem.kernels.cuda.target import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.tape import Tape, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
+from fxmem.kernels.registry import Call
+from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 _aten = torch.ops.aten
 _MAX_MODE = 2
@@ -50,32 +48,32 @@ class _Rows:
     in_bags: bool
 
 
-@CUDA.workspace(_aten.embedding.default)
-def _embedding(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("embedding")
+def _embedding(call: Call) -> int:
     """aten/src/ATen/native/Embedding.cpp, ``embedding_symint``: ``indices.reshape(-1)``."""
-    return flatten_bytes(tensor(args[1]))
+    return flatten_bytes(call.tensor(1))
 
 
-@CUDA.workspace(_aten.embedding_dense_backward.default)
-def _dense_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("embedding_dense_backward")
+def _dense_backward(call: Call) -> int:
     """Embedding.cu, ``embedding_dense_backward_cuda``: dense operands; more than few are sorted."""
-    grad, indices = tensor(args[0]), tensor(args[1])
+    grad, indices = call.tensor(0), call.tensor(1)
     copies = dense_bytes(grad) + dense_bytes(indices)
-    by_frequency = argument(args, kwargs, 4, "scale_grad_by_freq") is True
+    by_frequency = call.get(4, "scale_grad_by_freq") is True
     if indices.numel() <= _UNSORTED and not by_frequency:
         return copies
-    rows = _Rows(grad, indices, tensor(outputs).shape[0], by_frequency, in_bags=False)
-    return copies + _sorted_bytes(rows, size_bytes(tensor(outputs)))
+    rows = _Rows(grad, indices, call.result.shape[0], by_frequency, in_bags=False)
+    return copies + _sorted_bytes(rows, size_bytes(call.result))
 
 
-@CUDA.workspace(_aten._embedding_bag_backward.default)
-def _bag_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("_embedding_bag_backward")
+def _bag_backward(call: Call) -> int:
     """EmbeddingBag.cu, ``_embedding_bag_dense_backward_cuda``: the same, whatever the number."""
-    grad, indices, out = tensor(args[0]), tensor(args[1]), tensor(outputs)
+    grad, indices, out = call.tensor(0), call.tensor(1), call.result
     copies = dense_bytes(grad)
-    if args[8] == _MAX_MODE or not indices.numel():
+    if call.args[8] == _MAX_MODE or not indices.numel():
         return copies
-    by_frequency = args[7] is True
+    by_frequency = call.args[7] is True
     rows = _Rows(grad, indices, out.shape[0], by_frequency, in_bags=True)
     return copies + dense_bytes(indices) + _sorted_bytes(rows, size_bytes(out))
 
@@ -83,34 +81,34 @@ def _bag_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object
 def _sorted_bytes(rows: _Rows, out_bytes: int) -> int:
     """Indices in order, with where they were; then ``embedding_backward_cuda_kernel``."""
     count, itemsize = rows.indices.numel(), rows.indices.element_size()
-    tape = Tape()
-    tape.allocate(2 * count * itemsize)
-    tape.free(tape.allocate(count * itemsize + radix_sort_bytes(count, itemsize, itemsize)))
+    trace = PeakTrace()
+    trace.allocate(2 * count * itemsize)
+    trace.free(trace.allocate(count * itemsize + radix_sort_bytes(count, itemsize, itemsize)))
     if rows.by_frequency:
-        tape.allocate(count * itemsize)
-        tape.free(tape.allocate(scan_bytes(count, itemsize)))
-    tape.allocate(out_bytes)
-    _add_segments(tape, rows)
-    return tape.peak_bytes - out_bytes
+        trace.allocate(count * itemsize)
+        trace.free(trace.allocate(scan_bytes(count, itemsize)))
+    trace.allocate(out_bytes)
+    _add_segments(trace, rows)
+    return trace.peak_bytes - out_bytes
 
 
-def _add_segments(tape: Tape, rows: _Rows) -> None:
+def _add_segments(trace: PeakTrace, rows: _Rows) -> None:
     """``embedding_backward_cuda_kernel``: where weights begin, their parts, the sums of parts."""
     count, itemsize = rows.indices.numel(), rows.indices.element_size()
-    tape.allocate(count * itemsize + _LONG_BYTES)
-    tape.free(tape.allocate(count * itemsize + scan_bytes(count, itemsize)))
+    trace.allocate(count * itemsize + _LONG_BYTES)
+    trace.free(trace.allocate(count * itemsize + scan_bytes(count, itemsize)))
     segments = min(count, rows.weights)
-    tape.allocate(2 * segments * itemsize)
-    tape.free(tape.allocate(scan_bytes(segments, itemsize)))
+    trace.allocate(2 * segments * itemsize)
+    trace.free(trace.allocate(scan_bytes(segments, itemsize)))
     parts = count // _ROWS_BY_THREAD + segments
-    tape.allocate(_LONG_BYTES + parts * itemsize)
+    trace.allocate(_LONG_BYTES + parts * itemsize)
     wide, width = accumulate_type(rows.grad.dtype), rows.grad.shape[-1]
     if not _is_fused(rows, segments, parts):
-        tape.allocate(parts * width * wide.itemsize)
+        trace.allocate(parts * width * wide.itemsize)
         return
-    tape.allocate(parts * itemsize)
+    trace.allocate(parts * itemsize)
     if rows.grad.dtype != wide:
-        tape.allocate(rows.weights * width * wide.itemsize)
+        trace.allocate(rows.weights * width * wide.itemsize)
 
 
 def _is_fused(rows: _Rows, segments: int, parts: int) -> bool:
@@ -122,24 +120,25 @@ def _is_fused(rows: _Rows, segments: int, parts: int) -> bool:
     return blocks < current_gpu().multiprocessors * _FUSED_BLOCKS and parts > 4 * blocks
 
 
-@CUDA.workspace(_aten.embedding_renorm_.default)
-def _renorm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("embedding_renorm_")
+def _renorm(call: Call) -> int:
     """Embedding.cu, ``embedding_renorm_cuda_``: indices in order, and those that differ."""
-    indices = tensor(args[1])
+    indices = call.tensor(1)
     count, itemsize = indices.numel(), indices.element_size()
     return 3 * count * itemsize + _LONG_BYTES + scan_bytes(count, itemsize)
 
 
-@CUDA.kernel(_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default)
+@CUDA.kernel("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(*args: Any, **kwargs: Any) -> Any:
     """EmbeddingBag.cu, ``_embedding_bag_cuda``: bags, the bag of each index, sizes, maxima."""
     weight, indices, offsets = args[:3]
     if not is_on_gpu(weight):
         return NotImplemented
-    last = argument(args, kwargs, 7, "include_last_offset") is True
+    call = Call(args, kwargs)
+    last = call.get(7, "include_last_offset") is True
     shape = (offsets.shape[0] - last, weight.shape[1])
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     make = indices.new_empty(0, dtype=dtype).new_empty
-    has_maxima = argument(args, kwargs, 4, "mode") == _MAX_MODE
+    has_maxima = call.get(4, "mode") == _MAX_MODE
     maxima = make(shape if has_maxima else (0,))
     return weight.new_empty(shape), make(indices.shape[0]), make(offsets.shape), maxima

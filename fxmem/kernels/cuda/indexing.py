@@ -7,19 +7,18 @@ Source: ``aten/src/ATen/native/cuda/Indexing.cu``, ``IndexKernel.cpp``, ``Nonzer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fxmem.graph import Blocks
-from fxmem.kernels.arguments import argument, new_bytes, tensor
-from fxmem.kernels.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.layouts import dense_bytes, flatten_bytes
-from fxmem.kernels.cuda.target import CUDA, is_on_gpu
-from fxmem.kernels.tape import BlockTape, broadcast_sizes, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
+from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.workspace import BlockTrace, broadcast_sizes, size_bytes
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -87,7 +86,7 @@ class _Index:
         return is_on_gpu(self.tensor)
 
 
-def _make_info(tape: BlockTape, indices: Sequence[Tensor | None], rows: int) -> None:
+def _make_info(trace: BlockTrace, indices: Sequence[Tensor | None], rows: int) -> None:
     """TensorAdvancedIndexingUtils.h, ``make_info``: indices on the GPU, in 64 bits, of one layout.
 
     ``AdvancedIndex`` makes indices of several dimensions dense unless their strides agree, as those
@@ -95,18 +94,18 @@ def _make_info(tape: BlockTape, indices: Sequence[Tensor | None], rows: int) -> 
     """
     expanded = _list_expanded(indices, rows)
     moved = [
-        tape.allocate(0 if index.is_on_gpu and not index.is_found else index.nbytes)
+        trace.allocate(0 if index.is_on_gpu and not index.is_found else index.nbytes)
         for index in expanded
     ]
     for at, index in enumerate(expanded):
         if not index.is_found and index.tensor.dtype != torch.int64:
-            converted = tape.allocate(rows * _INDEX_BYTES)
-            tape.free(moved[at])
+            converted = trace.allocate(rows * _INDEX_BYTES)
+            trace.free(moved[at])
             moved[at] = converted
     dense = list(_find_scattered(expanded))
     for _ in dense:
-        tape.allocate(rows * _INDEX_BYTES)
-    tape.free(*(moved[at] for at in dense))
+        trace.allocate(rows * _INDEX_BYTES)
+    trace.free(*(moved[at] for at in dense))
 
 
 def _find_scattered(indices: Sequence[_Index]) -> Iterator[int]:
@@ -120,35 +119,35 @@ def _find_scattered(indices: Sequence[_Index]) -> Iterator[int]:
     yield from (at for at, index in enumerate(spread) if not index.is_contiguous())
 
 
-@CUDA.workspace(_aten.index.Tensor, _aten._unsafe_index.Tensor)
-def _index(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Blocks:
+@CUDA.workspace("index.Tensor", "_unsafe_index.Tensor")
+def _index(call: Call) -> Blocks:
     """TensorAdvancedIndexing.cpp, ``index``: the result is allocated once the indices are ready."""
-    x, indices = tensor(args[0]), _list_indices(args[1])
-    tape = BlockTape()
-    _make_info(tape, indices, _count_rows(x, indices, tensor(outputs).numel()))
-    tape.allocate_result()
-    return tape.finish()
+    x, indices = call.tensor(0), _list_indices(call.args[1])
+    trace = BlockTrace()
+    _make_info(trace, indices, _count_rows(x, indices, call.result.numel()))
+    trace.allocate_result()
+    return trace.finish()
 
 
 @CUDA.workspace(
-    _aten.index_put.default,
-    _aten.index_put_.default,
-    _aten._unsafe_index_put.default,
-    _aten._index_put_impl_.default,
+    "index_put",
+    "index_put_",
+    "_unsafe_index_put",
+    "_index_put_impl_",
 )
-def _index_put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> Blocks:
+def _index_put(call: Call) -> Blocks:
     """TensorAdvancedIndexing.cpp, ``_index_put_impl_``; ``index_put`` makes its result before."""
-    x, values = tensor(args[0]), tensor(args[2])
-    indices = _list_indices(args[1])
-    accumulate = argument(args, kwargs, 3, "accumulate") is True
+    x, values = call.tensor(0), call.tensor(2)
+    indices = _list_indices(call.args[1])
+    accumulate = call.get(3, "accumulate") is True
     if accumulate or torch.are_deterministic_algorithms_enabled():
         return _put_sorted(x, indices, values)
     is_fill = len(indices) == 1 and values.numel() == 1
     if is_fill and indices[0] is not None and indices[0].dtype in _MASKS:
         return ()  # ``canDispatchToMaskedFill``
-    tape = BlockTape()
-    _make_info(tape, indices, _count_put_rows(x, indices, values))
-    return tape.finish()
+    trace = BlockTrace()
+    _make_info(trace, indices, _count_put_rows(x, indices, values))
+    return trace.finish()
 
 
 def _count_put_rows(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
@@ -164,23 +163,23 @@ def _put_sorted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> 
     rows = _count_put_rows(x, indices, values)
     dims = _find_indexed_dims(indices)
     slice_size = math.prod(n for dim, n in enumerate(x.shape) if dim not in dims)
-    tape, vector = BlockTape(), rows * _INDEX_BYTES
-    tape.allocate(dense_bytes(x))
-    _make_linear_index(tape, indices, rows)
+    trace, vector = BlockTrace(), rows * _INDEX_BYTES
+    trace.allocate(dense_bytes(x))
+    _make_linear_index(trace, indices, rows)
     if values.numel() < rows * slice_size or not values.is_contiguous():
-        tape.allocate(rows * slice_size * values.element_size())
+        trace.allocate(rows * slice_size * values.element_size())
     is_apart = dims != list(range(dims[0], dims[0] + len(dims)))
     if is_apart:
-        tape.allocate(size_bytes(x))  # with the indexed dimensions in front
+        trace.allocate(size_bytes(x))  # with the indexed dimensions in front
     for _ in ("sorted indices", "where they were", "their range"):
-        tape.allocate(vector)
+        trace.allocate(vector)
     behind = slice_size if is_apart else math.prod(x.shape[dims[-1] + 1 :])
     bits = max((x.numel() - 1) // max(behind, 1), 1).bit_length()
-    tape.free(tape.allocate(radix_sort_bytes(rows, _INDEX_BYTES, _INDEX_BYTES, bits)))
-    return tape.finish()
+    trace.free(trace.allocate(radix_sort_bytes(rows, _INDEX_BYTES, _INDEX_BYTES, bits)))
+    return trace.finish()
 
 
-def _make_linear_index(tape: BlockTape, indices: Sequence[Tensor | None], rows: int) -> None:
+def _make_linear_index(trace: BlockTrace, indices: Sequence[Tensor | None], rows: int) -> None:
     """``makeLinearIndex``: each index modulo the size, times the stride, added up.
 
     What lies in the host's memory is computed there, and its product copied to the device.
@@ -189,71 +188,71 @@ def _make_linear_index(tape: BlockTape, indices: Sequence[Tensor | None], rows: 
     converted = []
     for index in expanded:
         if index.is_on_gpu and index.is_found:
-            converted.append(tape.allocate(index.nbytes))
+            converted.append(trace.allocate(index.nbytes))
         elif index.is_on_gpu and index.tensor.dtype != torch.int64:
-            converted.append(tape.allocate(index.tensor.numel() * _INDEX_BYTES))
+            converted.append(trace.allocate(index.tensor.numel() * _INDEX_BYTES))
     for at, index in enumerate(expanded):
-        remainder = tape.allocate(vector if index.is_on_gpu else 0)
-        product = tape.allocate(vector)
-        tape.free(remainder)
+        remainder = trace.allocate(vector if index.is_on_gpu else 0)
+        product = trace.allocate(vector)
+        trace.free(remainder)
         if at:
-            tape.free(product)
-    tape.free(*converted)
+            trace.free(product)
+    trace.free(*converted)
 
 
-@CUDA.workspace(_aten.nonzero.default)
-def _nonzero(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("nonzero")
+def _nonzero(call: Call) -> int:
     """Nonzero.cu, ``nonzero_cuda_out_impl``: a contiguous input, a count, states of tiles."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     return dense_bytes(x) + 4 + scan_bytes(x.numel(), 4)
 
 
-@CUDA.workspace(_aten.masked_select.default)
-def _masked_select(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("masked_select")
+def _masked_select(call: Call) -> int:
     """IndexKernel.cpp, ``masked_select_out_cuda_impl``: indexing by the mask, expanded."""
-    x, mask = tensor(args[0]), tensor(args[1])
+    x, mask = call.tensor(0), call.tensor(1)
     sizes = broadcast_sizes(x, mask)
     copied = math.prod(sizes) if tuple(mask.shape) != sizes or not mask.is_contiguous() else 0
-    return max(copied, tensor(outputs).numel() * max(len(sizes), 1) * _INDEX_BYTES)
+    return max(copied, call.result.numel() * max(len(sizes), 1) * _INDEX_BYTES)
 
 
-@CUDA.workspace(_aten.masked_scatter.default, _aten.masked_scatter_.default)
-def _masked_scatter(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("masked_scatter", "masked_scatter_")
+def _masked_scatter(call: Call) -> int:
     """IndexKernel.cpp, ``masked_scatter__cuda``: the place of each element, dense operands."""
-    x, mask, source = (tensor(value) for value in args[:3])
+    x, mask, source = (as_tensor(value) for value in call.args[:3])
     count = math.prod(broadcast_sizes(x, mask))
     copied = count if mask.numel() < count or not mask.is_contiguous() else 0
     places = count * _INDEX_BYTES
     return copied + places + max(scan_bytes(count, _INDEX_BYTES), dense_bytes(source))
 
 
-@CUDA.workspace(_aten.masked_scatter_backward.default)
-def _masked_scatter_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("masked_scatter_backward")
+def _masked_scatter_backward(call: Call) -> int:
     """TensorAdvancedIndexing.cpp, ``masked_scatter_backward_symint``: a selection, of all."""
-    grad = tensor(args[0])
+    grad = call.tensor(0)
     selected = size_bytes(grad) + grad.numel() * max(grad.dim(), 1) * _INDEX_BYTES
-    return max(selected, size_bytes(grad) + new_bytes(outputs)) - new_bytes(outputs)
+    return max(selected, size_bytes(grad) + call.result_bytes) - call.result_bytes
 
 
-@CUDA.workspace(_aten.put_.default, _aten.put.default)
-def _put(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("put_", "put")
+def _put(call: Call) -> int:
     """TensorAdvancedIndexing.cpp, ``put_``: indices in the shape of the values."""
-    index, source = tensor(args[1]), tensor(args[2])
+    index, source = call.tensor(1), call.tensor(2)
     return 0 if index.shape == source.shape else flatten_bytes(index)
 
 
-@CUDA.workspace(_aten.repeat_interleave.Tensor)
-def _repeat_interleave(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("repeat_interleave.Tensor")
+def _repeat_interleave(call: Call) -> int:
     """aten/src/ATen/native/Repeat.h, ``repeat_interleave_common``: running sums."""
-    repeats = tensor(args[0])
+    repeats = call.tensor(0)
     sums = repeats.numel() * _INDEX_BYTES
-    return dense_bytes(repeats) + sums + max(0, scan_bytes(repeats.numel(), 8) - new_bytes(outputs))
+    return dense_bytes(repeats) + sums + max(0, scan_bytes(repeats.numel(), 8) - call.result_bytes)
 
 
-@CUDA.workspace(_aten.scatter_reduce.two)
-def _scatter_mean(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("scatter_reduce.two")
+def _scatter_mean(call: Call) -> int:
     """TensorAdvancedIndexing.cpp, ``scatter_reduce_two``: ones, counts, and where those are 0."""
-    if args[4] != "mean":
+    if call.args[4] != "mean":
         return 0
-    out = tensor(outputs)
-    return size_bytes(tensor(args[3])) + size_bytes(out) + out.numel()
+    out = call.result
+    return size_bytes(call.tensor(3)) + size_bytes(out) + out.numel()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxmem.kernels.tape import is_like_channels_last, size_bytes
+from fxmem.kernels.workspace import is_like_channels_last, size_bytes
 
 _MAX_INDEX = 2**31 - 1
 _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}

@@ -9,33 +9,34 @@ scalars in a storage for all elements: :mod:`fxmem.kernels.cpu.losses`), and ``c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import make_contiguous_strides_for
+from torch._ops import OpOverload
+from torch._prims_common import compute_elementwise_output_strides, make_contiguous_strides_for
 
-from fxmem.kernels.arguments import argument, new_bytes, tensor
+from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.cpu import losses as shared
+from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.layouts import dense_bytes
-from fxmem.kernels.cuda.reduction import Layout, add, reduce_bytes
-from fxmem.kernels.cuda.target import CUDA, is_on_gpu
-from fxmem.kernels.tape import broadcast_sizes, size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
+from fxmem.kernels.registry import Call
+from fxmem.kernels.workspace import broadcast_sizes, size_bytes
 
 _aten = torch.ops.aten
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).
 _NONE, _MEAN = 0, 1
 _INDEX_BYTES = 8
 
-CUDA.kernel(_aten.mse_loss.default, _aten.smooth_l1_loss.default)(shared.pointwise_loss)
-CUDA.kernel(_aten.binary_cross_entropy.default)(shared.binary_cross_entropy)
-CUDA.kernel(_aten.soft_margin_loss.default)(shared.soft_margin_loss)
-CUDA.kernel(_aten._ctc_loss.default)(shared.ctc_loss)
+CUDA.kernel("mse_loss", "smooth_l1_loss")(shared.pointwise_loss)
+CUDA.kernel("binary_cross_entropy")(shared.binary_cross_entropy)
+CUDA.kernel("soft_margin_loss")(shared.soft_margin_loss)
+CUDA.kernel("_ctc_loss")(shared.ctc_loss)
 
 
-@CUDA.kernel(_aten._ctc_loss.Tensor)
+@CUDA.kernel("_ctc_loss.Tensor")
 def ctc_loss(log_probs: Tensor, targets: Tensor, *_rest: Any) -> Any:
     """cuda/LossCTC.cu, ``ctc_loss_tensor``: the longest of padded targets fills its row."""
     if targets.dim() != 2:
@@ -44,7 +45,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, *_rest: Any) -> Any:
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
 
 
-@CUDA.kernel(_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor)
+@CUDA.kernel("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def ctc_loss_backward(grad: Tensor, log_probs: Tensor, *_rest: Any) -> Tensor:
     """cuda/LossCTC.cu, ``ctc_loss_backward_gpu_template``."""
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
@@ -61,109 +62,107 @@ def _elements_bytes(x: Tensor, target: Tensor) -> int:
     return math.prod(broadcast_sizes(x, target)) * x.element_size()
 
 
-def _is_reduced(args: Arguments, kwargs: Mapping[str, object], index: int) -> bool:
-    found = argument(args, kwargs, index, "reduction")
+def _is_reduced(call: Call, index: int) -> bool:
+    found = call.get(index, "reduction")
     return found is None or found != _NONE
 
 
-@CUDA.workspace(_aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.huber_loss.default)
-def _pointwise(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("mse_loss", "smooth_l1_loss", "huber_loss")
+def _pointwise(call: Call) -> int:
     """Loss.cpp, ``mse_loss_out``, ``huber_loss``: the losses, which are then reduced."""
-    x, target = tensor(args[0]), tensor(args[1])
-    if not _is_reduced(args, kwargs, 2):
+    x, target = call.tensor(0), call.tensor(1)
+    if not _is_reduced(call, 2):
         return 0
     return _elements_bytes(x, target) + _reduce_bytes(x, target)
 
 
-@CUDA.workspace(_aten.binary_cross_entropy.default)
-def _bce(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("binary_cross_entropy")
+def _bce(call: Call) -> int:
     """cuda/Loss.cu, ``binary_cross_entropy_out_cuda``: the losses in the result's storage."""
-    return _reduced_in_place_bytes(args, _is_reduced(args, kwargs, 3))
+    return _reduced_in_place_bytes(call, _is_reduced(call, 3))
 
 
-@CUDA.workspace(_aten.soft_margin_loss.default)
-def _soft_margin(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("soft_margin_loss")
+def _soft_margin(call: Call) -> int:
     """Loss.cpp, ``soft_margin_loss_out``: likewise."""
-    return _reduced_in_place_bytes(args, _is_reduced(args, kwargs, 2))
+    return _reduced_in_place_bytes(call, _is_reduced(call, 2))
 
 
-def _reduced_in_place_bytes(args: Arguments, reduced: bool) -> int:
-    x, target = tensor(args[0]), tensor(args[1])
+def _reduced_in_place_bytes(call: Call, reduced: bool) -> int:
+    x, target = call.tensor(0), call.tensor(1)
     return x.element_size() + _reduce_bytes(x, target) if reduced else 0
 
 
-@CUDA.workspace(_aten.soft_margin_loss_backward.default)
-def _soft_margin_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("soft_margin_loss_backward")
+def _soft_margin_backward(call: Call) -> int:
     """Loss.cpp, ``soft_margin_loss_backward_out``: -target, its product, the exponential."""
-    x, target = tensor(args[1]), tensor(args[2])
+    x, target = call.tensor(1), call.tensor(2)
     product = _elements_bytes(x, target)
-    return max(size_bytes(target) + 2 * product - new_bytes(outputs), product)
+    return max(size_bytes(target) + 2 * product - call.result_bytes, product)
 
 
-@CUDA.workspace(_aten.binary_cross_entropy_with_logits.default)
-def _bce_with_logits(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("binary_cross_entropy_with_logits")
+def _bce_with_logits(call: Call) -> int:
     """Loss.cpp, ``binary_cross_entropy_with_logits``: the loss beside one of its terms.
 
     Weights of positive targets make a factor first, beside themselves less one.
     """
-    x, target = tensor(args[0]), tensor(args[1])
+    x, target = call.tensor(0), call.tensor(1)
     elements = _elements_bytes(x, target)
-    total = 2 * elements - new_bytes(outputs)
-    if _is_reduced(args, kwargs, 4):
+    total = 2 * elements - call.result_bytes
+    if _is_reduced(call, 4):
         total = 2 * elements + _reduce_bytes(x, target)
-    positive = argument(args, kwargs, 3, "pos_weight")
+    positive = call.get(3, "pos_weight")
     if isinstance(positive, Tensor):
-        total = max(total, 2 * elements + size_bytes(positive) - new_bytes(outputs))
+        total = max(total, 2 * elements + size_bytes(positive) - call.result_bytes)
     return total
 
 
-@CUDA.workspace(_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default)
-def _nll_loss(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("nll_loss_forward", "nll_loss2d_forward")
+def _nll_loss(call: Call) -> int:
     """cuda/Loss.cu, ``nll_loss_forward_out_cuda_template``; cuda/NLLLoss2d.cu: dense operands.
 
     Losses that are not reduced are read where they are; but for the weight of the classes.
     """
-    weight = args[2] if isinstance(args[2], Tensor) else None
+    weight = call.args[2] if isinstance(call.args[2], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
-    if not _is_reduced(args, kwargs, 3):
+    if not _is_reduced(call, 3):
         return weight_bytes
-    return weight_bytes + dense_bytes(tensor(args[0])) + dense_bytes(tensor(args[1]))
+    return weight_bytes + dense_bytes(call.tensor(0)) + dense_bytes(call.tensor(1))
 
 
-@CUDA.workspace(_aten.nll_loss_backward.default, _aten.nll_loss2d_backward.default)
-def _nll_loss_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("nll_loss_backward", "nll_loss2d_backward")
+def _nll_loss_backward(call: Call) -> int:
     """cuda/Loss.cu, ``nll_loss_backward_out_cuda_template``: likewise."""
-    weight = args[3] if isinstance(args[3], Tensor) else None
+    weight = call.args[3] if isinstance(call.args[3], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
-    return weight_bytes + (dense_bytes(tensor(args[2])) if _is_reduced(args, kwargs, 4) else 0)
+    return weight_bytes + (dense_bytes(call.tensor(2)) if _is_reduced(call, 4) else 0)
 
 
-@CUDA.workspace(_aten.multi_margin_loss.default)
-def _multi_margin(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("multi_margin_loss")
+def _multi_margin(call: Call) -> int:
     """cuda/MultiMarginLoss.cu, ``multi_margin_loss_cuda_out``: dense operands, losses by row."""
-    weight, x = argument(args, kwargs, 4, "weight"), tensor(args[0])
-    return _dense_bytes(x, args[1], weight) + _row_bytes(x, _is_reduced(args, kwargs, 5))
+    weight, x = call.get(4, "weight"), call.tensor(0)
+    return _dense_bytes(x, call.args[1], weight) + _row_bytes(x, _is_reduced(call, 5))
 
 
-@CUDA.workspace(_aten.multi_margin_loss_backward.default)
-def _multi_margin_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("multi_margin_loss_backward")
+def _multi_margin_backward(call: Call) -> int:
     """cuda/MultiMarginLoss.cu, ``multi_margin_loss_cuda_backward_out``: dense operands."""
-    return _dense_bytes(*args[:3], argument(args, kwargs, 5, "weight"))
+    return _dense_bytes(*call.args[:3], call.get(5, "weight"))
 
 
-@CUDA.workspace(_aten.multilabel_margin_loss_forward.default)
-def _multilabel_margin(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("multilabel_margin_loss_forward")
+def _multilabel_margin(call: Call) -> int:
     """cuda/MultiLabelMarginCriterion.cu, ``multilabel_margin_loss_forward_out_cuda_template``."""
-    x = tensor(args[0])
-    return _dense_bytes(x, args[1]) + _row_bytes(x, _is_reduced(args, kwargs, 2))
+    x = call.tensor(0)
+    return _dense_bytes(x, call.args[1]) + _row_bytes(x, _is_reduced(call, 2))
 
 
-@CUDA.workspace(_aten.multilabel_margin_loss_backward.default)
-def _multilabel_margin_backward(
-    args: Arguments, kwargs: Mapping[str, object], outputs: object
-) -> int:
+@CUDA.workspace("multilabel_margin_loss_backward")
+def _multilabel_margin_backward(call: Call) -> int:
     """``multilabel_margin_loss_backward_cuda_out_template``: dense operands."""
-    return _dense_bytes(*args[:3], argument(args, kwargs, 4, "is_target"))
+    return _dense_bytes(*call.args[:3], call.get(4, "is_target"))
 
 
 def _dense_bytes(*operands: object) -> int:
@@ -202,21 +201,69 @@ def reduced_ctc_loss(
     return (losses / lengths).mean()
 
 
-@CUDA.workspace(_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
-def _ctc(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("_ctc_loss", "_ctc_loss.Tensor")
+def _ctc(call: Call) -> int:
     """cuda/LossCTC.cu, ``ctc_loss_gpu_template``: lengths and offsets on the GPU."""
-    return 3 * _INDEX_BYTES * tensor(args[0]).shape[1]
+    return 3 * _INDEX_BYTES * call.tensor(0).shape[1]
 
 
-@CUDA.workspace(_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor)
-def _ctc_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
+def _ctc_backward(call: Call) -> int:
     """cuda/LossCTC.cu, ``ctc_loss_backward_gpu_template``: the other sums.
 
     Where infinite losses count nothing, a mask by loss, a zero, and the gradient made anew.
     """
-    log_probs, alpha = tensor(args[1]), tensor(args[6])
+    log_probs, alpha = call.tensor(1), call.tensor(6)
     batch = log_probs.shape[1]
     total = size_bytes(alpha) + 3 * _INDEX_BYTES * batch
-    if argument(args, kwargs, 8, "zero_infinity") is True:
+    if call.get(8, "zero_infinity") is True:
         total += size_bytes(log_probs) + batch + log_probs.element_size()
     return total
+
+
+# -- Softmax --
+
+
+def _register(function: Callable[..., Any], operator: OpOverload, fused: OpOverload) -> None:
+    """aten/src/ATen/native/SoftMax.cpp, ``softmax``: the kernel casts float16, and no other."""
+
+    @CUDA.function(function)
+    @follow_autocast(operator)
+    def run(input: Tensor, dim: int, dtype: torch.dtype | None = None, **named: Any) -> Any:
+        if is_on_gpu(input) and input.dtype == torch.float16 and dtype == torch.float32:
+            return fused(input, dim, True)
+        return function(input, dim, dtype=dtype, **named)
+
+
+for _functions, _operator, _fused in (
+    ((torch.softmax, Tensor.softmax, torch.special.softmax), _aten.softmax.int, _aten._softmax),
+    (
+        (torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax),
+        _aten.log_softmax.int,
+        _aten._log_softmax,
+    ),
+):
+    for _function in _functions:
+        _register(_function, _operator, _fused.default)
+
+
+@CUDA.workspace("_softmax", "_log_softmax")
+def _forward(call: Call) -> int:
+    """aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax``: a contiguous input."""
+    return dense_bytes(call.tensor(0))
+
+
+@CUDA.workspace("_log_softmax_backward_data")
+def _log_backward(call: Call) -> int:
+    """SoftMax.cu, ``host_softmax_backward``: contiguous operands."""
+    return dense_bytes(call.tensor(0)) + dense_bytes(call.tensor(1))
+
+
+@CUDA.workspace("_softmax_backward_data")
+def _backward(call: Call) -> int:
+    """SoftMax.cu, ``softmax_backward_cuda_out``: the gradient times the output, contiguous."""
+    grad, output = call.tensor(0), call.tensor(1)
+    strides = compute_elementwise_output_strides(grad, output)
+    is_contiguous = strides == torch._prims_common.make_contiguous_strides_for(output.shape)
+    products = 1 if is_contiguous else 2
+    return products * size_bytes(output) + dense_bytes(output)

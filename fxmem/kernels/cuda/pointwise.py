@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxmem.kernels.arguments import tensor
-from fxmem.kernels.cuda.target import CUDA, is_on_gpu
-from fxmem.kernels.target import Arguments
+from fxmem.graph import Blocks
+from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
+from fxmem.kernels.cuda.layouts import dense_bytes
+from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.workspace import BlockTrace, size_bytes
 
 _aten = torch.ops.aten
 _CHUNK = 65536
 
 
-@CUDA.kernel(_aten.log_sigmoid_forward.default)
+@CUDA.kernel("log_sigmoid_forward")
 def log_sigmoid_forward(input: Tensor) -> Any:
     """aten/src/ATen/native/cuda/Activation.cpp, ``log_sigmoid_forward_cuda``: no buffer."""
     if not is_on_gpu(input):
@@ -24,23 +25,60 @@ def log_sigmoid_forward(input: Tensor) -> Any:
     return torch.empty_like(input), input.new_empty(0)
 
 
-@CUDA.workspace(_aten._cdist_backward.default)
-def _cdist_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("_cdist_backward")
+def _cdist_backward(call: Call) -> int:
     """aten/src/ATen/native/cuda/DistanceKernel.cu, ``cdist_backward_kernel_impl``.
 
     What each pair contributes, added up afterwards.
     """
-    first, distances = tensor(args[1]), tensor(args[4])
+    first, distances = call.tensor(1), call.tensor(4)
     return distances.numel() * first.shape[-1] * first.element_size()
 
 
-@CUDA.workspace(_aten._foreach_norm.Scalar)
-def _foreach_norm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("_foreach_norm.Scalar")
+def _foreach_norm(call: Call) -> int:
     """aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``.
 
     A sum for each chunk, as many for each tensor as the largest one has.
     """
-    tensors = args[0]
+    tensors = call.args[0]
     assert isinstance(tensors, (list, tuple))
-    most = max((-(-tensor(x).numel() // _CHUNK) for x in tensors), default=0)
-    return len(tensors) * most * max(4, tensor(tensors[0]).element_size()) if tensors else 0
+    most = max((-(-as_tensor(x).numel() // _CHUNK) for x in tensors), default=0)
+    return len(tensors) * most * max(4, as_tensor(tensors[0]).element_size()) if tensors else 0
+
+
+# -- Dropout --
+
+
+@CUDA.function(torch.dropout)
+def dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    """aten/src/ATen/native/Dropout.cpp, ``dropout``, ``is_fused_kernel_acceptable``.
+
+    There is no such kernel in place, nor for whole channels.
+    """
+    if not (is_on_gpu(input) and train and 0 < p < 1 and input.numel() > 0):
+        return torch.dropout(input, p, train)
+    return torch.native_dropout(input, p, train)[0]
+
+
+@CUDA.workspace("native_dropout")
+def _native_dropout(call: Call) -> Blocks:
+    """cuda/Dropout.cu, ``dropout_cuda``: the mask comes first."""
+    trace = BlockTrace()
+    trace.allocate_result(1)
+    trace.allocate_result(0)
+    return trace.finish()
+
+
+# -- Rearranging --
+
+
+@CUDA.workspace("roll")
+def _roll(call: Call) -> int:
+    """aten/src/ATen/native/cuda/TensorTransformations.cu, ``roll_cuda``.
+
+    One dimension after the other, each intermediate held; a contiguous input.
+    """
+    x, dims = call.tensor(0), call.get(2, "dims")
+    count = len(dims) if isinstance(dims, (list, tuple)) else 0
+    return max((count - 1) * size_bytes(x), dense_bytes(x))

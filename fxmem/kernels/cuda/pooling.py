@@ -8,15 +8,12 @@ Source: ``aten/src/ATen/native/cuda/DilatedMaxPool2d.cu``, ``DilatedMaxPool3d.cu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from fxmem.kernels.arguments import tensor
+from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.layouts import dense_bytes, suggest_format
-from fxmem.kernels.cuda.target import CUDA
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import Call, as_tensor
 
 _aten = torch.ops.aten
 
@@ -28,89 +25,85 @@ def _suggested_bytes(model: Tensor, *operands: Tensor) -> int:
 
 def _list_results(outputs: object) -> list[Tensor]:
     found = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return [tensor(x) for x in found]
+    return [as_tensor(x) for x in found]
 
 
 @CUDA.workspace(
-    _aten.max_pool2d_with_indices.default,
-    _aten.max_pool3d_with_indices.default,
-    _aten.avg_pool2d.default,
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "avg_pool2d",
 )
-def _pool(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _pool(call: Call) -> int:
     """``max_pool2d_with_indices_out_cuda`` and the like."""
-    return _suggested_bytes(tensor(args[0]), tensor(args[0]))
+    return _suggested_bytes(call.tensor(0), call.tensor(0))
 
 
 @CUDA.workspace(
-    _aten.avg_pool3d.default,
-    _aten._adaptive_avg_pool3d.default,
-    _aten.adaptive_max_pool3d.default,
+    "avg_pool3d",
+    "_adaptive_avg_pool3d",
+    "adaptive_max_pool3d",
 )
-def _pool_planes(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _pool_planes(call: Call) -> int:
     """``avg_pool3d_out_cuda`` and the like: a contiguous input."""
-    return dense_bytes(tensor(args[0]))
+    return dense_bytes(call.tensor(0))
 
 
-@CUDA.workspace(_aten._adaptive_avg_pool2d.default)
-def _adaptive_average(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("_adaptive_avg_pool2d")
+def _adaptive_average(call: Call) -> int:
     """``adaptive_avg_pool2d_out_cuda_template``: channels last are read with their strides."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     return dense_bytes(x) if suggest_format(x) == torch.contiguous_format and x.dim() == 4 else 0
 
 
-@CUDA.workspace(_aten.adaptive_max_pool2d.default)
-def _adaptive_maximum(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("adaptive_max_pool2d")
+def _adaptive_maximum(call: Call) -> int:
     """``adaptive_max_pool2d_out_cuda``: all in planes, results that are not by a copy."""
-    return sum(dense_bytes(x) for x in (tensor(args[0]), *_list_results(outputs)))
+    return sum(dense_bytes(x) for x in (call.tensor(0), *_list_results(call.outputs)))
 
 
 @CUDA.workspace(
-    _aten.max_pool2d_with_indices_backward.default,
-    _aten.max_pool3d_with_indices_backward.default,
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
 )
-def _max_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _max_backward(call: Call) -> int:
     """``max_pool2d_with_indices_backward_out_cuda``: gradient, input and indices alike."""
-    grad, x, indices = tensor(args[0]), tensor(args[1]), tensor(args[-1])
+    grad, x, indices = call.tensor(0), call.tensor(1), call.tensor(-1)
     operands = (grad, x, indices) if x.dim() < 5 else (grad, indices)
     return _suggested_bytes(x, *operands)
 
 
-@CUDA.workspace(_aten.avg_pool2d_backward.default)
-def _average_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("avg_pool2d_backward")
+def _average_backward(call: Call) -> int:
     """``avg_pool2d_backward_out_cuda``."""
-    grad, x = tensor(args[0]), tensor(args[1])
+    grad, x = call.tensor(0), call.tensor(1)
     return _suggested_bytes(x, grad, x)
 
 
 @CUDA.workspace(
-    _aten.avg_pool3d_backward.default,
-    _aten._adaptive_avg_pool3d_backward.default,
-    _aten.adaptive_max_pool3d_backward.default,
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool3d_backward",
 )
-def _backward_planes(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _backward_planes(call: Call) -> int:
     """``avg_pool3d_backward_out_cuda`` and the like: a contiguous gradient."""
-    return dense_bytes(tensor(args[0]))
+    return dense_bytes(call.tensor(0))
 
 
-@CUDA.workspace(_aten._adaptive_avg_pool2d_backward.default)
-def _adaptive_average_backward(
-    args: Arguments, kwargs: Mapping[str, object], outputs: object
-) -> int:
+@CUDA.workspace("_adaptive_avg_pool2d_backward")
+def _adaptive_average_backward(call: Call) -> int:
     """``adaptive_avg_pool2d_backward_out_cuda_template``."""
-    grad, x = tensor(args[0]), tensor(args[1])
+    grad, x = call.tensor(0), call.tensor(1)
     return dense_bytes(grad) if suggest_format(x) == torch.contiguous_format else 0
 
 
-@CUDA.workspace(_aten.adaptive_max_pool2d_backward.default)
-def _adaptive_maximum_backward(
-    args: Arguments, kwargs: Mapping[str, object], outputs: object
-) -> int:
+@CUDA.workspace("adaptive_max_pool2d_backward")
+def _adaptive_maximum_backward(call: Call) -> int:
     """``adaptive_max_pool2d_backward_out_cuda``: all in planes, the result by a copy."""
-    operands = (tensor(args[0]), tensor(args[2]), *_list_results(outputs))
+    operands = (call.tensor(0), call.tensor(2), *_list_results(call.outputs))
     return sum(dense_bytes(x) for x in operands)
 
 
-@CUDA.workspace(_aten.max_unpool2d.default, _aten.max_unpool3d.default)
-def _unpool(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("max_unpool2d", "max_unpool3d")
+def _unpool(call: Call) -> int:
     """``max_unpooling2d_forward_out_cuda``: contiguous operands."""
-    return dense_bytes(tensor(args[0])) + dense_bytes(tensor(args[1]))
+    return dense_bytes(call.tensor(0)) + dense_bytes(call.tensor(1))

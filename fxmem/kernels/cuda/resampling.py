@@ -8,18 +8,16 @@ they take to be on a CPU the input's format.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fxmem.kernels.arguments import tensor
 from fxmem.kernels.cpu import CPU
+from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.layouts import dense_bytes, suggest_format
-from fxmem.kernels.cuda.target import CUDA, is_on_gpu
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import Call
 
 _aten = torch.ops.aten
 _LEAST_NEAREST = 4
@@ -67,9 +65,9 @@ _register_formats()
 
 
 @CUDA.workspace(*_NEAREST_2D)
-def _nearest(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _nearest(call: Call) -> int:
     """UpSampleNearest2d.cu, ``upsample_nearest2d_out_cuda_template``."""
-    x, out = tensor(args[0]), tensor(outputs)
+    x, out = call.tensor(0), call.result
     if suggest_format(x) == torch.channels_last and x.shape[1] >= _LEAST_NEAREST:
         return dense_bytes(x, torch.channels_last)
     return dense_bytes(x) + dense_bytes(out)
@@ -82,28 +80,28 @@ def _nearest(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> 
         "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
     )
 )  # fmt: skip
-def _in_planes(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _in_planes(call: Call) -> int:
     """UpSampleNearest3d.cu and the like: a contiguous input, a result that is not by a copy."""
-    return dense_bytes(tensor(args[0])) + dense_bytes(tensor(outputs))
+    return dense_bytes(call.tensor(0)) + dense_bytes(call.result)
 
 
 @CUDA.workspace(*_BILINEAR)
-def _bilinear(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _bilinear(call: Call) -> int:
     """UpSampleBilinear2d.cu, ``upsample_bilinear2d_out_cuda_template``: planes by their strides."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     if suggest_format(x) != torch.channels_last or x.shape[1] < _LEAST_BILINEAR:
         return 0
     return dense_bytes(x, torch.channels_last)
 
 
 @CUDA.workspace(
-    _aten.upsample_nearest2d_backward.default,
-    _aten._upsample_nearest_exact2d_backward.default,
-    _aten.upsample_bilinear2d_backward.default,
+    "upsample_nearest2d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "upsample_bilinear2d_backward",
 )
-def _backward_2d(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _backward_2d(call: Call) -> int:
     """UpSampleNearest2d.cu and UpSampleBilinear2d.cu, ``..._backward_out_cuda_template``."""
-    grad, out = tensor(args[0]), tensor(outputs)
+    grad, out = call.tensor(0), call.result
     last = torch.channels_last
     is_last = suggest_format(grad) == last and grad.shape[1] >= _LEAST_NEAREST
     if is_last and out.is_contiguous(memory_format=last):
@@ -111,10 +109,10 @@ def _backward_2d(args: Arguments, kwargs: Mapping[str, object], outputs: object)
     return dense_bytes(grad) + dense_bytes(out)
 
 
-@CUDA.workspace(_aten.upsample_trilinear3d_backward.default)
-def _trilinear_backward(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("upsample_trilinear3d_backward")
+def _trilinear_backward(call: Call) -> int:
     """UpSampleTrilinear3d.cu, ``upsample_trilinear3d_backward_out_cuda_template``."""
-    return dense_bytes(tensor(args[0])) + dense_bytes(tensor(outputs))
+    return dense_bytes(call.tensor(0)) + dense_bytes(call.result)
 
 
 @CUDA.workspace(
@@ -127,13 +125,13 @@ def _trilinear_backward(args: Arguments, kwargs: Mapping[str, object], outputs: 
             "reflection_pad1d", "reflection_pad2d",
         )
     ),
-    _aten.reflection_pad1d.default,
-    _aten.reflection_pad2d.default,
-    _aten.reflection_pad3d.default,
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "reflection_pad3d",
 )  # fmt: skip
-def _dense_operand(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+def _dense_operand(call: Call) -> int:
     """``upsample_linear1d_backward_out_cuda_template`` and the like: a contiguous operand."""
-    return dense_bytes(tensor(args[0]))
+    return dense_bytes(call.tensor(0))
 
 
 # Im2Col.cu and Col2Im.cu allocate as their counterparts for the CPU do.

@@ -7,18 +7,16 @@ Source: ``aten/src/ATen/native/cuda/Sort.cpp``, ``SortStable.cu``, ``TensorTopK.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fxmem.kernels.arguments import argument, tensor
-from fxmem.kernels.cuda.cub import radix_sort_bytes, scan_bytes, segmented_radix_sort_bytes
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu
 from fxmem.kernels.cuda.layouts import dense_bytes, flatten_bytes
-from fxmem.kernels.cuda.target import CUDA, current_gpu
-from fxmem.kernels.tape import size_bytes
-from fxmem.kernels.target import Arguments
+from fxmem.kernels.registry import Call
+from fxmem.kernels.workspace import size_bytes
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8
@@ -66,9 +64,9 @@ def _segments_bytes(count: int, length: int, itemsize: int) -> int:
 def _register_sort(overload: OpOverload) -> None:
     names = [value.name for value in overload._schema.arguments]
 
-    def estimate(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
-        x = tensor(args[0])
-        found = argument(args, kwargs, names.index("dim"), "dim")
+    def estimate(call: Call) -> int:
+        x = call.tensor(0)
+        found = call.get(names.index("dim"), "dim")
         dim = int(str(found)) if found is not None else -1
         return sort_bytes(x.shape, x.stride(), dim, x.element_size())
 
@@ -79,11 +77,11 @@ _register_sort(_aten.sort.default)
 _register_sort(_aten.sort.stable)
 
 
-@CUDA.workspace(_aten.topk.default)
-def _topk(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("topk")
+def _topk(call: Call) -> int:
     """TensorTopK.cu, ``launch_gather_topk_kernel``: a contiguous input, and counts by block."""
-    x = tensor(args[0])
-    found = argument(args, kwargs, 2, "dim")
+    x = call.tensor(0)
+    found = call.get(2, "dim")
     length = x.shape[int(str(found)) if found is not None else -1] if x.dim() else 1
     slices = x.numel() // max(length, 1)
     copied = dense_bytes(x)
@@ -114,57 +112,57 @@ def _is_shared(slices: int, length: int) -> bool:
     return length >= 400
 
 
-@CUDA.workspace(_aten.kthvalue.default, _aten.median.dim, _aten.nanmedian.dim)
-def _kth(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("kthvalue", "median.dim", "nanmedian.dim")
+def _kth(call: Call) -> int:
     """Sorting.cpp, ``kthvalue_out_cuda``, ``median_with_indices_impl``: a contiguous input."""
-    return dense_bytes(tensor(args[0]))
+    return dense_bytes(call.tensor(0))
 
 
-@CUDA.workspace(_aten.median.default, _aten.nanmedian.default)
-def _median(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("median", "nanmedian")
+def _median(call: Call) -> int:
     """Sorting.cpp, ``median_impl``: all elements, sorted."""
-    x = tensor(args[0])
+    x = call.tensor(0)
     inside = sort_bytes((x.numel(),), (1,), 0, x.element_size())
     return flatten_bytes(x) + size_bytes(x) + x.numel() * _INDEX_BYTES + inside
 
 
-@CUDA.workspace(_aten.cumsum.default, _aten.cumprod.default, _aten.logcumsumexp.default)
-def _cumulative(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("cumsum", "cumprod", "logcumsumexp")
+def _cumulative(call: Call) -> int:
     """ReduceOps.cpp, ``impl_func_cum_ops``, and ScanUtils.cuh, ``scan_dim``.
 
     The input in the result's type and contiguous; CUB serves where all elements are one line.
     """
-    x, out = tensor(args[0]), tensor(outputs)
+    x, out = call.tensor(0), call.result
     copied = size_bytes(out) if x.dtype != out.dtype else dense_bytes(x)
-    line = x.dim() and x.numel() == x.shape[int(str(args[1]))]
+    line = x.dim() and x.numel() == x.shape[int(str(call.args[1]))]
     return copied + (scan_bytes(x.numel(), out.element_size()) if line else 0)
 
 
-@CUDA.workspace(_aten.cummax.default, _aten.cummin.default)
-def _cumulative_extreme(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("cummax", "cummin")
+def _cumulative_extreme(call: Call) -> int:
     """ScanUtils.cuh, ``scan_dim_with_indices``: a contiguous input."""
-    return dense_bytes(tensor(args[0]))
+    return dense_bytes(call.tensor(0))
 
 
-@CUDA.workspace(_aten.multinomial.default)
-def _multinomial(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("multinomial")
+def _multinomial(call: Call) -> int:
     """aten/src/ATen/native/Distributions.cpp, ``multinomial_out``; cuda/MultinomialKernel.cu.
 
     A race of exponential variates, whose best are found; or normalized weights, added up.
     """
-    x, samples = tensor(args[0]), int(str(args[1]))
-    if argument(args, kwargs, 2, "replacement") is True and samples > 1:
+    x, samples = call.tensor(0), int(str(call.args[1]))
+    if call.get(2, "replacement") is True and samples > 1:
         return 2 * size_bytes(x)
-    return size_bytes(x) + (tensor(outputs).numel() * x.element_size() if samples > 1 else 0)
+    return size_bytes(x) + (call.result.numel() * x.element_size() if samples > 1 else 0)
 
 
-@CUDA.workspace(_aten.randperm.default, _aten.randperm.generator)
-def _randperm(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("randperm", "randperm.generator")
+def _randperm(call: Call) -> int:
     """cuda/Randperm.cu, ``randperm_out_cuda``: a range, sorted by random keys, and those sorted.
 
     The keys have as many bits as make equal ones unlikely.
     """
-    count, itemsize = tensor(outputs).numel(), tensor(outputs).element_size()
+    count, itemsize = call.result.numel(), call.result.element_size()
     if not count:
         return 0
     pairs = count - (6 * count * count + 1) / (12 * math.log(_UNLIKELY))
@@ -173,10 +171,10 @@ def _randperm(args: Arguments, kwargs: Mapping[str, object], outputs: object) ->
     return count * (itemsize + 2 * key_bytes) + radix_sort_bytes(count, key_bytes, itemsize, bits)
 
 
-@CUDA.workspace(_aten.searchsorted.Tensor, _aten.bucketize.Tensor)
-def _search(args: Arguments, kwargs: Mapping[str, object], outputs: object) -> int:
+@CUDA.workspace("searchsorted.Tensor", "bucketize.Tensor")
+def _search(call: Call) -> int:
     """cuda/Bucketization.cu, ``searchsorted_out_cuda``: dense operands of one type."""
-    operands = [value for value in args[:2] if isinstance(value, Tensor)]
+    operands = [value for value in call.args[:2] if isinstance(value, Tensor)]
     return sum(dense_bytes(x) for x in operands)
 
 
@@ -190,3 +188,56 @@ for _operator in (
     _aten.bincount.default,
 ):
     CUDA.unmodelled[_operator] = _VALUES_DECIDE
+
+
+# -- Temporary storage of CUB --
+
+_ALIGNMENT = 256
+_DIGITS = 256
+_DIGIT_BITS = 8
+_OFFSET_BYTES = 8
+_COUNTER_BYTES = 4
+_PADDING_TILES = 32
+
+
+def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int, bits: int | None = None) -> int:
+    """Temporary storage of ``DeviceRadixSort::SortPairs`` and ``SortKeys``.
+
+    Args:
+        count: Pairs.
+        key_bytes: Size of a key.
+        value_bytes: Size of a value; 0 for keys alone.
+        bits: That are sorted by; all of the key's if None.
+
+    >>> radix_sort_bytes(1000, 8, 8)  # one tile: nothing but the kernel's own memory
+    1
+    """
+    widest = max(key_bytes, value_bytes, 4)
+    if count <= 256 * max(1, 19 * 4 // widest):
+        return 1
+    passes = -(-(8 * key_bytes if bits is None else bits) // _DIGIT_BITS)
+    tiles = -(-count // (384 * max(1, 21 * 4 // widest)))
+    copies = count if passes > 1 else 0
+    return _alias(
+        passes * _DIGITS * _OFFSET_BYTES,
+        tiles * _DIGITS * _COUNTER_BYTES,
+        copies * key_bytes,
+        copies * value_bytes,
+        passes * _COUNTER_BYTES,
+    )
+
+
+def segmented_radix_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
+    """Temporary storage of ``DeviceSegmentedRadixSort::SortPairs``: a third copy of all pairs."""
+    return _alias(count * key_bytes, count * value_bytes)
+
+
+def scan_bytes(count: int, itemsize: int) -> int:
+    """Temporary storage of ``DeviceScan`` and of what scans inside: a state for each tile."""
+    tiles = -(-count // (128 * max(1, 15 * 4 // max(itemsize, 4))))
+    return _alias((tiles + _PADDING_TILES) * 2 * max(itemsize, 4))
+
+
+def _alias(*sizes: int) -> int:
+    """``alias_temporaries``: parts of one allocation, each aligned."""
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes) + _ALIGNMENT - 1

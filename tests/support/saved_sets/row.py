@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cuda.target import Gpu
+from fxmem.kernels.cuda.gpu import Gpu
 
 H100 = Gpu((9, 0))
 

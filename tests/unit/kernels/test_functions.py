@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import fxmem
 from fxmem.kernels.functions import lower_functions
-from fxmem.kernels.target import Target
+from fxmem.kernels.registry import Target
 
 F = nn.functional
 

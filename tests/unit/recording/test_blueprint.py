@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem import analyze
 from fxmem.graph import MemoryGraph
-from fxmem.kernels.cuda.target import GPU_DEVICE
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import fxmem
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.target import Target
+from fxmem.kernels.registry import Target
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.operators import KernelCosts, OperatorRunner, check_dtypes, find_overwritable
 from fxmem.tracing.fakes import make_fake_mode

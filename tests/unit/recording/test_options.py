@@ -6,7 +6,7 @@ import torch
 
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.target import Gpu
+from fxmem.kernels.cuda.gpu import Gpu
 from fxmem.recording.options import resolve_options
 
 

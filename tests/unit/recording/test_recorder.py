@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxmem.graph import NEXT_RESULT, RESIDENT, Category, Phase
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.target import Target
+from fxmem.kernels.registry import Target
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fxmem.graph import Category
-from fxmem.kernels.target import Target
+from fxmem.kernels.registry import Target
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.residents import (
     allocate_model,

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence
 
 from fxmem.kernels.cpu import CPU
-from fxmem.kernels.cpu.rnn import workspace_bytes
+from fxmem.kernels.cpu.recurrent import workspace_bytes
 from fxmem.kernels.functions import lower_functions
 
 pytestmark = pytest.mark.skipif(

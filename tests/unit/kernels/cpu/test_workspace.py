@@ -9,7 +9,7 @@ import torch
 from kernels import check, strided
 from torch import Tensor
 
-from fxmem.kernels.cpu import onednn
+from fxmem.kernels.cpu.onednn import library as onednn
 
 aten = torch.ops.aten
 

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.errors import TraceError
 from fxmem.graph import MemoryGraph, Phase
-from fxmem.kernels.cuda import CUDA, attention
-from fxmem.kernels.cuda.attention_backends import Call
-from fxmem.kernels.cuda.target import Gpu
+from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.attention import dispatch as attention
+from fxmem.kernels.cuda.attention.backends import AttentionCall
+from fxmem.kernels.cuda.gpu import Gpu
 from fxmem.recording import options
 
 aten = torch.ops.aten
@@ -303,7 +304,7 @@ def test_math_is_that_of_the_native_composite(settings: dict[str, Any], dtype: t
         expected = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, **settings)
     with Operators() as own:
         additive = attention._make_additive(mask, dtype)
-        result = attention._run_math(Call(q, k, v, mask, **settings), additive, scale)
+        result = attention._run_math(AttentionCall(q, k, v, mask, **settings), additive, scale)
     assert own.seen == native.seen
     assert torch.equal(result, expected)
 

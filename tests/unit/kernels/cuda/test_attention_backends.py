@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fxmem.kernels.cuda.attention_backends import (
-    Call,
+from fxmem.kernels.cuda.attention.backends import (
+    AttentionCall,
     Settings,
     choose_backend,
     read_settings,
 )
-from fxmem.kernels.cuda.target import Gpu
+from fxmem.kernels.cuda.gpu import Gpu
 
 FLASH = SDPBackend.FLASH_ATTENTION
 EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
@@ -46,19 +46,19 @@ def call(
     dtype: torch.dtype = BF16,
     grad: bool = True,
     **kwargs: Any,
-) -> Call:
+) -> AttentionCall:
     key = key or query
     q, k, v = (empty(*x, dtype=dtype).requires_grad_(grad) for x in (query, key, value or key))
-    return Call(q, k, v, **kwargs)
+    return AttentionCall(q, k, v, **kwargs)
 
 
-def call_same(*sizes: int, **kwargs: Any) -> Call:
+def call_same(*sizes: int, **kwargs: Any) -> AttentionCall:
     x = empty(*sizes, **kwargs)
-    return Call(x, x, x)
+    return AttentionCall(x, x, x)
 
 
 def choose(
-    what: Call, gpu: Gpu = A100, settings: Callable[[Settings], Settings] = lambda s: s
+    what: AttentionCall, gpu: Gpu = A100, settings: Callable[[Settings], Settings] = lambda s: s
 ) -> SDPBackend | None:
     return choose_backend(what, gpu, settings(read_settings(gpu)))
 
@@ -184,7 +184,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(
     ("what", "gpu", "backend"), TYPES + HEAD_DIMS + SHAPES + MASKS + DROPOUT + LAYOUTS
 )
-def test_the_backend_follows_the_checks(what: Call, gpu: Gpu, backend: SDPBackend) -> None:
+def test_the_backend_follows_the_checks(what: AttentionCall, gpu: Gpu, backend: SDPBackend) -> None:
     assert choose(what, gpu) is backend
 
 

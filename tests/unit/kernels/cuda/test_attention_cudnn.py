@@ -7,7 +7,7 @@ import torch
 from cuda_steps import estimate, on_gpu, run_kernel
 
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_cudnn_attention.default

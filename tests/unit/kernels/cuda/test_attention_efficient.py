@@ -7,8 +7,8 @@ import torch
 from cuda_steps import estimate, on_gpu, run_kernel
 from torch import Tensor
 
-from fxmem.kernels.cuda.attention_efficient import choose_kernel
-from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.kernels.cuda.attention.efficient import choose_kernel
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_efficient_attention.default

@@ -6,8 +6,8 @@ import pytest
 import torch
 from cuda_steps import estimate, on_gpu, run_kernel
 
-from fxmem.kernels.cuda.attention_flash import count_splits
-from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.kernels.cuda.attention.flash import count_splits
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention.default

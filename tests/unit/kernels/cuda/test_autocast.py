@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.autocast import follow_autocast
 from fxmem.kernels.functions import lower_functions
 from fxmem.tracing.fakes import make_fake_mode
 

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from fxmem.kernels.cuda.autocast import lower_autocast
+from fxmem.kernels.autocast.dispatch import lower_autocast
 from fxmem.kernels.cuda.devices import view_devices
-from fxmem.kernels.cuda.target import GPU_DEVICE
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.tracing.fakes import make_fake_mode
 
 BF16 = torch.bfloat16

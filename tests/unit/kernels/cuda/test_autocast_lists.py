@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fxmem.kernels.autocast import lists
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda import autocast_lists as lists
 from fxmem.kernels.functions import lower_functions
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode

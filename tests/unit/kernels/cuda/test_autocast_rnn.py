@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxmem.kernels.cuda.autocast import lower_autocast
-from fxmem.kernels.cuda.target import GPU_DEVICE
+from fxmem.kernels.autocast.dispatch import lower_autocast
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten

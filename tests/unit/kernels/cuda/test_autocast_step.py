@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fxmem import analyze
-from fxmem.kernels.cuda.autocast import lower_autocast
-from fxmem.kernels.cuda.autocast_policies import find_policies
-from fxmem.kernels.cuda.target import GPU_DEVICE
+from fxmem.kernels.autocast.dispatch import lower_autocast
+from fxmem.kernels.autocast.policies import find_policies
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.tracing.fakes import make_fake_mode
 
 BF16 = torch.bfloat16

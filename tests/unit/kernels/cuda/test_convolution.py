@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem.graph import Phase
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.convolution import estimate_cudnn_workspace_range
-from fxmem.kernels.cuda.convolution_backends import Backend, Geometry, select_backend
-from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.kernels.cuda.convolution.backends import Backend, Geometry, select_backend
+from fxmem.kernels.cuda.convolution.convolution import estimate_cudnn_workspace_range
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem import analyze
 from fxmem.graph import Category
-from fxmem.kernels.cuda.cublas import cublas_workspace_bytes
-from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
+from fxmem.kernels.cuda.linear import cublas_workspace_bytes
 from fxmem.recording.recorder import is_on_engine_thread
 
 AMPERE = 2 * 4096 * 1024 + 8 * 16 * 1024

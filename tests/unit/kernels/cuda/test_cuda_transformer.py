@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fxmem.graph import MemoryGraph
-from fxmem.kernels.cuda import attention, transformer
+from fxmem.kernels.cuda.attention import dispatch as attention
+from fxmem.kernels.cuda.attention import transformer
 
 aten = torch.ops.aten
 BATCH, LENGTH, WIDTH, HEADS, HIDDEN = 2, 10, 64, 4, 128

@@ -9,7 +9,7 @@ import torch
 
 from fxmem.kernels.cuda import CUDA as TARGET
 from fxmem.kernels.cuda.devices import view_devices
-from fxmem.kernels.cuda.target import GPU_DEVICE
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.kernels.functions import lower_functions
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode

@@ -8,7 +8,7 @@ from cuda_steps import estimate, made, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import Phase
-from fxmem.kernels.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from fxmem import analyze
 from fxmem.errors import TraceError
 from fxmem.graph import Category, Phase
+from fxmem.kernels.autocast.grad_scaler import GradScaler
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.grad_scaler import GradScaler
-from fxmem.kernels.cuda.target import is_on_gpu
+from fxmem.kernels.cuda.gpu import is_on_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.tracing.fakes import make_fake_mode
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem.graph import NEXT_RESULT
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 
 aten = torch.ops.aten
 MIB = 1 << 20

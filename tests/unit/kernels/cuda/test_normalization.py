@@ -8,7 +8,7 @@ from cuda_steps import estimate, made, run_kernel, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import Phase
-from fxmem.kernels.cuda.target import Gpu, use_gpu
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 
 aten = torch.ops.aten
 F = nn.functional

@@ -11,10 +11,9 @@ import torch
 from cuda_steps import estimate, run_kernel, run_step, workspaces
 
 from fxmem.graph import Blocks
-from fxmem.kernels.cuda.iterator import Reduction, make_reduction
-from fxmem.kernels.cuda.reduce_kernel import Kernel, take_reduction
-from fxmem.kernels.cuda.target import Gpu, use_gpu
-from fxmem.kernels.tape import BlockTape
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
+from fxmem.kernels.cuda.reduction.iterator import Kernel, Reduction, make_reduction, take_reduction
+from fxmem.kernels.workspace import BlockTrace
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -124,9 +123,9 @@ def test_beyond_32_bits_it_goes_in_parts() -> None:
 
 
 def take(iteration: Reduction, kernel: Kernel) -> Blocks:
-    tape = BlockTape()
-    take_reduction(tape, iteration, kernel)
-    return tape.finish()
+    trace = BlockTrace()
+    take_reduction(trace, iteration, kernel)
+    return trace.finish()
 
 
 def test_a_step_has_the_buffers_in_backward() -> None:

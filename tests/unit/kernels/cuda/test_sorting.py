@@ -9,7 +9,7 @@ import torch
 from cuda_steps import estimate, made, on_gpu, run_step
 
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.cub import radix_sort_bytes, scan_bytes
+from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 
 aten = torch.ops.aten
 

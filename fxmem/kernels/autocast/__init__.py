@@ -1,0 +1,1 @@
+"""CUDA's autocast on fake tensors."""

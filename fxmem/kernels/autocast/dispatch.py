@@ -1,0 +1,233 @@
+"""CUDA's autocast, for fake tensors of a GPU.
+
+``torch.autocast("cuda")`` keeps its state in the dispatcher's set of keys, with or without a GPU.
+What is missing without one is the key ``AutocastCUDA`` on the tensors, and PyTorch's kernels under
+that key cast CUDA tensors alone. :func:`lower_autocast` gives every call the key, and those
+kernels stand-ins that cast the fake tensors of the GPU by the same policies
+(:mod:`fxmem.kernels.autocast.policies`). The rest is PyTorch's own: nesting,
+``enabled=False``, ``custom_fwd``, what ``torch.is_autocast_enabled`` answers.
+
+To PyTorch these tensors lie on the CPU. Its kernels for ``torch.autocast("cpu")``, which is for
+what lies on the host, have stand-ins too, which let them pass.
+
+Source: ``aten/src/ATen/autocast_mode.h``, ``autocast_mode.cpp``, ``torch/amp/autocast_mode.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn import functional
+from torch.utils.checkpoint import DefaultDeviceType
+
+from fxmem.kernels.autocast import lists
+from fxmem.kernels.autocast.policies import (
+    CallArguments,
+    Policy,
+    cast_cached,
+    clear_casts,
+    exclude_key,
+    find_operators,
+    find_policies,
+    follow_autocast,
+    is_eligible,
+    reach_gpu,
+)
+from fxmem.kernels.common import data_dependent
+from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.cuda.recurrent.cudnn import count_weights
+
+_DEVICE = "cuda"
+_KEY = torch._C.DispatchKey.AutocastCUDA
+_HOST_KEY = torch._C.DispatchKey.AutocastCPU
+_aten = torch.ops.aten
+_cudnn_rnn = _aten._cudnn_rnn.default
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+CUDA.function(functional.binary_cross_entropy_with_logits)(
+    follow_autocast(_aten.binary_cross_entropy_with_logits.default)(
+        data_dependent.binary_cross_entropy_with_logits
+    )
+)
+
+
+@CUDA.context
+@contextlib.contextmanager
+def lower_autocast() -> Iterator[None]:
+    """Has CUDA's autocast work on fake tensors of the GPU, where the step turns it on.
+
+    On exit all is as it was, autocast's state included.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    clear_cache = torch.clear_autocast_cache
+
+    def clear_all() -> None:
+        clear_cache()
+        clear_casts()
+
+    with _keep_state(), allow_autocast():
+        device_type = DefaultDeviceType._default_device_type
+        try:
+            # Whose autocast a checkpoint's recomputation enters: that of the accelerator.
+            DefaultDeviceType.set_device_type(_DEVICE)
+            _register_kernels(library)
+            torch.clear_autocast_cache = clear_all
+            with torch._C._IncludeDispatchKeyGuard(_KEY):
+                yield
+        finally:
+            DefaultDeviceType._default_device_type = device_type
+            torch.clear_autocast_cache = clear_cache
+            library._destroy()  # type: ignore[no-untyped-call]
+            clear_casts()
+
+
+@contextlib.contextmanager
+def allow_autocast() -> Iterator[None]:
+    """Has ``torch.autocast("cuda")`` take it that there is a GPU.
+
+    It warns and stays off where there is none: for good, where it decorates a function. So the
+    modules of a model are best imported within.
+    """
+    common = torch.cuda.amp.common
+    is_unavailable = common.amp_definitely_not_available
+    supports_bf16 = torch.cuda.is_bf16_supported
+    common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda including_emulation=True: True
+    try:
+        yield
+    finally:
+        common.amp_definitely_not_available = is_unavailable
+        torch.cuda.is_bf16_supported = supports_bf16
+
+
+@contextlib.contextmanager
+def _keep_state() -> Iterator[None]:
+    """Undoes an autocast that was entered and, in an error, not left."""
+    enabled, dtype = torch.is_autocast_enabled(_DEVICE), torch.get_autocast_dtype(_DEVICE)
+    caches = torch.is_autocast_cache_enabled()
+    depth = _find_depth()
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(_DEVICE, enabled)
+        torch.set_autocast_dtype(_DEVICE, dtype)
+        torch.set_autocast_cache_enabled(caches)
+        for _ in range(_find_depth() - depth):
+            torch.autocast_decrement_nesting()
+
+
+def _find_depth() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _register_kernels(library: torch.library.Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
+        for (operator, key), kernel in _make_kernels().items():
+            library.impl(  # type: ignore[no-untyped-call]
+                operator, kernel, key.name, with_keyset=True, allow_override=True
+            )
+
+
+@functools.cache
+def _make_kernels() -> dict[tuple[OpOverload, torch._C.DispatchKey], Callable[..., Any]]:
+    """By operator and key. Made once: to find the kernels that they stand in for takes a while."""
+    policies = {**find_policies(), _cudnn_rnn: Policy(cast_rnn, _cudnn_rnn)}
+    return {
+        **{(o, _KEY): _make_kernel(o, policy) for o, policy in policies.items()},
+        **{(o, _KEY): _make_ban(o) for o in find_operators(lists.BANNED).values()},
+        **{(o, _HOST_KEY): _make_host_kernel(o) for o in _find_host_operators()},
+    }
+
+
+def _find_host_operators() -> tuple[OpOverload, ...]:
+    """The operators that ``torch.autocast("cpu")`` treats."""
+    names = torch._C._dispatch_get_all_op_names()
+    aten = (name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+    return tuple(find_operators(aten, _HOST_KEY.name).values())
+
+
+def _make_kernel(operator: OpOverload, policy: Policy) -> Callable[..., Any]:
+    """The kernel of an operator under autocast's key."""
+    original = torch.library.get_kernel(operator, _KEY.name)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_lowered():
+            return original.call_boxed(keys, *args, **kwargs)
+        with exclude_key(_KEY), torch._C.DisableTorchFunction():
+            if not reach_gpu(args, kwargs):
+                return operator(*args, **kwargs)
+            args, kwargs = policy.cast(args, kwargs)
+            return policy.operator(*args, **kwargs)
+
+    return kernel
+
+
+def _make_ban(operator: OpOverload) -> Callable[..., Any]:
+    """The kernel of an operator whose own kernel under autocast's key only raises."""
+    original = torch.library.get_kernel(operator, _KEY.name)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_lowered() or reach_gpu(args, kwargs):
+            return original.call_boxed(keys, *args, **kwargs)
+        with exclude_key(_KEY), torch._C.DisableTorchFunction():
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _make_host_kernel(operator: OpOverload) -> Callable[..., Any]:
+    """The kernel of an operator under the key of ``torch.autocast("cpu")``."""
+    original = torch.library.get_kernel(operator, _HOST_KEY.name)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not reach_gpu(args, kwargs):
+            return original.call_boxed(keys, *args, **kwargs)
+        with exclude_key(_HOST_KEY), torch._C.DisableTorchFunction():
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _is_lowered() -> bool:
+    """Whether this thread is within; another one may be at work on a GPU meanwhile."""
+    return torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+
+
+# -- Recurrent layers --
+
+
+def cast_rnn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    """The arguments of ``_cudnn_rnn`` as autocast passes them on."""
+    input, weights, stride, buffer, hx, cx, *rest = args
+    flat = weights[0] if buffer is None else buffer
+    if is_eligible(flat) and flat.dtype != torch.float16:
+        buffer, weights = _flatten_weights(weights, stride)
+    cx, hx, input = (cast_cached(torch.float16, value) for value in (cx, hx, input))
+    return (input, weights, stride, buffer, hx, cx, *rest), kwargs
+
+
+def _flatten_weights(weights: Sequence[Tensor], stride: int) -> tuple[Tensor, list[Tensor]]:
+    """A buffer of float16, and the parts of it that the weights were copied to.
+
+    To autograd the parts are no views, so that each copy leads back to its weight alone.
+    """
+    options: dict[str, Any] = {"dtype": torch.float16, "device": weights[0].device}
+    buffer = torch.zeros(count_weights(weights, stride), **options)
+    parts, offset = [], 0
+    for weight in weights:
+        part = torch.empty(0, **options)
+        parts.append(part.set_(buffer.untyped_storage(), offset, (weight.numel(), 1), (1, 1)))
+        offset += weight.numel()
+    for part, weight in zip(parts, weights, strict=True):
+        part.copy_(weight.view_as(part))
+    return buffer, parts

@@ -1,0 +1,210 @@
+"""What CUDA's autocast does to an operator's arguments.
+
+Source: ``aten/src/ATen/autocast_mode.h`` (the policies) and ``autocast_mode.cpp``
+(``cached_cast``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fxmem.kernels.autocast import lists
+from fxmem.kernels.cuda.gpu import is_on_gpu
+
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
+Cast = Callable[[tuple[Any, ...], dict[str, Any]], CallArguments]
+
+_aten = torch.ops.aten
+_F = TypeVar("_F", bound=Callable[..., Any])
+_KEY = "AutocastCUDA"
+_DEVICE = "cuda"
+
+_casts: dict[int, tuple[Any, Tensor]] = {}
+"""Weights cast so far, by the address of the ``TensorImpl``, which the weak reference keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How autocast runs an operator.
+
+    Attributes:
+        cast: From the operator's arguments to those that it runs with.
+        operator: What runs: the operator itself, or its overload that takes a dtype.
+    """
+
+    cast: Cast
+    operator: OpOverload
+
+
+def is_eligible(value: object) -> bool:
+    """``is_eligible``: a floating tensor on the GPU, other than float64."""
+    return (
+        isinstance(value, Tensor)
+        and is_on_gpu(value)
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    )
+
+
+def cast_cached(dtype: torch.dtype, value: Any) -> Any:
+    """``cached_cast``: eligible tensors, also those in a list, in a dtype; all else as it is.
+
+    The cast of a float32 weight to autocast's dtype is kept for its other uses until the
+    outermost autocast ends. A weight is a leaf that requires grad and no view.
+    """
+    if isinstance(value, (list, tuple)):
+        return [cast_cached(dtype, entry) for entry in value]
+    if not is_eligible(value) or value.dtype == dtype:
+        return value
+    if dtype != torch.get_autocast_dtype(_DEVICE) or not _is_weight(value):
+        return value.to(dtype)
+    if value._cdata not in _casts:
+        with torch.enable_grad():  # another use may want gradients
+            reference = torch._C._WeakTensorRef(value)  # type: ignore[attr-defined]
+            _casts[value._cdata] = (reference, value.to(dtype))
+    return _casts[value._cdata][1]
+
+
+def clear_casts() -> None:
+    """``clear_cache``: weights are cast anew from now on."""
+    _casts.clear()
+
+
+def reach_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor among an operator's arguments is on the GPU, and brings autocast along."""
+    return any(map(is_on_gpu, _iterate_leaves((args, kwargs))))
+
+
+@functools.cache
+def find_policies() -> dict[OpOverload, Policy]:
+    """The policies of all operators that the installed PyTorch's autocast treats."""
+    policies = {
+        operator: Policy(cast, operator)
+        for names, cast in (
+            (lists.LOWER_PRECISION, _cast_to_lower_precision),
+            (lists.FP32, _cast_to_fp32),
+            (lists.FP32_RESULT, _ask_for_fp32),
+        )
+        for operator in find_operators(names).values()
+    }
+    for operator in find_operators(lists.PROMOTE).values():
+        policies[operator] = Policy(functools.partial(_promote, operator), operator)
+    for name, operator in find_operators(lists.FP32_OVERLOAD).items():
+        overload = _get_operator(lists.FP32_OVERLOAD[name])
+        policies[operator] = Policy(functools.partial(_append_fp32, operator), overload)
+    return policies
+
+
+def follow_autocast(operator: OpOverload) -> Callable[[_F], _F]:
+    """Makes a function treat its arguments as autocast treats those of an operator.
+
+    For the replacement of a torch function, which runs before the operator is reached: it gets
+    the arguments cast, and runs with autocast off, as what the operator calls does.
+
+    Args:
+        operator: One whose tensors autocast casts; those of the function are found by their type.
+    """
+    cast = find_policies()[operator].cast
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_autocast_enabled(_DEVICE) or not reach_gpu(args, kwargs):
+                return function(*args, **kwargs)
+            with exclude_key(torch._C.DispatchKey.AutocastCUDA):
+                with torch._C.DisableTorchFunction():
+                    args, kwargs = cast(args, kwargs)
+                return function(*args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def exclude_key(key: torch._C.DispatchKey) -> contextlib.AbstractContextManager[None]:
+    """``ExcludeDispatchKeyGuard``."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+
+
+def find_operators(names: Iterable[str], key: str = _KEY) -> dict[str, OpOverload]:
+    """Those of these ATen operators that the installed PyTorch has a kernel under a key for."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {name: _get_operator(name) for name in names if has_kernel(f"aten::{name}", key)}
+
+
+def _get_operator(name: str) -> OpOverload:
+    base, _, overload = name.partition(".")
+    operator: OpOverload = getattr(getattr(_aten, base), overload or "default")
+    return operator
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return (
+        tensor.dtype == torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+        and torch.is_autocast_cache_enabled()
+        and not torch.is_inference_mode_enabled()
+    )
+
+
+def _cast_to_lower_precision(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    return _cast_all(torch.get_autocast_dtype(_DEVICE), args, kwargs)
+
+
+def _cast_to_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    return _cast_all(torch.float32, args, kwargs)
+
+
+def _ask_for_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    """``fp32_set_opt_dtype``: unless the call names a dtype."""
+    named = any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+    if named or not is_eligible(args[0]):
+        return args, kwargs
+    return args, {**kwargs, "dtype": torch.float32}
+
+
+def _append_fp32(
+    operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CallArguments:
+    """``fp32_append_dtype``: the overload that takes a dtype has no defaults."""
+    given = (*args, *(a.default_value for a in operator._schema.arguments[len(args) :]))
+    dtype = torch.float32 if is_eligible(args[0]) else args[0].dtype
+    return given, {"dtype": dtype}
+
+
+def _promote(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    """``promote_type``: to the widest; neither float64 nor an optional tensor has a say in it."""
+    lower = widest = torch.get_autocast_dtype(_DEVICE)
+    parameters = zip(operator._schema.arguments, args, strict=False)
+    asked = [value for parameter, value in parameters if str(parameter.type) == "Tensor"]
+    for tensor in filter(is_eligible, asked):
+        if torch.float32 in (widest, tensor.dtype):
+            widest = torch.float32
+        elif tensor.dtype != lower:
+            raise RuntimeError(f"autocast to {lower} cannot promote a tensor of {tensor.dtype}")
+    return _cast_all(widest, args, kwargs)
+
+
+def _cast_all(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    """Last argument first, the order in which PyTorch's builds for Linux evaluate the casts."""
+    named = {name: cast_cached(dtype, kwargs[name]) for name in reversed(kwargs)}
+    cast = [cast_cached(dtype, value) for value in reversed(args)]
+    return tuple(reversed(cast)), named
+
+
+def _iterate_leaves(arguments: Any) -> Iterator[Any]:
+    for argument in arguments.values() if isinstance(arguments, dict) else arguments:
+        if isinstance(argument, (list, tuple, dict)):
+            yield from _iterate_leaves(argument)
+        else:
+            yield argument

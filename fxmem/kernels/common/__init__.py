@@ -1,0 +1,1 @@
+"""Operators that fake tensors run otherwise than real tensors of any device."""

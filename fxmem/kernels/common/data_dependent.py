@@ -1,0 +1,223 @@
+"""Functions whose C++ code looks at values, or writes in place unless Python watches.
+
+Source: ``torch/csrc/autograd/FunctionsManual.cpp``, ``aten/src/ATen/native/Loss.cpp`` and
+``Onehot.cpp``. For a fake tensor, which has no values, they take a path that serves any: with
+more tensors than on the one that an ordinary tensor takes. Ordinary is, for products, that no
+factor is zero.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.registry import ANY, Function
+
+_REDUCTIONS = ("none", "mean", "sum")
+"""``Reduction`` (aten/src/ATen/core/Reduction.h)."""
+
+
+class _Product(torch.autograd.Function):
+    """``prod_backward``: a zero would be looked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = torch.prod(x)
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        if not x.dim():
+            return grad.clone()
+        torch.eq(x, 0)
+        return grad * (result / x)
+
+
+class _ProductOverDim(torch.autograd.Function):
+    """``prod_backward`` with a dimension: zeros are counted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, keepdim: bool) -> Tensor:
+        result = torch.prod(x, dim, keepdim)
+        ctx.save_for_backward(x, result)
+        ctx.dim, ctx.keepdim = dim, keepdim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        if not ctx.keepdim:
+            grad, result = grad.unsqueeze(ctx.dim), result.unsqueeze(ctx.dim)
+        zeros = torch.eq(x, 0)
+        count = zeros.sum(ctx.dim, True)
+        count.sum()
+        return grad * (result / x), None, None
+
+
+class _RunningProduct(torch.autograd.Function):
+    """``cumprod_backward``: zeros are looked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        result = torch.cumprod(x, dim)
+        ctx.save_for_backward(x, result)
+        ctx.dim = dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        weighted = result * grad
+        zeros = torch.eq(x, 0)
+        zeros.any()
+        return _sum_from_the_end(weighted, ctx.dim).div(x), None
+
+
+def _sum_from_the_end(x: Tensor, dim: int) -> Tensor:
+    """``reversed_cumsum``: one expression, whose parts live to its end."""
+    flipped = x.flip(dim)
+    sums = flipped.cumsum(dim)
+    return sums.flip(dim)
+
+
+class _Extreme(torch.autograd.Function):
+    """``evenly_distribute_backward``: among all elements that equal the result."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, x: Tensor) -> Any:
+        result = function(x)
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        torch.isnan(result)
+        mask = torch.eq(x, result)
+        return None, grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
+
+
+class _Logits(torch.autograd.Function):
+    """``binary_cross_entropy_with_logits_backward``: in place."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        ctx.reduction = args[4]
+        ctx.save_for_backward(*args[:4])
+        return torch.binary_cross_entropy_with_logits(*args)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, target, weight, positive = ctx.saved_tensors
+        if positive is None:
+            result = x.sigmoid().sub_(target)
+        else:
+            factor = positive.mul(target)
+            result = factor.add(1).sub_(target).mul_(x.sigmoid()).sub_(factor)
+        result.mul_(grad)
+        if weight is not None:
+            result.mul_(weight)
+        if ctx.reduction == _REDUCTIONS.index("mean"):
+            result.div_(x.numel())
+        return result, None, None, None, None
+
+
+@ANY.kernel("_efficientzerotensor")
+def efficient_zeros(size: list[int], **options: Any) -> Tensor:
+    """aten/src/ATen/ZeroTensorFallback.cpp: where zeros are asked for, one is seen everywhere."""
+    return torch.zeros((), **options).expand(size)
+
+
+def _is_differentiated(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
+
+
+def _is_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return len(args) == 1 and not kwargs and _is_differentiated(args[0])
+
+
+def _run_product(function: Function, *args: Any, **kwargs: Any) -> Any:
+    if _is_alone(args, kwargs):
+        return _Product.apply(*args)  # type: ignore[no-untyped-call]
+    call = _read_dim(args, kwargs, keepdim=False)
+    if call is None:
+        return function(*args, **kwargs)
+    return _ProductOverDim.apply(*call)  # type: ignore[no-untyped-call]
+
+
+def _run_running_product(function: Function, *args: Any, **kwargs: Any) -> Any:
+    call = _read_dim(args, kwargs)
+    if call is None:
+        return function(*args, **kwargs)
+    return _RunningProduct.apply(*call)  # type: ignore[no-untyped-call]
+
+
+def _read_dim(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> Any:
+    """Tensor, dimension and what follows; None if the call is another one."""
+    names = ("dim", *defaults)
+    given = dict(zip(names, args[1:], strict=False)) | kwargs
+    if len(args) > 1 + len(names) or not given.keys() <= set(names):
+        return None
+    if not _is_differentiated(args[0]) or not isinstance(given.get("dim"), int):
+        return None
+    return (args[0], *(({**defaults} | given)[name] for name in names))
+
+
+def _run_extreme(function: Function, *args: Any, **kwargs: Any) -> Any:
+    if not _is_alone(args, kwargs):
+        return function(*args, **kwargs)
+    return _Extreme.apply(function, *args)  # type: ignore[no-untyped-call]
+
+
+@ANY.function(torch.nn.functional.binary_cross_entropy_with_logits)
+def binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """Differentiated by the logits alone; other calls are left as they are."""
+    rest = [value for value in (target, weight, pos_weight) if value is not None]
+    if (
+        not _is_differentiated(input)
+        or any(map(_is_differentiated, rest))
+        or size_average is not None
+        or reduce is not None
+        or input.shape != target.shape
+    ):
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            input, target, weight, size_average, reduce, reduction, pos_weight
+        )
+    args = (input, target, weight, pos_weight, _REDUCTIONS.index(reduction))
+    result: Tensor = _Logits.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+@ANY.function(torch.nn.functional.one_hot)
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """``one_hot``: ones are scattered; the number of classes may be a question to the values."""
+    if num_classes < 0:
+        return torch.nn.functional.one_hot(tensor, num_classes)
+    shape = (*tensor.shape, num_classes)
+    result = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+    return result.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
+for _name, _run in (
+    ("prod", _run_product),
+    ("cumprod", _run_running_product),
+    ("max", _run_extreme),
+    ("min", _run_extreme),
+    ("median", _run_extreme),
+    ("nanmedian", _run_extreme),
+):
+    for _function in (getattr(torch, _name), getattr(Tensor, _name)):
+        ANY.function(_function)(functools.partial(_run, _function))

@@ -1,0 +1,85 @@
+"""Results that real kernels lay out otherwise than PyTorch's fake ones, on any device.
+
+What an operator's result looks like in memory decides whether a later ``view`` copies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._prims_common import compute_elementwise_output_strides
+
+from fxmem.kernels.registry import ANY
+
+_aten = torch.ops.aten
+
+
+def lay_out_pointwise(*operands: Tensor) -> Tensor:
+    """A result that ``TensorIterator`` (aten/src/ATen/TensorIterator.cpp) makes of operands.
+
+    Args:
+        operands: Of one shape and type, in the iterator's order.
+    """
+    first = operands[0]
+    strides = compute_elementwise_output_strides(*operands)
+    return first.new_empty_strided(first.shape, strides)
+
+
+@ANY.kernel(
+    "elu_backward",
+    "hardsigmoid_backward",
+    "hardswish_backward",
+    "hardtanh_backward",
+    "logit_backward",
+    "softplus_backward",
+)
+def activation_backward(grad_output: Tensor, *operands: object, **_named: object) -> Tensor:
+    """aten/src/ATen/native/Activation.cpp and UnaryOps.cpp: an iterator, the gradient first.
+
+    PyTorch's fake kernels are decompositions, which begin with a comparison of the input.
+    """
+    return lay_out_pointwise(grad_output, *(x for x in operands if isinstance(x, Tensor)))
+
+
+@ANY.kernel("rrelu_with_noise_backward")
+def rrelu_backward(
+    grad_output: Tensor,
+    x: Tensor,
+    noise: Tensor,
+    lower: float,
+    upper: float,
+    training: bool,
+    self_is_result: bool,
+) -> Tensor:
+    """Activation.cpp, ``rrelu_with_noise_backward``: the noise first, or as ``leaky_relu``."""
+    if training and upper - lower > 1e-6:
+        return lay_out_pointwise(noise, grad_output)
+    return lay_out_pointwise(x, grad_output)
+
+
+@ANY.kernel("_log_softmax_backward_data")
+def log_softmax_backward(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """SoftMax.cpp, ``TORCH_META_FUNC(log_softmax_backward_data)``: contiguous always."""
+    return grad_output.new_empty(grad_output.shape, dtype=input_dtype)
+
+
+@ANY.kernel("native_layer_norm_backward")
+def layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """layer_norm.cpp, ``layer_norm_backward_cpu``; layer_norm_kernel.cu, likewise: contiguous."""
+    operands = zip((input, weight, bias), output_mask, strict=True)
+    return tuple(
+        None if x is None or not wanted else x.new_empty(x.shape) for x, wanted in operands
+    )

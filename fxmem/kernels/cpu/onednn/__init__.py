@@ -1,0 +1,1 @@
+"""oneDNN's layouts and scratchpads, as the running PyTorch states them."""

@@ -1,0 +1,275 @@
+"""Which kernel computes scaled dot product attention on CUDA.
+
+Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h`` of
+PyTorch 2.13: ``select_sdp_backend`` takes the first backend, in order of priority, that is enabled
+and whose checks pass. The names of those checks are given below.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from fxmem.kernels.cuda.gpu import Gpu
+
+_HALVES = (torch.float16, torch.bfloat16)
+_CUDNN_FIRST = (
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+_DEFAULT_ORDER = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+    SDPBackend.CUDNN_ATTENTION,
+)
+_MAX_CUDNN_SIZE = 65535
+_CUDNN_DROPOUT_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """The arguments of ``scaled_dot_product_attention``; of tensors only the metadata is read.
+
+    Attributes:
+        query: Batch, heads, queries, head dimension.
+        key: Batch, heads, keys, head dimension.
+        value: Batch, heads, keys, head dimension of the values.
+        mask: Boolean or added to the scores.
+        dropout: Probability.
+        is_causal: A query sees no later key.
+        enable_gqa: Several heads of queries may share one of keys and values.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
+    dropout: float = 0.0
+    is_causal: bool = False
+    enable_gqa: bool = False
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def requires_grad(self) -> bool:
+        """``input_requires_grad``, ``should_compute_logsumexp``."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user has set in ``torch.backends.cuda`` and ``torch.nn.attention``.
+
+    Attributes:
+        enabled: The backends that may be taken.
+        order: All backends, the preferred ones first.
+        is_deterministic: ``torch.use_deterministic_algorithms`` without ``warn_only``.
+    """
+
+    enabled: frozenset[SDPBackend] = frozenset(_DEFAULT_ORDER)
+    order: tuple[SDPBackend, ...] = _DEFAULT_ORDER
+    is_deterministic: bool = False
+
+
+def read_settings(gpu: Gpu) -> Settings:
+    """The settings of this process, the order as the GPU's first attention makes it.
+
+    ``priority_order``: an order that the user has set (``sdpa_kernel(..., set_priority=True)``)
+    stays.
+    """
+    cuda: Any = torch.backends.cuda
+    flags = {
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
+    }
+    values = torch._C._get_sdp_priority_order()
+    order = tuple(backend for value in values for backend in flags if backend.value == value)
+    if order == _DEFAULT_ORDER and _prefers_cudnn(gpu):
+        order = _CUDNN_FIRST
+    return Settings(
+        frozenset(backend for backend, enabled in flags.items() if enabled),
+        order,
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _prefers_cudnn(gpu: Gpu) -> bool:
+    """``check_prefer_cudnn_attention``: Hopper and Blackwell with cuDNN after 9.15.0."""
+    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+        return False
+    return gpu.cudnn_version > 91500 and gpu.capability[0] in (9, 10)
+
+
+def choose_backend(call: AttentionCall, gpu: Gpu, settings: Settings) -> SDPBackend | None:
+    """The backend that CUDA takes; None if none may, which is an error there.
+
+    Args:
+        call: What is computed.
+        gpu: What it is computed on.
+        settings: What is enabled, and the order.
+    """
+    for backend in settings.order:
+        if backend in settings.enabled and _CHECKS[backend](call, gpu, settings):
+            return backend
+    return None
+
+
+def _can_use_flash(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
+    """``can_use_flash_attention``."""
+    return (
+        _is_4d(call)
+        and call.mask is None
+        and call.query.shape[-1] <= 256
+        and call.query.shape[-1] == call.key.shape[-1] == call.value.shape[-1]
+        and (8, 0) <= gpu.capability <= (12, 1)
+        and _has_flash_backward(call, gpu)
+        and (not call.is_causal or call.query.shape[-2] == call.key.shape[-2])
+        and _have_type(call, _HALVES)
+        and _heads_match(call, call.enable_gqa, same_heads=True)
+        and _have_rows(call)
+        and _are_rows_dense(call, ignore_single=True)
+    )
+
+
+def _has_flash_backward(call: AttentionCall, gpu: Gpu) -> bool:
+    """``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``."""
+    small = (8, 6) <= gpu.capability <= (8, 9) or (12, 0) <= gpu.capability <= (12, 1)
+    head_dim = call.query.shape[-1]
+    if not small or not call.requires_grad or head_dim <= 192:
+        return True
+    return head_dim > 224 and not call.dropout > 0
+
+
+def _can_use_efficient(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
+    """``can_use_mem_efficient_attention``."""
+    types = (torch.float32, *_HALVES) if gpu.capability[0] >= 8 else (torch.float32, torch.float16)
+    return (
+        _is_4d(call)
+        and (5, 0) <= gpu.capability <= (12, 1)
+        and _is_aligned(call, gpu)
+        and _have_rows(call)
+        and _are_rows_dense(call, ignore_single=False)
+        and _heads_match(call, enable_gqa=False, same_heads=True)
+        and _have_type(call, types)
+    )
+
+
+def _is_aligned(call: AttentionCall, gpu: Gpu) -> bool:
+    """``check_head_dim_size_mem_efficient``, ``check_data_ptr_alignment_mem_efficient``."""
+    alignment = _minimum_alignment(call.query.dtype, gpu)
+    head_dim, value_dim = call.query.shape[-1], call.value.shape[-1]
+    if head_dim != call.key.shape[-1] or head_dim % alignment or value_dim % alignment:
+        return False
+    # Storages begin at multiples of 512 bytes, so the offset decides where a tensor begins.
+    offsets = [x.storage_offset() for x in call.inputs] if gpu.capability[0] >= 8 else []
+    return min(head_dim, value_dim) > 0 and not any(offset % alignment for offset in offsets)
+
+
+def _minimum_alignment(dtype: torch.dtype, gpu: Gpu) -> int:
+    """``minimum_gemm_alignment``: in elements; tensor cores load 16 bytes."""
+    is_half, major = dtype in _HALVES, gpu.capability[0]
+    if major >= 8 or (major == 7 and is_half):
+        return 8 if is_half else 4
+    return 1
+
+
+def _can_use_cudnn(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
+    """``can_use_cudnn_attention``, ``check_cudnn_dropout``, ``check_cudnn_tensor_shapes``."""
+    steps = call.dropout * _CUDNN_DROPOUT_STEPS
+    return (
+        not (call.dropout > 0 and 91100 < gpu.cudnn_version < 91400)
+        and steps == int(steps)
+        and _is_4d(call)
+        and not settings.is_deterministic
+        and _have_type(call, _HALVES)
+        and _is_cudnn_mask(call)
+        and (8, 0) <= gpu.capability <= (12, 1)
+        and _have_rows(call)
+        and _are_rows_dense(call, ignore_single=True)
+        and _heads_match(call, call.enable_gqa, same_heads=False)
+        and max(call.query.shape[:2]) <= _MAX_CUDNN_SIZE
+        and _are_cudnn_head_dims(call, gpu)
+        and call.key.shape[2] != 1
+        and not (call.dropout != 0 and call.query.shape[2] == 1)
+    )
+
+
+def _are_cudnn_head_dims(call: AttentionCall, gpu: Gpu) -> bool:
+    head_dim, value_dim = call.query.shape[3], call.value.shape[3]
+    limit = 128
+    if gpu.capability == (9, 0) and gpu.cudnn_version >= 91000:
+        limit = 256
+    elif gpu.capability[0] == 10 and gpu.cudnn_version >= 91100:
+        limit = 192 if (head_dim, value_dim) == (192, 128) else 128
+    return max(head_dim, value_dim) <= limit and not head_dim % 8 and not value_dim % 8
+
+
+def _is_cudnn_mask(call: AttentionCall) -> bool:
+    """``check_attn_mask_shape``."""
+    mask, query = call.mask, call.query
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    sizes = (query.shape[0], query.shape[1], query.shape[2], call.key.shape[2])[-mask.dim() :]
+    return all(size in (1, full) for size, full in zip(mask.shape, sizes, strict=True))
+
+
+def _is_4d(call: AttentionCall) -> bool:
+    """``check_tensor_shapes``."""
+    return all(x.dim() == 4 for x in call.inputs)
+
+
+def _have_type(call: AttentionCall, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """``check_tensor_dtype``."""
+    dtype = call.query.dtype
+    return dtype in dtypes and call.key.dtype == dtype == call.value.dtype
+
+
+def _have_rows(call: AttentionCall) -> bool:
+    """``check_nonzero_sequence_lengths_dense``."""
+    return call.query.shape[-2] != 0 and call.key.shape[-2] != 0
+
+
+def _are_rows_dense(call: AttentionCall, *, ignore_single: bool) -> bool:
+    """``check_last_dim_stride_equals_1_dense``."""
+    if call.mask is not None and call.mask.stride(-1) != 1:
+        return False
+    if ignore_single and call.query.shape[-1] == 1:
+        return True
+    return all(x.stride(-1) == 1 for x in call.inputs)
+
+
+def _heads_match(call: AttentionCall, enable_gqa: bool, *, same_heads: bool) -> bool:
+    """``check_batch_size_and_num_heads_dense``, ``check_grouped_query_attention``."""
+    if not call.query.shape[0] == call.key.shape[0] == call.value.shape[0]:
+        return False
+    heads, key_heads, value_heads = (x.shape[1] for x in call.inputs)
+    if not enable_gqa:
+        return heads == key_heads == value_heads
+    if same_heads and key_heads != value_heads:
+        return False
+    return heads % key_heads == 0 and heads % value_heads == 0
+
+
+_CHECKS: dict[SDPBackend, Callable[[AttentionCall, Gpu, Settings], bool]] = {
+    SDPBackend.FLASH_ATTENTION: _can_use_flash,
+    SDPBackend.EFFICIENT_ATTENTION: _can_use_efficient,
+    SDPBackend.CUDNN_ATTENTION: _can_use_cudnn,
+    SDPBackend.MATH: lambda call, gpu, settings: True,
+}

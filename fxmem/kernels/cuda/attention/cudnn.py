@@ -1,0 +1,76 @@
+"""cuDNN's attention: what it returns, and what its frontend asks for.
+
+Source: ``aten/src/ATen/native/cudnn/MHA.cpp``; cudnn-frontend,
+``include/cudnn_frontend/node/scaled_dot_product_flash_attention.h``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu
+from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.workspace import size_bytes
+
+_aten = torch.ops.aten
+_FLOAT = 4
+_LENGTH = 4
+_forward = _aten._scaled_dot_product_cudnn_attention.default
+_backward = _aten._scaled_dot_product_cudnn_attention_backward.default
+
+CUDA.unmodelled[_forward] = CUDA.unmodelled[_backward] = (
+    "cuDNN's plan may take a workspace of its own, which cuDNN alone knows"
+)
+
+
+@CUDA.kernel(_forward)
+def _outputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``_cudnn_attention_forward``, ``run_cudnn_SDP_fprop``: statistics for backward only.
+
+    Seed and offset lie on the GPU, with dropout or without.
+    """
+    sizes = (*query.shape[:3], value.shape[3])
+    result = _allocate_like(query, sizes)
+    statistics = None
+    if compute_log_sumexp:
+        statistics = query.new_empty((*sizes[:3], 1), dtype=torch.float32)
+    state = [query.new_empty((), dtype=torch.int64) for _ in range(2)]
+    return result, statistics, None, None, query.shape[2], key.shape[2], *state, None
+
+
+def _allocate_like(query: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """``alloc_with_matching_layout``: the dimensions in the query's order in memory."""
+    if tuple(query.shape) == sizes:
+        return torch.empty_like(query)
+    order = sorted(range(4), key=lambda dim: (not query.stride(dim), query.stride(dim)))
+    strides, stride = [0] * 4, 1
+    for dim in order:
+        strides[dim] = stride
+        stride *= sizes[dim]
+    return query.new_empty_strided(sizes, strides)
+
+
+@CUDA.workspace(_backward)
+def _backward_buffers(call: Call) -> int:
+    """``CompositeSDPABackwardNode``: the query's gradient in float, and a sum for each row.
+
+    Until cuDNN 9.15.0 also the lengths, where that of the keys is no multiple of 128. A gradient
+    whose last dimension is strided is copied (``permute_to_matching_layout``).
+    """
+    grad, query, key = (as_tensor(arg) for arg in call.args[:3])
+    rows = query.numel() // query.shape[3]
+    copied = 0 if grad.stride(-1) == 1 else size_bytes(grad)
+    is_padded = current_gpu().cudnn_version <= 91500 and key.shape[2] % 128
+    lengths = 2 * query.shape[0] * _LENGTH if is_padded else 0
+    return copied + rows * (query.shape[3] + 1) * _FLOAT + lengths

@@ -1,0 +1,269 @@
+"""Memory-efficient attention on CUDA: seeds on the host, and what the kernels keep in between.
+
+Source: ``aten/src/ATen/native/transformers/cuda/attention.cu``, ``attention_backward.cu`` and
+``mem_eff_attention/kernel_forward.h``, ``kernel_backward.h``. There is a kernel for each type,
+architecture and largest head dimension; the first that fits is taken, and its blocks decide how
+much memory it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.cuda.attention.backends import read_settings
+from fxmem.kernels.cuda.attention.flash import round_up
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu
+from fxmem.kernels.registry import Call, as_tensor, storage_bytes
+from fxmem.kernels.workspace import PeakTrace, size_bytes
+
+_aten = torch.ops.aten
+_FLOAT = 4
+_HALVES = (torch.float16, torch.bfloat16)
+_IN_REGISTERS = 128
+"""The largest head dimension whose result the forward kernel holds in registers."""
+_ANY = 65536
+_GRADIENT_HEADER = 16
+"""``GradQTempStorage``: a lock and a counter before the block."""
+_MAX_SPLIT_WORK = 200
+_MAX_BATCH = 65535
+"""Larger batches are attended to in chunks of this size."""
+_MASK_ALIGNMENT = 16
+_SHARED_KIB = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227}
+_SHARED_KIB_OF_MAJOR = {8: 99, 10: 227, 11: 227, 12: 99}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """``AttentionBackwardKernel`` with its parameters.
+
+    Attributes:
+        rows: ``kBlockSizeI``, queries in a block.
+        columns: ``kBlockSizeJ``, keys in a block.
+        max_head_dim: ``kMaxK``.
+        shared_bytes: ``sizeof(SharedStorage)``, as in PyTorch 2.13's binary.
+        shared_dropout_bytes: The same for the kernel with dropout; None where there is none.
+    """
+
+    rows: int
+    columns: int
+    max_head_dim: int
+    shared_bytes: int
+    shared_dropout_bytes: int | None
+
+    def is_in_registers(self, dtype: torch.dtype) -> bool:
+        """``kOutputInRF``: the gradients of keys and values never leave the registers."""
+        return dtype in _HALVES and self.max_head_dim <= self.rows
+
+
+# mem_eff_attention/kernels/cutlassB.h: in the order in which they are tried. The variants for
+# lengths that are multiples of the blocks need the same, and are left out.
+_FLOAT_SM80 = (
+    _Kernel(64, 64, 32, 53504, 53504),
+    _Kernel(64, 64, 64, 53504, 53504),
+    _Kernel(128, 64, 128, 121344, 121344),
+    _Kernel(64, 64, 128, 67840, 67840),
+    _Kernel(128, 64, _ANY, 121344, 121344),
+    _Kernel(64, 64, _ANY, 67840, 67840),
+)
+_HALF_SM80 = (
+    _Kernel(64, 64, 32, 40192, 40192),
+    _Kernel(64, 64, 64, 44288, 52480),
+    _Kernel(128, 64, 96, 91648, None),
+    _Kernel(128, 128, 128, 154112, 162304),
+    _Kernel(64, 64, 128, 34048, 34048),
+    _Kernel(128, 64, _ANY, 60928, 60928),
+)
+_BFLOAT_SM80 = (
+    _Kernel(64, 64, 32, 34560, 39168),
+    _Kernel(64, 64, 64, 42240, 51456),
+    _Kernel(128, 64, 96, 91648, None),
+    _Kernel(128, 128, 128, 133632, 152064),
+    _Kernel(64, 64, 128, 34048, 34048),
+    _Kernel(128, 64, _ANY, 60928, 60928),
+)
+_FLOAT_SM70 = (_Kernel(64, 64, _ANY, 37120, 37120),)
+_HALF_SM70 = (
+    _Kernel(64, 64, 32, 27904, 27904),
+    _Kernel(64, 64, 64, 27904, 27904),
+    _Kernel(128, 64, 128, 54784, 54784),
+    _Kernel(128, 64, _ANY, 54784, 54784),
+)
+
+
+@CUDA.kernel("_scaled_dot_product_efficient_attention")
+def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``_efficient_attention_forward``: no graph is captured, so seed and offset are the host's.
+
+    Raises:
+        RuntimeError: If there is dropout in a batch that goes in chunks, as on a GPU.
+    """
+    if query.shape[0] > _MAX_BATCH and Call(args, kwargs).get(2, "dropout_p"):
+        raise RuntimeError(
+            "Efficient attention cannot produce valid seed and offset outputs when the batch size "
+            f"exceeds ({_MAX_BATCH})."
+        )
+    results = _aten._scaled_dot_product_efficient_attention(query, key, value, *args, **kwargs)
+    host = [torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2)]
+    return (*results[:2], *host)
+
+
+@CUDA.workspace("_scaled_dot_product_efficient_attention")
+def _forward(call: Call) -> int:
+    """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside those of all.
+
+    The first chunk's live to the end.
+    """
+    query, value = call.tensor(0), call.tensor(2)
+    batch, accumulated = query.shape[0], _accumulated_bytes(query, value)
+    if batch <= _MAX_BATCH:
+        return accumulated
+    assert isinstance(call.outputs, (list, tuple))
+    results = sum(size_bytes(as_tensor(x)) for x in call.outputs[:2])
+    trace = PeakTrace()
+    for start in range(0, batch, _MAX_BATCH):
+        size = min(_MAX_BATCH, batch - start)
+        made = trace.allocate(results // batch * size)
+        trace.free(trace.allocate(accumulated // batch * size))
+        if start:
+            trace.free(made)
+        else:
+            trace.allocate(results)
+    return trace.peak_bytes - results
+
+
+def _accumulated_bytes(query: Tensor, value: Tensor) -> int:
+    """``output_accum``: the result in float, where a block does not hold whole rows."""
+    if query.dtype not in _HALVES or max(query.shape[3], value.shape[3]) <= _IN_REGISTERS:
+        return 0
+    return query.numel() // query.shape[3] * value.shape[3] * _FLOAT
+
+
+@CUDA.kernel("_scaled_dot_product_efficient_attention_backward")
+def _gradients(*args: Any, **kwargs: Any) -> Any:
+    """``_efficient_attention_backward``: rows of a mask's gradient are padded, the last one too."""
+    results = _aten._scaled_dot_product_efficient_attention_backward(*args, **kwargs)
+    if results[3] is None:
+        return results
+    mask = args[4]
+    length = mask.shape[-1]
+    padded = mask.new_empty((*mask.shape[:-1], round_up(length, _MASK_ALIGNMENT)))
+    return (*results[:3], padded[..., :length])
+
+
+@CUDA.workspace("_scaled_dot_product_efficient_attention_backward")
+def _backward(call: Call) -> int:
+    """``_scaled_dot_product_efficient_attention_backward_cuda``: gradients of chunks beside all."""
+    operands = [as_tensor(arg) for arg in call.args[:4]]
+    has_dropout = bool(call.get(9, "dropout_p"))
+    batch = operands[1].shape[0]
+    if batch <= _MAX_BATCH:
+        return _backward_bytes(operands, has_dropout)
+    assert isinstance(call.outputs, (list, tuple))
+    gradients = sum(storage_bytes(x) for x in call.outputs) // batch * _MAX_BATCH
+    return gradients + _backward_bytes([x[:_MAX_BATCH] for x in operands], has_dropout)
+
+
+def _backward_bytes(operands: Sequence[Tensor], has_dropout: bool) -> int:
+    """``_efficient_attention_backward``.
+
+    The gradient in the order batch, row, head; the sums of its products with the result; the
+    workspace. Kernels in float have those sums made outside, from the products themselves.
+    """
+    grad, query, key, value = operands
+    kernel = choose_kernel(query, value, has_dropout)
+    sums_bytes = grad.numel() // grad.shape[3] * _FLOAT
+    trace = PeakTrace()
+    if not grad.transpose(1, 2).is_contiguous():
+        trace.allocate(size_bytes(grad))
+    if _computes_sums(kernel, query.dtype):
+        trace.allocate(sums_bytes)
+    else:
+        _sum_outside(trace, grad, sums_bytes)
+    trace.allocate(workspace_bytes(kernel, query, key, value))
+    return trace.peak_bytes
+
+
+def _computes_sums(kernel: _Kernel, dtype: torch.dtype) -> bool:
+    """``kKernelComputesDelta``."""
+    is_volta = current_gpu().capability < (7, 5)
+    return dtype in _HALVES and (kernel.is_in_registers(dtype) or not is_volta)
+
+
+def _sum_outside(trace: PeakTrace, grad: Tensor, sums_bytes: int) -> None:
+    """``(grad_out.to(kFloat) * out.to(kFloat)).sum(-1).transpose(-2, -1).contiguous()``."""
+    _batch, heads, queries, _value_dim = grad.shape
+    float_bytes = grad.numel() * _FLOAT
+    copies = 0 if grad.dtype == torch.float32 else 2
+    freed = trace.allocate((1 + copies) * float_bytes)
+    trace.allocate(sums_bytes)
+    if heads > 1 and queries > 1:  # else the transposed sums are contiguous, and stay
+        freed += sums_bytes
+        trace.allocate(sums_bytes)
+    trace.free(freed)
+
+
+def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
+    """``dispatch_cutlassB``: the first kernel that takes the head dimensions and fits.
+
+    Raises:
+        RuntimeError: If there is none, as on a GPU.
+    """
+    capability = current_gpu().capability
+    head_dim = max(query.shape[3], value.shape[3])
+    available = _shared_bytes(capability)
+    for kernel in _kernels(query.dtype, capability):
+        shared = kernel.shared_dropout_bytes if has_dropout else kernel.shared_bytes
+        is_for_small = kernel.max_head_dim == 96
+        if is_for_small and capability not in ((8, 6), (8, 9)):
+            continue
+        if head_dim <= kernel.max_head_dim and shared is not None and shared <= available:
+            return kernel
+    raise RuntimeError("cutlassB: no kernel found to launch!")
+
+
+def _kernels(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[_Kernel, ...]:
+    if capability >= (8, 0):
+        by_type = {torch.float16: _HALF_SM80, torch.bfloat16: _BFLOAT_SM80}
+        return by_type.get(dtype, _FLOAT_SM80)
+    return _HALF_SM70 if dtype == torch.float16 else _FLOAT_SM70
+
+
+def _shared_bytes(capability: tuple[int, int]) -> int:
+    """Of a block at most; CUDA's programming guide, Technical Specifications per Capability."""
+    kib = _SHARED_KIB.get(capability) or _SHARED_KIB_OF_MAJOR.get(capability[0], 96)
+    return kib * 1024
+
+
+def workspace_bytes(kernel: _Kernel, query: Tensor, key: Tensor, value: Tensor) -> int:
+    """``Params::workspace_size``: float blocks of gradients that several writers add to.
+
+    Args:
+        kernel: See :func:`choose_kernel`.
+        query: Batch, heads, queries, head dimension.
+        key: Batch, heads, keys, head dimension.
+        value: Batch, heads, keys, head dimension of the values.
+    """
+    batch, heads, queries, head_dim = query.shape
+    elements = 0
+    if not kernel.is_in_registers(query.dtype) and query.dtype in _HALVES:
+        dims = round_up(head_dim, kernel.rows) + round_up(value.shape[3], kernel.rows)
+        elements += _count_splits(kernel, batch * heads, key.shape[2]) * kernel.columns * dims
+    block = _GRADIENT_HEADER + kernel.rows * kernel.columns * _FLOAT
+    blocks = -(-queries // kernel.rows) * -(-head_dim // kernel.columns)
+    elements += blocks * block // _FLOAT
+    return batch * heads * round_up(elements, 4) * _FLOAT
+
+
+def _count_splits(kernel: _Kernel, work: int, keys: int) -> int:
+    """``num_splits_key`` of kernels that add up the gradients of keys and values."""
+    if read_settings(current_gpu()).is_deterministic:
+        return 1
+    splits = -(-keys // kernel.columns)
+    if work >= 256 and keys <= 2 * kernel.columns:
+        splits = 1
+    return max(1, min(splits, _MAX_SPLIT_WORK // work))

@@ -1,0 +1,117 @@
+"""Flash attention's buffers on CUDA: parts of split keys, and what gradients are added up in.
+
+Source: ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``. The outputs are those
+of PyTorch's own fake kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.cuda.attention.backends import read_settings
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu
+from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.workspace import size_bytes
+
+_aten = torch.ops.aten
+_ROWS = 128
+_FLOAT = 4
+_RANDOM_STATE = 16
+_MAX_SPLITS = 128
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-number // multiple) * multiple
+
+
+def _round_head_dim(head_dim: int) -> int:
+    return round_up(head_dim, 32 if head_dim <= 128 else 64)
+
+
+@CUDA.workspace("_scaled_dot_product_flash_attention")
+def _forward(call: Call) -> int:
+    """``mha_fwd``: for each part of the keys a result and the logarithm of its sum, in float.
+
+    With dropout keys are not split; the state of the random numbers is made anew.
+    """
+    query, key = call.tensor(0), call.tensor(1)
+    dropout = call.get(3, "dropout_p")
+    if dropout:
+        return _RANDOM_STATE
+    batch, heads, queries, head_dim = query.shape
+    if queries == 1 and heads > key.shape[1]:  # those of a group become its queries
+        queries, heads = heads // key.shape[1], key.shape[1]
+    splits = count_splits(
+        batch * heads * -(-queries // 64),
+        current_gpu().multiprocessors * 2,
+        -(-key.shape[2] // _key_block(head_dim)),
+    )
+    rows = batch * heads * queries
+    return splits * rows * (1 + _round_head_dim(head_dim)) * _FLOAT if splits > 1 else 0
+
+
+def _key_block(head_dim: int) -> int:
+    return 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+
+
+def count_splits(blocks: int, processors: int, key_blocks: int) -> int:
+    """``num_splits_heuristic``: as few parts of the keys as keep the processors busy.
+
+    Args:
+        blocks: Pieces of work without splitting.
+        processors: Those that may run at once.
+        key_blocks: Blocks of keys, which can be split.
+
+    Returns:
+        The smallest number with 85 % of the best use of the processors.
+    """
+    if blocks >= _single(_single(0.8) * processors):
+        return 1
+    most = min(_MAX_SPLITS, processors, key_blocks)
+    eligible = [n for n in range(1, most + 1) if n == 1 or _divides_anew(key_blocks, n)]
+    uses = {n: _use(_single(_single(blocks * n) / processors)) for n in eligible}
+    best = max(uses.values(), default=0.0)
+    return next((n for n, use in uses.items() if use >= 0.85 * best), 1)
+
+
+def _divides_anew(key_blocks: int, splits: int) -> bool:
+    return -(-key_blocks // splits) != -(-key_blocks // (splits - 1))
+
+
+def _use(waves: float) -> float:
+    return _single(waves / math.ceil(waves))
+
+
+def _single(number: float) -> float:
+    """Rounded to single precision, in which PyTorch computes this."""
+    return ctypes.c_float(number).value
+
+
+@CUDA.workspace("_scaled_dot_product_flash_attention_backward")
+def _backward(call: Call) -> int:
+    """``_flash_attention_backward``, ``mha_bwd``.
+
+    The gradient and the result in the order batch, row, head; per row a sum, and the gradient of
+    the query in float; where heads share keys, those of keys and values for every head.
+    """
+    grad, query, key, _value, result = (as_tensor(value) for value in call.args[:5])
+    batch, heads, queries, head_dim = query.shape
+    rows = batch * heads * round_up(queries, _ROWS)
+    parts = 1
+    gpu = current_gpu()
+    if read_settings(gpu).is_deterministic:
+        parts = -(-gpu.multiprocessors // (batch * heads))
+    expanded = 0
+    if key.shape[1] != heads:
+        expanded = 2 * batch * heads * key.shape[2] * head_dim * query.element_size()
+    sums = rows * (1 + parts * _round_head_dim(head_dim)) * _FLOAT
+    return _copy_bytes(grad) + _copy_bytes(result) + sums + expanded
+
+
+def _copy_bytes(x: Tensor) -> int:
+    return 0 if x.transpose(1, 2).is_contiguous() else size_bytes(x)

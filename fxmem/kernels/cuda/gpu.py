@@ -1,0 +1,93 @@
+"""CUDA as a target, and the GPU that it is on.
+
+Fake tensors on a CUDA device abort the process where torch was built without CUDA. A tensor on
+the GPU is therefore a fake tensor on the device ``cpu:0``, and one in the host's memory lies on
+``cpu``: PyTorch holds the two for different devices, so they propagate, mix and refuse to mix as
+on a machine with a GPU, and autograd formulas that ask a tensor for its device pass it on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+from fxmem.gpus import GpuModel
+from fxmem.kernels.registry import ANY, Target
+
+GPU_DEVICE = torch.device("cpu", 0)
+"""Where fake tensors of the GPU lie; those of the host lie on ``torch.device("cpu")``."""
+
+CUDA = Target("cuda", ANY, GPU_DEVICE)
+"""PyTorch's CUDA build; filled by the modules beside this one, which the package imports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the choice of kernels depends on.
+
+    Attributes:
+        capability: Compute capability, major and minor.
+        cudnn_version: As ``torch.backends.cudnn.version()`` gives it.
+        multiprocessors: As in ``cudaDeviceProp.multiProcessorCount``; kernels size buffers by it.
+        threads_per_multiprocessor: As in ``cudaDeviceProp.maxThreadsPerMultiProcessor``.
+    """
+
+    capability: tuple[int, int] = (8, 0)
+    cudnn_version: int = 92000
+    multiprocessors: int = 108
+    threads_per_multiprocessor: int = 2048
+
+
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""``maxThreadsPerMultiProcessor`` by compute capability, where it is not 2048."""
+
+
+def count_threads(capability: tuple[int, int]) -> int:
+    """The threads that a multiprocessor of that compute capability holds.
+
+    >>> count_threads((8, 0)), count_threads((8, 9))
+    (2048, 1536)
+    """
+    return _THREADS.get(capability, 2048)
+
+
+def describe_gpu(model: GpuModel | None) -> Gpu:
+    """What the choice of kernels depends on of a kind of GPU; None for an A100.
+
+    >>> describe_gpu(None) == Gpu()
+    True
+    """
+    if model is None:
+        return Gpu()
+    return Gpu(
+        capability=model.capability,
+        multiprocessors=model.multiprocessors,
+        threads_per_multiprocessor=count_threads(model.capability),
+    )
+
+
+_current: ContextVar[Gpu] = ContextVar("gpu", default=Gpu())  # noqa: B039 - frozen
+
+
+def current_gpu() -> Gpu:
+    """The GPU that the step is lowered for."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def use_gpu(gpu: Gpu) -> Iterator[None]:
+    """Lowers for this GPU within."""
+    token = _current.set(gpu)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def is_on_gpu(tensor: object) -> bool:
+    """Whether a fake tensor stands for one in the GPU's memory."""
+    return isinstance(tensor, torch.Tensor) and tensor.device == GPU_DEVICE

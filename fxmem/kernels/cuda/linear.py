@@ -1,0 +1,174 @@
+"""Matrix products on CUDA: copies of operands that cuBLAS cannot read.
+
+Source: ``aten/src/ATen/native/cuda/cuBlasCommonArgs.h`` and ``Blas.cpp``. A matrix may be
+transposed, or have gaps between its rows, but not between the elements of both; an expanded batch
+is read as it is, an expanded row is not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+from torch import Tensor
+
+from fxmem.kernels.common import linear_algebra
+from fxmem.kernels.cpu.linear import grouped_mm
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
+from fxmem.kernels.cuda.layouts import is_nonoverlapping_dense
+from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.workspace import size_bytes
+
+_aten = torch.ops.aten
+
+
+def _has_dense_rows(x: Tensor) -> bool:
+    """Whether rows, or columns, of dense elements follow each other, maybe with gaps."""
+    (rows, columns), (by_row, by_column) = x.shape[-2:], x.stride()[-2:]
+    by_columns = by_row == 1 and by_column >= max(1, rows)
+    return by_columns or (by_column == 1 and by_row >= max(1, columns))
+
+
+def _matrix_bytes(x: Tensor) -> int:
+    """``prepare_matrix_for_cublas``."""
+    return 0 if is_nonoverlapping_dense(x) or _has_dense_rows(x) else size_bytes(x)
+
+
+def _batch_bytes(x: Tensor) -> int:
+    """``prepare_batch_matrix_for_cublas``."""
+    is_kept = x.is_contiguous() and 0 not in x.stride()[1:]
+    return 0 if _has_dense_rows(x) or is_kept else size_bytes(x)
+
+
+@CUDA.workspace("mm", "_int_mm")
+def _mm(call: Call) -> int:
+    """Blas.cpp, ``mm_out_cuda``."""
+    return _matrix_bytes(call.tensor(0)) + _matrix_bytes(call.tensor(1))
+
+
+@CUDA.workspace("addmm", "addmm_", "_addmm_activation")
+def _addmm(call: Call) -> int:
+    """Blas.cpp, ``addmm_out_cuda_impl``: what is added is copied into the result."""
+    return _matrix_bytes(call.tensor(1)) + _matrix_bytes(call.tensor(2))
+
+
+@CUDA.workspace("bmm")
+def _bmm(call: Call) -> int:
+    """Blas.cpp, ``bmm_out_cuda``."""
+    return _batch_bytes(call.tensor(0)) + _batch_bytes(call.tensor(1))
+
+
+@CUDA.workspace("baddbmm", "baddbmm_")
+def _baddbmm(call: Call) -> int:
+    """Blas.cpp, ``baddbmm_out_cuda_impl``: what is added is copied into the result."""
+    return _batch_bytes(call.tensor(1)) + _batch_bytes(call.tensor(2))
+
+
+@CUDA.workspace("mv")
+def _mv(call: Call) -> int:
+    """Blas.cpp, ``addmv_out_cuda``: by ``mv``."""
+    return _vector_product_bytes(call.tensor(0), call.tensor(1))
+
+
+@CUDA.workspace("addmv", "addmv_")
+def _addmv(call: Call) -> int:
+    """Blas.cpp, ``addmv_out_cuda``."""
+    return _vector_product_bytes(call.tensor(1), call.tensor(2))
+
+
+def _vector_product_bytes(matrix: Tensor, vector: Tensor) -> int:
+    """A matrix without dense rows or columns, and a vector of one element seen everywhere."""
+    copied = 0 if _has_dense_rows(matrix) or matrix.is_contiguous() else size_bytes(matrix)
+    spread = vector.stride(0) == 0 and not vector.is_contiguous()
+    return copied + (size_bytes(vector) if spread else 0)
+
+
+# -- Workspaces of cuBLAS --
+
+_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
+_LARGE_MAJORS = (9, 10, 11, 12)
+
+
+def cublas_workspace_bytes() -> int:
+    """``parseChosenWorkspaceSize``: 32 MiB from Hopper on, else ``:4096:2:16:8``."""
+    pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get(_CONFIG, ""))
+    if pairs:
+        return sum(int(size_kib) * 1024 * int(count) for size_kib, count in pairs)
+    large = current_gpu().capability[0] in _LARGE_MAJORS
+    return 4096 * 8 * 1024 if large else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+@CUDA.keeper(
+    "mm",
+    "addmm",
+    "_addmm_activation",
+    "bmm",
+    "baddbmm",
+    "addbmm",
+    "mv",
+    "addmv",
+    "dot",
+    "vdot",
+    "_int_mm",
+)
+def _keep_cublas(call: Call) -> tuple[tuple[str, int], ...]:
+    if not is_on_gpu(call.args[0]):
+        return ()
+    return (("cuBLAS workspace", cublas_workspace_bytes()),)
+
+
+# -- Grouped products, as mixture-of-experts layers call them --
+
+_grouped_mm = torch.ops.aten._grouped_mm.default
+_CUTLASS_MAJORS = (9, 10)
+_ALIGNMENT_BYTES = 16
+
+CUDA.unmodelled[_grouped_mm] = (
+    "in bfloat16 on compute capability 9 and 10, CUTLASS's tensor maps of less than 100 KiB"
+)
+
+
+@CUDA.kernel(_grouped_mm)
+def _multiply_groups(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``create_grouped_gemm_output_tensor``: rows padded to 16 bytes; of any floating dtype."""
+    sizes = grouped_mm(mat_a, mat_b, offs, bias, out_dtype).shape
+    dtype = out_dtype or mat_a.dtype
+    alignment = _ALIGNMENT_BYTES // dtype.itemsize
+    padded = -(-sizes[-1] // alignment) * alignment
+    strides = (padded, 1) if len(sizes) == 2 else (sizes[1] * padded, padded, 1)
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=mat_a.device)
+
+
+@CUDA.keeper(_grouped_mm)
+def _keep_cublas_of_groups(call: Call) -> tuple[tuple[str, int], ...]:
+    is_cutlass = current_gpu().capability[0] in _CUTLASS_MAJORS
+    if is_cutlass and all(as_tensor(arg).dtype == torch.bfloat16 for arg in call.args[:2]):
+        return ()
+    return (("cuBLAS workspace", cublas_workspace_bytes()),)
+
+
+# -- Linear algebra that libraries serve --
+
+CUDA.leave_out(
+    "cuSOLVER or MAGMA serves: copies by column, and a workspace that the library states",
+    *linear_algebra.OPERATORS,
+)
+CUDA.leave_out(
+    "cuFFT serves: clones by dimension, and a plan's workspace that the library states",
+    "_fft_r2c",
+    "_fft_c2r",
+    "_fft_c2c",
+)
+CUDA.leave_out(
+    "a workspace that depends on the kernel which the library picks",
+    "_sparse_mm_reduce_impl",
+    "_scaled_mm",
+    "_scaled_grouped_mm",
+)

@@ -1,0 +1,347 @@
+"""Recurrent networks on CUDA: one cuDNN operator for all layers, directions and time steps.
+
+Source: ``aten/src/ATen/native/RNN.cpp`` (``lstm``, ``ONE_HIDDEN_RNN``) and
+``aten/src/ATen/native/cudnn/RNN.cpp``. What cuDNN reserves for backward is known to cuDNN alone;
+:func:`estimate_reserve_bytes` says where its formula is from.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
+
+from fxmem.kernels.autocast.policies import follow_autocast
+from fxmem.kernels.common.in_place import run_in_place
+from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
+from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
+from fxmem.kernels.registry import Call, Function
+
+_aten = torch.ops.aten
+_forward = _aten._cudnn_rnn.default
+_backward = _aten._cudnn_rnn_backward.default
+
+MODES: Mapping[Function, int] = {
+    torch.rnn_relu: 0,
+    torch.rnn_tanh: 1,
+    torch.lstm: 2,
+    torch.gru: 3,
+}
+"""``cudnnRNNMode_t``."""
+_LSTM = 2
+for _operator in (_forward, _backward):
+    CUDA.unmodelled[_operator] = (
+        "cuDNN's workspace, and the states of its dropout: cuDNN alone knows"
+    )
+_KEPT_PER_LAYER = (1, 1, 5, 6)
+"""States of every time step that cuDNN keeps for each layer and direction, by mode."""
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_MODE, _HIDDEN_SIZE, _PROJ_SIZE, _NUM_LAYERS, _BATCH_FIRST = 6, 7, 8, 9, 10
+_TRAIN, _BIDIRECTIONAL, _BATCH_SIZES = 12, 13, 14
+"""Where these stand among the arguments of ``_cudnn_rnn``."""
+
+
+def _uses_cudnn(input_: Tensor, params: Sequence[Tensor]) -> bool:
+    """``cudnn_is_acceptable`` (aten/src/ATen/native/Cudnn.cpp)."""
+    if not is_on_gpu(input_) or not torch.backends.cudnn.enabled:
+        return False
+    return input_.dtype in _DTYPES and input_.numel() != 0 and all(map(is_on_gpu, params))
+
+
+def _run(function: Function, *args: Any, **kwargs: Any) -> Any:
+    """A recurrent function of a tensor or of a packed sequence."""
+    is_packed = "data" in kwargs or (len(args) > 3 and isinstance(args[3], (list, tuple)))
+    lower: Callable[..., Any] = _lower_packed if is_packed else _lower
+    lowered = lower(MODES[function], *args, **kwargs)
+    return run_in_place(function, *args, **kwargs) if lowered is None else lowered
+
+
+def _lower(
+    mode: int,
+    input: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Overload ``input``; None where the native loop runs."""
+    if not _uses_cudnn(input, params):
+        return None
+    shape = (has_biases, num_layers, dropout, train, bidirectional)
+    return _call_cudnn(mode, input, hx, params, shape, batch_first, ())
+
+
+def _lower_packed(
+    mode: int,
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Any:
+    """Overload ``data``: a packed sequence, whose batch sizes lie on the host."""
+    sizes = _find_sizes(batch_sizes)
+    if sizes is None or not _uses_cudnn(data, params):
+        return None
+    shape = (has_biases, num_layers, dropout, train, bidirectional)
+    return _call_cudnn(mode, data, hx, params, shape, False, sizes)
+
+
+def _find_sizes(batch_sizes: Tensor) -> tuple[int, ...] | None:
+    known = getattr(batch_sizes, "constant", batch_sizes)
+    return None if known is None else tuple(known.tolist())
+
+
+def _call_cudnn(
+    mode: int,
+    input_: Tensor,
+    states: Any,
+    params: Sequence[Tensor],
+    shape: tuple[bool, int, float, bool, bool],
+    batch_first: bool,
+    batch_sizes: tuple[int, ...],
+) -> Any:
+    """``_cudnn_impl``: the weights go as one buffer if they lie in one."""
+    has_biases, num_layers, dropout, train, bidirectional = shape
+    hx, cx = states if mode == _LSTM else (states, None)
+    hidden_size = (hx if cx is None else cx).shape[2]
+    proj_size = 0 if cx is None or hx.shape[2] == hidden_size else hx.shape[2]
+    stride = (4 if has_biases else 2) + bool(proj_size)
+    buffer = _find_buffer(params)
+    output, hy, cy, _, _ = torch._cudnn_rnn(
+        input_,
+        list(params),
+        stride,
+        buffer,
+        hx,
+        cx,
+        mode,
+        hidden_size,
+        proj_size,
+        num_layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        batch_sizes,
+        None,
+    )
+    return (output, hy, cy) if mode == _LSTM else (output, hy)
+
+
+def _find_buffer(params: Sequence[Tensor]) -> Tensor | None:
+    """``try_get_weight_buf``: a flat view of the storage that all weights share."""
+    storage = params[0].untyped_storage()
+    if any(param.untyped_storage()._cdata != storage._cdata for param in params):
+        return None
+    count = storage.nbytes() // params[0].element_size()
+    with torch.no_grad():
+        return params[0].detach().new_empty(0).set_(storage, 0, (count,), (1,))
+
+
+for _function in MODES:
+    CUDA.function(_function)(functools.partial(_run, _function))
+
+
+def count_weights(weights: Sequence[Tensor], stride: int) -> int:
+    """``get_num_weights``: both biases have their place, in a network without them too."""
+    count = sum(weight.numel() for weight in weights)
+    has_biases = stride > 3
+    return count if has_biases else count + 2 * weights[0].shape[0] * len(weights) // stride
+
+
+@CUDA.mover(nn.RNNBase)
+def _flatten_weights(module: nn.RNNBase) -> None:
+    """Lays a module's fake weights into one storage, as ``flatten_parameters`` does on CUDA.
+
+    ``torch/nn/modules/rnn.py`` calls it when the module is moved. The buffer has room for both
+    biases (``get_num_weights``).
+    """
+    weights = [weight for weight in module._flat_weights if weight is not None]
+    first = weights[0]
+    storages = {weight.untyped_storage()._cdata for weight in weights}
+    if len(storages) < len(weights) or any(w.dtype != first.dtype for w in weights):
+        return
+    count = count_weights(weights, len(module._all_weights[0]))
+    with torch.no_grad(), no_dispatch():
+        flat = torch.UntypedStorage(  # type: ignore[no-untyped-call]
+            count * first.element_size(), device="meta"
+        )
+        offset = 0
+        for weight in weights:
+            weight.set_(flat, offset, weight.shape)
+            offset += weight.numel()
+
+
+# -- fake kernels ------------------------------------------------------------------------------
+
+
+@CUDA.kernel(_forward)
+def _run_forward(*args: Any) -> tuple[Tensor, ...]:
+    """``_cudnn_rnn``: with the reserve that PyTorch's fake kernel leaves empty."""
+    input_, weights, buffer, batch_first = args[0], args[1], args[3], args[_BATCH_FIRST]
+    if buffer is None:  # filled anew in each call
+        buffer = weights[0].new_empty(count_weights(weights, args[2]))
+        args = (*args[:3], buffer, *args[4:])
+    output, hy, cy, reserve, _ = _forward(*args)
+    if batch_first and not args[_BATCH_SIZES]:  # made time first, and transposed
+        batch, steps, features = output.shape
+        output = output.new_empty((steps, batch, features)).transpose(0, 1)
+    if args[_TRAIN]:
+        nbytes = estimate_reserve_bytes(input_, args)
+        reserve = input_.new_empty(nbytes, dtype=torch.uint8)
+    return output, hy, cy, reserve, buffer
+
+
+@CUDA.kernel(_backward)
+def _run_backward(*args: Any) -> tuple[Any, ...]:
+    """``_cudnn_rnn_backward``: the gradients of the weights are views of one buffer."""
+    input_, weights, _, buffer, hx, cx = args[:6]
+    mask = args[-1]
+    batch_first, batch_sizes = args[14], args[18]
+    if batch_first and not batch_sizes:
+        batch, steps, features = input_.shape
+        dx = input_.new_empty((steps, batch, features)).transpose(0, 1)
+    else:
+        dx = input_.new_empty(input_.shape)
+    dhx = hx.new_empty(hx.shape)
+    dcx = cx.new_empty(cx.shape) if cx is not None else None
+    grads: list[Tensor] = []
+    if mask[3]:
+        flat = buffer.new_empty(buffer.shape)
+        offset = 0
+        for weight in weights:
+            grads.append(flat[offset : offset + weight.numel()].view(weight.shape))
+            offset += weight.numel()
+    return dx, dhx, dcx, grads
+
+
+def estimate_reserve_bytes(input_: Tensor, args: tuple[Any, ...]) -> int:
+    """What cuDNN keeps between a training forward and its backward.
+
+    From the sizes that cuDNN reported for four layers of 320 units over 25,000 rows
+    (https://github.com/pytorch/pytorch/issues/2895: LSTM 736,000,000 B, GRU 864,000,000 B, which
+    are 23 and 27 states): five states per layer for LSTM (its gates and the cell), six for GRU,
+    and the output of every layer but the last. No other source is public.
+    """
+    hidden_size, proj_size, layers = (int(args[i]) for i in (_HIDDEN_SIZE, _PROJ_SIZE, _NUM_LAYERS))
+    directions = 2 if args[_BIDIRECTIONAL] else 1
+    rows = math.prod(input_.shape[:-1])
+    kept = _KEPT_PER_LAYER[args[_MODE]] * layers * hidden_size
+    between = (layers - 1) * (proj_size or hidden_size)
+    return rows * directions * (kept + between) * input_.element_size()
+
+
+@CUDA.workspace(_forward)
+def _forward_workspace(call: Call) -> int:
+    """The input, if it is not dense with time first."""
+    return _copy_bytes(call.tensor(0), bool(call.args[_BATCH_FIRST]))
+
+
+@CUDA.workspace(_backward)
+def _backward_workspace(call: Call) -> int:
+    """Input and gradient of the output, likewise."""
+    batch_first = bool(call.args[14])
+    dense = (call.tensor(i) for i in (0, 7) if call.args[i] is not None)
+    return sum(_copy_bytes(given, batch_first) for given in dense)
+
+
+def _copy_bytes(given: Tensor, batch_first: bool) -> int:
+    """``.contiguous()``, after ``transpose(0, 1)`` where the batch comes first."""
+    if batch_first and given.dim() == 3:
+        given = given.transpose(0, 1)
+    return 0 if given.is_contiguous() else given.numel() * given.element_size()
+
+
+# -- Cells --
+
+_GRU_GATES = 3
+_GRU_KEPT = 5
+"""``GRU_WORKSPACE_MULTIPLIER``."""
+
+
+@CUDA.function(torch.lstm_cell)
+@follow_autocast(_aten.lstm_cell.default)
+def lstm_cell(
+    input: Tensor,
+    hx: tuple[Tensor, ...] | list[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """RNN.cpp, ``LSTMCell``."""
+    if not is_on_gpu(input):
+        return torch.lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh)
+    input_gates, hidden_gates = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
+    fused = _aten._thnn_fused_lstm_cell.default
+    hy, cy, _ = fused(input_gates, hidden_gates, hx[1], b_ih, b_hh)
+    return hy, cy
+
+
+@CUDA.function(torch.gru_cell)
+@follow_autocast(_aten.gru_cell.default)
+def gru_cell(
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    """RNN.cpp, ``GRUCell``."""
+    if not is_on_gpu(input):
+        return torch.gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh)
+    input_gates, hidden_gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
+    fused = _aten._thnn_fused_gru_cell.default
+    result: Tensor = fused(input_gates, hidden_gates, hx, b_ih, b_hh)[0]
+    return result
+
+
+@CUDA.kernel("_thnn_fused_lstm_cell")
+def _lstm_outputs(
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *_biases: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """cuda/RNN.cu, ``_thnn_fused_lstm_cell_cuda``; PyTorch's fake kernel wants biases."""
+    return cx.new_empty(cx.shape), cx.new_empty(cx.shape), input_gates.new_empty(input_gates.shape)
+
+
+@CUDA.kernel("_thnn_fused_gru_cell")
+def _gru_outputs(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_biases: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """cuda/RNN.cu, ``_thnn_fused_gru_cell_cuda``."""
+    batch, width = hx.shape
+    return hx.new_empty(batch, width), hx.new_empty(batch, _GRU_KEPT * width)
+
+
+@CUDA.kernel("_thnn_fused_gru_cell_backward")
+def _gru_gradients(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    """cuda/RNN.cu, ``_thnn_fused_gru_cell_backward_cuda``: gates, state and biases."""
+    batch, width = grad_hy.shape
+    gates = [workspace.new_empty(batch, _GRU_GATES * width) for _ in range(2)]
+    biases = [x.new_empty(x.shape[1]) if has_bias else None for x in gates]
+    return (*gates, grad_hy.new_empty(batch, width), *biases)
+
+
+@CUDA.workspace("_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward")
+def _bias_bytes(call: Call) -> int:
+    """The sums of the gates' gradients, which are the last to be made."""
+    assert isinstance(call.outputs, (list, tuple))
+    if not call.args[-1]:
+        return 0
+    gates = call.get_result(0)
+    return reduce_bytes(Layout.of(gates), [0], False, gates.dtype, add)

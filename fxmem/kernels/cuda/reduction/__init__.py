@@ -1,0 +1,1 @@
+"""Reductions on CUDA, and the iterator and buffers behind them."""

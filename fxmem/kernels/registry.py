@@ -1,0 +1,238 @@
+"""Registry of the differences between a target device and fake tensors."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+from fxmem.graph import NEXT_RESULT, Blocks, measure_blocks
+
+Function = Callable[..., Any]
+Mover = Callable[[Any], None]
+Context = Callable[[], AbstractContextManager[None]]
+Workspace = int | Blocks
+"""Bytes of one block that a kernel takes after its results; or its blocks in order, in which the
+complement of an index (``~0``) stands for that tensor of the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator, the arguments that it was called with, and what it returned.
+
+    Attributes:
+        args: Positional arguments; of tensors only the metadata is read.
+        kwargs: Keyword arguments.
+        outputs: A tensor or several; None before the operator ran.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: Any = None
+
+    def get(self, index: int, name: str) -> Any:
+        """Returns an argument given by position or by name; None if it was left out."""
+        return self.args[index] if index < len(self.args) else self.kwargs.get(name)
+
+    def tensor(self, index: int) -> Tensor:
+        """Returns the tensor at a position of the arguments."""
+        return as_tensor(self.args[index])
+
+    def get_result(self, index: int) -> Tensor:
+        """Returns one of several results."""
+        return as_tensor(self.outputs[index])
+
+    @property
+    def result(self) -> Tensor:
+        """The only result."""
+        return as_tensor(self.outputs)
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the storages of all results."""
+        return storage_bytes(self.outputs)
+
+
+Estimator = Callable[[Call], Workspace]
+Limit = Callable[[Call], int]
+Keeper = Callable[[Call], tuple[tuple[str, int], ...]]
+"""From a call to names and bytes of what its library keeps from then on."""
+
+
+def as_tensor(value: object) -> Tensor:
+    """Returns a value that an operator's schema says is a tensor."""
+    assert isinstance(value, Tensor)
+    return value
+
+
+def storage_bytes(outputs: object) -> int:
+    """Returns the bytes of the storages of tensors."""
+    if isinstance(outputs, Tensor):
+        return outputs.untyped_storage().nbytes()
+    if isinstance(outputs, (tuple, list)):
+        return sum(map(storage_bytes, outputs))
+    return 0
+
+
+def find_operators(*names: str | OpOverload) -> list[OpOverload]:
+    """Returns ATen's operators by name; those that the installed torch lacks are left out.
+
+    >>> [str(operator) for operator in find_operators("add.Tensor", "relu", "no_such_operator")]
+    ['aten.add.Tensor', 'aten.relu.default']
+    """
+    found = []
+    for name in names:
+        if isinstance(name, str):
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        else:
+            operator = name
+        if operator is not None:
+            found.append(operator)
+    return found
+
+
+class Target:
+    """The differences between a target device and fake tensors, filled by the device's modules.
+
+    Operators are named as in ``torch.ops.aten``, without ``.default``: ``"sum.dim_IntList"``.
+
+    Args:
+        name: As in ``device=``.
+        base: What holds for this target too unless it says otherwise.
+        device: Where the fake tensors lie that stand for those of the device.
+
+    Attributes:
+        functions: From torch functions, as a ``TorchFunctionMode`` gets them, to replacements
+            that take the same arguments.
+        kernels: From operators to fake kernels that take the place of PyTorch's own, unless
+            they return NotImplemented; below autograd, and seen by recordings as the operator.
+        estimators: From operators to what states their kernels' buffers.
+        libraries: From operators to what states the most that the library behind them may take
+            besides, as it chooses.
+        keepers: From operators to what states the memory that the library behind them takes at
+            its first use in a thread, and does not give back.
+        unmodelled: From operators whose kernels take memory that nothing here states, to why.
+        movers: From classes of modules to what ``module.to(device)`` does besides moving tensors.
+        make_scaler: Makes the gradient scaler of a step in float16; None where there is none.
+        contexts: Context managers that a step on this target runs in.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base: Target | None = None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
+    ) -> None:
+        self.name = name
+        self.device = device
+        self._base = base
+        self._functions: dict[Function, Function] = {}
+        self._kernels: dict[OpOverload, Function] = {}
+        self.estimators: dict[OpOverload, Estimator] = {}
+        self.libraries: dict[OpOverload, Limit] = {}
+        self.keepers: dict[OpOverload, Keeper] = {}
+        self.unmodelled: dict[OpOverload, str] = {}
+        self.movers: dict[type[nn.Module], Mover] = {}
+        self.make_scaler: Callable[[], Any] | None = None
+        self.contexts: list[Context] = []
+
+    @property
+    def functions(self) -> dict[Function, Function]:
+        """The replacements, those of the base included."""
+        return (self._base.functions if self._base else {}) | self._functions
+
+    @property
+    def kernels(self) -> dict[OpOverload, Function]:
+        """The fake kernels, those of the base included."""
+        return (self._base.kernels if self._base else {}) | self._kernels
+
+    def function(self, *functions: Function) -> Callable[[Function], Function]:
+        """Registers the replacement of these torch functions."""
+        return _register(self._functions, functions)
+
+    def kernel(self, *operators: str | OpOverload) -> Callable[[Function], Function]:
+        """Registers the fake kernel of these operators."""
+        return _register(self._kernels, find_operators(*operators))
+
+    def workspace(self, *operators: str | OpOverload) -> Callable[[Estimator], Estimator]:
+        """Registers what states what these operators' kernels need beyond their outputs."""
+        return _register(self.estimators, find_operators(*operators))
+
+    def library(self, *operators: str | OpOverload) -> Callable[[Limit], Limit]:
+        """Registers what states the most that a library may take besides."""
+        return _register(self.libraries, find_operators(*operators))
+
+    def keeper(self, *operators: str | OpOverload) -> Callable[[Keeper], Keeper]:
+        """Registers what states the memory that is kept after these operators."""
+        return _register(self.keepers, find_operators(*operators))
+
+    def leave_out(self, reason: str, *operators: str | OpOverload) -> None:
+        """Registers operators whose kernels take memory that is not counted, and why."""
+        self.unmodelled.update(dict.fromkeys(find_operators(*operators), reason))
+
+    def mover(self, *classes: type[nn.Module]) -> Callable[[Mover], Mover]:
+        """Registers what moving these modules does besides moving their tensors."""
+        return _register(self.movers, classes)
+
+    def context(self, context: Context) -> Context:
+        """Registers a context manager that a step on this target runs in."""
+        self.contexts.append(context)
+        return context
+
+    def estimate_workspace(self, func: OpOverload, call: Call) -> Workspace:
+        """Returns what a kernel of this device holds inside itself; 0 where it has no buffers."""
+        estimator = self.estimators.get(func)
+        return 0 if estimator is None else estimator(call)
+
+    def estimate_workspace_bytes(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any
+    ) -> int:
+        """Returns the bytes that a kernel needs at its peak beyond what it returns.
+
+        Args:
+            func: The operator that reached the dispatcher.
+            args: Its positional arguments; of tensors only the metadata is read.
+            kwargs: Its keyword arguments.
+            outputs: What it returned: new tensors, where the order of its blocks names them.
+
+        Returns:
+            Bytes above (live before) + (bytes of new outputs).
+        """
+        workspace = self.estimate_workspace(func, Call(args, kwargs, outputs))
+        if isinstance(workspace, int):
+            return workspace
+        results: list[Any] = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        named = [~block for block, _ in workspace if block < 0]
+        blocks = tuple((max(block, NEXT_RESULT), nbytes) for block, nbytes in workspace)
+        return measure_blocks(blocks, [results[at].untyped_storage().nbytes() for at in named])
+
+
+def import_modules(package: ModuleType) -> None:
+    """Imports all modules of a package and of the packages in it, for what they register."""
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+
+
+ANY = Target("any")
+"""What differs between real tensors of any device and fake ones."""
+
+CPU = Target("cpu", ANY)
+"""PyTorch's CPU build; filled by the modules of :mod:`fxmem.kernels.cpu`."""
+
+
+def _register(table: dict[Any, Any], keys: Iterable[Any]) -> Callable[[Any], Any]:
+    def register(replacement: Any) -> Any:
+        for key in keys:
+            table[key] = replacement
+        return replacement
+
+    return register
