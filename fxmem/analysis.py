@@ -28,6 +28,9 @@ from fxmem.memory.liveness import MemoryProfile, Peak, build_profile
 from fxmem.memory.timeline import Timeline, build_timeline
 
 if TYPE_CHECKING:
+    import graphviz
+    import networkx
+
     from fxmem.planning.plan import Plan
 
 SCHEMA_VERSION = 1
@@ -376,16 +379,42 @@ class Analysis:
             self, path, view=view, depth=depth, expand=expand, plan=plan, front=front
         )
 
-    def to_dot(
+    def to_graphviz(
         self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None
-    ) -> str:
-        """Writes the graph of the step in DOT; the arguments are those of :meth:`render`.
+    ) -> graphviz.Digraph:
+        """Draws the graph of the step as a ``graphviz.Digraph``, which a notebook shows.
+
+        The arguments are those of :meth:`render`. ``pipe()`` and ``render()`` of the result draw
+        with the system's Graphviz, or without one with graphviz-pure.
 
         Raises:
             UsageError: The plan is for another model or other inputs.
         """
-        dot: str = _METHODS["to_dot"](self, depth=depth, expand=expand, plan=plan)
-        return dot
+        return _METHODS["to_graphviz"](self, depth=depth, expand=expand, plan=plan)
+
+    def to_dot(
+        self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None
+    ) -> str:
+        """Writes :meth:`to_graphviz` in DOT."""
+        return str(self.to_graphviz(depth=depth, expand=expand, plan=plan).source)
+
+    def to_networkx(self) -> networkx.DiGraph[str]:
+        """Builds the graph of the traced nodes, annotated with their memory, for networkx.
+
+        Returns:
+            Nodes are the names of :attr:`nodes`, in order of execution, with ``fqn``, ``op``,
+            ``target``, ``phase``, ``shape``, ``dtype``, ``source``, ``output_bytes``,
+            ``saved_bytes``, ``transient_bytes``, ``live_at_peak_bytes``, ``is_peak``,
+            ``forward_flops`` and ``backward_flops``. Edges lead to the nodes that take a result,
+            with ``storages``, the bytes of each storage of it by index, and their sum ``nbytes``.
+            The graph has ``model``, ``peak_bytes`` and ``phase``, that of the peak.
+        """
+        return _METHODS["to_networkx"](self)
+
+    def __str__(self) -> str:
+        """Writes the report that ``fxmem analyze`` prints."""
+        text: str = _METHODS["to_text"](self)
+        return text
 
     @cached_property
     def graph_module(self) -> Any:

@@ -15,6 +15,8 @@ from fxmem.loop import Loop
 from fxmem.planning.plan import Plan
 
 if TYPE_CHECKING:
+    import graphviz
+    import networkx
     import torch
     from torch import nn
 
@@ -447,8 +449,8 @@ def render(
     Args:
         analysis: Of the step.
         path: The file, whose suffix chooses the format: ``.svg``, ``.png``, ``.pdf`` or ``.dot``
-            for a picture, ``.html`` for a report with all views; ``.pickle`` and ``.trace.json``
-            are for other viewers.
+            for a picture, ``.html`` for a report with all views, ``.pickle`` for PyTorch's
+            memory viewer.
         view: The view of the step; None for the format's default.
         depth: How many levels of modules to open; None for as many as can be read, and
             all levels around the peak.
@@ -459,19 +461,35 @@ def render(
     Raises:
         UsageError: The suffix is not known, or no program that draws it is installed.
     """
-    from fxmem.report import rendering
+    from fxmem.report import formats
 
-    kind = rendering.find_format(path)
-    options = rendering.choose_options(view, depth, expand, plan, front)
-    drawn = rendering.render(analysis, kind, options)
+    kind = formats.find_format(path)
+    options = formats.choose_options(view, depth, expand, plan, front)
+    drawn = formats.render(analysis, kind, options)
     with open(path, "wb") as file:
         file.write(drawn)
 
 
-def _write_dot(analysis: Analysis, *, depth: int | None, expand: bool, plan: Plan | None) -> str:
-    from fxmem.report import rendering
+def _draw_picture(
+    analysis: Analysis, *, depth: int | None, expand: bool, plan: Plan | None
+) -> graphviz.Digraph:
+    from fxmem.report import formats
 
-    return rendering.render_dot(analysis, rendering.choose_options("graph", depth, expand, plan))
+    return formats.draw_picture(analysis, formats.choose_options("graph", depth, expand, plan))
+
+
+def _build_digraph(analysis: Analysis) -> networkx.DiGraph[str]:
+    from fxmem.report.document import build_document
+    from fxmem.report.graph.digraph import build_digraph
+
+    return build_digraph(build_document(analysis))
+
+
+def _write_text(analysis: Analysis) -> str:
+    from fxmem.report.document import build_document
+    from fxmem.report.text import render_text
+
+    return render_text(build_document(analysis)).rstrip("\n")
 
 
 def _make_graph_module(analysis: Analysis) -> Any:
@@ -480,4 +498,10 @@ def _make_graph_module(analysis: Analysis) -> Any:
     return make_graph_module(analysis)
 
 
-attach_methods(render=render, to_dot=_write_dot, graph_module=_make_graph_module)
+attach_methods(
+    render=render,
+    to_graphviz=_draw_picture,
+    to_networkx=_build_digraph,
+    to_text=_write_text,
+    graph_module=_make_graph_module,
+)

@@ -14,7 +14,7 @@ from fxmem.errors import UsageError
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.planning.plan import Plan
-    from fxmem.report.rendering import RenderOptions
+    from fxmem.report.formats import RenderOptions
 
 _DESCRIPTION = f"""\
 Draws the operations of a step with what each makes, saves for backward and has alive at
@@ -64,13 +64,13 @@ def _add_picture_options(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write to FILE instead of stdout; its suffix says how: .svg, .png, .pdf, .dot, "
-        ".html, .pickle or .trace.json",
+        help="write to FILE instead of stdout; its suffix chooses the format: .svg, .png, "
+        ".pdf, .dot, .html or .pickle",
     )
     picture.add_argument(
         "--format",
         metavar="NAME",
-        help="svg, png, pdf, dot, html, pickle or trace (default: by FILE, else dot)",
+        help="svg, png, pdf, dot, html or pickle (default: by FILE, else dot)",
     )
     picture.add_argument(
         "--view",
@@ -104,7 +104,7 @@ def run_render(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, a model that cannot be loaded or traced, or no Graphviz.
     """
-    from fxmem.report.rendering import TRADEOFF, check_options, choose_options, render
+    from fxmem.report.formats import TRADEOFF, check_options, choose_options, render
 
     # What the user may have mistyped is told before torch is imported and the model is run.
     kind = _choose_format(arguments)
@@ -123,7 +123,7 @@ def run_render(arguments: argparse.Namespace) -> int:
 
 
 def _choose_format(arguments: argparse.Namespace) -> str:
-    from fxmem.report.rendering import FORMATS, check_format, find_format
+    from fxmem.report.formats import FORMATS, check_format, find_format
 
     if arguments.format is None:
         kind = "dot" if arguments.output is None else find_format(arguments.output)
@@ -136,7 +136,7 @@ def _choose_format(arguments: argparse.Namespace) -> str:
 
 
 def _check_target(target: str, kind: str, options: RenderOptions) -> None:
-    from fxmem.report.rendering import needs_model
+    from fxmem.report.formats import needs_model
 
     if _is_report(target) and needs_model(kind, options):
         raise UsageError(

@@ -38,7 +38,7 @@ _DRAWING = ("svg", "g", "title", "path", "polygon", "polyline", "ellipse", "text
 _LOOK = {
     *("width", "height", "viewBox", "transform", "d", "points", "cx", "cy", "rx", "ry", "x", "y"),
     *("fill", "stroke", "stroke-width", "stroke-dasharray", "text-anchor"),
-    *("font-family", "font-size", "font-weight"),
+    *("font-family", "font-size", "font-weight", "textLength", "lengthAdjust"),
 }
 
 

@@ -18,9 +18,9 @@ import fxmem
 from fxmem.analysis import Analysis
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.planning.planner import pareto, plan
+from fxmem.report.formats import choose_options, render
 from fxmem.report.html import Page as Report
 from fxmem.report.html import write_html
-from fxmem.report.rendering import choose_options, render
 from fxmem.units import format_bytes
 
 FLAGS = (

@@ -65,7 +65,7 @@ PRELUDES = {
 """What the Python of a page takes for granted."""
 UNMARKED = {"torch.OutOfMemoryError:", "fxmem", "fxmem.analyze(model,"}
 """First words of texts that are no output: an error to start from, and signatures."""
-PICTURES = (b"<?xml", b"\x89PNG", b"<!doctype html>", b"\x80\x04", b'{"displayTimeUnit"')
+PICTURES = (b"<?xml", b"\x89PNG", b"<!doctype html>", b"\x80\x04")
 """How the files begin that fxmem render writes."""
 SETTING_UP = re.compile(r"python3 -m venv \S+|pip install \.|python -m pytest -n 2")
 """Commands that .ci/run runs, or that are of their kind."""

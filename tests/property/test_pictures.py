@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pictures import make_chain
 
 from fxmem.graph import MemoryGraph, SourceLocation
-from fxmem.report.cutting import Detail
 from fxmem.report.document import build_document
-from fxmem.report.dot import write_dot
-from fxmem.report.graph_view import build_view, list_boxes
+from fxmem.report.graph.dot import build_picture
+from fxmem.report.graph.tree import Detail
+from fxmem.report.graph.view import build_view, list_boxes
 from fxmem.report.tables import escape_controls
 
 HOSTILE = st.text(
@@ -37,7 +37,7 @@ def test_a_name_neither_breaks_nor_adds_to_a_picture(
     source = SourceLocation(f"/home/{target}.py", 3)
     document = make_chain(names, peak=names[0], target=target, source=source, fqn="")
     view = build_view(document, detail=Detail(expand=True))
-    dot = write_dot(view)
+    dot = build_picture(view).source
     drawn = json.loads(draw_with(engine, dot, "dot_json"))
     there = {entry["name"] for entry in drawn["objects"]}
     assert {name for name in there if not re.fullmatch(r"legend_\d|cluster_legend", name)} == {
@@ -76,4 +76,4 @@ def test_folding_and_cutting_lose_no_bytes(
     view = build_view(make_chain(names), detail=detail)
     nodes = [node for box in list_boxes(view.children) for node in box.nodes]
     assert sorted(nodes) == list(range(len(names)))
-    write_dot(view)
+    assert build_picture(view).source

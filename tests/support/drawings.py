@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from xml.etree import ElementTree
 
-from fxmem.report.engines import find_engine
+from fxmem.report.graph.dot import find_engine
 
 ENGINES = [*dict.fromkeys(filter(None, [find_engine("svg"), shutil.which("dot")]))]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fxmem.graph import Category, Phase
 from fxmem.report.document import BreakdownRow, Document, Headline, NodeRow, Subject
-from fxmem.report.graph_view import Box, Cluster
+from fxmem.report.graph.view import Box, Cluster
 
 MIB = 1024**2
 

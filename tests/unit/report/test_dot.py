@@ -1,34 +1,45 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import graphviz
 import pytest
 from drawings import ENGINES, draw_with, list_texts
 from hand_made import make_analysis
 from hand_made_plans import make_plan
 from pictures import make_chain
 
+from fxmem.errors import UsageError
 from fxmem.planning.plan import InplaceChange, Segment
-from fxmem.report.cutting import Detail
 from fxmem.report.document import build_document
-from fxmem.report.dot import write_dot
-from fxmem.report.graph_view import build_view
-from fxmem.report.overlay import lay_plan
+from fxmem.report.graph import dot as dot_module
+from fxmem.report.graph.dot import build_picture, draw_dot, find_engine, fit_texts
+from fxmem.report.graph.tree import Detail
+from fxmem.report.graph.view import GraphView, build_view, lay_plan
+
+
+def draw(view: GraphView) -> str:
+    return build_picture(view).source
+
 
 BLOCKS = [f"h.{block}.{name}" for block in range(4) for name in ("norm", "linear")]
 
 
 def test_the_picture_of_the_step_made_by_hand(check_golden: Callable[[str, str], None]) -> None:
-    check_golden("hand_made.dot", write_dot(build_view(build_document(make_analysis()))))
+    check_golden("hand_made.dot", draw(build_view(build_document(make_analysis()))))
 
 
 def test_a_folded_block_and_a_module_that_is_not_opened(
     check_golden: Callable[[str, str], None],
 ) -> None:
     document = make_chain([*BLOCKS, "head.norm", "head.linear"], peak="head.linear")
-    check_golden("folded.dot", write_dot(build_view(document)))
-    check_golden("cut.dot", write_dot(build_view(document, detail=Detail(depth=1))))
+    check_golden("folded.dot", draw(build_view(document)))
+    check_golden("cut.dot", draw(build_view(document, detail=Detail(depth=1))))
 
 
 def test_a_plan_over_a_picture(check_golden: Callable[[str, str], None]) -> None:
@@ -38,12 +49,12 @@ def test_a_plan_over_a_picture(check_golden: Callable[[str, str], None]) -> None
         inplace=(InplaceChange("h.2.norm", "relu_"),),
         dels=(),
     )
-    check_golden("plan.dot", write_dot(build_view(document, lay_plan(plan, document.nodes))))
+    check_golden("plan.dot", draw(build_view(document, lay_plan(plan, document.nodes))))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_draws_the_same_boxes_and_lines(engine: str) -> None:
-    dot = write_dot(build_view(build_document(make_analysis())))
+    dot = draw(build_view(build_document(make_analysis())))
     drawn = json.loads(draw_with(engine, dot, "dot_json"))
     names = [entry["name"] for entry in drawn["objects"]]
     assert sorted(n for n in names if n.startswith("box")) == [f"box_{i}" for i in range(5)]
@@ -55,17 +66,126 @@ def test_every_engine_draws_the_same_boxes_and_lines(engine: str) -> None:
 
 def test_the_search_for_places_ends_early_in_a_large_picture() -> None:
     names = [f"n{index}" for index in range(402)]
-    assert "nslimit" in write_dot(build_view(make_chain(names)))
-    assert "nslimit" not in write_dot(build_view(make_chain(names[:401])))
+    assert "nslimit" in draw(build_view(make_chain(names)))
+    assert "nslimit" not in draw(build_view(make_chain(names[:401])))
 
 
 def test_a_box_is_as_wide_as_letters_whose_width_an_engine_does_not_know() -> None:
-    dot = write_dot(build_view(make_chain(["卷" * 20])))
-    assert 'width="3.60"' in dot
-    assert "width=" not in write_dot(build_view(make_chain(["conv"]))).replace("penwidth=", "")
+    dot = draw(build_view(make_chain(["卷" * 20])))
+    assert "width=3.60" in dot
+    assert "width=" not in draw(build_view(make_chain(["conv"]))).replace("penwidth=", "")
 
 
 def test_a_peak_that_no_operation_has_is_in_the_title_alone() -> None:
-    dot = write_dot(build_view(make_chain(["a", "b"])))
+    dot = draw(build_view(make_chain(["a", "b"])))
     assert "Peak 64.00 MiB in backward" in dot
     assert "PEAK" not in dot
+
+
+def test_a_picture_shows_itself_in_a_notebook_and_draws_files(tmp_path: Path) -> None:
+    picture = make_analysis().to_graphviz(depth=1)
+    assert isinstance(picture, graphviz.Digraph)
+    assert picture.source == make_analysis().to_dot(depth=1)
+    assert "</svg>" in picture._repr_mimebundle_()["image/svg+xml"]
+    drawn = Path(picture.render("step", tmp_path, format="png", cleanup=True))
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert [*tmp_path.iterdir()] == [drawn]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_texts_have_the_length_that_they_were_laid_out_with(engine: str) -> None:
+    text = "".join(map(chr, range(33, 127))).replace("\\", "").replace('"', "")
+    dot = (
+        f'digraph {{ node [shape=box, fontname=Arial, fontsize=11, margin=0]; a [label="{text}"] }}'
+    )
+    svg = fit_texts(draw_with(engine, dot, "svg"))
+    (length,) = re.findall(rb'textLength="([0-9.]+)"', svg)
+    (points,) = re.findall(rb'<polygon fill="none" stroke="black" points="([^"]+)"', svg)
+    xs = [float(pair.split(b",")[0]) for pair in points.split()]
+    assert 0.95 * (max(xs) - min(xs)) < float(length) <= max(xs) - min(xs) + 0.5
+
+
+DOT = "digraph { a -> b }"
+
+
+@pytest.fixture
+def hide_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Only what is put into the folder is found."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(dot_module.sysconfig, "get_path", lambda _: str(tmp_path))
+    return tmp_path
+
+
+def put_program(folder: Path, name: str, code: str) -> str:
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\n{code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_svg_and_png_are_drawn() -> None:
+    assert b"<svg" in draw_dot(DOT, "svg")
+    assert draw_dot(DOT, "png").startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz-pure has no PDF")
+def test_the_systems_graphviz_draws_pdf() -> None:
+    assert draw_dot(DOT, "pdf").startswith(b"%PDF")
+
+
+def test_the_systems_graphviz_comes_before_the_one_beside_python(hide_engines: Path) -> None:
+    pure = put_program(hide_engines, "graphviz-pure", "")
+    assert find_engine("svg") == find_engine("png") == pure
+    system = put_program(hide_engines, "dot", "")
+    assert find_engine("svg") == find_engine("png") == find_engine("pdf") == system
+
+
+@pytest.mark.usefixtures("hide_engines")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "svg",
+            "no Graphviz that draws svg is installed (pip install graphviz-pure, or write the "
+            "graph itself: -o FILE.dot)",
+        ),
+        (
+            "pdf",
+            "no Graphviz that draws pdf is installed (apt install graphviz, or draw an .svg)",
+        ),
+    ],
+)
+def test_without_graphviz_the_error_says_what_to_install(kind: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        draw_dot(DOT, kind)
+    assert str(caught.value) == message
+
+
+def test_an_engine_that_fails_is_told_in_its_own_words(hide_engines: Path) -> None:
+    path = put_program(
+        hide_engines, "graphviz-pure", "import sys; print('out of ink', file=sys.stderr); exit(3)"
+    )
+    with pytest.raises(UsageError) as caught:
+        draw_dot(DOT, "svg")
+    assert str(caught.value) == (f"{path} fails: out of ink (write the graph itself: -o FILE.dot)")
+
+
+def test_an_engine_that_cannot_be_started_is_told(hide_engines: Path) -> None:
+    path = hide_engines / "graphviz-pure"
+    path.write_text("no program")
+    path.chmod(0o755)
+    with pytest.raises(UsageError) as caught:
+        draw_dot(DOT, "svg")
+    assert caught.value.cause == f"{path} does not start: Exec format error"
+
+
+def test_an_engine_that_takes_too_long_is_stopped(
+    hide_engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_program(hide_engines, "graphviz-pure", "import time; time.sleep(60)")
+    monkeypatch.setattr(dot_module, "TIME_LIMIT_S", 0.1)
+    with pytest.raises(UsageError) as caught:
+        draw_dot(DOT, "svg")
+    assert str(caught.value) == (
+        "Graphviz did not lay out the graph within 0.1 seconds (draw less of it: --depth 2)"
+    )

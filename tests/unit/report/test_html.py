@@ -18,9 +18,9 @@ from hand_made_plans import make_front, make_plan
 from fxmem.graph import Category
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Segment
-from fxmem.report import engines
+from fxmem.report.formats import choose_options, render
+from fxmem.report.graph import dot
 from fxmem.report.html import Page, clean_svg, embed_json, read_script, read_style, write_html
-from fxmem.report.rendering import choose_options, render
 
 
 class Elements(HTMLParser):
@@ -138,13 +138,13 @@ def test_without_an_engine_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(engines.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(dot.sysconfig, "get_path", lambda _: str(tmp_path))
     make_analysis().render(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<svg" not in page.split("<script")[0]
     assert (
         "The graph is not drawn: no Graphviz that draws svg is installed "
-        "(pip install &#39;fxmem[render]&#39;, or write the graph itself: -o FILE.dot)."
+        "(pip install graphviz-pure, or write the graph itself: -o FILE.dot)."
     ) in page
 
 

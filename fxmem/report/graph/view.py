@@ -1,21 +1,74 @@
-"""What a picture of the graph shows: clusters, boxes and edges, before it is known how."""
+"""The content of a picture of the graph: clusters, boxes, edges, and a plan over them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from fxmem.graph import SourceLocation
-from fxmem.report.blocks import Item, Kind, Leaf, fold_repeats, grow_tree, list_nodes, wrap_segments
-from fxmem.report.cutting import AIM_BOXES, AIM_PLAN_BOXES, Detail, cut_tree
+from fxmem.planning.plan import Plan, Segment
 from fxmem.report.document import Document, Headline, NodeRow, Subject
-from fxmem.report.overlay import NO_OVERLAY, Overlay
+from fxmem.report.graph.digraph import build_digraph
+from fxmem.report.graph.tree import (
+    AIM_BOXES,
+    AIM_PLAN_BOXES,
+    Detail,
+    Item,
+    Kind,
+    Leaf,
+    cut_tree,
+    fold_repeats,
+    grow_tree,
+    list_nodes,
+    wrap_segments,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """A plan on the nodes of a report.
+
+    Attributes:
+        segments: The name of each segment and the indices of its nodes; one that lies within
+            another comes after it.
+        again: Indices of the nodes that backward recomputes.
+        notes: Changes in place and values freed early, by the index of the node where.
+        peak_bytes: The peak with the plan.
+    """
+
+    segments: tuple[tuple[str, range], ...] = ()
+    again: frozenset[int] = frozenset()
+    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+
+NO_OVERLAY = Overlay()
+
+
+def lay_plan(plan: Plan, nodes: Sequence[NodeRow]) -> Overlay:
+    """Finds the nodes that a plan, made for them, recomputes or changes."""
+    positions = {node.name: index for index, node in enumerate(nodes)}
+    notes: dict[int, tuple[str, ...]] = {}
+    changes = [(change.node, f"in place: {change.call}") for change in plan.inplace]
+    changes += [(point.after, f"then del {point.variable or point.value}") for point in plan.dels]
+    for name, note in changes:
+        notes[positions[name]] = (*notes.get(positions[name], ()), note)
+
+    def number(segments: Iterable[Segment], above: str = "") -> Iterator[tuple[str, range]]:
+        for count, segment in enumerate(segments, 1):
+            name = f"{above}{count}"
+            yield name, range(positions[segment.first], positions[segment.last] + 1)
+            yield from number(segment.children, f"{name}.")
+
+    segments = tuple(number(plan.segments))
+    again = frozenset(node for _, inside in segments for node in inside)
+    return Overlay(segments, again, notes, plan.peak_bytes)
 
 
 class Mark(str, Enum):
-    """What a reader looks for in a picture."""
+    """A property of a box that a picture shows."""
 
     PEAK = "peak"
     LIVE = "live"
@@ -76,7 +129,7 @@ class Cluster:
         copies: How many of them lie in each copy of the cluster around it.
         saved_bytes: What it saves for backward, all copies together.
         live_bytes: What of it is alive at the peak, all copies together.
-        children: What is in it.
+        children: Its clusters and boxes.
     """
 
     key: str
@@ -90,12 +143,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What one box takes from another.
+    """The storages that one box takes from another.
 
     Attributes:
-        tail: Key of the box that makes it.
-        head: Key of the box that takes it.
-        nbytes: The size of each storage that it lies on.
+        tail: Key of the box that makes them.
+        head: Key of the box that takes them.
+        nbytes: The size of each.
         share: Their sum over that of the largest edge, from 0 to 1.
         is_backward: It leads to the next of the copies that were folded into one.
     """
@@ -112,11 +165,11 @@ class GraphView:
     """A picture of the graph of a step.
 
     Attributes:
-        headline: The answer.
-        subject: What was analysed.
+        headline: The peak.
+        subject: The setup.
         breakdown: Bytes by category at the peak, largest first.
         planned_peak_bytes: The peak with the plan; None without one.
-        children: What is in it.
+        children: Its clusters and boxes.
         edges: Between its boxes.
         notes: What is not shown, a sentence each.
     """
@@ -133,11 +186,11 @@ class GraphView:
 def build_view(
     document: Document, overlay: Overlay = NO_OVERLAY, detail: Detail | None = None
 ) -> GraphView:
-    """What a picture of a report shows.
+    """Builds the content of a picture of a report.
 
     Args:
         document: The report.
-        overlay: What a plan says of its nodes.
+        overlay: A plan on its nodes.
         detail: How much of the graph to show; by default what a reader can take in.
     """
     nodes, detail = document.nodes, detail or Detail()
@@ -156,13 +209,13 @@ def build_view(
         breakdown=tuple((row.category.value, row.nbytes) for row in document.breakdown),
         planned_peak_bytes=overlay.peak_bytes or None,
         children=tuple(drawing.draw(child, "", 1) for child in tree.children),
-        edges=tuple(_connect(nodes, document.storage_bytes, drawing.boxes)),
+        edges=tuple(_connect(document, drawing.boxes)),
         notes=notes,
     )
 
 
 def list_boxes(children: Iterable[Cluster | Box]) -> Iterator[Box]:
-    """All boxes of a picture, in order."""
+    """Lists all boxes of a picture, in order."""
     for child in children:
         if isinstance(child, Box):
             yield child
@@ -251,7 +304,7 @@ class _Drawing:
     def _note(self, indices: Sequence[int]) -> Iterator[str]:
         again = sum(i in self._overlay.again for i in indices)
         if again:
-            yield "computed again" if again == len(indices) else f"{again} of them computed again"
+            yield "recomputed" if again == len(indices) else f"{again} of them recomputed"
         notes = [note for index in indices for note in self._overlay.notes.get(index, ())]
         for note, count in Counter(notes).items():
             yield note if count == 1 else f"{note} ({count} times)"
@@ -262,7 +315,7 @@ def _shorten(name: str, around: str) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """One name for several: the first and the last.
+    """Joins the first and the last of several names.
 
     >>> join_names(["h.0", "h.1", "h.2"])
     'h.0 ... h.2'
@@ -294,20 +347,15 @@ def _list_leaves(item: Item) -> Iterator[Leaf]:
         yield from _list_leaves(child)
 
 
-def _connect(
-    nodes: Sequence[NodeRow], storage_bytes: Sequence[int], boxes: Mapping[int, int]
-) -> Iterator[Edge]:
-    """The edges between boxes: a storage goes along each of them once."""
-    storages: dict[tuple[int, int], dict[int, None]] = {}
-    for head, node in enumerate(nodes):
-        for tail in node.inputs:
-            if head in boxes and tail in boxes and boxes[tail] != boxes[head]:
-                along = storages.setdefault((boxes[tail], boxes[head]), {})
-                along.update(dict.fromkeys(nodes[tail].results))
-    sizes = {
-        ends: tuple(storage_bytes[index] for index in along) for ends, along in storages.items()
-    }
-    largest = max(map(sum, sizes.values()), default=0) or 1
-    for (tail, head), nbytes in sizes.items():
-        share = sum(nbytes) / largest
-        yield Edge(f"box_{tail}", f"box_{head}", nbytes, share, is_backward=tail > head)
+def _connect(document: Document, boxes: Mapping[int, int]) -> Iterator[Edge]:
+    """Yields the edges between boxes: a storage goes along each of them once."""
+    places = {document.nodes[index].name: box for index, box in boxes.items()}
+    along: dict[tuple[int, int], dict[int, int]] = {}
+    for tail, head, storages in build_digraph(document).edges(data="storages"):
+        if tail in places and head in places and places[tail] != places[head]:
+            along.setdefault((places[tail], places[head]), {}).update(storages)
+    largest = max((sum(flow.values()) for flow in along.values()), default=0) or 1
+    for (first, second), flow in along.items():
+        share = sum(flow.values()) / largest
+        nbytes = tuple(flow.values())
+        yield Edge(f"box_{first}", f"box_{second}", nbytes, share, is_backward=first > second)

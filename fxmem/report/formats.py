@@ -1,4 +1,8 @@
-"""The formats in which an analysis can be drawn, by their suffixes."""
+"""The table of output formats, by their suffixes.
+
+A further format is a module with a function from :class:`RenderOptions` to bytes, and a line in
+:data:`FORMATS`.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,20 @@ from fxmem.errors import UsageError
 from fxmem.planning.describe import check_fingerprint
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Plan
-from fxmem.report.cutting import Detail
 from fxmem.report.document import build_document
-from fxmem.report.dot import write_dot
-from fxmem.report.engines import draw_dot, find_engine
-from fxmem.report.graph_view import build_view
+from fxmem.report.graph.dot import Picture, build_picture, draw_dot, find_engine
+from fxmem.report.graph.tree import Detail
+from fxmem.report.graph.view import NO_OVERLAY, build_view, lay_plan
 from fxmem.report.html import Page, write_html
 from fxmem.report.memory_snapshot import write_snapshot
-from fxmem.report.overlay import NO_OVERLAY, lay_plan
 from fxmem.report.plotting import find_matplotlib
 from fxmem.report.timeline_plot import draw_timeline
-from fxmem.report.trace_events import write_trace
 from fxmem.report.tradeoff_plot import draw_tradeoff
 
 GRAPH, TIMELINE, TRADEOFF = "graph", "timeline", "tradeoff"
 """Views: Graphviz draws the first, where a format needs it at all, and matplotlib the others."""
-SNAPSHOT, TRACE = "snapshot", "trace"
-"""Views that are for other programs."""
+SNAPSHOT = "snapshot"
+"""The view for PyTorch's own viewer."""
 REPORT = "report"
 """The view that has all of the others in it."""
 
@@ -64,7 +65,7 @@ def choose_options(
         UsageError: There is no such depth.
     """
     if depth is not None and depth < 1:
-        raise UsageError(f"a depth of {depth} shows nothing", hint="1 or more")
+        raise UsageError(f"--depth must be 1 or more, got {depth}")
     return RenderOptions(view, Detail(depth, expand), plan, tuple(front))
 
 
@@ -88,8 +89,8 @@ class Format:
     needs_engine: bool = False
 
 
-def render_dot(analysis: Analysis, options: RenderOptions) -> str:
-    """The graph in DOT.
+def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
+    """Builds the picture of the graph.
 
     Raises:
         UsageError: The plan is for another model, or other inputs.
@@ -99,7 +100,7 @@ def render_dot(analysis: Analysis, options: RenderOptions) -> str:
     if plan is not None:
         _check_plan(analysis, plan)
         overlay = lay_plan(plan, document.nodes)
-    return write_dot(build_view(document, overlay, options.detail))
+    return build_picture(build_view(document, overlay, options.detail))
 
 
 def _check_plan(analysis: Analysis, plan: Plan) -> None:
@@ -107,11 +108,11 @@ def _check_plan(analysis: Analysis, plan: Plan) -> None:
 
 
 def _render_dot(analysis: Analysis, options: RenderOptions) -> bytes:
-    return render_dot(analysis, options).encode()
+    return draw_picture(analysis, options).source.encode()  # type: ignore[no-any-return]
 
 
 def _draw_graph(kind: str, analysis: Analysis, options: RenderOptions) -> bytes:
-    return draw_dot(render_dot(analysis, options), kind)
+    return draw_dot(draw_picture(analysis, options).source, kind)
 
 
 def _write_page(analysis: Analysis, options: RenderOptions) -> bytes:
@@ -140,20 +141,17 @@ def _draw_tradeoff(kind: str, analysis: Analysis, options: RenderOptions) -> byt
     return draw_tradeoff(analysis, kind, options.front, options.plan)
 
 
-def _write_step(
-    write: Callable[[Analysis], bytes], analysis: Analysis, options: RenderOptions
-) -> bytes:
-    """What is for other programs, of the step with the plan where there is one."""
+def _write_snapshot(analysis: Analysis, options: RenderOptions) -> bytes:
     if options.plan is None:
-        return write(analysis)
+        return write_snapshot(analysis)
     _check_plan(analysis, options.plan)
     planned = find_planned_step(analysis, options.plan)
     if planned is None:
         raise UsageError(
             "the step with this plan does not have the plan's peak",
-            hint="make the plan anew with this fxmem",
+            hint="make the plan again with this version of fxmem",
         )
-    return write(planned)
+    return write_snapshot(planned)
 
 
 def _list_pictures(kind: str) -> Mapping[str, Renderer]:
@@ -169,8 +167,7 @@ FORMATS: Mapping[str, Format] = {
     "svg": Format((".svg",), _list_pictures("svg"), is_text=True, needs_engine=True),
     "png": Format((".png",), _list_pictures("png"), needs_engine=True),
     "pdf": Format((".pdf",), _list_pictures("pdf"), needs_engine=True),
-    "pickle": Format((".pickle",), {SNAPSHOT: partial(_write_step, write_snapshot)}),
-    "trace": Format((".trace.json",), {TRACE: partial(_write_step, write_trace)}, is_text=True),
+    "pickle": Format((".pickle",), {SNAPSHOT: _write_snapshot}),
     "html": Format((".html", ".htm"), {REPORT: _write_page}, is_text=True),
 }
 """By name; a further format is a further line."""
@@ -190,7 +187,7 @@ def find_format(path: str | os.PathLike[str]) -> str:
         if name.lower().endswith(entry.suffixes):
             return kind
     suffixes = ", ".join(entry.suffixes[0] for entry in FORMATS.values())
-    raise UsageError(f"what to draw in {name!r} is not known by its suffix", hint=suffixes)
+    raise UsageError(f"unknown output format of {name!r}", hint=f"use {suffixes}")
 
 
 def check_format(kind: str, view: str | None = None) -> None:
@@ -205,13 +202,13 @@ def check_format(kind: str, view: str | None = None) -> None:
             draws it.
     """
     if kind not in FORMATS:
-        raise UsageError(f"there is no format {kind!r}", hint=f"one of {', '.join(FORMATS)}")
+        raise UsageError(f"unknown output format {kind!r}", hint=f"use {', '.join(FORMATS)}")
     views = FORMATS[kind].views
     view = view or next(iter(views))
     if view not in views:
         others = [name for name, entry in FORMATS.items() if view in entry.views]
-        hint = f"as {', '.join(others)}" if others else f"one of {', '.join(views)}"
-        raise UsageError(f"there is no view {view!r} as {kind}", hint=hint)
+        hint = f"use {', '.join(others)}" if others else f"use {', '.join(views)}"
+        raise UsageError(f"{kind} has no view {view!r}", hint=hint)
     if FORMATS[kind].needs_engine and view == GRAPH:
         find_engine(kind)
     if view in (TIMELINE, TRADEOFF):
@@ -225,14 +222,14 @@ def check_options(kind: str, options: RenderOptions) -> None:
         UsageError: How much of the graph to show, where no graph is shown.
     """
     view = options.view or next(iter(FORMATS[kind].views))
-    if options.detail != Detail() and view in (TIMELINE, TRADEOFF, SNAPSHOT, TRACE):
+    if options.detail != Detail() and view in (TIMELINE, TRADEOFF, SNAPSHOT):
         raise UsageError(f"depth and expand are for the graph, not for a {view}")
 
 
 def needs_model(kind: str, options: RenderOptions) -> bool:
     """Whether more has to be known of a step than a saved report says."""
     view = options.view or next(iter(FORMATS[kind].views))
-    return view == TRADEOFF or (options.plan is not None and view in (TIMELINE, SNAPSHOT, TRACE))
+    return view == TRADEOFF or (options.plan is not None and view in (TIMELINE, SNAPSHOT))
 
 
 def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:

@@ -6,32 +6,32 @@ import pytest
 from pictures import make_chain, make_row
 
 from fxmem.graph import Phase
-from fxmem.report.blocks import (
-    Block,
+from fxmem.report.document import NodeRow
+from fxmem.report.graph.tree import (
     Kind,
     Leaf,
+    Tree,
     find_module,
     fold_repeats,
     grow_tree,
     list_nodes,
     wrap_segments,
 )
-from fxmem.report.document import NodeRow
 
 
-def module(name: str, *children: Leaf | Block) -> Block:
-    return Block(Kind.MODULE, (name,), children)
+def module(name: str, *children: Leaf | Tree) -> Tree:
+    return Tree(Kind.MODULE, (name,), children)
 
 
 def leaf(*nodes: int) -> Leaf:
     return Leaf(nodes)
 
 
-def grow(*names: str) -> Block:
+def grow(*names: str) -> Tree:
     return grow_tree(make_chain(names).nodes)
 
 
-def fold(names: list[str], apart: set[int] = frozenset(), marks: set[int] = frozenset()) -> Block:
+def fold(names: list[str], apart: set[int] = frozenset(), marks: set[int] = frozenset()) -> Tree:
     nodes = make_chain(names).nodes
     return fold_repeats(grow_tree(nodes), nodes, lambda index: index in marks, apart)
 
@@ -69,7 +69,7 @@ def test_identical_blocks_are_folded_into_one() -> None:
     (folded,) = fold(BLOCKS).children
     assert folded == module(
         "h",
-        Block(
+        Tree(
             Kind.MODULE,
             ("h.0", "h.1", "h.2", "h.3"),
             (leaf(0, 2, 4, 6), leaf(1, 3, 5, 7)),
@@ -80,13 +80,13 @@ def test_identical_blocks_are_folded_into_one() -> None:
 def test_blocks_within_identical_blocks_are_folded_too() -> None:
     names = [f"h.{i}.g.{j}.{name}" for i in range(2) for j in range(2) for name in "ab"]
     (h,) = fold(names).children
-    assert isinstance(h, Block)
+    assert isinstance(h, Tree)
     (outer,) = h.children
-    assert isinstance(outer, Block) and outer.names == ("h.0", "h.1")
+    assert isinstance(outer, Tree) and outer.names == ("h.0", "h.1")
     (group,) = outer.children
-    assert isinstance(group, Block) and group.names == ("h.0.g", "h.1.g")
+    assert isinstance(group, Tree) and group.names == ("h.0.g", "h.1.g")
     (inner,) = group.children
-    assert isinstance(inner, Block)
+    assert isinstance(inner, Tree)
     assert inner.names == ("h.0.g.0", "h.0.g.1", "h.1.g.0", "h.1.g.1")
     assert inner.children == (leaf(0, 2, 4, 6), leaf(1, 3, 5, 7))
 
@@ -102,8 +102,8 @@ def test_blocks_that_are_kept_apart_or_marked_otherwise_are_not_folded(
     apart: set[int], marks: set[int], copies: list[tuple[str, ...]]
 ) -> None:
     (h,) = fold(BLOCKS, apart, marks).children
-    assert isinstance(h, Block)
-    assert [child.names for child in h.children if isinstance(child, Block)] == copies
+    assert isinstance(h, Tree)
+    assert [child.names for child in h.children if isinstance(child, Tree)] == copies
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_another_shape_dtype_call_or_wiring_is_no_identical_block(
     nodes: list[NodeRow] = [*make_chain(BLOCKS).nodes]
     nodes[5] = dataclasses.replace(nodes[5], **change)
     (h,) = fold_repeats(grow_tree(nodes), nodes, lambda _: None).children
-    assert isinstance(h, Block)
-    copies = [child.names for child in h.children if isinstance(child, Block)]
+    assert isinstance(h, Tree)
+    copies = [child.names for child in h.children if isinstance(child, Tree)]
     assert copies == [("h.0", "h.1"), ("h.2",), ("h.3",)]
 
 
 def test_a_segment_is_a_block_in_each_module_that_it_reaches_into() -> None:
     tree = wrap_segments(grow("a.p", "a.q", "x", "b.p", "b.q"), [("1", range(1, 4))])
-    segment = [Block(Kind.SEGMENT, ("1",), (leaf(node),)) for node in range(5)]
+    segment = [Tree(Kind.SEGMENT, ("1",), (leaf(node),)) for node in range(5)]
     assert tree == module(
         "", module("a", leaf(0), segment[1]), segment[2], module("b", segment[3], leaf(4))
     )
@@ -135,9 +135,9 @@ def test_a_segment_lies_within_the_one_around_it() -> None:
         grow("a", "b", "c"), [("1", range(3)), ("1.1", range(1, 3)), ("1.1.1", range(1, 3))]
     )
     (outer,) = tree.children
-    innermost = Block(Kind.SEGMENT, ("1.1.1",), (leaf(1), leaf(2)))
-    assert outer == Block(
-        Kind.SEGMENT, ("1",), (leaf(0), Block(Kind.SEGMENT, ("1.1",), (innermost,)))
+    innermost = Tree(Kind.SEGMENT, ("1.1.1",), (leaf(1), leaf(2)))
+    assert outer == Tree(
+        Kind.SEGMENT, ("1",), (leaf(0), Tree(Kind.SEGMENT, ("1.1",), (innermost,)))
     )
 
 
@@ -145,8 +145,8 @@ def test_a_checkpoint_around_each_of_identical_blocks_is_folded() -> None:
     nodes = make_chain(BLOCKS).nodes
     segments = [(str(i), range(2 * i, 2 * i + 2)) for i in range(4)]
     (h,) = fold_repeats(wrap_segments(grow_tree(nodes), segments), nodes, lambda _: True).children
-    assert isinstance(h, Block)
+    assert isinstance(h, Tree)
     (folded,) = h.children
-    assert isinstance(folded, Block)
+    assert isinstance(folded, Tree)
     assert (folded.kind, folded.names) == (Kind.SEGMENT, ("0", "1", "2", "3"))
     assert list_nodes(folded) == (0, 2, 4, 6, 1, 3, 5, 7)

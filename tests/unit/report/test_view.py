@@ -8,11 +8,10 @@ from hand_made_plans import make_plan
 from pictures import MIB, make_chain, make_document, make_row, outline
 
 from fxmem.planning.plan import DelPoint, InplaceChange, Segment
-from fxmem.report import cutting, graph_view
-from fxmem.report.cutting import Detail
 from fxmem.report.document import build_document
-from fxmem.report.graph_view import Box, Edge, GraphView, Mark, build_view, list_boxes
-from fxmem.report.overlay import lay_plan
+from fxmem.report.graph import tree
+from fxmem.report.graph.tree import Detail
+from fxmem.report.graph.view import Box, Edge, GraphView, Mark, build_view, lay_plan, list_boxes
 
 BLOCKS = [f"h.{block}.{name}" for block in range(4) for name in ("norm", "linear")]
 
@@ -123,7 +122,7 @@ class TestCutting:
     def test_by_default_as_many_as_can_be_read_and_all_around_the_peak(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(graph_view, "AIM_BOXES", 5)
+        monkeypatch.setattr("fxmem.report.graph.view.AIM_BOXES", 5)
         view = build_view(make_chain(self.names, peak="a.q.s"))
         assert outline(view.children) == [
             "x",
@@ -161,10 +160,10 @@ class TestCutting:
     def test_a_graph_of_ten_thousand_nodes_is_joined_to_a_limit_and_says_so(self) -> None:
         view = build_view(make_chain([f"n{i}" for i in range(10_000)], peak="n77"))
         boxes = [*list_boxes(view.children)]
-        assert len(boxes) <= cutting.MOST_BOXES + 2
+        assert len(boxes) <= tree.MOST_BOXES + 2
         assert sum(sum(box.output_bytes) for box in boxes) == 10_000 * MIB
         assert find_box(view, "n77").marks == {Mark.PEAK}
-        assert view.notes == ("10000 boxes are more than 1000: long runs of them are joined.",)
+        assert view.notes == ("10000 boxes are more than 1000: consecutive ones are joined.",)
 
     def test_what_was_asked_for_and_is_too_much_is_cut_and_says_so(self) -> None:
         names = [f"m{i}.n{j}" for i in range(10) for j in range(200 + i)]
@@ -197,14 +196,14 @@ class TestPlan:
 
     def test_what_a_plan_changes_is_marked_and_told(self) -> None:
         boxes = {box.name: (box.marks, box.notes) for box in list_boxes(self.view().children)}
-        assert boxes["h.0.linear"] == ({Mark.AGAIN}, ("computed again",))
+        assert boxes["h.0.linear"] == ({Mark.AGAIN}, ("recomputed",))
         assert boxes["h.2.norm"] == ({Mark.CHANGED}, ("in place: relu_",))
         assert boxes["h.3.linear"] == ({Mark.CHANGED}, ("then del x", "then del h.0.linear"))
         assert boxes["h.0.norm"] == (frozenset(), ())
 
     def test_a_module_that_is_not_opened_says_how_much_of_it_runs_again(self) -> None:
         (box,) = list_boxes(self.view(Detail(depth=1)).children)
-        assert box.notes[0] == "2 of them computed again"
+        assert box.notes[0] == "2 of them recomputed"
 
     def test_the_peak_with_the_plan_is_told(self) -> None:
         assert self.view().planned_peak_bytes == 21 * MIB

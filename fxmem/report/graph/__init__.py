@@ -1,0 +1,1 @@
+"""Pictures of the graph of a step, and the graph itself for networkx."""

@@ -1,0 +1,48 @@
+"""The memory graph as a networkx.DiGraph."""
+
+from __future__ import annotations
+
+import networkx
+
+from fxmem.report.document import Document
+
+
+def build_digraph(document: Document) -> networkx.DiGraph[str]:
+    """Builds the graph of a step's nodes, annotated with their memory.
+
+    Nodes have the name of the traced node, in order of execution; an edge leads from a node to
+    one that takes its result. The attributes are listed at :meth:`fxmem.Analysis.to_networkx`.
+
+    Args:
+        document: The report of the step.
+
+    Returns:
+        A graph of plain data, sizes in bytes; those of storages as the allocator hands them out.
+    """
+    nodes, headline = document.nodes, document.headline
+    graph = networkx.DiGraph(
+        model=document.subject.model, peak_bytes=headline.peak_bytes, phase=headline.phase.value
+    )
+    for row in nodes:
+        graph.add_node(
+            row.name,
+            fqn=row.fqn,
+            op=row.op,
+            target=row.target,
+            phase=row.phase.value,
+            shape=row.shape,
+            dtype=row.dtype,
+            source=None if row.source is None else f"{row.source.file}:{row.source.line}",
+            output_bytes=row.output_bytes,
+            saved_bytes=row.saved_bytes,
+            transient_bytes=row.transient_bytes,
+            live_at_peak_bytes=row.live_bytes,
+            is_peak=row.name == headline.node,
+            forward_flops=row.forward_flops,
+            backward_flops=row.backward_flops,
+        )
+    for row in nodes:
+        for tail in row.inputs:
+            sizes = {index: document.storage_bytes[index] for index in nodes[tail].results}
+            graph.add_edge(nodes[tail].name, row.name, storages=sizes, nbytes=sum(sizes.values()))
+    return graph

@@ -1,0 +1,404 @@
+"""The tree of a model's modules: repeated identical subtrees folded, and cut to a readable size."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import groupby
+
+from fxmem.graph import Phase
+from fxmem.report.document import NodeRow
+
+AIM_BOXES = 40
+"""The boxes that a reader can take in, for which the depth is chosen."""
+AIM_PLAN_BOXES = 60
+"""With a plan, whose segments often begin and end deep in the modules."""
+MOST_BOXES = 1_000
+"""Of more, Graphviz takes minutes where they are densely connected, and nobody reads them."""
+
+
+class Kind(str, Enum):
+    """The reason why the nodes of a subtree belong together."""
+
+    MODULE = "module"
+    SEGMENT = "segment"
+    RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A node, or the same node of each of the identical subtrees that were folded into one.
+
+    Attributes:
+        nodes: Their indices, one for each copy, in order.
+    """
+
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A module, a segment of a plan, or consecutive nodes that are shown as one.
+
+    Attributes:
+        kind: Which of these.
+        names: The qualified name of each copy, in order; empty for the model itself.
+        children: Its leaves and subtrees, in order of execution.
+        is_open: Whether a picture shows its inside.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    children: tuple[Leaf | Tree, ...]
+    is_open: bool = True
+
+
+Item = Leaf | Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How much of a graph to show.
+
+    Attributes:
+        depth: How many levels of modules; None for as many as fit, and all of those around
+            the peak.
+        expand: Show every operation and each of the subtrees that repeat.
+    """
+
+    depth: int | None = None
+    expand: bool = False
+
+
+def list_nodes(item: Item) -> tuple[int, ...]:
+    """Lists the indices of all nodes in a part of the tree.
+
+    >>> list_nodes(Tree(Kind.MODULE, ("",), (Leaf((0,)), Leaf((1, 2)))))
+    (0, 1, 2)
+    """
+    if isinstance(item, Leaf):
+        return item.nodes
+    return tuple(node for child in item.children for node in list_nodes(child))
+
+
+def find_module(node: NodeRow) -> str:
+    """Finds the qualified name of the module around a node; a leaf module is not its own.
+
+    >>> find_module(NodeRow(0, "a.b.0", fqn="a.b.0", op="call_module", target="ReLU"))
+    'a.b'
+    """
+    if node.phase is Phase.LOSS:
+        return "loss"
+    return node.fqn.rpartition(".")[0] if node.op == "call_module" else node.fqn
+
+
+def grow_tree(nodes: Sequence[NodeRow]) -> Tree:
+    """Grows the tree of the modules' calls, each where it runs.
+
+    A subtree is consecutive nodes: of a list of layers between which other things run, each layer
+    is a subtree of its own, and so is each call of a module that is called again. So every edge
+    of the graph leads from a subtree to a later one.
+
+    Args:
+        nodes: All of them, in order of execution.
+    """
+    paths = [(index, find_module(node).split(".")) for index, node in enumerate(nodes)]
+    return Tree(Kind.MODULE, ("",), _grow(paths, ()))
+
+
+def _grow(paths: Iterable[tuple[int, list[str]]], around: tuple[str, ...]) -> tuple[Item, ...]:
+    depth = len(around)
+    items: list[Item] = []
+    for part, group in groupby(paths, key=lambda path: "".join(path[1][depth : depth + 1])):
+        if not part:
+            items += [Leaf((index,)) for index, _ in group]
+            continue
+        inside = _grow(group, (*around, part))
+        # A subtree of one node says no more than the node.
+        is_one = len(inside) == 1 and isinstance(inside[0], Leaf)
+        name = ".".join((*around, part))
+        items.append(inside[0] if is_one else Tree(Kind.MODULE, (name,), inside))
+    return tuple(items)
+
+
+def wrap_segments(tree: Tree, segments: Iterable[tuple[str, Collection[int]]]) -> Tree:
+    """Puts the nodes of segments into subtrees of their own.
+
+    A segment may begin in one module and end in another: it is then a subtree in each of them.
+
+    Args:
+        tree: The tree.
+        segments: The name and the nodes of each; one that lies within another after it.
+    """
+    for name, nodes in segments:
+        tree = _wrap_segment(tree, name, frozenset(nodes))
+    return tree
+
+
+def _wrap_segment(tree: Tree, name: str, nodes: frozenset[int]) -> Tree:
+    def place(item: Item) -> str:
+        inside = [node in nodes for node in list_nodes(item)]
+        if isinstance(item, Tree) and item.kind is Kind.SEGMENT and any(inside):
+            return "partly"  # a segment that came before this one is around it
+        return "wholly" if all(inside) else "partly" if any(inside) else "not"
+
+    children: list[Item] = []
+    for where, group in groupby(tree.children, key=place):
+        if where == "wholly":
+            children.append(Tree(Kind.SEGMENT, (name,), tuple(group)))
+        elif where == "partly":
+            children += [_wrap_segment(c, name, nodes) for c in group if isinstance(c, Tree)]
+        else:
+            children += group
+    return replace(tree, children=tuple(children))
+
+
+def fold_repeats(
+    tree: Tree,
+    nodes: Sequence[NodeRow],
+    mark: Callable[[int], Hashable],
+    apart: Collection[int] = (),
+) -> Tree:
+    """Folds subtrees that follow each other and are identical into one.
+
+    Identical are subtrees whose nodes have the same names within them, call the same, on the same
+    shapes and dtypes, and are connected in the same way; what they take from outside may differ.
+
+    Args:
+        tree: The tree.
+        nodes: All nodes.
+        mark: What else must be the same of a node, by its index.
+        apart: Indices of nodes whose subtrees are not folded.
+    """
+    alone = frozenset(apart)
+
+    def fold(item: Item) -> Item:
+        if isinstance(item, Leaf):
+            return item
+        groups = [[*group] for _, group in groupby(map(fold, item.children), key=sign)]
+        return replace(item, children=tuple(g[0] if len(g) == 1 else _merge(g) for g in groups))
+
+    def sign(item: Item) -> Hashable:
+        """Equal for two subtrees that fold; of one that must not be folded, its own."""
+        indices = list_nodes(item)
+        if isinstance(item, Leaf) or not alone.isdisjoint(indices):
+            return indices
+        places = {node: place for place, node in enumerate(indices)}
+        wiring = tuple(
+            tuple(places[i] for i in nodes[node].inputs if i in places) for node in indices
+        )
+        return describe(item, item.names[0], named=False), wiring
+
+    def describe(item: Item, around: str, *, named: bool) -> Hashable:
+        if isinstance(item, Leaf):
+            node = nodes[item.nodes[0]]
+            name = node.name[len(around) :] if named else ""
+            return name, node.target, node.shape, node.dtype, tuple(map(mark, item.nodes))
+        is_module = item.kind is Kind.MODULE
+        name = item.names[0][len(around) :] if named and is_module else ""
+        around = item.names[0] if is_module else around
+        # The nodes of a segment are at another place in each of its copies.
+        inside = tuple(describe(child, around, named=is_module) for child in item.children)
+        return item.kind, name, len(item.names), inside
+
+    folded = fold(tree)
+    assert isinstance(folded, Tree)
+    return folded
+
+
+def _merge(items: Sequence[Item]) -> Item:
+    first = items[0]
+    if isinstance(first, Leaf):
+        return Leaf(tuple(node for item in items for node in list_nodes(item)))
+    trees = [item for item in items if isinstance(item, Tree)]
+    return Tree(
+        first.kind,
+        tuple(name for tree in trees for name in tree.names),
+        tuple(map(_merge, zip(*(tree.children for tree in trees), strict=True))),
+    )
+
+
+def cut_tree(
+    tree: Tree,
+    nodes: Sequence[NodeRow],
+    detail: Detail,
+    *,
+    peak: Collection[int],
+    noted: Collection[int] = (),
+    aim: int = AIM_BOXES,
+) -> tuple[Tree, tuple[str, ...]]:
+    """Cuts a tree to the part that a picture shows.
+
+    Args:
+        tree: The tree.
+        nodes: All nodes.
+        detail: How much to show.
+        peak: Index of the node at the peak, if there is one: where the depth is chosen, what is
+            around it is opened.
+        noted: Indices of nodes that are to be seen on their own.
+        aim: How many boxes there should be at most, where the depth is chosen.
+
+    Returns:
+        The tree, with subtrees closed and consecutive nodes joined; and what is not as it was
+        asked for, a sentence each.
+    """
+    notes: list[str] = []
+    if not detail.expand:
+        tree, hidden = _hide_sizes(tree, nodes)
+        if hidden:
+            what = "operation on sizes is" if hidden == 1 else "operations on sizes are"
+            notes.append(f"{hidden} {what} left out.")
+        tree = _skip_wrappers(_join_views(tree, nodes, frozenset((*peak, *noted))))
+    opened = frozenset(peak) if detail.depth is None else frozenset()
+    levels = _count_levels(tree)
+    wanted = levels if detail.expand else _choose_depth(tree, opened, aim)
+    if detail.depth is not None:
+        wanted = min(detail.depth, levels)
+    depth = wanted
+    if count_boxes(tree, depth, opened) > MOST_BOXES:
+        depth = min(wanted, _choose_depth(tree, opened, MOST_BOXES))
+        if depth < wanted:
+            notes.append(f"Cut to a depth of {depth}: more than {MOST_BOXES} boxes otherwise.")
+    tree = _close(tree, depth, opened)
+    count = count_boxes(tree, depth, opened)
+    if count > MOST_BOXES:
+        tree = _join_long(tree, frozenset(peak), math.ceil(count / MOST_BOXES))
+        notes.append(f"{count} boxes are more than {MOST_BOXES}: consecutive ones are joined.")
+    return tree, tuple(notes)
+
+
+def count_boxes(item: Item, depth: int, opened: frozenset[int] = frozenset()) -> int:
+    """Counts the boxes that a part of the tree makes.
+
+    Args:
+        item: The part.
+        depth: How many levels of modules are opened, this one included.
+        opened: Indices of nodes; what is around them is opened at any depth.
+    """
+    if isinstance(item, Leaf) or not _is_opened(item, depth, opened):
+        return 1
+    return sum(count_boxes(child, _descend(item, depth), opened) for child in item.children)
+
+
+def _choose_depth(tree: Tree, opened: frozenset[int], most: int) -> int:
+    depths = range(1, _count_levels(tree) + 1)
+    fitting = bisect_right(depths, most, key=lambda depth: count_boxes(tree, depth, opened))
+    return max(fitting, 1)
+
+
+def _count_levels(item: Item) -> int:
+    if isinstance(item, Leaf):
+        return 0
+    return 1 + max(map(_count_levels, item.children), default=0)
+
+
+def _is_opened(tree: Tree, depth: int, opened: frozenset[int]) -> bool:
+    if not tree.is_open or tree.kind is Kind.RUN:
+        return False
+    return tree.kind is Kind.SEGMENT or depth > 0 or not opened.isdisjoint(list_nodes(tree))
+
+
+def _descend(tree: Tree, depth: int) -> int:
+    return depth - 1 if tree.kind is Kind.MODULE else depth
+
+
+def _close(tree: Tree, depth: int, opened: frozenset[int]) -> Tree:
+    def close(child: Item) -> Item:
+        below = _descend(tree, depth)
+        if isinstance(child, Leaf):
+            return child
+        if _is_opened(child, below, opened):
+            return _close(child, below, opened)
+        return replace(child, is_open=False)
+
+    return replace(tree, children=tuple(map(close, tree.children)))
+
+
+def _hide_sizes(tree: Tree, nodes: Sequence[NodeRow]) -> tuple[Tree, int]:
+    """Leaves out the nodes that only work on sizes, and counts them."""
+    children: list[Item] = []
+    hidden = 0
+    for child in tree.children:
+        if isinstance(child, Tree):
+            child, inside = _hide_sizes(child, nodes)
+            hidden += inside
+            if child.children:
+                children.append(child)
+        elif _has_no_memory(nodes[child.nodes[0]], is_size=True):
+            hidden += len(child.nodes)
+        else:
+            children.append(child)
+    return replace(tree, children=tuple(children)), hidden
+
+
+def _has_no_memory(node: NodeRow, *, is_size: bool) -> bool:
+    """Tells operations on sizes, or views, from those that make or keep memory."""
+    if node.output_bytes or node.saved_bytes or node.live_bytes:
+        return False
+    is_tensor = node.shape is not None or bool(node.results)
+    return is_tensor is not is_size and node.op not in ("placeholder", "output")
+
+
+def _skip_wrappers(tree: Tree) -> Tree:
+    """Leaves out modules that hold one other and nothing else, such as lists of layers."""
+    children = tuple(_skip_wrappers(c) if isinstance(c, Tree) else c for c in tree.children)
+    if len(children) == 1 and tree.kind is Kind.MODULE and tree.names != ("",):
+        inner = children[0]
+        if isinstance(inner, Tree) and inner.kind is Kind.MODULE:
+            return inner
+    return replace(tree, children=children)
+
+
+def _join_views(tree: Tree, nodes: Sequence[NodeRow], apart: frozenset[int]) -> Tree:
+    """Joins nodes that follow from each other and neither make nor keep memory."""
+
+    def follows(last: Item, item: Item) -> bool:
+        if isinstance(item, Tree) or (isinstance(last, Tree) and last.kind is not Kind.RUN):
+            return False
+        indices = (*list_nodes(last), *item.nodes)
+        if not apart.isdisjoint(indices):
+            return False
+        if not all(_has_no_memory(nodes[index], is_size=False) for index in indices):
+            return False
+        return max(list_nodes(last)[:: len(item.nodes)]) in nodes[item.nodes[0]].inputs
+
+    children: list[Item] = []
+    for child in tree.children:
+        child = _join_views(child, nodes, apart) if isinstance(child, Tree) else child
+        if children and follows(children[-1], child):
+            children[-1] = _join(children[-1], child)
+        else:
+            children.append(child)
+    return replace(tree, children=tuple(children))
+
+
+def _join(*items: Item) -> Tree:
+    """Makes one closed subtree of several parts of the tree, all copies of them."""
+    parts: list[Item] = []
+    for item in items:
+        is_run = isinstance(item, Tree) and item.kind is Kind.RUN
+        parts += item.children if isinstance(item, Tree) and is_run else (item,)
+    copies = next(len(p.nodes) if isinstance(p, Leaf) else len(p.names) for p in parts)
+    return Tree(Kind.RUN, ("",) * copies, tuple(parts), is_open=False)
+
+
+def _join_long(tree: Tree, apart: frozenset[int], size: int) -> Tree:
+    """Joins so many parts that follow each other, without those that are open or stay apart."""
+
+    def stays(item: Item) -> bool:
+        is_open = isinstance(item, Tree) and item.is_open
+        return is_open or not apart.isdisjoint(list_nodes(item))
+
+    children = [
+        _join_long(c, apart, size) if isinstance(c, Tree) and c.is_open else c
+        for c in tree.children
+    ]
+    joined: list[Item] = []
+    for is_whole, group in groupby(children, key=stays):
+        parts = [*group]
+        chunks = [parts[i : i + size] for i in range(0, len(parts), size)]
+        joined += parts if is_whole else [c[0] if len(c) == 1 else _join(*c) for c in chunks]
+    return replace(tree, children=tuple(joined))
