@@ -1,4 +1,4 @@
-"""Why a step could not be run, in one line: the cause, the user's own line, and what to try."""
+"""Failures of a step in one line: the cause, the user's own line, and what to try."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import linecache
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 import torch
@@ -25,77 +24,105 @@ from fxmem.tracing.fxgraph import describe_function
 from fxmem.tracing.source import find_raising_source, find_raising_step, find_span, is_machinery
 
 _LONGEST_QUOTE = 60
-_BRANCH = re.compile(r"(if|elif|while|assert)( not)?\b[ (]*")
-_ACCELERATOR = re.compile(
-    r"\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b|dummy base class", re.IGNORECASE
+_DEBUG = "see the whole traceback with --debug"
+_CAUSES = (
+    (
+        r"modified by an inplace operation: [\s\S]* is output [0-9]+ of (\w+?)(?:Backward0)?,",
+        "backward needs the result of {0}, which the model changes in place afterwards",
+        "training it fails everywhere: take the operation that is not in place",
+    ),
+    (
+        r"backward through the graph a second time",
+        "backward runs a second time through what an earlier step or backward has computed",
+        "training it fails everywhere: detach() what the model keeps from step to step",
+    ),
+    (
+        r'Module \[(\w+)\] is missing the required "forward" function',
+        "{0} is called{at} and has no method forward",
+        "define forward(self, ...) in it; of a ModuleList, call the modules one by one",
+    ),
+    (
+        r"no fake impl registered for <CustomOpDef\((.*?)\)>",
+        "the operator {0}{at} does not run on tensors without data",
+        "give it a fake kernel with torch.library.register_fake",
+    ),
 )
-_INTEGERS = re.compile(r"scalar types: Long, Int|scalar type Long|dtype int32/int64", re.IGNORECASE)
-_LAYOUT = re.compile(
-    r"\b(shapes?|sizes?|dim\w*|d?types?|scalar types?|channels?|broadcast\w*|ind(ex|ices)"
-    r"|lengths?|elements?|values? per|must be|should be|expected|expects|invalid)\b",
-    re.IGNORECASE,
+"""Patterns of errors' texts, with the cause and the hint to print for them."""
+_ANYWHERE = (
+    (
+        r"(?i)\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b|dummy base class",
+        "there is no GPU in an analysis: ask torch.cuda.is_available() first",
+    ),
+    (r"process group", "an analysis is of one process: leave torch.distributed out"),
 )
-_NO_FORWARD = re.compile(r'Module \[(\w+)\] is missing the required "forward" function')
+"""Patterns of errors' texts, whoever raised them, with the hint for them."""
+_IN_TORCH = (
+    (
+        r"on the same device",
+        "a tensor is where it was made: give it the device of the others; "
+        "--device cpu or device='cpu' if all of it is to run on the CPU",
+    ),
+    (
+        r"data is not allocated",
+        "values of a tensor are read, which has none: sequences are to be packed in forward;"
+        " the inputs are {given}",
+    ),
+    (r"SparseTensorImpl", "sparse tensors are not supported: make them dense"),
+    (
+        r"(?i)scalar types: Long, Int|scalar type Long|dtype int32/int64",
+        "an input of integers is written 4x8:int64; the inputs are {given}",
+    ),
+    (
+        r"(?i)\b(shapes?|sizes?|dim\w*|d?types?|scalar types?|channels?|broadcast\w*|ind(ex|ices)"
+        r"|lengths?|elements?|values? per|must be|should be|expected|expects|invalid)\b",
+        "check shapes and dtypes of the inputs: {given}",
+    ),
+)
+"""Patterns of errors' texts that PyTorch raised, with the hint for them."""
 _VALUE = re.compile(
     r"\.numpy\(\) is not supported for tensor subclasses|Numpy is not available"
     r"|unsupported format string passed to FakeTensor"
 )
-_NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.*?)\)>")
-_CHANGED_IN_PLACE = re.compile(
-    r"modified by an inplace operation: .* which is output [0-9]+ of (\w+),", re.DOTALL
-)
-_NUMBER_PASSED = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]+):float32")
-_DEBUG = "see the whole traceback with --debug"
+_BRANCH = re.compile(r"(if|elif|while|assert)( not)?\b[ (]*")
 
 
 def explain_failure(
     error: BaseException, inputs: Sequence[str], size_hint: int | None
 ) -> FxmemError:
-    """The error that says in one line what went wrong where in a step.
+    """Makes the error that says in one line what went wrong where in a step.
 
     Args:
-        error: What the step raised.
+        error: The error that the step raised.
         inputs: The step's inputs, as :func:`fxmem.tracing.fakes.describe_inputs` gives them.
         size_hint: The size hint that was given.
     """
     if isinstance(error, FxmemError):
         return error
-    where = find_raising_source(error)
+    where, text = find_raising_source(error), str(error)
     at = f" at {where}" if where else ""
-    if _needs_value(error):
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return _explain_value(error, at, size_hint)
+    if _VALUE.search(text):
         return _explain_value(error, at, size_hint)
     if isinstance(error, SystemExit):
         return TraceError(f"the model called exit({error.code!r}){at}", hint="let forward return")
-    if match := _CHANGED_IN_PLACE.search(str(error)):
-        return TraceError(
-            f"backward needs the result of {match[1].removesuffix('Backward0')}, which the model "
-            "changes in place afterwards",
-            hint="training it fails everywhere: take the operation that is not in place",
-        )
-    if "backward through the graph a second time" in str(error):
-        return TraceError(
-            "backward runs a second time through what an earlier step or backward has computed",
-            hint="training it fails everywhere: detach() what the model keeps from step to step",
-        )
-    if match := _NO_FORWARD.search(str(error)):
-        return _explain_missing_forward(match[1], at)
     if type(error).__module__.startswith("torch._dynamo"):
         return TraceError(
             f"torch.compile runs{at}, and what a compiler allocates is not analysed",
             hint="leave torch.compile out",
         )
-    if operator := _find_missing_kernel(error):
-        return TraceError(
-            f"the operator {operator}{at} does not run on tensors without data",
-            hint="give it a fake kernel with torch.library.register_fake",
-        )
+    if isinstance(error, UnsupportedOperatorException):
+        text = f"no fake impl registered for <CustomOpDef({error.func})>"
+    for pattern, cause, hint in _CAUSES:
+        if match := re.search(pattern, text):
+            return TraceError(cause.format(*match.groups(), at=at), hint)
     # The user knows nothing of fake tensors, nor that those of the GPU lie on cpu:0.
     text = summarize_error(error).replace("FakeTensor", "Tensor").replace("cpu:0", "cuda:0")
     return TraceError(f"the step failed{at}: {text}", _suggest(error, inputs))
 
 
 def is_traced(error: BaseException) -> bool:
-    """Whether the tracer watched what failed: without it, it might not have."""
+    """Whether an error passed through the tracer: without it, the step might not fail."""
     frames = _iterate_frames(error.__traceback__)
     return any(frame.f_code.co_filename == tracer.__file__ for frame in frames)
 
@@ -106,147 +133,72 @@ def _iterate_frames(step: TracebackType | None) -> Iterator[FrameType]:
         step = step.tb_next
 
 
-def _find_missing_kernel(error: BaseException) -> str:
-    if isinstance(error, UnsupportedOperatorException):
-        return str(error.func)
-    match = _NO_FAKE.search(str(error))
-    return match[1] if match else ""
-
-
-def _explain_missing_forward(name: str, at: str) -> TraceError:
-    if name in ("ModuleList", "ModuleDict"):
-        hint = "call the modules in it one by one"
-    else:
-        hint = "define forward(self, ...) in it"
-    return TraceError(f"{name} is called{at} and has no method forward", hint=hint)
-
-
 def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
-    """What to try against an error that PyTorch or the model's own code raised."""
+    """Suggests what to try against an error that PyTorch or the model's own code raised."""
     if hint := suggest_shape(inputs):
         return hint
-    text = str(error)
-    if isinstance(error, TypeError) and (hint := _suggest_number(inputs)):
-        return hint
-    if _ACCELERATOR.search(text):
-        return "there is no GPU in an analysis: ask torch.cuda.is_available() first"
-    if "process group" in text:
-        return "an analysis is of one process: leave torch.distributed out"
-    if not _is_raised_by_torch(error):
+    for pattern, hint in _ANYWHERE:
+        if re.search(pattern, str(error)):
+            return hint
+    frames = [*_iterate_frames(error.__traceback__)]
+    if not frames or not is_machinery(frames[-1].f_code.co_filename):
         return _DEBUG
     given = ", ".join(inputs) or "none were given"
-    if "on the same device" in text:
-        return (
-            "a tensor is where it was made: give it the device of the others; "
-            "--device cpu or device='cpu' if all of it is to run on the CPU"
-        )
-    if "Storage size calculation overflowed" in text:
-        return f"no tensor has more than 2^63 bytes; the inputs are {given}"
-    if "data is not allocated" in text:
-        return (
-            "values of a tensor are read, which has none: sequences are to be packed in forward;"
-            f" the inputs are {given}"
-        )
-    if "SparseTensorImpl" in text:
-        return "sparse tensors are not supported: make them dense"
-    if _INTEGERS.search(text):
-        return f"an input of integers is written 4x8:int64; the inputs are {given}"
-    if _LAYOUT.search(text):
-        if "type" not in text and (inner := _find_submodule(error)):
-            return f"the weights of {inner} do not fit what reaches it; the inputs are {given}"
-        return f"check shapes and dtypes of the inputs: {given}"
+    for pattern, hint in _IN_TORCH:
+        if re.search(pattern, str(error)):
+            is_shape = hint.startswith("check shapes") and "type" not in str(error)
+            if is_shape and (inner := _find_submodule(frames)):
+                return f"the weights of {inner} do not fit what reaches it; the inputs are {given}"
+            return hint.format(given=given)
     return _DEBUG
 
 
-def _suggest_number(inputs: Sequence[str]) -> str:
-    """What to try where a named number was taken for a shape; empty where none is like one."""
-    for match in filter(None, map(_NUMBER_PASSED.fullmatch, inputs)):
-        name, size = match["name"], match["size"]
-        return (
-            f"{name}={size} is a tensor of {size} elements, as any shape: numbers are given in"
-            f" Python, kwargs={{{name!r}: {size}}}"
-        )
-    return ""
-
-
-def _find_submodule(error: BaseException) -> str:
-    """The innermost module of torch that ran, with its name in the model; empty at the root."""
-    root: nn.Module | None = None
-    inner: nn.Module | None = None
-    for frame in _iterate_frames(error.__traceback__):
+def _find_submodule(frames: Sequence[FrameType]) -> str:
+    """Names the innermost module of torch that ran; empty at the model's root."""
+    running: list[nn.Module] = []
+    for frame in frames:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         module = frame.f_locals.get(names[0]) if names else None  # whatever self is called
         if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
-            root, inner = root or module, module
-    if root is None or inner is root or not is_machinery(inspect.getfile(type(inner))):
+            running.append(module)
+    if not running or not is_machinery(inspect.getfile(type(running[-1]))):
         return ""
-    name = next((name for name, module in root.named_modules() if module is inner), "")
-    return f"{name!r}, a {type(inner).__name__}," if name else ""
-
-
-def _is_raised_by_torch(error: BaseException) -> bool:
-    """Whether the code that raised is PyTorch's, in C++ or Python, and not the model's."""
-    frames = [*_iterate_frames(error.__traceback__)]
-    return bool(frames) and is_machinery(frames[-1].f_code.co_filename)
+    for name, module in running[0].named_modules():
+        if module is running[-1] and name:
+            return f"{name!r}, a {type(module).__name__},"
+    return ""
 
 
 # -- values that an analysis does not have ---------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What the user's line called.
-
-    Attributes:
-        label: Its name.
-        is_integer: Whether it was called on a tensor of integers.
-    """
-
-    label: str
-    is_integer: bool
-
-
-def _needs_value(error: BaseException) -> bool:
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return True
-    return _VALUE.search(str(error)) is not None
-
-
 def _explain_value(error: BaseException, at: str, size_hint: int | None) -> DataDependentError:
-    step = find_raising_step(error)
-    call = _find_call(step) if step else None
-    label = call.label if call else str(getattr(error, "func", "a value"))
-    quote = _quote(step) if step else ""
-    return DataDependentError(
-        f"`{quote or label}`{at} depends on the values of a tensor, of which an analysis has none",
-        hint=_suggest_for_value(error, call, size_hint),
-    )
-
-
-def _suggest_for_value(error: BaseException, call: _Call | None, size_hint: int | None) -> str:
-    label, operator = call.label if call else "", getattr(error, "func", None)
-    if takes_hint(operator) and size_hint is None:
-        if operator is not torch.ops.aten._local_scalar_dense.default:
-            return "give a size hint, how many elements are found: --size-hint N or size_hint=N"
-        if label not in _NUMBERS or (call and call.is_integer):
-            return "if it is a size, give a size hint: --size-hint N or size_hint=N"
+    step, operator = find_raising_step(error), getattr(error, "func", None)
+    label, is_integer = _find_call(step) if step else ("", False)
+    quote = (_quote(step) if step else "") or label or str(operator or "a value")
     if label in ("pack_padded_sequence", "_pack_padded_sequence", "ctc_loss"):
-        return (
+        hint = (
             "the lengths decide sizes: from Python, give them as a real tensor (of integers, on "
             "the CPU) or numbers; or make them in the model, torch.full(...)"
         )
-    if label == "bool":
-        return "let a shape or an argument of the model decide, not the data"
-    if label in _NUMBERS:
-        return "stay with tensors in what is analysed, and take numbers out of them elsewhere"
-    return "take it out of what is analysed"
+    elif size_hint is None and takes_hint(operator) and operator is not _ITEM:
+        hint = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
+    elif size_hint is None and operator is _ITEM and is_integer:
+        hint = "if it is a size, give a size hint: --size-hint N or size_hint=N"
+    elif label in ("bool", "equal"):
+        hint = "let a shape or an argument of the model decide, not the data"
+    else:
+        hint = "stay with tensors in what is analysed, and take numbers out of them elsewhere"
+    return DataDependentError(
+        f"`{quote}`{at} needs tensor values; fxmem analyses shapes only", hint=hint
+    )
 
 
-_NUMBERS = ("bool", "item", "float", "int", "index", "complex", "tolist", "numpy", "format")
+_ITEM = torch.ops.aten._local_scalar_dense.default
 
 
-def _find_call(step: TracebackType) -> _Call | None:
-    """The function of torch that the line called, as the modes of torch functions saw it."""
+def _find_call(step: TracebackType) -> tuple[str, bool]:
+    """Finds the function of torch that a line called, and whether on a tensor of integers."""
     for frame in _iterate_frames(step.tb_next):
         if frame.f_code.co_name == "__torch_function__":
             func, args = frame.f_locals["func"], frame.f_locals["args"]
@@ -254,12 +206,12 @@ def _find_call(step: TracebackType) -> _Call | None:
             is_integer = tensor is not None and not (
                 tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
             )
-            return _Call(describe_function(func)[2], is_integer)
-    return None
+            return describe_function(func)[2], is_integer
+    return "", False
 
 
 def _quote(step: TracebackType) -> str:
-    """The expression that failed, as it is written; a branch with its keyword."""
+    """Quotes the expression that failed, as it is written; a branch with its keyword."""
     span = find_span(step.tb_frame.f_code, step.tb_lasti)
     if span is None:
         return ""

@@ -42,12 +42,6 @@ def branch_on_any(net: Net, x: Tensor) -> Tensor:
     return -x
 
 
-def branch_not(net: Net, x: Tensor) -> Tensor:
-    if x.sum() > 5 and not bool((x > 0).any()):
-        return x
-    return -x
-
-
 def loop(net: Net, x: Tensor) -> Tensor:
     while x.mean() > 0:
         x = x - 1
@@ -70,7 +64,6 @@ DECIDE = "let a shape or an argument of the model decide, not the data"
 TENSORS = "stay with tensors in what is analysed, and take numbers out of them elsewhere"
 FOUND = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
 SIZE = "if it is a size, give a size hint: --size-hint N or size_hint=N"
-OUT = "take it out of what is analysed"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +71,6 @@ OUT = "take it out of what is analysed"
     [
         (branch, "if x.mean() > 0", DECIDE),
         (branch_on_any, "if (x > 0).any()", DECIDE),
-        (branch_not, "if x.sum() > 5", DECIDE),
         (loop, "while x.mean() > 0", DECIDE),
         (choose, "x.sum() > 0", DECIDE),
         (
@@ -86,18 +78,13 @@ OUT = "take it out of what is analysed"
             "(x.sum() + x.mean() + x.std() + x.var() + x.amax() + x.am...",
             TENSORS,
         ),
-        (compare, "torch.equal(x, x * 2)", OUT),
+        (compare, "torch.equal(x, x * 2)", DECIDE),
         (lambda net, x: x * x.max().item(), "x.max().item()", TENSORS),
-        (lambda net, x: x * float(x.detach().max()), "float(x.detach().max())", TENSORS),
         (lambda net, x: x * x.max(1).values.tolist()[0], "x.max(1).values.tolist()", TENSORS),
         (lambda net, x: x * x.detach().numpy().sum(), "x.detach().numpy()", TENSORS),
         (lambda net, x: len(f"{x.mean():.3f}"), 'f"{x.mean():.3f}"', TENSORS),
         (lambda net, x: x[: int(x.argmax())], "int(x.argmax())", SIZE),
-        (lambda net, x: x[: x.argmax()], "x[: x.argmax()]", SIZE),
         (lambda net, x: x[x > 0], "x[x > 0]", FOUND),
-        (lambda net, x: torch.nonzero(x), "torch.nonzero(x)", FOUND),
-        (lambda net, x: x.masked_select(x > 0), "x.masked_select(x > 0)", FOUND),
-        (lambda net, x: x.detach().unique(), "x.detach().unique()", FOUND),
         (lambda net, x: torch.where(x > 0)[0], "torch.where(x > 0)", FOUND),
         (
             lambda net, x: pack_padded_sequence(x, x[:, 0].long()),
@@ -113,8 +100,8 @@ def test_a_value_that_is_asked_for_is_quoted(
     with pytest.raises(fxmem.DataDependentError) as caught:
         fxmem.analyze(Net(code), ("3x4",), mode="infer")
     assert str(caught.value) == (
-        f"`{quote}` at test_failures.py:{_find_line(code, quote)} depends on the values of a "
-        f"tensor, of which an analysis has none ({hint})"
+        f"`{quote}` at test_failures.py:{_find_line(code, quote)} needs tensor values; "
+        f"fxmem analyses shapes only ({hint})"
     )
 
 
@@ -130,9 +117,6 @@ def test_a_size_hint_that_does_not_help_is_not_offered_again() -> None:
     with pytest.raises(fxmem.DataDependentError) as caught:
         fxmem.analyze(Net(branch), ("3x4",), size_hint=3)
     assert caught.value.hint == DECIDE
-    with pytest.raises(fxmem.DataDependentError) as caught:
-        fxmem.analyze(Net(compare), ("3x4",), size_hint=3)
-    assert caught.value.hint == OUT
 
 
 def checks_its_values(net: Net, x: Tensor) -> Tensor:
@@ -191,11 +175,6 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         (leave, "the model called exit(3) at {}", "let forward return"),
         (fail, "the step failed at {}: RuntimeError: expects a square", DEBUG),
         (
-            lambda net, x: {"a": x}["b"],
-            "the step failed at {}: KeyError: 'b'",
-            DEBUG,
-        ),
-        (
             lambda net, x: net.missing(x),
             "the step failed at {}: AttributeError: 'Net' object has no attribute 'missing'",
             DEBUG,
@@ -203,7 +182,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         (
             lambda net, x: net.list(x),
             "ModuleList is called at {} and has no method forward",
-            "call the modules in it one by one",
+            "define forward(self, ...) in it; of a ModuleList, call the modules one by one",
         ),
         (
             lambda net, x: x.view(-1, 7),
@@ -211,39 +190,10 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
             "check shapes and dtypes of the inputs: 3x4:float32",
         ),
         (
-            lambda net, x: x.flatten(1, 5),
-            "the step failed at {}: IndexError: Dimension out of range "
-            "(expected to be in range of [-2, 1], but got 5)",
-            "check shapes and dtypes of the inputs: 3x4:float32",
-        ),
-        (
             lambda net, x: functional.embedding(x, torch.ones(3, 4)),
             "the step failed at {}: RuntimeError: Expected tensor for argument #1 'indices' to "
             "have one of the following scalar types: Long, Int; but got torch.float32 instead",
             "an input of integers is written 4x8:int64; the inputs are 3x4:float32",
-        ),
-        (
-            lambda net, x: functional.cross_entropy(x, x[:, 0]),
-            "the step failed at {}: RuntimeError: gather(): Expected dtype int32/int64 for index, "
-            "but got torch.float32",
-            "an input of integers is written 4x8:int64; the inputs are 3x4:float32",
-        ),
-        (
-            lambda net, x: x + torch.zeros(10**10, 10**10),
-            "the step failed at {}: RuntimeError: Storage size calculation overflowed with "
-            "sizes=[10000000000, 10000000000]",
-            "no tensor has more than 2^63 bytes; the inputs are 3x4:float32",
-        ),
-        (
-            lambda net, x: x.missing,
-            "the step failed at {}: AttributeError: 'Tensor' object has no attribute 'missing'",
-            DEBUG,
-        ),
-        (
-            lambda net, x: net.scale.add_(1),
-            "the step failed at {}: RuntimeError: a leaf Variable that requires grad is being used "
-            "in an in-place operation.",
-            DEBUG,
         ),
         (
             lambda net, x: torch.distributed.all_reduce(x),
@@ -264,12 +214,6 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         (
             lambda net, x: torch.cuda.Event(enable_timing=True),
             "the step failed at {}: RuntimeError: Tried to instantiate dummy base class Event",
-            NO_GPU,
-        ),
-        (
-            lambda net, x: x + torch.cuda.FloatTensor(4),
-            "the step failed at {}: TypeError: type torch.cuda.FloatTensor not available. Torch "
-            "not compiled with CUDA enabled.",
             NO_GPU,
         ),
         (
@@ -307,34 +251,6 @@ def test_weights_that_do_not_fit_inside_are_named() -> None:
     )
     with pytest.raises(fxmem.TraceError, match="check shapes and dtypes of the inputs"):
         fxmem.analyze(nn.Linear(8, 16), ("4x9",))
-
-
-def test_weights_are_named_whatever_self_is_called() -> None:
-    class Encoding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
-
-        def forward(this, x: Tensor) -> Any:
-            return this.encoder(x)
-
-    with pytest.raises(fxmem.TraceError, match=r"the weights of 'encoder\.0', a Linear,"):
-        fxmem.analyze(Encoding(), ("4x9",))
-
-
-@pytest.mark.parametrize("code", [lambda n: torch.linspace(0, 1, n), lambda n: [*range(n)]])
-def test_a_number_that_was_taken_for_a_shape(code: Callable[..., Any]) -> None:
-    class Counted(nn.Linear):
-        def forward(self, x: Tensor, n: Any = 3) -> Tensor:
-            return super().forward(x) * len(code(n))
-
-    with pytest.raises(fxmem.TraceError) as caught:
-        fxmem.analyze(Counted(8, 8), ("4x8",), {"n": "24"})
-    assert caught.value.hint == (
-        "n=24 is a tensor of 24 elements, as any shape: numbers are given in Python,"
-        " kwargs={'n': 24}"
-    )
-    fxmem.analyze(Counted(8, 8), ("4x8",), {"n": 24})
 
 
 class Remembers(nn.Module):
