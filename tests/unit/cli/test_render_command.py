@@ -17,8 +17,7 @@ from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Segment
 from fxmem.report.graph import dot
 from fxmem.report.memory_snapshot import write_snapshot
-from fxmem.report.timeline_plot import draw_timeline
-from fxmem.report.tradeoff_plot import draw_tradeoff
+from fxmem.report.plots import draw_timeline, draw_tradeoff
 
 COMMAND = ["render", "nets/net.py:Net", "--input", "8x1024"]
 

@@ -24,8 +24,7 @@ from fxmem.report.formats import (
     find_format,
     render,
 )
-from fxmem.report.timeline_plot import draw_timeline
-from fxmem.report.tradeoff_plot import draw_tradeoff
+from fxmem.report.plots import draw_timeline, draw_tradeoff
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_plots_need_matplotlib_and_no_graphviz(
     monkeypatch.setattr(formats, "find_engine", lambda kind: pytest.fail("asks for Graphviz"))
     make_analysis().render(tmp_path / "a.svg", view="timeline")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="no matplotlib is installed"):
+    with pytest.raises(UsageError, match="matplotlib is not installed"):
         make_analysis().render(tmp_path / "b.svg", view="timeline")
     make_analysis().render(tmp_path / "c.pickle")
 

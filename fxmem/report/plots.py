@@ -1,0 +1,318 @@
+"""Plots of a step: live memory by category, and the peaks of plans against their added time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fxmem.analysis import Analysis
+from fxmem.errors import UsageError
+from fxmem.graph import Category, Operation, Phase
+from fxmem.memory.liveness import list_category_bytes
+from fxmem.planning.plan import Plan
+from fxmem.report.document import build_document, describe_subject
+from fxmem.report.tables import escape_controls, shorten
+from fxmem.report.text import write_headline, write_subject
+from fxmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 200
+"""The moments that are drawn at most; of those between, the one with the most bytes."""
+STYLES = {
+    Category.PARAMETER: ("#56718C", ""),
+    Category.BUFFER: ("#9AA5B1", "||||"),
+    Category.INPUT: ("#F0E442", "++"),
+    Category.OPTIMIZER_STATE: ("#0072B2", "\\\\"),
+    Category.GRADIENT: ("#009E73", "//"),
+    Category.ACTIVATION: ("#E69F00", ""),
+    Category.OUTPUT: ("#CC79A7", "xx"),
+    Category.TEMPORARY: ("#56B4E9", "---"),
+    Category.WORKSPACE: ("#D8D3C8", "||"),
+}
+"""Colours of Okabe and Ito, distinct with any colour vision, and hatches, in grey too; in the
+order in which they are stacked, what stays at the bottom. No dots: an SVG writes out each."""
+_PALE, _PEAK, _PLAN, _FRONT = "#6B727C", "#B23A00", "#54206A", "#0B5A94"
+_WIDEST_TITLE = 105
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 9.0,
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "hatch.linewidth": 0.5,
+    "svg.fonttype": "none",  # text stays text, to be found and read aloud
+    "svg.hashsalt": "fxmem",
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+
+
+def find_matplotlib() -> None:
+    """Checks that plots can be drawn.
+
+    Raises:
+        UsageError: There is no matplotlib.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("matplotlib is not installed", hint="pip install matplotlib")
+
+
+@contextlib.contextmanager
+def plain_style() -> Iterator[None]:
+    """Makes plots look alike whatever the user has set up."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font does not have
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def draw_timeline(
+    analysis: Analysis, kind: str, plan: Plan | None = None, planned: Analysis | None = None
+) -> bytes:
+    """Draws the live memory of a step as stacked areas, with its phases and its peak.
+
+    Args:
+        analysis: Of the step.
+        kind: ``svg``, ``png`` or ``pdf``; the same file each time.
+        plan: A plan of it, whose peak is drawn too; or None.
+        planned: The step with the plan; None where that is not known.
+    """
+    with plain_style():
+        return _save(build_timeline_figure(analysis, plan, planned), kind)
+
+
+def draw_tradeoff(
+    analysis: Analysis, kind: str, front: Sequence[Plan], plan: Plan | None = None
+) -> bytes:
+    """Draws the peak of each plan of a front against the time that it adds.
+
+    Args:
+        analysis: Of the step.
+        kind: ``svg``, ``png`` or ``pdf``; the same file each time.
+        front: The trade-offs, as :func:`fxmem.pareto` returns them.
+        plan: The chosen plan, which is marked; or None.
+
+    Raises:
+        UsageError: There are no trade-offs.
+    """
+    if not front:
+        raise UsageError("there are no trade-offs to draw", hint="front=fxmem.pareto(analysis)")
+    with plain_style():
+        return _save(build_tradeoff_figure(analysis, front, plan), kind)
+
+
+def build_timeline_figure(
+    analysis: Analysis, plan: Plan | None = None, planned: Analysis | None = None
+) -> Figure:
+    """Builds the plot of :func:`draw_timeline` before it is a file."""
+    steps, peak = len(analysis.graph.operations), analysis.peak
+    unit, unit_name = _choose_unit(analysis.peak_bytes)
+    headline = write_headline(build_document(analysis).headline)
+    figure, axes = _start_figure(analysis, headline, title_pad=18)
+    axes.set(xlim=(0, steps), ylim=(0, max(analysis.peak_bytes, 1) / unit * 1.12))
+    axes.set(xlabel="operations of the step, in order", ylabel=f"live memory ({unit_name})")
+    series = list_category_bytes(analysis.allocated_graph)
+    present = [category for category in STYLES if any(series[category])] or [Category.PARAMETER]
+    moments = choose_moments(analysis.profile.live_bytes, COLUMNS)
+    labels = [
+        f"{each.value.replace('_', ' ').lower()} {format_bytes(series[each][peak.step])}"
+        for each in present
+    ]
+    areas = axes.stackplot(
+        np.linspace(0, steps, len(moments) + 1),
+        [[series[each][at] / unit for at in (*moments, moments[-1])] for each in present],
+        step="post",
+        colors=[STYLES[each][0] for each in present],
+        hatch=[STYLES[each][1] for each in present],
+        labels=labels,
+        edgecolor="#16191D70",
+        linewidth=0.3,
+    )
+    handles: list[Any] = [*reversed(areas)]
+    _mark_phases(axes, analysis.graph.operations)
+    if plan is not None:
+        less = 1 - plan.peak_bytes / max(analysis.peak_bytes, 1)
+        label = (
+            f"with the plan {format_bytes(plan.peak_bytes)}\n"
+            f"{less:.0%} less, {plan.overhead:.1%} more time"
+        )
+        level = plan.peak_bytes / unit
+        handles.append(axes.axhline(level, color=_PLAN, linewidth=1.2, linestyle=":", label=label))
+    if planned is not None:
+        xs = fit_phases(planned.graph.operations, analysis.graph.operations)
+        live = planned.profile.live_bytes
+        moments = choose_moments(live, COLUMNS)
+        ys = [live[at] / unit for at in moments]
+        axes.plot([xs[at] for at in moments], ys, color=_PLAN, linewidth=1.7)
+    x, y = peak.step + 0.5, peak.nbytes / unit
+    axes.plot([x], [y], marker="o", color=_PEAK, markersize=7, zorder=7, clip_on=False)
+    axes.annotate(
+        f"peak {format_bytes(peak.nbytes)}",
+        (x, y),
+        xytext=(0, 6),
+        textcoords="offset points",
+        ha="left" if x < 0.2 * steps else "right" if x > 0.8 * steps else "center",
+        color=_PEAK,
+        weight="bold",
+    )
+    axes.legend(handles=handles, title="alive at the peak", loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def build_tradeoff_figure(
+    analysis: Analysis, front: Sequence[Plan], plan: Plan | None = None
+) -> Figure:
+    """Builds the plot of :func:`draw_tradeoff` before it is a file."""
+    unit, unit_name = _choose_unit(analysis.peak_bytes)
+    chosen = plan or min(front, key=lambda p: (p.peak_bytes, p.overhead))
+    figure, axes = _start_figure(
+        analysis,
+        f"Peak {format_bytes(analysis.peak_bytes)}; {'with the plan' if plan else 'down to'} "
+        f"{format_bytes(chosen.peak_bytes)} for {chosen.overhead:.1%} more time",
+    )
+    most = max(*(p.overhead for p in (*front, chosen)), 0.01)
+    axes.set(xlim=(-0.03 * most, 1.08 * most), ylim=(0, analysis.peak_bytes / unit * 1.12))
+    axes.set(
+        xlabel="time added to the step, by the target's roofline", ylabel=f"peak ({unit_name})"
+    )
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    axes.grid(axis="y", color="#E4E7EB", linewidth=0.7)
+    ordered = sorted(front, key=lambda p: (p.overhead, -p.peak_bytes))
+    xs = [*(p.overhead for p in ordered), 1.08 * most]
+    ys = [p.peak_bytes / unit for p in (*ordered, ordered[-1])]
+    axes.axhline(
+        analysis.peak_bytes / unit,
+        color=_PEAK,
+        linestyle="--",
+        linewidth=1.0,
+        label=f"without a plan {format_bytes(analysis.peak_bytes)}",
+    )
+    axes.fill_between(xs, ys, step="post", color="#DCEAF7")
+    axes.plot(xs, ys, drawstyle="steps-post", color=_FRONT, linewidth=1.2)
+    axes.plot(xs[:-1], ys[:-1], linestyle="", marker="o", color=_FRONT, label=f"{len(front)} plans")
+    if plan is not None:
+        label = f"chosen {format_bytes(plan.peak_bytes)}, {plan.overhead:.1%} more time"
+        axes.plot(
+            *([plan.overhead], [plan.peak_bytes / unit]),
+            marker="D",
+            color=_PLAN,
+            markersize=9,
+            linestyle="",
+            label=label,
+        )
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def choose_moments(live_bytes: Sequence[int], columns: int) -> tuple[int, ...]:
+    """Chooses operations that stand for all: of consecutive ones, that with the most bytes.
+
+    Args:
+        live_bytes: Of each operation.
+        columns: How many are chosen at most.
+
+    >>> choose_moments((1, 5, 2, 2), 2), choose_moments((1, 2), 4)
+    ((1, 2), (0, 1))
+    """
+    steps = len(live_bytes)
+    columns = min(columns, steps)
+    edges = [column * steps // columns for column in range(columns + 1)]
+    return tuple(
+        max(range(start, stop), key=live_bytes.__getitem__) for start, stop in pairwise(edges)
+    )
+
+
+def fit_phases(operations: Sequence[Operation], others: Sequence[Operation]) -> tuple[float, ...]:
+    """Places operations on the axis of others, so that each phase begins where theirs does.
+
+    Args:
+        operations: Of a step.
+        others: Of the same step with more or fewer operations in its phases.
+
+    >>> step = [Operation(0, "a", Phase.FORWARD), Operation(1, "b", Phase.BACKWARD)]
+    >>> fit_phases([*step, Operation(2, "c", Phase.BACKWARD)], step)
+    (0.5, 1.25, 1.75)
+    """
+    starts, there = _list_phases(operations), _list_phases(others)
+    shared = [key for key in starts if key in there]
+    places = np.interp(
+        np.arange(len(operations)) + 0.5,
+        [*(starts[key] for key in shared), len(operations)],
+        [*(there[key] for key in shared), len(others)],
+    )
+    return tuple(map(float, places))
+
+
+def _list_phases(operations: Sequence[Operation]) -> dict[tuple[Phase, int], int]:
+    """Lists where each run of operations of one phase starts, by phase and occurrence."""
+    seen, starts = Counter[Phase](), dict[tuple[Phase, int], int]()
+    for phase, group in groupby(operations, key=lambda operation: operation.phase):
+        starts[phase, seen[phase]] = next(group).index
+        seen[phase] += 1
+    return starts
+
+
+def _mark_phases(axes: Axes, operations: Sequence[Operation]) -> None:
+    """Draws lines between the phases, and above the names of those that are wide enough."""
+    starts = _list_phases(operations)
+    edges = pairwise([*starts.values(), len(operations)])
+    for (phase, _), (start, stop) in zip(starts, edges, strict=True):
+        axes.axvline(start, color=_PALE, linewidth=0.8, linestyle=":")
+        if (stop - start) / len(operations) > 0.012 * len(phase.value):
+            middle = (start + stop) / 2
+            axes.text(
+                *(middle, 1.01, phase.value),
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                color=_PALE,
+            )
+
+
+def _start_figure(analysis: Analysis, answer: str, title_pad: int = 6) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    subject = describe_subject(analysis)
+    rest = write_subject(subject).removeprefix(f"{escape_controls(subject.model)}; ")
+    lines = [
+        shorten(escape_controls(text), _WIDEST_TITLE) for text in (subject.model, answer, rest)
+    ]
+    figure = Figure(figsize=(10.0, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title("\n".join(lines), pad=title_pad)
+    return figure, axes
+
+
+def _save(figure: Figure, kind: str) -> bytes:
+    metadata: dict[str, dict[str, str | None]] = {
+        "svg": {"Date": None, "Creator": "fxmem"},
+        "png": {"Software": "fxmem"},
+        "pdf": {"CreationDate": None, "Creator": "fxmem", "Producer": None},
+    }
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=kind, dpi=150, metadata=metadata[kind])
+    return drawn.getvalue()
+
+
+def _choose_unit(nbytes: int) -> tuple[int, str]:
+    """Chooses a unit in which an axis up to so many bytes has short numbers.
+
+    >>> _choose_unit(3 * 2**30), _choose_unit(5_000)
+    ((1073741824, 'GiB'), (1024, 'KiB'))
+    """
+    names = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = min(max(nbytes.bit_length() - 1, 0) // 10, len(names) - 1)
+    return 1024**power, names[power]
