@@ -21,8 +21,8 @@ from fxmem.report.graph.dot import Picture, build_picture, draw_dot, find_engine
 from fxmem.report.graph.tree import Detail
 from fxmem.report.graph.view import NO_OVERLAY, build_view, lay_plan
 from fxmem.report.html import Page, write_html
-from fxmem.report.memory_snapshot import write_snapshot
 from fxmem.report.plots import draw_timeline, draw_tradeoff, find_matplotlib
+from fxmem.report.snapshot import write_snapshot
 
 GRAPH, TIMELINE, TRADEOFF = "graph", "timeline", "tradeoff"
 """Views: Graphviz draws the first, where a format needs it at all, and matplotlib the others."""

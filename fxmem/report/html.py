@@ -1,4 +1,4 @@
-"""The HTML report: one file that needs no network, for a reader who wants to look around."""
+"""The HTML report: one interactive page in one file, which loads nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -44,14 +44,14 @@ _LOOK = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What an HTML report is written from.
+    """The parts of an HTML report.
 
     Attributes:
         analysis: Of the step.
-        plan: What is told of besides, or None.
+        plan: A plan of it, or None.
         front: The trade-offs of the step; may be empty.
         svg: The graph as Graphviz draws it; empty where there is none.
-        graph_note: Why there is none.
+        graph_note: The reason why there is none.
     """
 
     analysis: Analysis
@@ -62,13 +62,10 @@ class Page:
 
 
 def write_html(page: Page) -> str:
-    """The report as one file.
+    """Writes the report as one file.
 
     Its script and its style are part of it, and its content policy lets nothing else run and
     nothing be loaded. Names are data: the template escapes them, and the script sets texts only.
-
-    Args:
-        page: What to write.
     """
     analysis, plan = page.analysis, page.plan
     document = build_document(analysis)
@@ -97,7 +94,7 @@ def write_html(page: Page) -> str:
 
 
 def embed_json(data: Any) -> str:
-    r"""JSON that ends no script element, whatever its texts are.
+    r"""Writes JSON that ends no script element, whatever its texts are.
 
     >>> print(embed_json({"name": "</script><b>"}))
     {"name":"\u003c/script\u003e\u003cb\u003e"}
@@ -109,11 +106,7 @@ def embed_json(data: Any) -> str:
 
 
 def clean_svg(svg: bytes) -> str:
-    """A picture of Graphviz as part of a page: its shapes, texts and looks, and nothing else.
-
-    Args:
-        svg: The file as it was drawn.
-    """
+    """Reduces a picture of Graphviz to its shapes, texts and looks, as part of a page."""
     ElementTree.register_namespace("", "http://www.w3.org/2000/svg")
     root = ElementTree.fromstring(svg)
     for element in [*root.iter()]:
@@ -137,13 +130,13 @@ def _add_title(element: ElementTree.Element, text: str) -> None:
 
 @cache
 def read_style() -> str:
-    """The style of every report."""
+    """Reads the style of every report."""
     return _read("report.css")
 
 
 @cache
 def read_script() -> str:
-    """The script of every report."""
+    """Reads the script of every report."""
     return f'"use strict";\n(() => {{\n{"".join(map(_read, _SCRIPTS))}}})();\n'
 
 
@@ -172,28 +165,25 @@ def _load_template() -> Any:
 
 
 def _trace(analysis: Analysis, plan: Plan) -> PlannedStep | None:
-    """The step with the plan; None for a saved report, which lacks what that takes."""
+    """Traces the step with the plan; None for a saved report, which lacks what that takes."""
     is_whole = bool(analysis.graph.saves) or not analysis.graph.saved
     return trace_plan(analysis, plan) if is_whole else None
 
 
-def _list_plan_notes(page: Page, planned: PlannedStep | None) -> Iterable[str]:
-    if page.plan is None:
+def _list_plan_notes(page: Page, planned: PlannedStep | None) -> Iterator[str]:
+    plan = page.plan
+    if plan is None:
         return
-    yield from _list_changes(page.plan)
-    if planned is None:
-        yield (
-            "The timeline with the plan is not shown: it takes the model, not a saved report, "
-            "and a plan that was made with the same version of fxmem."
-        )
-    if not page.front and page.plan.mode == "train":
-        yield "The trade-offs are not shown: they were not worked out."
-
-
-def _list_changes(plan: Plan) -> Iterator[str]:
     if plan.inplace:
         calls = ", ".join(f"{change.call} at {change.node}" for change in plan.inplace)
-        yield escape_controls(f"In place: {calls}.")
+        yield escape_controls(f"Computed in place: {calls}.")
     if plan.dels:
         names = ", ".join(f"{p.variable or p.value} after {p.after}" for p in plan.dels)
-        yield escape_controls(f"Let go of: {names}.")
+        yield escape_controls(f"Freed early: {names}.")
+    if planned is None:
+        yield (
+            "The timeline with the plan is not shown: it needs the model in place of a saved "
+            "report, and a plan made with the same version of fxmem."
+        )
+    if not page.front and plan.mode == "train":
+        yield "The trade-offs are not shown: they were not computed."

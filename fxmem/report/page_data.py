@@ -1,24 +1,24 @@
-"""What the script of an HTML report reads: a step as columns of numbers and a table of texts.
+"""The data of an HTML report: a step as columns of numbers, and the tree of its modules.
 
-The names of the fields are short words that the script knows; texts are indices into ``texts``,
-which holds each of them once.
+The script of the page reads the fields by their names; texts are indices into ``texts``, which
+holds each of them once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Category, MemoryGraph, Operation, SourceLocation, Storage
+from fxmem.graph import Category, Operation, Storage
 from fxmem.memory.labels import label_operator
 from fxmem.planning.outcome import PlannedStep
 from fxmem.planning.plan import Plan
-from fxmem.report.document import Document
-from fxmem.report.module_tree import list_modules
+from fxmem.report.document import Document, NodeRow
 from fxmem.report.tables import escape_controls
+from fxmem.report.text import write_shape
 
 NONE = -1
 """Stands for no node, no text, and no operation."""
@@ -30,19 +30,37 @@ STACK = (
 """Categories as they lie on each other, from the bottom: what changes least comes first."""
 
 
+_SUMS = ("output_bytes", "saved_bytes", "live_bytes", "forward_flops", "backward_flops")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """A module with all that is in it, or one operation.
+
+    Attributes:
+        name: Within the row around it; empty for the model itself.
+        level: How many rows it lies in.
+        node: Index of the node where it is one; ``NONE`` for what holds several.
+        sums: Bytes of its parameters; of its nodes' new storages, of what they were the first to
+            save, of what they made that is alive at the peak; their forward and backward FLOPs.
+    """
+
+    name: str
+    level: int
+    node: int
+    sums: tuple[int, ...]
+
+
 class _Texts:
-    """Texts by index, each once, with nothing in them that a reader cannot see."""
+    """Texts by index, each once and printable."""
 
     def __init__(self) -> None:
-        self._indices: dict[str, int] = {}
+        self.indices: dict[str, int] = {}
 
-    def add(self, text: str | None) -> int:
+    def add(self, text: object | None) -> int:
         if text is None:
             return NONE
-        return self._indices.setdefault(escape_controls(text), len(self._indices))
-
-    def list_all(self) -> list[str]:
-        return [*self._indices]
+        return self.indices.setdefault(escape_controls(str(text)), len(self.indices))
 
 
 def build_page_data(
@@ -52,7 +70,7 @@ def build_page_data(
     plan: Plan | None = None,
     front: Iterable[Plan] = (),
 ) -> dict[str, Any]:
-    """Everything that the script shows, as what JSON knows.
+    """Collects everything that the script shows, as plain data.
 
     Args:
         analysis: Of the step.
@@ -61,94 +79,79 @@ def build_page_data(
         plan: The plan, or None.
         front: The trade-offs; may be empty.
     """
-    texts, graph = _Texts(), analysis.allocated_graph
+    texts, graph, nodes = _Texts(), analysis.allocated_graph, document.nodes
+    operations, storages = graph.operations, graph.storages
+    used = [NONE] * len(storages)
+    for operation in operations:
+        for index in (*operation.reads, *operation.writes):
+            used[index] = operation.index
     data = {
         "peak": analysis.peak.step,
         "categories": [category.value for category in STACK],
-        "phases": [*_list_phases(graph.operations)],
-        "operations": _list_operations(graph.operations, texts),
-        "nodes": _list_nodes(document, texts),
-        "storages": _list_storages(analysis, texts),
-        "modules": _list_modules(document, graph, texts),
+        "phases": [*_list_phases(operations)],
+        "operations": {
+            "name": [texts.add(label_operator(operation)) for operation in operations],
+            "node": [_index(operation.node) for operation in operations],
+            "again": [operation.index for operation in operations if operation.recomputed],
+            "workspace": [operation.workspace_bytes for operation in operations],
+        },
+        "nodes": {
+            "name": [texts.add(node.name) for node in nodes],
+            "target": [texts.add(node.target) for node in nodes],
+            "source": [
+                texts.add(node.source and f"{node.source.file}:{node.source.line}")
+                for node in nodes
+            ],
+        },
+        "storages": {
+            **_list_lives(storages),
+            "category": [STACK.index(storage.category) for storage in storages],
+            "label": [texts.add(label) for label in analysis.labels],
+            "shape": [texts.add(write_shape(storage.shape)) for storage in storages],
+            "dtype": [texts.add(storage.dtype) for storage in storages],
+            "used": used,
+            "node": [_index(storage.node) for storage in storages],
+            "saved": [list(storage.saved_by) for storage in storages],
+        },
+        "modules": [
+            [texts.add(row.name), row.level, row.node, *row.sums]
+            for row in list_modules(nodes, storages)
+        ],
         "planned": None if planned is None else _describe_planned(planned),
         "front": [_describe_trade(trade) for trade in front],
         "chosen": None if plan is None else _describe_trade(plan),
     }
-    return {**data, "texts": texts.list_all()}
+    return {**data, "texts": [*texts.indices]}
+
+
+def _index(index: int | None) -> int:
+    return NONE if index is None else index
 
 
 def _list_phases(operations: Sequence[Operation]) -> Iterator[tuple[str, int, int]]:
-    """The name of each run of one phase, its first operation and the one after its last."""
+    """Lists the runs of one phase: its name, its first operation and the one after its last."""
     for phase, run in groupby(operations, key=lambda operation: operation.phase):
         indices = [operation.index for operation in run]
         yield phase.value, indices[0], indices[-1] + 1
 
 
-def _list_operations(operations: Sequence[Operation], texts: _Texts) -> dict[str, list[int]]:
-    return {
-        "name": [texts.add(label_operator(operation)) for operation in operations],
-        "node": [NONE if operation.node is None else operation.node for operation in operations],
-        "again": [operation.index for operation in operations if operation.recomputed],
-        "workspace": [operation.workspace_bytes for operation in operations],
-    }
-
-
-def _list_nodes(document: Document, texts: _Texts) -> dict[str, list[int]]:
-    return {
-        "name": [texts.add(node.name) for node in document.nodes],
-        "target": [texts.add(node.target) for node in document.nodes],
-        "source": [_add_source(node.source, texts) for node in document.nodes],
-    }
-
-
-def _list_storages(analysis: Analysis, texts: _Texts) -> dict[str, list[Any]]:
-    graph = analysis.allocated_graph
-    storages, used = graph.storages, _find_last_uses(graph)
+def _list_lives(storages: Iterable[Storage]) -> dict[str, list[int]]:
+    storages = [*storages]
     return {
         "bytes": [storage.nbytes for storage in storages],
-        "category": [STACK.index(storage.category) for storage in storages],
-        "label": [texts.add(label) for label in analysis.labels],
-        "shape": [texts.add(_write_shape(storage)) for storage in storages],
-        "dtype": [texts.add(storage.dtype) for storage in storages],
         "born": [storage.born for storage in storages],
-        "used": used,
-        "died": [NONE if storage.died is None else storage.died for storage in storages],
-        "node": [NONE if storage.node is None else storage.node for storage in storages],
-        "saved": [list(storage.saved_by) for storage in storages],
+        "died": [_index(storage.died) for storage in storages],
     }
-
-
-def _find_last_uses(graph: MemoryGraph) -> list[int]:
-    """The last operation that reads or changes each storage."""
-    used = [NONE] * len(graph.storages)
-    for operation in graph.operations:
-        for index in (*operation.reads, *operation.writes):
-            used[index] = operation.index
-    return used
-
-
-def _list_modules(document: Document, graph: MemoryGraph, texts: _Texts) -> list[list[int]]:
-    """Rows of the name, the level, the node, and the sums in the order of ``ModuleRow``."""
-    rows = []
-    for row in list_modules(document.nodes, graph.storages):
-        fields = asdict(row)
-        name, node = fields.pop("name"), fields.pop("node")
-        level = fields.pop("level")
-        rows.append([texts.add(name), level, NONE if node is None else node, *fields.values()])
-    return rows
 
 
 def _describe_planned(planned: PlannedStep) -> dict[str, Any]:
-    """Which operation each is, those computed again, and what the step then holds."""
+    """Describes the step with a plan: which operation each is, and what the step then holds."""
     graph = planned.analysis.allocated_graph
-    storages = [s for s in graph.storages if s.nbytes]
     return {
         "operation": [index for index, _ in planned.order],
         "again": [place for place, (_, again) in enumerate(planned.order) if again],
         "workspace": [operation.workspace_bytes for operation in graph.operations],
-        "bytes": [storage.nbytes for storage in storages],
-        "born": [storage.born for storage in storages],
-        "died": [NONE if storage.died is None else storage.died for storage in storages],
+        **_list_lives(s for s in graph.storages if s.nbytes),
     }
 
 
@@ -161,9 +164,66 @@ def _describe_trade(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _write_shape(storage: Storage) -> str:
-    return "x".join(map(str, storage.shape)) or "scalar"
+@dataclass(slots=True)
+class _Module:
+    fqn: str
+    children: dict[str, _Module] = field(default_factory=dict)
+    nodes: list[int] = field(default_factory=list)
+    parameter_bytes: int = 0
 
 
-def _add_source(source: SourceLocation | None, texts: _Texts) -> int:
-    return texts.add(None if source is None else f"{source.file}:{source.line}")
+def list_modules(nodes: Sequence[NodeRow], storages: Iterable[Storage]) -> tuple[ModuleRow, ...]:
+    """Lists the modules of a model and the operations in them, each before its inside.
+
+    Args:
+        nodes: Those of the report.
+        storages: Of the step, of which the parameters are read.
+    """
+    model = _Module("")
+    for index, node in enumerate(nodes):
+        if node.op not in ("placeholder", "output"):
+            module = model
+            for part in filter(None, node.fqn.split(".")):
+                inner = f"{module.fqn}.{part}" if module.fqn else part
+                module = module.children.setdefault(part, _Module(inner))
+            module.nodes.append(index)
+    for storage in storages:
+        if storage.category is Category.PARAMETER:
+            module = model  # the innermost that ran
+            for part in storage.name.split(".")[:-1]:
+                if part not in module.children:
+                    break
+                module = module.children[part]
+            module.parameter_bytes += storage.nbytes
+    return tuple(_list_rows(model, "", 0, nodes))
+
+
+def _list_rows(
+    module: _Module, name: str, level: int, nodes: Sequence[NodeRow]
+) -> Iterator[ModuleRow]:
+    def describe(name: str, level: int, index: int, parameter_bytes: int = 0) -> ModuleRow:
+        sums = (getattr(nodes[index], each) for each in _SUMS)
+        return ModuleRow(name, level, index, (parameter_bytes, *sums))
+
+    is_leaf = len(module.nodes) == 1 and not module.children and level > 0
+    if is_leaf and nodes[module.nodes[0]].op == "call_module":
+        yield describe(name, level, module.nodes[0], module.parameter_bytes)
+        return
+    # Children and operations in the order in which they first ran.
+    inside: list[tuple[int, str, _Module | None]] = [(index, "", None) for index in module.nodes]
+    inside += [(_find_first(child), part, child) for part, child in module.children.items()]
+    rows: list[ModuleRow] = []
+    for first, part, child in sorted(inside, key=lambda item: item[:2]):
+        if child is not None:
+            rows += _list_rows(child, part, level + 1, nodes)
+        else:
+            own = nodes[first].name.removeprefix(f"{module.fqn}.") if module.fqn else ""
+            rows.append(describe(own or nodes[first].name, level + 1, first))
+    own_sums = (module.parameter_bytes, *(0 for _ in _SUMS))
+    direct = [row.sums for row in rows if row.level == level + 1]
+    yield ModuleRow(name, level, NONE, tuple(map(sum, zip(own_sums, *direct, strict=True))))
+    yield from rows
+
+
+def _find_first(module: _Module) -> int:
+    return min([*module.nodes, *map(_find_first, module.children.values())])

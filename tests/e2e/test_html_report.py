@@ -340,10 +340,10 @@ def test_a_plan_lies_over_the_step(open_report: Any, planned: Report) -> None:
     overlay.focus()
     assert planned.plan.segments
     for _ in range(int(overlay.get_attribute("aria-valuemax"))):
-        if ", computed again: " in readout.inner_text():
+        if ", recomputed: " in readout.inner_text():
             break
         page.keyboard.press("ArrowRight")
-    assert ", computed again: " in readout.inner_text()
+    assert ", recomputed: " in readout.inner_text()
     page.keyboard.press("Home")
     first = format_bytes(planned.analysis.timeline.profile()[0])
     assert readout.inner_text().endswith(f": {first} before, {first} with the plan")

@@ -5,7 +5,7 @@ class Overlay extends Chart {
     const { planned } = data, steps = planned.operation.length;
     const again = new Set(planned.again);
     const [after] = sumLives(steps, planned, planned.workspace, 1, () => 0);
-    // What is computed again takes no time without the plan: there the line goes on as it was.
+    // Recomputation takes no time without the plan: there the line goes on as it was.
     const before = new Float64Array(steps);
     for (let step = 0; step < steps; step += 1) {
       before[step] = again.has(step) ? before[step - 1] : totals[planned.operation[step]];
@@ -45,7 +45,7 @@ class Overlay extends Chart {
     if (this.shown !== undefined) this.cursor.style.left = `${this.xOf(this.shown + 0.5)}px`;
   }
 
-  // Below the plot: where operations run that the plan computes again.
+  // Below the plot: where operations run that the plan recomputes.
   markAgain(pen) {
     const y = MARGIN.top + this.height;
     pen.fillStyle = makePattern(pen, readColor("after"), ["/", "\\"]);
@@ -55,13 +55,13 @@ class Overlay extends Chart {
     }
     pen.fillStyle = this.ink;
     pen.textAlign = "left";
-    const text = this.again.size ? "hatched: computed again" : "nothing is computed again";
+    const text = this.again.size ? "hatched: recomputed" : "nothing is recomputed";
     pen.fillText(text, MARGIN.left, y + 28);
   }
 
   tell(step) {
     const what = describeStep(data.planned.operation[step]).replace(/^Peak, operation/, "Operation");
-    const again = this.again.has(step) ? ", computed again" : "";
+    const again = this.again.has(step) ? ", recomputed" : "";
     const text = `${what}${again}: ${formatBytes(this.before[step])} before, ` +
       `${formatBytes(this.after[step])} with the plan`;
     find("overlay-moment").textContent = text;

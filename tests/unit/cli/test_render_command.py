@@ -16,8 +16,8 @@ from fxmem.planning import planner
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Segment
 from fxmem.report.graph import dot
-from fxmem.report.memory_snapshot import write_snapshot
 from fxmem.report.plots import draw_timeline, draw_tradeoff
+from fxmem.report.snapshot import write_snapshot
 
 COMMAND = ["render", "nets/net.py:Net", "--input", "8x1024"]
 

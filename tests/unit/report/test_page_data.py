@@ -9,12 +9,13 @@ import pytest
 from hand_made import MIB, make_analysis, make_graph, memory_graphs
 from hand_made_plans import make_front, make_plan
 from hypothesis import given
+from pictures import make_row
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Category, MemoryGraph
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Storage
 from fxmem.planning.outcome import PlannedStep
 from fxmem.report.document import build_document
-from fxmem.report.page_data import NONE, STACK, build_page_data
+from fxmem.report.page_data import NONE, STACK, ModuleRow, build_page_data, list_modules
 
 
 def build(analysis: Analysis | None = None, **more: Any) -> dict[str, Any]:
@@ -107,3 +108,50 @@ def test_every_category_is_in_the_stack_once() -> None:
 @pytest.mark.parametrize("field", ["name", "node", "workspace"])
 def test_operations_are_columns(field: str) -> None:
     assert len(build()["operations"][field]) == len(make_graph().operations)
+
+
+def make_parameter(index: int, name: str, nbytes: int) -> Storage:
+    return Storage(index, nbytes, Category.PARAMETER, name, (1,), "float32", RESIDENT, None)
+
+
+def outline(rows: tuple[ModuleRow, ...]) -> list[tuple[int, str]]:
+    return [(row.level, row.name) for row in rows]
+
+
+def test_sums_are_those_of_all_that_is_within() -> None:
+    nodes = [
+        make_row("up.0.conv", 0, fqn="up.0.conv", op="call_module", saved_bytes=3, live_bytes=7),
+        make_row("up.0.relu", 1, forward_flops=5, backward_flops=11),
+        make_row("cat", 2, saved_bytes=2),
+    ]
+    parameters = [
+        make_parameter(0, "up.0.conv.weight", 100),
+        make_parameter(1, "up.scale", 10),
+        make_parameter(2, "head.weight", 1),  # of a module that did not run: the model's
+    ]
+    rows = list_modules(nodes, parameters)
+    assert outline(rows) == [(0, ""), (1, "up"), (2, "0"), (3, "conv"), (3, "relu"), (1, "cat")]
+    model, up, block, conv, relu, cat = rows
+    assert [row.sums[0] for row in rows] == [111, 110, 100, 100, 0, 0]
+    assert [row.sums[1] for row in rows] == [3 * MIB, 2 * MIB, 2 * MIB, MIB, MIB, MIB]
+    assert (model.sums[2], up.sums[2], block.sums[2]) == (5, 3, 3)
+    assert (model.sums[3], conv.sums[3], cat.sums[3]) == (7, 7, 0)
+    assert model.sums[4:] == relu.sums[4:] == (5, 11)
+    assert [row.node for row in rows] == [NONE, NONE, NONE, 0, 1, 2]
+
+
+def test_a_module_that_runs_twice_has_a_row_for_each_call() -> None:
+    nodes = [
+        make_row("act", 0, fqn="act", op="call_module"),
+        make_row("fc", 1, fqn="fc", op="call_module"),
+        make_row("act_1", 2, fqn="act", op="call_module"),
+    ]
+    assert outline(list_modules(nodes, [])) == [
+        *[(0, ""), (1, "act"), (2, "act"), (2, "act_1")],
+        (1, "fc"),
+    ]
+
+
+def test_what_is_handed_in_and_out_is_no_operation() -> None:
+    nodes = [make_row("x", 0, op="placeholder"), make_row("output", 1, op="output")]
+    assert outline(list_modules(nodes, make_graph().storages)) == [(0, "")]

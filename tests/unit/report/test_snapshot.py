@@ -19,8 +19,8 @@ from benchmarks import allocator_trace
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.report.memory_snapshot import build_snapshot, write_snapshot
 from fxmem.report.saved import read_analysis
+from fxmem.report.snapshot import build_snapshot, write_snapshot
 
 
 @pytest.fixture(scope="module")
