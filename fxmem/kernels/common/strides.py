@@ -43,22 +43,6 @@ def activation_backward(grad_output: Tensor, *operands: object, **_named: object
     return lay_out_pointwise(grad_output, *(x for x in operands if isinstance(x, Tensor)))
 
 
-@ANY.kernel("rrelu_with_noise_backward")
-def rrelu_backward(
-    grad_output: Tensor,
-    x: Tensor,
-    noise: Tensor,
-    lower: float,
-    upper: float,
-    training: bool,
-    self_is_result: bool,
-) -> Tensor:
-    """Activation.cpp, ``rrelu_with_noise_backward``: the noise first, or as ``leaky_relu``."""
-    if training and upper - lower > 1e-6:
-        return lay_out_pointwise(noise, grad_output)
-    return lay_out_pointwise(x, grad_output)
-
-
 @ANY.kernel("_log_softmax_backward_data")
 def log_softmax_backward(
     grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype

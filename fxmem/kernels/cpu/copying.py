@@ -83,13 +83,6 @@ def _triangle(call: Call) -> int:
     return 0 if _follow_each_other(x) else size_bytes(x)
 
 
-@CPU.workspace("triu_", "tril_")
-def _triangle_in_place(call: Call) -> int:
-    """TriangularOps.cpp, likewise: both operands are copies, from four dimensions on."""
-    x = call.tensor(0)
-    return 0 if x.dim() <= 3 or _follow_each_other(x) else 2 * size_bytes(x)
-
-
 def _follow_each_other(x: Tensor) -> bool:
     """``checkTrilTriuBatchContiguous``: the matrices of a batch lie without gaps."""
     if x.is_contiguous():
@@ -109,19 +102,9 @@ def _shuffle(call: Call) -> int:
     return copies_bytes(x, x)
 
 
-@CPU.workspace("unfold_backward")
-def _unfold_backward(call: Call) -> int:
-    """aten/src/ATen/native/UnfoldBackward.h, ``_make_unfold_backward_iter_over_grad_out``.
-
-    An index for each position along the dimension, where windows overlap.
-    """
-    out, (dim, size, step) = call.result, (int(str(value)) for value in call.args[2:5])
-    return out.shape[dim] * _INDEX_BYTES if out.dim() and step < size else 0
-
-
 @CPU.workspace(
     *(
-        getattr(_aten, f"{kind}_pad{dims}d{suffix}").default
+        f"{kind}_pad{dims}d{suffix}"
         for kind in ("reflection", "replication")
         for dims in (1, 2, 3)
         for suffix in ("", "_backward")
@@ -130,10 +113,3 @@ def _unfold_backward(call: Call) -> int:
 def _pad(call: Call) -> int:
     """aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in one dense format."""
     return copies_bytes(call.result, call.tensor(0))
-
-
-@CPU.workspace("affine_grid_generator")
-def _affine_grid(call: Call) -> int:
-    """aten/src/ATen/native/AffineGridGenerator.cpp: homogeneous coordinates of the pixels."""
-    out = call.result
-    return out.numel() // out.shape[-1] * (out.shape[-1] + 1) * out.element_size()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import GRAIN_SIZE, two_pass_bytes
-from fxmem.kernels.registry import CPU, Call, as_tensor
+from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, size_bytes
 
 _aten = torch.ops.aten
@@ -40,17 +40,6 @@ def _cumulative(call: Call) -> int:
 def _nll_loss(call: Call) -> int:
     """aten/src/ATen/native/LossNLL.cpp, ``nll_loss_out_frame``: contiguous operands."""
     return contiguous_copies_bytes(*(value for value in call.args[:3] if isinstance(value, Tensor)))
-
-
-@CPU.workspace("index_reduce", "index_reduce_")
-def _index_reduce(call: Call) -> int:
-    """TensorAdvancedIndexing.cpp, ``index_reduce_func_impl``: means count what they add up.
-
-    Ones of the source's shape are added to a count for each element.
-    """
-    if call.args[4] != "mean":
-        return 0
-    return size_bytes(call.result) + size_bytes(call.tensor(3))
 
 
 @CPU.workspace("index_select")
@@ -141,9 +130,3 @@ def _positions_bytes(indices: object, x: Tensor, selected: Tensor) -> int:
 
 def _is_mask(index: Tensor) -> bool:
     return index.dtype in (torch.bool, torch.uint8)
-
-
-@CPU.workspace("_segment_reduce_backward")
-def _segment_reduce_backward(call: Call) -> int:
-    """aten/src/ATen/native/SegmentReduce.cpp, ``_segment_reduce_backward_kernel``: dense copies."""
-    return contiguous_copies_bytes(*(as_tensor(value) for value in call.args[:3]))

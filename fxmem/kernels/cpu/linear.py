@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._meta_registrations import _create_grouped_mm_output_tensor
 
-from fxmem.kernels.common import linear_algebra
+from fxmem.kernels.common import unmodelled
 from fxmem.kernels.cpu.onednn import library as onednn
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, size_bytes
@@ -22,9 +22,16 @@ from fxmem.kernels.workspace import PeakTrace, size_bytes
 _aten = torch.ops.aten
 
 CPU.leave_out(
-    "LAPACK serves: copies by column, and a workspace of its own", *linear_algebra.OPERATORS
+    "LAPACK serves: copies by column, and a workspace of its own", *unmodelled.LINEAR_ALGEBRA
 )
 CPU.leave_out("copies of its operands, slice by slice", "_trilinear")
+CPU.leave_out(
+    "scratch of a kernel that few models run",
+    *unmodelled.RARE,
+    "_sample_dirichlet", "dist", "index_reduce", "index_reduce_", "mvlgamma",
+    "_segment_reduce_backward", "tril_", "triu_", "unfold_backward", "affine_grid_generator",
+    "unique_dim", "unique_dim_consecutive",
+)  # fmt: skip
 
 # LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``: smaller products do not go to BLAS.
 _SMALL_PRODUCT = 400

@@ -42,13 +42,6 @@ def binary_cross_entropy(
     return elements if reduction == _NONE else elements.as_strided((), ())
 
 
-@CPU.kernel("soft_margin_loss")
-def soft_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    """The output of ``soft_margin_loss``."""
-    elements = x.new_empty(broadcast_sizes(x, target), dtype=torch.result_type(x, target))
-    return elements if reduction == _NONE else elements.as_strided((), ())
-
-
 @CPU.kernel("_ctc_loss")
 def ctc_loss(
     log_probs: Tensor,
@@ -134,12 +127,6 @@ def _bce(call: Call) -> int:
     return _reduced_in_place_bytes(call, call.get(3, "reduction"))
 
 
-@CPU.workspace("soft_margin_loss")
-def _soft_margin(call: Call) -> int:
-    """Loss.cpp, ``soft_margin_loss_out``: likewise."""
-    return _reduced_in_place_bytes(call, call.get(2, "reduction"))
-
-
 def _reduced_in_place_bytes(call: Call, found: object) -> int:
     x = call.tensor(0)
     if found == _NONE:
@@ -151,12 +138,6 @@ def _reduced_in_place_bytes(call: Call, found: object) -> int:
         cast_bytes((1,), x.dtype) if mean else two_pass_bytes(x.numel(), 1, x.element_size())
     )
     return trace.peak_bytes + x.element_size() - call.result_bytes
-
-
-@CPU.workspace("soft_margin_loss_backward")
-def _soft_margin_backward(call: Call) -> int:
-    """Loss.cpp, ``soft_margin_loss_backward_out``: the exponential beside its argument."""
-    return 2 * _elements_bytes(call.tensor(1), call.tensor(2))
 
 
 @CPU.workspace("_ctc_loss_backward", "_ctc_loss_backward.Tensor")

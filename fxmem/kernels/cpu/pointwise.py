@@ -129,16 +129,6 @@ def _where(call: Call) -> int:
     return numbers * call.result.element_size()
 
 
-@CPU.workspace("mvlgamma")
-def _multivariate_gamma(call: Call) -> int:
-    """aten/src/ATen/native/UnaryOps.cpp, ``mvlgamma``: as many arguments as there are dimensions.
-
-    Then a number is added to their sum.
-    """
-    x, dims = call.tensor(0), int(str(call.args[1]))
-    return dims * size_bytes(x) + cast_bytes((1.0,), x.dtype)
-
-
 @CPU.workspace("gelu_backward")
 def _gelu_backward(call: Call) -> int:
     """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.

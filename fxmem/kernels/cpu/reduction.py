@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, size_bytes
+from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 _aten = torch.ops.aten
 
@@ -107,13 +107,6 @@ def _norm(call: Call) -> int:
     return _cast_bytes(call.tensor(0), call.result) if call.kwargs.get("dtype") else 0
 
 
-@CPU.workspace("dist")
-def _distance(call: Call) -> int:
-    """aten/src/ATen/native/Distance.cpp, ``dist``: the norm of the difference."""
-    x, y = call.tensor(0), call.tensor(1)
-    return math.prod(broadcast_sizes(x, y)) * call.result.element_size()
-
-
 @CPU.workspace("mean", "mean.dim")
 def _mean(call: Call) -> int:
     """ReduceOps.cpp, ``mean_kernel_impl`` by ``sum_out(...).div_(count)``.
@@ -152,10 +145,3 @@ def _histogram(call: Call) -> int:
     extremes = copied + 2 * x.element_size() if given[0] == given[1] else 0
     counts = torch.get_num_threads() * size_bytes(out)
     return copied + size_bytes(out) + out.element_size() + max(extremes, counts)
-
-
-@CPU.workspace("renorm")
-def _renormalize(call: Call) -> int:
-    """aten/src/ATen/native/Normalization.cpp, ``renorm_out``: a norm for each slice."""
-    x = call.tensor(0)
-    return x.shape[int(str(call.args[2]))] * x.element_size()

@@ -28,7 +28,7 @@ def _overloads(name: str) -> tuple[OpOverload, ...]:
 
 @CPU.workspace(
     *(
-        getattr(_aten, f"{name}_backward").default
+        f"{name}_backward"
         for name in (
             "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
             "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",

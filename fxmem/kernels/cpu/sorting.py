@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxmem.kernels.cpu.copying import contiguous_copies_bytes, transposing_buffer_bytes
+from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import size_bytes
 
@@ -19,29 +19,6 @@ def _sort(call: Call) -> int:
     found = call.args[-1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
     dim = found if isinstance(found, int) and not isinstance(found, bool) else -1
     return x.shape[dim] * _INDEX_BYTES if x.dim() else 0
-
-
-@CPU.workspace("kthvalue")
-def _kthvalue(call: Call) -> int:
-    """Sorting.cpp, ``kthvalue_out_impl_cpu``: values and indices to be partitioned."""
-    x = call.tensor(0)
-    return size_bytes(x) + x.numel() * _INDEX_BYTES
-
-
-@CPU.workspace("median.dim", "nanmedian.dim")
-def _median(call: Call) -> int:
-    """Sorting.cpp, ``median_with_indices_impl``: the dimension is made the innermost."""
-    x = call.tensor(0)
-    if not x.dim():
-        return 0
-    moved = x.transpose(int(str(call.args[1])), -1)
-    return 0 if moved.is_contiguous() else size_bytes(x) + transposing_buffer_bytes(moved)
-
-
-@CPU.workspace("median", "nanmedian")
-def _median_of_all(call: Call) -> int:
-    """Sorting.cpp, ``median_impl``: a copy to be partitioned."""
-    return size_bytes(call.tensor(0))
 
 
 @CPU.workspace("multinomial")
@@ -60,13 +37,6 @@ def _multinomial(call: Call) -> int:
     return checks + size_bytes(x) + values
 
 
-@CPU.workspace("_sample_dirichlet")
-def _dirichlet(call: Call) -> int:
-    """aten/src/ATen/native/Distributions.cpp, ``_s_dirichlet_cpu``: variates as doubles, summed."""
-    x = call.tensor(0)
-    return (x.numel() + x.numel() // max(1, x.shape[-1])) * torch.float64.itemsize
-
-
 @CPU.workspace("_unique2")
 def _unique(call: Call) -> int:
     """aten/src/ATen/native/Unique.cpp, ``unique_cpu_sorted_template``: sorted, with indices.
@@ -83,16 +53,3 @@ def _unique(call: Call) -> int:
     inside = copied + size_bytes(x) + indices
     starts = (counts.numel() + 1) * _INDEX_BYTES if counts.numel() else 0
     return inside + max(starts, indices - call.result_bytes)
-
-
-@CPU.workspace("unique_dim")
-def _unique_rows(call: Call) -> int:
-    """Unique.cpp, ``_unique_dim_cpu_template``: the dimension outermost, and the rows sorted."""
-    x, dim = call.tensor(0), int(str(call.args[1]))
-    return contiguous_copies_bytes(x.movedim(dim, 0)) + size_bytes(x)
-
-
-@CPU.workspace("unique_dim_consecutive")
-def _row_runs(call: Call) -> int:
-    """Unique.cpp, likewise, without sorting."""
-    return contiguous_copies_bytes(call.tensor(0).movedim(int(str(call.args[1])), 0))

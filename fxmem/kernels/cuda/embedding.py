@@ -120,14 +120,6 @@ def _is_fused(rows: _Rows, segments: int, parts: int) -> bool:
     return blocks < current_gpu().multiprocessors * _FUSED_BLOCKS and parts > 4 * blocks
 
 
-@CUDA.workspace("embedding_renorm_")
-def _renorm(call: Call) -> int:
-    """Embedding.cu, ``embedding_renorm_cuda_``: indices in order, and those that differ."""
-    indices = call.tensor(1)
-    count, itemsize = indices.numel(), indices.element_size()
-    return 3 * count * itemsize + _LONG_BYTES + scan_bytes(count, itemsize)
-
-
 @CUDA.kernel("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(*args: Any, **kwargs: Any) -> Any:
     """EmbeddingBag.cu, ``_embedding_bag_cuda``: bags, the bag of each index, sizes, maxima."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fxmem.graph import Blocks
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes, flatten_bytes
+from fxmem.kernels.cuda.layouts import dense_bytes
 from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import BlockTrace, broadcast_sizes, size_bytes
@@ -232,13 +232,6 @@ def _masked_scatter_backward(call: Call) -> int:
     grad = call.tensor(0)
     selected = size_bytes(grad) + grad.numel() * max(grad.dim(), 1) * _INDEX_BYTES
     return max(selected, size_bytes(grad) + call.result_bytes) - call.result_bytes
-
-
-@CUDA.workspace("put_", "put")
-def _put(call: Call) -> int:
-    """TensorAdvancedIndexing.cpp, ``put_``: indices in the shape of the values."""
-    index, source = call.tensor(1), call.tensor(2)
-    return 0 if index.shape == source.shape else flatten_bytes(index)
 
 
 @CUDA.workspace("repeat_interleave.Tensor")

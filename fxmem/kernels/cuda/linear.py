@@ -13,7 +13,7 @@ import re
 import torch
 from torch import Tensor
 
-from fxmem.kernels.common import linear_algebra
+from fxmem.kernels.common import unmodelled
 from fxmem.kernels.cpu.linear import grouped_mm
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import is_nonoverlapping_dense
@@ -158,7 +158,7 @@ def _keep_cublas_of_groups(call: Call) -> tuple[tuple[str, int], ...]:
 
 CUDA.leave_out(
     "cuSOLVER or MAGMA serves: copies by column, and a workspace that the library states",
-    *linear_algebra.OPERATORS,
+    *unmodelled.LINEAR_ALGEBRA,
 )
 CUDA.leave_out(
     "cuFFT serves: clones by dimension, and a plan's workspace that the library states",
@@ -166,6 +166,13 @@ CUDA.leave_out(
     "_fft_c2r",
     "_fft_c2c",
 )
+CUDA.leave_out(
+    "scratch of a kernel that few models run",
+    *unmodelled.RARE,
+    "count_nonzero", "count_nonzero.dim_IntList", "cummax", "cummin", "embedding_renorm_", "histc",
+    "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
+    "multilabel_margin_loss_backward", "put", "put_", "searchsorted.Tensor", "bucketize.Tensor",
+)  # fmt: skip
 CUDA.leave_out(
     "a workspace that depends on the kernel which the library picks",
     "_sparse_mm_reduce_impl",

@@ -32,7 +32,6 @@ _INDEX_BYTES = 8
 
 CUDA.kernel("mse_loss", "smooth_l1_loss")(shared.pointwise_loss)
 CUDA.kernel("binary_cross_entropy")(shared.binary_cross_entropy)
-CUDA.kernel("soft_margin_loss")(shared.soft_margin_loss)
 CUDA.kernel("_ctc_loss")(shared.ctc_loss)
 
 
@@ -82,23 +81,9 @@ def _bce(call: Call) -> int:
     return _reduced_in_place_bytes(call, _is_reduced(call, 3))
 
 
-@CUDA.workspace("soft_margin_loss")
-def _soft_margin(call: Call) -> int:
-    """Loss.cpp, ``soft_margin_loss_out``: likewise."""
-    return _reduced_in_place_bytes(call, _is_reduced(call, 2))
-
-
 def _reduced_in_place_bytes(call: Call, reduced: bool) -> int:
     x, target = call.tensor(0), call.tensor(1)
     return x.element_size() + _reduce_bytes(x, target) if reduced else 0
-
-
-@CUDA.workspace("soft_margin_loss_backward")
-def _soft_margin_backward(call: Call) -> int:
-    """Loss.cpp, ``soft_margin_loss_backward_out``: -target, its product, the exponential."""
-    x, target = call.tensor(1), call.tensor(2)
-    product = _elements_bytes(x, target)
-    return max(size_bytes(target) + 2 * product - call.result_bytes, product)
 
 
 @CUDA.workspace("binary_cross_entropy_with_logits")
@@ -137,45 +122,6 @@ def _nll_loss_backward(call: Call) -> int:
     weight = call.args[3] if isinstance(call.args[3], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
     return weight_bytes + (dense_bytes(call.tensor(2)) if _is_reduced(call, 4) else 0)
-
-
-@CUDA.workspace("multi_margin_loss")
-def _multi_margin(call: Call) -> int:
-    """cuda/MultiMarginLoss.cu, ``multi_margin_loss_cuda_out``: dense operands, losses by row."""
-    weight, x = call.get(4, "weight"), call.tensor(0)
-    return _dense_bytes(x, call.args[1], weight) + _row_bytes(x, _is_reduced(call, 5))
-
-
-@CUDA.workspace("multi_margin_loss_backward")
-def _multi_margin_backward(call: Call) -> int:
-    """cuda/MultiMarginLoss.cu, ``multi_margin_loss_cuda_backward_out``: dense operands."""
-    return _dense_bytes(*call.args[:3], call.get(5, "weight"))
-
-
-@CUDA.workspace("multilabel_margin_loss_forward")
-def _multilabel_margin(call: Call) -> int:
-    """cuda/MultiLabelMarginCriterion.cu, ``multilabel_margin_loss_forward_out_cuda_template``."""
-    x = call.tensor(0)
-    return _dense_bytes(x, call.args[1]) + _row_bytes(x, _is_reduced(call, 2))
-
-
-@CUDA.workspace("multilabel_margin_loss_backward")
-def _multilabel_margin_backward(call: Call) -> int:
-    """``multilabel_margin_loss_backward_cuda_out_template``: dense operands."""
-    return _dense_bytes(*call.args[:3], call.get(4, "is_target"))
-
-
-def _dense_bytes(*operands: object) -> int:
-    return sum(dense_bytes(x) for x in operands if isinstance(x, Tensor))
-
-
-def _row_bytes(x: Tensor, reduced: bool) -> int:
-    """The losses of rows, which are added up."""
-    if not reduced or x.dim() < 2:
-        return 0
-    losses = Layout((x.shape[0],), (1,), 0, x.dtype)
-    held = x.shape[0] * x.element_size()
-    return held + reduce_bytes(losses, None, False, x.dtype, add)
 
 
 @CUDA.function(torch.ctc_loss)

@@ -17,22 +17,18 @@ from torch._ops import OpOverload
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.layouts import dense_bytes, suggest_format
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import Call, find_operators
 
 _aten = torch.ops.aten
 _LEAST_NEAREST = 4
 _LEAST_BILINEAR = 16
 
 
-def _overloads(*names: str) -> tuple[OpOverload, ...]:
-    """Operators that take sizes, and those that take sizes or scales."""
-    packets = [getattr(_aten, name) for name in names]
-    kinds = ("default", "vec")
-    return tuple(getattr(p, kind) for p in packets for kind in kinds if kind in p.overloads())
-
-
-_NEAREST_2D = _overloads("upsample_nearest2d", "_upsample_nearest_exact2d")
-_BILINEAR = _overloads("upsample_bilinear2d")
+_NEAREST_2D = find_operators(
+    "upsample_nearest2d", "upsample_nearest2d.vec",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact2d.vec",
+)  # fmt: skip
+_BILINEAR = find_operators("upsample_bilinear2d", "upsample_bilinear2d.vec")
 
 
 def _make_contiguous(func: OpOverload, least: int, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -45,11 +41,9 @@ def _make_contiguous(func: OpOverload, least: int, x: Tensor, *args: Any, **kwar
 
 def _register_formats() -> None:
     never = 1 << 62
-    rearranging = (_aten.pixel_shuffle.default, _aten.pixel_unshuffle.default)
-    padding = tuple(
-        getattr(_aten, f"{kind}_pad{dims}d").default
-        for kind in ("reflection", "replication")
-        for dims in (2, 3)
+    rearranging = find_operators("pixel_shuffle", "pixel_unshuffle")
+    padding = find_operators(
+        *(f"{kind}_pad{dims}d" for kind in ("reflection", "replication") for dims in (2, 3))
     )
     for operators, least in (
         (_NEAREST_2D, _LEAST_NEAREST),
@@ -73,13 +67,13 @@ def _nearest(call: Call) -> int:
     return dense_bytes(x) + dense_bytes(out)
 
 
-@CUDA.workspace(
-    *_overloads(
-        "upsample_nearest1d", "_upsample_nearest_exact1d",
-        "upsample_nearest3d", "_upsample_nearest_exact3d",
-        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-    )
+_IN_PLANES = (
+    "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest3d",
+    "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
+
+
+@CUDA.workspace(*_IN_PLANES, *(f"{name}.vec" for name in _IN_PLANES))
 def _in_planes(call: Call) -> int:
     """UpSampleNearest3d.cu and the like: a contiguous input, a result that is not by a copy."""
     return dense_bytes(call.tensor(0)) + dense_bytes(call.result)
@@ -117,7 +111,7 @@ def _trilinear_backward(call: Call) -> int:
 
 @CUDA.workspace(
     *(
-        getattr(_aten, f"{name}_backward").default
+        f"{name}_backward"
         for name in (
             "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d",
             "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_bicubic2d",

@@ -10,11 +10,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes, flatten_bytes
+from fxmem.kernels.cuda.layouts import dense_bytes
 from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import size_bytes
 
@@ -112,20 +111,6 @@ def _is_shared(slices: int, length: int) -> bool:
     return length >= 400
 
 
-@CUDA.workspace("kthvalue", "median.dim", "nanmedian.dim")
-def _kth(call: Call) -> int:
-    """Sorting.cpp, ``kthvalue_out_cuda``, ``median_with_indices_impl``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
-
-
-@CUDA.workspace("median", "nanmedian")
-def _median(call: Call) -> int:
-    """Sorting.cpp, ``median_impl``: all elements, sorted."""
-    x = call.tensor(0)
-    inside = sort_bytes((x.numel(),), (1,), 0, x.element_size())
-    return flatten_bytes(x) + size_bytes(x) + x.numel() * _INDEX_BYTES + inside
-
-
 @CUDA.workspace("cumsum", "cumprod", "logcumsumexp")
 def _cumulative(call: Call) -> int:
     """ReduceOps.cpp, ``impl_func_cum_ops``, and ScanUtils.cuh, ``scan_dim``.
@@ -136,12 +121,6 @@ def _cumulative(call: Call) -> int:
     copied = size_bytes(out) if x.dtype != out.dtype else dense_bytes(x)
     line = x.dim() and x.numel() == x.shape[int(str(call.args[1]))]
     return copied + (scan_bytes(x.numel(), out.element_size()) if line else 0)
-
-
-@CUDA.workspace("cummax", "cummin")
-def _cumulative_extreme(call: Call) -> int:
-    """ScanUtils.cuh, ``scan_dim_with_indices``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
 
 
 @CUDA.workspace("multinomial")
@@ -171,23 +150,10 @@ def _randperm(call: Call) -> int:
     return count * (itemsize + 2 * key_bytes) + radix_sort_bytes(count, key_bytes, itemsize, bits)
 
 
-@CUDA.workspace("searchsorted.Tensor", "bucketize.Tensor")
-def _search(call: Call) -> int:
-    """cuda/Bucketization.cu, ``searchsorted_out_cuda``: dense operands of one type."""
-    operands = [value for value in call.args[:2] if isinstance(value, Tensor)]
-    return sum(dense_bytes(x) for x in operands)
-
-
-_VALUES_DECIDE = "how much it sorts and keeps depends on the values"
-for _operator in (
-    _aten._unique.default,
-    _aten._unique2.default,
-    _aten.unique_consecutive.default,
-    _aten.unique_dim.default,
-    _aten.mode.default,
-    _aten.bincount.default,
-):
-    CUDA.unmodelled[_operator] = _VALUES_DECIDE
+CUDA.leave_out(
+    "how much it sorts and keeps depends on the values",
+    *("_unique", "_unique2", "unique_consecutive", "unique_dim", "mode", "bincount"),
+)
 
 
 # -- Temporary storage of CUB --

@@ -31,15 +31,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 _ALIGNMENT = 8
 """Elements that a row of flash attention's inputs, or of a mask, is a multiple of."""
 
-for _operator in (
-    _aten._flash_attention_forward.default,
-    _aten._flash_attention_backward.default,
-    _aten._efficient_attention_forward.default,
-    _aten._efficient_attention_backward.default,
-    _aten._cudnn_attention_forward.default,
-    _aten._cudnn_attention_backward.default,
-):
-    CUDA.unmodelled[_operator] = "a fused attention called past scaled_dot_product_attention"
+CUDA.leave_out(
+    "a fused attention called past scaled_dot_product_attention",
+    *("_flash_attention_forward", "_flash_attention_backward"),
+    *("_efficient_attention_forward", "_efficient_attention_backward"),
+    *("_cudnn_attention_forward", "_cudnn_attention_backward"),
+)
 
 
 @CUDA.function(

@@ -13,7 +13,7 @@ from torch._prims_common import compute_elementwise_output_strides
 from fxmem.graph import Blocks, measure_blocks
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.reduction.iterator import Kernel, make_reduction, take_reduction
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import Call, find_operators
 from fxmem.kernels.workspace import BlockTrace, size_bytes
 
 _aten = torch.ops.aten
@@ -196,34 +196,34 @@ def _register(
 
 # aten/src/ATen/native/ReduceOps.cpp and LinearAlgebra.cpp make the iterations.
 for _overloads, _kernel in (
-    ((_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim), add),
-    ((_aten.nansum.default, _aten.prod.default, _aten.prod.dim_int), accumulate),
-    ((_aten.linalg_vector_norm.default,), accumulate),
-    ((_aten.norm.Scalar, _aten.norm.ScalarOpt_dim, _aten.norm.ScalarOpt_dim_dtype), accumulate),
-    ((_aten.var.correction, _aten.std.correction), spread),
-    ((_aten.var_mean.correction, _aten.std_mean.correction), spread),
+    (("sum", "sum.dim_IntList", "mean", "mean.dim"), add),
+    (("nansum", "prod", "prod.dim_int"), accumulate),
+    (("linalg_vector_norm",), accumulate),
+    (("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), accumulate),
+    (("var.correction", "std.correction"), spread),
+    (("var_mean.correction", "std_mean.correction"), spread),
 ):
-    for _overload in _overloads:
+    for _overload in find_operators(*_overloads):
         _register(_overload, _kernel, casts=True)
 
 for _overloads, _kernel in (
-    ((_aten.amax.default, _aten.amin.default), _find_extreme),
-    ((_aten.aminmax.default,), _find_extremes),
-    ((_aten.max.dim, _aten.min.dim), _find_index),
+    (("amax", "amin"), _find_extreme),
+    (("aminmax",), _find_extremes),
+    (("max.dim", "min.dim"), _find_index),
     # ``get_allany_iter``: CUDA's kernels cast.
-    (tuple(getattr(_aten.all, kind) for kind in ("default", "dim", "dims")), _decide),
-    (tuple(getattr(_aten.any, kind) for kind in ("default", "dim", "dims")), _decide),
+    (("all", "all.dim", "all.dims"), _decide),
+    (("any", "any.dim", "any.dims"), _decide),
 ):
-    for _overload in _overloads:
+    for _overload in find_operators(*_overloads):
         _register(_overload, _kernel, casts=False)
 
 for _overloads, _kernel in (
     # aten/src/ATen/native/ReduceAllOps.cpp: ``self.contiguous()``.
-    ((_aten.max.default, _aten.min.default), _find_extreme),
+    (("max", "min"), _find_extreme),
     # ReduceOps.cpp, ``argmax_argmin_impl``: ``self.reshape({-1})``.
-    ((_aten.argmax.default, _aten.argmin.default), _find_index),
+    (("argmax", "argmin"), _find_index),
 ):
-    for _overload in _overloads:
+    for _overload in find_operators(*_overloads):
         _register(_overload, _kernel, casts=False, copies=True)
 
 
@@ -235,32 +235,3 @@ def _logsumexp(call: Call) -> int:
     maxima = reduce_bytes(Layout.of(x), dims, True, x.dtype, _find_extreme)
     shifted = reduce_bytes(Layout.like(x, out.dtype), dims, keepdim, out.dtype, add)
     return max(maxima, size_bytes(out) + x.numel() * out.element_size() + shifted)
-
-
-@CUDA.workspace("count_nonzero", "count_nonzero.dim_IntList")
-def _count_nonzero(call: Call) -> int:
-    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``count_nonzero_cuda``: a sum of a mask.
-
-    The mask is cast to the type of the sum.
-    """
-    x = call.tensor(0)
-    dims = call.args[1] if len(call.args) > 1 else None
-    counted = reduce_bytes(Layout.like(x, torch.int64), dims, False, torch.int64, add)
-    return x.numel() * (1 + _INDEX_BYTES) + counted
-
-
-@CUDA.kernel("histc")
-def _make_histogram(x: Tensor, bins: int = 100, *_range: object) -> Tensor:
-    """cuda/SummaryOps.cu, ``_histc_cuda``: counts integers too, which the CPU refuses."""
-    return x.new_empty((bins,))
-
-
-@CUDA.workspace("histc")
-def _histogram(call: Call) -> int:
-    """``_histc_cuda_template``: the extremes, where no range is given; counts in shared memory."""
-    x = call.tensor(0)
-    least, most = (call.get(2 + i, n) or 0 for i, n in enumerate(("min", "max")))
-    if least != most or not x.numel():
-        return 0
-    found = reduce_bytes(Layout.of(x), None, False, x.dtype, _find_extremes)
-    return 2 * x.element_size() + found
