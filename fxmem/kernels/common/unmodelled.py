@@ -10,9 +10,3 @@ LINEAR_ALGEBRA = (
     "cholesky_solve", "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf",
 )  # fmt: skip
 """Decompositions and solvers, whose libraries take workspaces that PyTorch does not state."""
-
-RARE = (
-    "kthvalue", "median", "median.dim", "nanmedian", "nanmedian.dim", "soft_margin_loss",
-    "soft_margin_loss_backward", "renorm",
-)  # fmt: skip
-"""Operators that no model of the accuracy and coverage suites runs."""

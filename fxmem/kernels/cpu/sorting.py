@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxmem.kernels.cpu.copying import contiguous_copies_bytes
+from fxmem.kernels.cpu.copying import contiguous_copies_bytes, transposing_buffer_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import size_bytes
 
@@ -19,6 +19,29 @@ def _sort(call: Call) -> int:
     found = call.args[-1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
     dim = found if isinstance(found, int) and not isinstance(found, bool) else -1
     return x.shape[dim] * _INDEX_BYTES if x.dim() else 0
+
+
+@CPU.workspace("kthvalue")
+def _kthvalue(call: Call) -> int:
+    """Sorting.cpp, ``kthvalue_out_impl_cpu``: values and indices to be partitioned."""
+    x = call.tensor(0)
+    return size_bytes(x) + x.numel() * _INDEX_BYTES
+
+
+@CPU.workspace("median.dim", "nanmedian.dim")
+def _median(call: Call) -> int:
+    """Sorting.cpp, ``median_with_indices_impl``: the dimension is made the innermost."""
+    x = call.tensor(0)
+    if not x.dim():
+        return 0
+    moved = x.transpose(int(str(call.args[1])), -1)
+    return 0 if moved.is_contiguous() else size_bytes(x) + transposing_buffer_bytes(moved)
+
+
+@CPU.workspace("median", "nanmedian")
+def _median_of_all(call: Call) -> int:
+    """Sorting.cpp, ``median_impl``: a copy to be partitioned."""
+    return size_bytes(call.tensor(0))
 
 
 @CPU.workspace("multinomial")

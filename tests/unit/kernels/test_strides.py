@@ -23,7 +23,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "spread": lambda x: torch.stack((x, x), -1)[..., 0],
 }
 X = torch.rand(2, 6, 4)
-NOISE = torch.rand(2, 6, 4)
 STATISTICS = (torch.rand(2, 6, 1), torch.rand(2, 6, 1))
 CALLS: dict[str, tuple[Any, ...]] = {
     "elu": (aten.elu_backward.default, 1.0, 1.0, 1.0, False, X),
@@ -32,8 +31,6 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "hardtanh": (aten.hardtanh_backward.default, X, -1.0, 1.0),
     "logit": (aten.logit_backward.default, X, 1e-6),
     "softplus": (aten.softplus_backward.default, X, 1.0, 20.0),
-    "rrelu": (aten.rrelu_with_noise_backward.default, X, NOISE, 0.1, 0.3, True, False),
-    "rrelu_eval": (aten.rrelu_with_noise_backward.default, X, NOISE, 0.1, 0.3, False, False),
     "log_softmax": (aten._log_softmax_backward_data.default, X, 1, torch.float32),
     "softmax": (aten._softmax_backward_data.default, X, 1, torch.float32),
     "layer_norm": (

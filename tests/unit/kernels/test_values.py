@@ -42,9 +42,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "weighted logits": lambda x: weigh(x, "mean"),
     "weighted logits, not reduced": lambda x: weigh(x, "none"),
-    "multivariate gamma": lambda x: x.abs().add(3).mvlgamma(2),
     "sign": lambda x: x.sgn() * x,
-    "singular values": lambda x: torch.linalg.svdvals(x),
     "one hot": lambda x: F.one_hot(x.argmax(1), 300) * x,
 }
 

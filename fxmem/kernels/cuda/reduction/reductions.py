@@ -235,3 +235,20 @@ def _logsumexp(call: Call) -> int:
     maxima = reduce_bytes(Layout.of(x), dims, True, x.dtype, _find_extreme)
     shifted = reduce_bytes(Layout.like(x, out.dtype), dims, keepdim, out.dtype, add)
     return max(maxima, size_bytes(out) + x.numel() * out.element_size() + shifted)
+
+
+@CUDA.kernel("histc")
+def _make_histogram(x: Tensor, bins: int = 100, *_range: object) -> Tensor:
+    """cuda/SummaryOps.cu, ``_histc_cuda``: counts integers too, which the CPU refuses."""
+    return x.new_empty((bins,))
+
+
+@CUDA.workspace("histc")
+def _histogram(call: Call) -> int:
+    """``_histc_cuda_template``: the extremes, where no range is given; counts in shared memory."""
+    x = call.tensor(0)
+    least, most = (call.get(2 + i, n) or 0 for i, n in enumerate(("min", "max")))
+    if least != most or not x.numel():
+        return 0
+    found = reduce_bytes(Layout.of(x), None, False, x.dtype, _find_extremes)
+    return 2 * x.element_size() + found

@@ -15,6 +15,7 @@ from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.convolution.backends import Backend, Geometry, select_backend
 from fxmem.kernels.cuda.convolution.convolution import estimate_cudnn_workspace_range
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
+from fxmem.kernels.registry import Call
 from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
@@ -141,7 +142,7 @@ class TestForward:
             x, weight = empty(2, 8, 9, 9, dtype=dtype), empty(8, 8, 3, 3, dtype=dtype)
             result, counted = run_kernel(aten.convolution.default, x, weight, *args)
             _, most = estimate_cudnn_workspace_range(x, weight, result)
-            assert limit((x, weight, *args), {}, result) == most - counted
+            assert limit(Call((x, weight, *args), {}, result)) == most - counted
             assert (counted > 0) is (dtype is torch.half)
 
     def test_without_cudnn_an_image_becomes_columns(self, gpu: None) -> None:
@@ -185,7 +186,7 @@ class TestBackward:
         assert self.backward(grad, x, weight, False, True, False) == reordered
         args = (grad, x, weight, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True] * 3)
         limit = CUDA.libraries[aten.convolution_backward.default]
-        assert limit(args, {}, None) == weight.numel() * 4  # of the range the weight's parts
+        assert limit(Call(args, {})) == weight.numel() * 4  # of the range the weight's parts
 
     def test_many_pixels_are_summed_with_a_buffer(self, gpu: None) -> None:
         # (64, 4, 64, 64): 262144 inputs for each of 4 outputs, in two dimensions, so one at a

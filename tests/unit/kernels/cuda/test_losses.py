@@ -42,12 +42,6 @@ def test_binary_cross_entropy(gpu: None) -> None:
     assert estimate(with_logits, x, x, None, weights) == 256 + 16 - 4
 
 
-def test_soft_margin(gpu: None) -> None:
-    x = torch.empty(8, 4)
-    assert estimate(aten.soft_margin_loss.default, x, x) == 4
-    assert estimate(aten.soft_margin_loss_backward.default, x.sum(), x, x, MEAN) == 256
-
-
 def test_cross_entropy_saves_probabilities_and_a_total() -> None:
     target = torch.zeros(6, dtype=torch.int64)
     logits = torch.zeros(6, 10, requires_grad=True)
@@ -95,25 +89,3 @@ def test_a_step_with_ctc(tensors: bool, reduction: str) -> None:
     x = torch.zeros(50, 4, 20, requires_grad=True)
     graph = run_step(function, x, targets, *[5 * length, length][: 2 * tensors])
     assert ((4, 50, 21), "float32") in saved(graph)
-
-
-def test_margins(gpu: None) -> None:
-    # MultiMarginLoss.cu, MultiLabelMarginCriterion.cu: a loss for each of 8 rows, whose sum fits
-    # a block; on the way back nothing but copies of what is not dense.
-    x, classes = torch.empty(8, 10), torch.empty(8, dtype=torch.int64)
-    labels = torch.empty(8, 10, dtype=torch.int64)
-    spread, scalar = torch.empty(10, 8).t(), torch.empty(())
-    single, several = aten.multi_margin_loss, aten.multilabel_margin_loss_forward
-    weight = torch.empty(20)[::2]
-    assert estimate(single.default, x, classes) == 8 * 4
-    assert estimate(single.default, x, classes, 1, 1, None, 0) == 0
-    assert estimate(single.default, x[0], classes[0]) == 0
-    assert estimate(single.default, spread, classes, 1, 1, weight) == 320 + 40 + 32
-    assert estimate(several.default, x, labels, 1) == 8 * 4
-    assert estimate(several.default, x, labels, 0) == 0
-    assert estimate(several.default, spread, labels, 1) == 320 + 32
-    backward = aten.multi_margin_loss_backward.default
-    assert estimate(backward, scalar, x, classes, 1, 1) == 0
-    assert estimate(backward, scalar, spread, classes, 1, 1, weight) == 320 + 40
-    backward = aten.multilabel_margin_loss_backward.default
-    assert estimate(backward, scalar, spread, labels, 1, x) == 320

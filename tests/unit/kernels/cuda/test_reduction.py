@@ -91,7 +91,6 @@ def test_counts_are_sums_of_wide_copies() -> None:
     assert estimate(aten.sum.default, x > 0) == 1200 * 8  # make_reduction_from_out_ty
     assert estimate(aten.sum.default, x, dtype=torch.float64) == 1200 * 8
     assert estimate(aten.sum.default, x.half(), dtype=torch.float32) == 0
-    assert estimate(aten.count_nonzero.default, x) == 1200 * 9
     assert estimate(aten.any.default, x) == 0  # get_allany_iter: no cast
 
 

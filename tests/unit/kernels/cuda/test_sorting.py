@@ -65,15 +65,6 @@ def test_the_largest_ones() -> None:
     assert estimate(aten.topk.default, torch.empty(8, 50257), 5) == expected
 
 
-def test_order_statistics() -> None:
-    x = torch.empty(80, 90)
-    assert estimate(aten.kthvalue.default, x.t(), 3, 0) == 28800
-    assert estimate(aten.median.dim, x, 0) == 0
-    # All elements in order, with their places.
-    expected = 28800 + 57600 + 57600 + radix_sort_bytes(7200, 4, 8)
-    assert estimate(aten.median.default, x) == expected
-
-
 def test_running_sums() -> None:
     x = torch.empty(80, 90)
     assert estimate(aten.cumsum.default, x, 1) == 0
