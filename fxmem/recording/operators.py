@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -77,6 +77,40 @@ def refuse_sparse(made: Iterable[torch.Tensor]) -> None:
             "sparse gradients and tensors are not supported",
             hint="use sparse=False, or dense tensors",
         )
+
+
+def _make_norm_gradients(
+    x: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, *_statistics: Any
+) -> tuple[torch.Tensor, ...]:
+    """aten/src/ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm_backward``."""
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _make_gradient(
+    func: Any, gradient: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    if x.is_contiguous() and _is_alike(gradient, x):
+        return torch.empty_like(x)
+    return func(gradient, x, *args, **kwargs)
+
+
+_FAST: dict[Any, Callable[..., Any]] = {
+    _aten.cudnn_batch_norm_backward.default: _make_norm_gradients,
+    **{
+        func: functools.partial(_make_gradient, func)
+        for func in (
+            _aten.threshold_backward.default,
+            _aten.gelu_backward.default,
+            _aten.silu_backward.default,
+        )
+    },
+}
+"""Operators whose fake kernels are decompositions, and functions that make the same results."""
+
+
+@functools.cache
+def _is_foreach_in_place(func: Any) -> bool:
+    return func.name().startswith("aten::_foreach_") and not func._schema.returns
 
 
 class RealTensorCache:
@@ -157,7 +191,9 @@ class OperatorRunner:
         result = kernel(*args, **kwargs) if kernel else NotImplemented
         if result is not NotImplemented:
             return result
-        result = self._cache.run(func, args, kwargs)
+        if _is_foreach_in_place(func) and all(tensor.constant is None for tensor in args[0]):
+            return None  # FakeTensorMode would run it tensor by tensor, for no result
+        result = self._cache.run(func, args, kwargs, _FAST.get(func))
         # What is changed in place has its device; the result that the mode returns is dropped.
         if not (self._ledger.counts_all or "device" in kwargs or func._schema.is_mutable):
             self._keep_on_device(args, result)
