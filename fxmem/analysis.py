@@ -1,12 +1,11 @@
-"""The result of :func:`fxmem.analyze`: every number of one step, as pure data."""
+"""Analyses: every number of one step, as pure data."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,26 +32,24 @@ if TYPE_CHECKING:
 
     from fxmem.planning.plan import Plan
 
-SCHEMA_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What was analysed, as text.
+    """The analysed step, as text.
 
     Attributes:
         model: The TARGET, or the class of the module that was given.
         inputs: One spec for each input, e.g. ``8x3x224x224:float32``.
         mode: ``train`` or ``infer``.
         device: Target device.
-        gpu: The GPU that is meant, or None.
-        autocast: What forward and loss are autocast to, or None.
+        gpu: The target GPU, or None.
+        autocast: The dtype that forward and loss are autocast to, or None.
         optimizer: Name of the optimizer, or None.
         loss: Name of the loss, or None for the default.
         frontend: ``fx`` or ``record``: which tracer served.
         frontend_reason: Why ``fx`` did not; empty where it did.
-        notes: What the reader should know about how it was done, a sentence each.
-        size_hint: What was assumed of sizes that depend on data, or None.
+        notes: Notes on how the analysis was done, a sentence each.
+        size_hint: The size assumed where sizes depend on data, or None.
         inference_mode: Whether inference is under ``inference_mode``, else under ``no_grad``.
         loop: The training loop around the model.
     """
@@ -97,18 +94,17 @@ class FirstStep:
 
 @dataclass(frozen=True)
 class Analysis:
-    """How much memory a step takes, when it peaks and what is alive there.
+    """The memory of a step: how much, when it peaks and what is alive there.
 
     All sizes are integers in bytes.
 
     Attributes:
-        setup: What was analysed.
-        graph: The memory graph that everything else is computed from, in bytes as they were
-            asked for.
-        settings: Those of the caching allocator; None where there is none, as on the CPU.
-        gpu: The GPU that the step is meant for; None for any.
+        setup: The analysed step, as text.
+        graph: The memory graph that everything else is computed from, in requested bytes.
+        settings: Settings of the caching allocator; None where there is none, as on the CPU.
+        gpu: The target GPU; None for any.
         fx_graph: The ``torch.fx.Graph`` of the model, whose nodes are those of the memory graph.
-        blueprint: What the step was made of, on fake inputs; for :attr:`graph_module`.
+        blueprint: The parts of the step, on fake inputs; for :attr:`graph_module`.
     """
 
     setup: Setup
@@ -120,7 +116,7 @@ class Analysis:
 
     @cached_property
     def allocation(self) -> Allocation | None:
-        """What the caching allocator makes of the step; None where there is none."""
+        """The step as the caching allocator serves it; None where there is none."""
         return None if self.settings is None else allocate_graph(self.graph, self.settings)
 
     @property
@@ -152,7 +148,7 @@ class Analysis:
     def reserved_bytes(self) -> int:
         """Most bytes the allocator holds; the CPU's caches nothing, so the peak itself.
 
-        On the GPU that is meant, if the step fits it, else in memory without end.
+        On the target GPU, if the step fits it, else in unlimited memory.
         """
         if self.allocation is None:
             return self.peak_bytes
@@ -163,7 +159,7 @@ class Analysis:
 
     @property
     def requested_bytes(self) -> int:
-        """Most bytes in use as they were asked for, before the allocator rounds them."""
+        """Most requested bytes in use, before the allocator rounds them."""
         return self.peak_bytes if self.allocation is None else max(self.allocation.requested_bytes)
 
     @cached_property
@@ -190,7 +186,7 @@ class Analysis:
 
     @property
     def fragmentation_bytes(self) -> int:
-        """What the allocator holds at the peak beyond what is allocated there."""
+        """Bytes that the allocator holds at the peak beyond the allocated ones."""
         if self.allocation is None:
             return 0
         live = self.timeline.live_bytes()
@@ -204,10 +200,10 @@ class Analysis:
 
     @cached_property
     def device_run(self) -> DeviceRun | None:
-        """What becomes of the step in the memory of the GPU that is meant; None without one.
+        """The step in the memory of the target GPU; None without one.
 
-        The CUDA context takes the most that is known of it. A step that does not fit beside that
-        runs beside the least instead; where it fits then, its exhaustion is not certain.
+        The CUDA context takes the most memory that is known of it. A step that does not fit beside
+        it runs beside the least instead; where it fits then, its exhaustion is not certain.
         """
         if self.settings is None or self.gpu is None:
             return None
@@ -222,15 +218,15 @@ class Analysis:
 
     @property
     def exhaustion(self) -> Exhaustion | None:
-        """Where the step runs out of the GPU's memory; None where it fits, or no GPU is known."""
+        """Where the step runs out of the GPU's memory; None where it fits, or without a GPU."""
         return None if self.device_run is None else self.device_run.exhaustion
 
     @property
     def process_bytes(self) -> tuple[int, int] | None:
-        """What ``nvidia-smi`` shows for the process, least and most; None on the CPU.
+        """Bytes that ``nvidia-smi`` shows for the process, least and most; None on the CPU.
 
-        What the allocator holds, and the CUDA context. cuDNN's workspaces for convolutions come
-        on top; they are no part of it (:attr:`reserved_bytes`).
+        The sum of :attr:`reserved_bytes` and the CUDA context, without cuDNN's workspaces for
+        convolutions.
         """
         if self.settings is None:
             return None
@@ -246,7 +242,7 @@ class Analysis:
 
     @property
     def saved(self) -> tuple[SavedTensor, ...]:
-        """What autograd saves for backward, each storage once."""
+        """Storages that autograd saves for backward, each once."""
         return self.graph.saved
 
     @property
@@ -271,8 +267,8 @@ class Analysis:
 
     @cached_property
     def _kept_bytes(self) -> Mapping[Category, int]:
-        # What the step replaces (a gradient, a state that is reassigned) is in the graph twice,
-        # the old and the new one: only what outlives the step is kept.
+        # A gradient or state that the step replaces is in the graph twice, old and new: only
+        # storages that outlive the step are kept.
         totals = dict.fromkeys(Category, 0)
         for storage in self.graph.storages:
             if storage.died is None:
@@ -286,7 +282,7 @@ class Analysis:
 
     @property
     def buffer_bytes(self) -> int:
-        """All buffers, and what else the model keeps from step to step."""
+        """All buffers, and other tensors that the model keeps from step to step."""
         return self._kept_bytes[Category.BUFFER]
 
     @property
@@ -301,7 +297,7 @@ class Analysis:
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """What the optimizer keeps from step to step."""
+        """Tensors that the optimizer keeps from step to step."""
         return self._kept_bytes[Category.OPTIMIZER_STATE]
 
     @property
@@ -311,54 +307,13 @@ class Analysis:
 
     @property
     def backward_flops(self) -> int:
-        """Those of backward, recomputation included."""
+        """Floating-point operations of backward, recomputation included."""
         return sum(node.backward_flops for node in self.nodes)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **_list_fields(self.setup),
-            "peak_bytes": self.peak_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "requested_bytes": self.requested_bytes,
-            "fragmentation_bytes": self.fragmentation_bytes,
-            "library_peak_bytes": self.library_peak_bytes,
-            "process_bytes": None if self.process_bytes is None else list(self.process_bytes),
-            "exhaustion": None if self.exhaustion is None else _list_fields(self.exhaustion),
-            "first_step": None if self.first_step is None else _list_fields(self.first_step),
-            "peak": _describe_peak(self.peak),
-            "breakdown": {category.value: n for category, n in self.breakdown.items()},
-            "saved_bytes": self.saved_bytes,
-            "parameter_bytes": self.parameter_bytes,
-            "buffer_bytes": self.buffer_bytes,
-            "input_bytes": self.input_bytes,
-            "gradient_bytes": self.gradient_bytes,
-            "optimizer_state_bytes": self.optimizer_state_bytes,
-            "forward_flops": self.forward_flops,
-            "backward_flops": self.backward_flops,
-            "nodes": [_list_fields(node) for node in self.nodes],
-            "storages": [
-                {**_list_fields(storage), "label": label}
-                for storage, label in zip(self.allocated_graph.storages, self.labels, strict=True)
-            ],
-            "operations": [_list_fields(o) for o in self.allocated_graph.operations],
-            "saved": [_list_fields(saved) for saved in self.saved],
-            "timeline": {
-                "resident_bytes": self.timeline.resident_bytes,
-                "live_bytes": list(self.profile.live_bytes),
-                "events": [
-                    {
-                        "action": event.action.value,
-                        "nbytes": event.nbytes,
-                        "storage": event.storage,
-                        "step": event.step,
-                        "phase": event.phase.value,
-                    }
-                    for event in self.timeline.events
-                ],
-            },
-        }
+        values: dict[str, Any] = _METHODS["to_dict"](self)
+        return values
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""
@@ -427,35 +382,9 @@ class Analysis:
 
 
 _METHODS: dict[str, Callable[..., Any]] = {}
-"""What draws an analysis: functions of higher layers, which :mod:`fxmem.api` attaches."""
+"""Functions of higher layers that present an analysis, attached by :mod:`fxmem.api`."""
 
 
 def attach_methods(**functions: Callable[..., Any]) -> None:
     """Sets the functions behind methods of :class:`Analysis`, by the methods' names."""
     _METHODS.update(functions)
-
-
-def _list_fields(record: Any) -> dict[str, Any]:
-    return {name: _to_plain(value) for name, value in asdict(record).items()}
-
-
-def _to_plain(value: Any) -> Any:
-    # JSON knows neither tuples nor enums: a reader of the file and one of the dict see the same.
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return [_to_plain(item) for item in value]
-    return value
-
-
-def _describe_peak(peak: Peak) -> dict[str, Any]:
-    return {
-        "step": peak.step,
-        "phase": peak.phase.value,
-        "operation": peak.operation.name,
-        "node": peak.node.name if peak.node else None,
-        "source": _list_fields(peak.source) if peak.source else None,
-        "parameters": list(peak.parameters),
-        "workspace_bytes": peak.workspace_bytes,
-        "live": [storage.index for storage in peak.live],
-    }

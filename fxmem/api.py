@@ -485,6 +485,12 @@ def _build_digraph(analysis: Analysis) -> networkx.DiGraph[str]:
     return build_digraph(build_document(analysis))
 
 
+def _list_values(analysis: Analysis) -> dict[str, Any]:
+    from fxmem.report.saved import list_values
+
+    return list_values(analysis)
+
+
 def _write_text(analysis: Analysis) -> str:
     from fxmem.report.document import build_document
     from fxmem.report.text import render_text
@@ -500,6 +506,7 @@ def _make_graph_module(analysis: Analysis) -> Any:
 
 attach_methods(
     render=render,
+    to_dict=_list_values,
     to_graphviz=_draw_picture,
     to_networkx=_build_digraph,
     to_text=_write_text,

@@ -1,7 +1,7 @@
-"""A step's memory as a caching allocator hands it out.
+"""Allocation of a step's memory by a caching allocator.
 
 The events of a step are replayed after those that led to it, from the model's move to the device
-on: what the step before left in the cache decides which block a tensor gets, and how large it is.
+on: the cache that the step before left decides which block a tensor gets, and how large it is.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class WarmupPeak:
-    """The most that is in use before a step, from the model's move to the device on.
+    """The peak before a step, from the model's move to the device on.
 
     Attributes:
-        allocated_bytes: As the allocator hands it out.
-        reserved_bytes: The most that it holds of the device.
-        requested_bytes: The most that is in use as it was asked for.
+        allocated_bytes: Most allocated bytes.
+        reserved_bytes: Most bytes that the allocator holds of the device.
+        requested_bytes: Most requested bytes in use.
         event: Index in :attr:`MemoryGraph.warmup` of the first event that reaches
             ``allocated_bytes``; negative for what was there before all else.
     """
@@ -61,13 +61,13 @@ class WarmupPeak:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What the allocator made of a step, on a device whose memory has no end.
+    """A step as the allocator serves it, on a device of unlimited memory.
 
     Attributes:
         graph: The memory graph with the sizes of blocks in place of those of requests.
-        reserved_bytes: What the allocator holds of the device, after each event of the timeline.
-        requested_bytes: What is in use, as it was asked for, after each event.
-        warmup: The peak of what led to the step; None where nothing did.
+        reserved_bytes: Bytes that the allocator holds, after each event of the timeline.
+        requested_bytes: Requested bytes in use, after each event.
+        warmup: The peak before the step; None without events before it.
     """
 
     graph: MemoryGraph
@@ -81,15 +81,15 @@ class Exhaustion:
     """Where a device runs out of memory.
 
     Attributes:
-        cause: Which request did not fit, in the allocator's words.
-        step: Index of its operation; None in the step that led to this one, or before.
+        cause: The request that did not fit, in the allocator's words.
+        step: Index of its operation; None before the step.
         phase: The part of either step; None while model and inputs move to the device.
         node: Name of the node there, or None.
         source: The user's own line, or None.
-        storage: Name of the storage that was asked for, where it is still there in the step:
-            a parameter, an input, a part of the optimizer's state; else empty.
-        is_certain: Whether memory runs out whatever the CUDA context takes of it; else only if
-            that takes the most that is known of it.
+        storage: Name of the requested storage, where it is resident in the step: a parameter,
+            an input, a part of the optimizer's state; else empty.
+        is_certain: Whether memory runs out however much the CUDA context takes; else only if it
+            takes the most that is known of it.
     """
 
     cause: str
@@ -103,12 +103,12 @@ class Exhaustion:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRun:
-    """What becomes of a step on a device whose memory ends.
+    """A step on a device of limited memory.
 
     Attributes:
-        exhaustion: Where that runs out; None where the step fits.
-        reserved_bytes: The most that the allocator holds in the step.
-        retries: How often it gave back its cache to make room, from the model's move on.
+        exhaustion: Where memory runs out; None where the step fits.
+        reserved_bytes: Most bytes that the allocator holds in the step.
+        retries: How often the allocator freed its cache to make room, from the model's move on.
     """
 
     exhaustion: Exhaustion | None
@@ -118,13 +118,7 @@ class DeviceRun:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a storage lies that was there before a step.
-
-    Attributes:
-        storage: Its index.
-        address: Where.
-        nbytes: What was asked for.
-    """
+    """The index, address and requested bytes of a resident storage."""
 
     storage: int
     address: int
@@ -133,13 +127,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """Where the blocks of a step lie, and what the allocator does.
+    """The addresses of a step's blocks, and the allocator's events.
 
     Attributes:
-        residents: What was there before, in segments that were there too.
-        events: What the allocator does, each with the index of the timeline's event that makes
-            it do so; storages without bytes take no block.
-        segments: What it holds in the end.
+        residents: The resident storages, in segments that were there before.
+        events: The allocator's events, each with the index of the timeline's event that causes
+            it; storages without bytes take no block.
+        segments: The segments in the end.
     """
 
     residents: tuple[Placement, ...]
@@ -148,12 +142,7 @@ class BlockTrace:
 
 
 def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocation:
-    """Gives each storage and workspace of a step its block.
-
-    Args:
-        graph: The step, with what led to it.
-        settings: Those of the allocator.
-    """
+    """Gives each storage and workspace of a step its block."""
     events, first = _list_events(graph)
     profile = replay(events, settings)
     sizes = [storage.nbytes for storage in graph.storages]
@@ -180,11 +169,7 @@ def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocatio
 
 
 def find_warmup_peak(graph: MemoryGraph) -> WarmupPeak | None:
-    """The peak of what led to a step, where no allocator rounds or caches; None where nothing did.
-
-    Args:
-        graph: The step.
-    """
+    """Finds the peak before a step, where no allocator rounds or caches."""
     events, first = _list_events(graph)
     live_bytes = tuple(accumulate(event.delta_bytes for event in events[:first]))
     return _find_warmup_peak(graph, live_bytes, live_bytes, live_bytes)
@@ -204,14 +189,7 @@ def _find_warmup_peak(
 
 
 def measure_allocation(graph: MemoryGraph, settings: AllocatorSettings) -> tuple[int, int]:
-    """The most that is allocated in a step, and the most that is reserved.
-
-    The same numbers as from :func:`allocate_graph`, without a graph.
-
-    Args:
-        graph: The step, with what led to it.
-        settings: Those of the allocator.
-    """
+    """Measures the most allocated and the most reserved bytes of a step, without a graph."""
     events, first = _list_events(graph)
     profile = replay(events, settings)
     start = max(first - 1, 0)  # what there was when the step began
@@ -221,10 +199,7 @@ def measure_allocation(graph: MemoryGraph, settings: AllocatorSettings) -> tuple
 def find_exhaustion(
     graph: MemoryGraph, settings: AllocatorSettings, capacity_bytes: int, context_bytes: int
 ) -> Exhaustion | None:
-    """Where a step runs out of a device's memory; None where it fits.
-
-    The arguments are those of :func:`run_on_device`.
-    """
+    """Finds where a step runs out of a device's memory; None where it fits."""
     return run_on_device(graph, settings, capacity_bytes, context_bytes).exhaustion
 
 
@@ -234,10 +209,10 @@ def run_on_device(
     """Replays a step, after what led to it, in a device's memory.
 
     Args:
-        graph: The step, with what led to it, with the sizes of requests.
-        settings: Those of the allocator.
+        graph: The step, in requested bytes.
+        settings: Settings of the allocator.
         capacity_bytes: All memory of the device.
-        context_bytes: What the CUDA context takes of it.
+        context_bytes: Memory of the CUDA context.
     """
     events, first = _list_events(graph)
     profile = replay(events, settings, capacity_bytes=capacity_bytes, context_bytes=context_bytes)
@@ -250,14 +225,7 @@ def run_on_device(
 
 
 def _locate(graph: MemoryGraph, event: Event, index: int, cause: str) -> Exhaustion:
-    """Where a request was made that did not fit.
-
-    Args:
-        graph: The step, with what led to it.
-        event: The request.
-        index: Its index in :attr:`MemoryGraph.warmup`, if it led to the step.
-        cause: Why it did not fit.
-    """
+    """Locates a request that did not fit; its index is in the warmup, if it was before the step."""
     phase, node, step = None, None, None
     if event.step >= 0:
         operation = graph.operations[event.step]
@@ -277,23 +245,18 @@ def _locate(graph: MemoryGraph, event: Event, index: int, cause: str) -> Exhaust
 
 
 def find_first_operation(graph: MemoryGraph, event: int) -> FirstOperation | None:
-    """The operator of the first step that an allocation belongs to; None for what was before it.
-
-    Args:
-        graph: The step, with what led to it.
-        event: Index in :attr:`MemoryGraph.warmup`.
-    """
+    """Finds the operator of the first step that an event of the warmup belongs to, if any."""
     starts = [operation.start for operation in graph.first_operations]
     rank = bisect_right(starts, event) - 1
     return graph.first_operations[rank] if rank >= 0 else None
 
 
 def trace_blocks(graph: MemoryGraph, settings: AllocatorSettings | None) -> BlockTrace:
-    """Where each storage and workspace of a step lies.
+    """Traces the addresses of each storage and workspace of a step.
 
     Args:
-        graph: The step, with what led to it, with the sizes of requests.
-        settings: Those of the caching allocator. None for the CPU's, which caches nothing: there,
+        graph: The step, in requested bytes.
+        settings: Settings of the caching allocator. None for the CPU's, which caches nothing:
             each block is a segment of its own at an address that is never used again.
     """
     return _trace_heap(graph) if settings is None else _trace_cache(graph, settings)
@@ -357,9 +320,9 @@ def _trace_heap(graph: MemoryGraph) -> BlockTrace:
 
 
 def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
-    """What led to the step, and the step; with the index of the step's first event.
+    """Lists the events before the step and of the step, and the index of the step's first event.
 
-    What nobody saw being allocated was there before all else.
+    Storages that nobody saw being allocated come first.
     """
     seen = {storage for storage, _ in graph.warmup}
     unseen = [
@@ -383,7 +346,6 @@ def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
 def _resize(
     graph: MemoryGraph, sizes: Sequence[int], workspaces: Mapping[int, Mapping[int, int]]
 ) -> MemoryGraph:
-    """The graph with other sizes: of its storages, and by operation of its kernel's blocks."""
     results: dict[int, list[int]] = {}
     for storage, size in zip(graph.storages, sizes, strict=True):
         results.setdefault(storage.born, []).append(size)

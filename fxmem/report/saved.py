@@ -1,13 +1,14 @@
-"""A report that was saved with ``fxmem analyze --json``, read again."""
+"""Analyses as JSON: the values that a report holds, and a saved report read again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
+from enum import Enum
 from typing import Any, TypeVar
 
-from fxmem.analysis import SCHEMA_VERSION, Analysis, Setup
+from fxmem.analysis import Analysis, Setup
 from fxmem.errors import UsageError
 from fxmem.graph import (
     Category,
@@ -21,9 +22,86 @@ from fxmem.graph import (
     Storage,
 )
 from fxmem.loop import Loop
+from fxmem.memory.liveness import Peak
 
+SCHEMA_VERSION = 1
 _Record = TypeVar("_Record")
 _ENUMS = {"phase": Phase, "category": Category, "effect": Effect}
+
+
+def list_values(analysis: Analysis) -> dict[str, Any]:
+    """Lists all values of an analysis as plain data: what a report holds."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **_list_fields(analysis.setup),
+        "peak_bytes": analysis.peak_bytes,
+        "reserved_bytes": analysis.reserved_bytes,
+        "requested_bytes": analysis.requested_bytes,
+        "fragmentation_bytes": analysis.fragmentation_bytes,
+        "library_peak_bytes": analysis.library_peak_bytes,
+        "process_bytes": None if analysis.process_bytes is None else list(analysis.process_bytes),
+        "exhaustion": None if analysis.exhaustion is None else _list_fields(analysis.exhaustion),
+        "first_step": None if analysis.first_step is None else _list_fields(analysis.first_step),
+        "peak": _describe_peak(analysis.peak),
+        "breakdown": {category.value: n for category, n in analysis.breakdown.items()},
+        "saved_bytes": analysis.saved_bytes,
+        "parameter_bytes": analysis.parameter_bytes,
+        "buffer_bytes": analysis.buffer_bytes,
+        "input_bytes": analysis.input_bytes,
+        "gradient_bytes": analysis.gradient_bytes,
+        "optimizer_state_bytes": analysis.optimizer_state_bytes,
+        "forward_flops": analysis.forward_flops,
+        "backward_flops": analysis.backward_flops,
+        "nodes": [_list_fields(node) for node in analysis.nodes],
+        "storages": [
+            {**_list_fields(storage), "label": label}
+            for storage, label in zip(
+                analysis.allocated_graph.storages, analysis.labels, strict=True
+            )
+        ],
+        "operations": [_list_fields(o) for o in analysis.allocated_graph.operations],
+        "saved": [_list_fields(saved) for saved in analysis.saved],
+        "timeline": {
+            "resident_bytes": analysis.timeline.resident_bytes,
+            "live_bytes": list(analysis.profile.live_bytes),
+            "events": [
+                {
+                    "action": event.action.value,
+                    "nbytes": event.nbytes,
+                    "storage": event.storage,
+                    "step": event.step,
+                    "phase": event.phase.value,
+                }
+                for event in analysis.timeline.events
+            ],
+        },
+    }
+
+
+def _list_fields(record: Any) -> dict[str, Any]:
+    return {name: _to_plain(value) for name, value in asdict(record).items()}
+
+
+def _to_plain(value: Any) -> Any:
+    # JSON knows neither tuples nor enums: a reader of the file and one of the dict see the same.
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _describe_peak(peak: Peak) -> dict[str, Any]:
+    return {
+        "step": peak.step,
+        "phase": peak.phase.value,
+        "operation": peak.operation.name,
+        "node": peak.node.name if peak.node else None,
+        "source": _list_fields(peak.source) if peak.source else None,
+        "parameters": list(peak.parameters),
+        "workspace_bytes": peak.workspace_bytes,
+        "live": [storage.index for storage in peak.live],
+    }
 
 
 def read_analysis(text: str) -> Analysis:
