@@ -464,7 +464,7 @@ def render(
     from fxmem.report import formats
 
     kind = formats.find_format(path)
-    options = formats.choose_options(view, depth, expand, plan, front)
+    options = formats.RenderOptions(view, depth, expand, plan, tuple(front))
     drawn = formats.render(analysis, kind, options)
     with open(path, "wb") as file:
         file.write(drawn)
@@ -475,7 +475,7 @@ def _draw_picture(
 ) -> graphviz.Digraph:
     from fxmem.report import formats
 
-    return formats.draw_picture(analysis, formats.choose_options("graph", depth, expand, plan))
+    return formats.draw_picture(analysis, formats.RenderOptions("graph", depth, expand, plan))
 
 
 def _build_digraph(analysis: Analysis) -> networkx.DiGraph[str]:

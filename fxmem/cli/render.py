@@ -104,13 +104,13 @@ def run_render(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, a model that cannot be loaded or traced, or no Graphviz.
     """
-    from fxmem.report.formats import TRADEOFF, check_options, choose_options, render
+    from fxmem.report.formats import TRADEOFF, RenderOptions, find_view, render
 
     # What the user may have mistyped is told before torch is imported and the model is run.
     kind = _choose_format(arguments)
     plan = None if arguments.plan is None else _read_plan(arguments.plan)
-    options = choose_options(arguments.view, arguments.depth, arguments.expand, plan)
-    check_options(kind, options)
+    options = RenderOptions(arguments.view, arguments.depth, arguments.expand, plan)
+    find_view(kind, options)
     _check_target(arguments.target, kind, options)
     check_output(arguments.output)
     with show_progress(f"drawing {arguments.target}"):
@@ -123,13 +123,13 @@ def run_render(arguments: argparse.Namespace) -> int:
 
 
 def _choose_format(arguments: argparse.Namespace) -> str:
-    from fxmem.report.formats import FORMATS, check_format, find_format
+    from fxmem.report.formats import FORMATS, RenderOptions, find_format, find_view
 
     if arguments.format is None:
         kind = "dot" if arguments.output is None else find_format(arguments.output)
     else:
         kind = arguments.format.lower().removeprefix(".")
-    check_format(kind, arguments.view)
+    find_view(kind, RenderOptions(arguments.view))
     if arguments.output is None and not FORMATS[kind].is_text:
         raise UsageError(f"{kind} is not for stdout", hint=f"write to a file: -o peak.{kind}")
     return kind

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from fxmem.analysis import Analysis, Setup
-from fxmem.graph import Category, Node, Phase, SourceLocation, Storage
+from fxmem.analysis import Analysis
+from fxmem.graph import Category, Node, Phase, SourceLocation
 from fxmem.memory.allocation import Exhaustion
 from fxmem.memory.labels import label_operator
 
@@ -196,48 +196,51 @@ class Document:
 
 def build_document(analysis: Analysis) -> Document:
     """Collects the content of an analysis's report."""
-    peak = analysis.peak
+    peak, optimizer, run = analysis.peak, analysis.setup.optimizer, analysis.device_run
+    node = peak.node.name if peak.node else None
+    first, first_step = analysis.first_step, None
+    if first is not None and abs(first.peak_bytes - peak.nbytes) > _ALIKE * peak.nbytes:
+        first_step = Headline(
+            first.peak_bytes, first.phase, first.node, first.source, optimizer, parameters=()
+        )
+    breakdown = [
+        BreakdownRow(category, nbytes, nbytes / peak.nbytes)
+        for category, nbytes in analysis.breakdown.items()
+        if nbytes
+    ]
+    totals = {
+        "parameters": analysis.parameter_bytes,
+        "buffers": analysis.buffer_bytes,
+        "inputs": analysis.input_bytes,
+        "saved for backward": analysis.saved_bytes,
+        "gradients": analysis.gradient_bytes,
+        "optimizer state": analysis.optimizer_state_bytes,
+    }
+    fit = None
+    if analysis.gpu is not None and run is not None:
+        fit = Fit(analysis.gpu.name, analysis.gpu.capacity_bytes, run.exhaustion, run.retries)
     return Document(
-        headline=Headline(
-            peak_bytes=peak.nbytes,
-            phase=peak.phase,
-            node=peak.node.name if peak.node else None,
-            source=peak.source,
-            optimizer=analysis.setup.optimizer,
-            parameters=peak.parameters,
-        ),
+        headline=Headline(peak.nbytes, peak.phase, node, peak.source, optimizer, peak.parameters),
         subject=describe_subject(analysis),
         device=tuple(_list_device(analysis)),
-        fit=_describe_fit(analysis),
-        totals=_list_totals(analysis),
+        fit=fit,
+        totals=tuple(Total(label, nbytes) for label, nbytes in totals.items() if nbytes),
         forward_flops=analysis.forward_flops,
         backward_flops=analysis.backward_flops,
-        breakdown=_list_breakdown(analysis),
-        live=_list_live(analysis),
+        breakdown=tuple(sorted(breakdown, key=lambda row: -row.nbytes)),
+        # The sort is stable: storages of one size stay in their order of allocation.
+        live=tuple(sorted(_list_live(analysis), key=lambda row: -row.nbytes)),
         nodes=tuple(_list_nodes(analysis)),
         notes=tuple(_write_notes(analysis)),
         storage_bytes=tuple(storage.nbytes for storage in analysis.allocated_graph.storages),
-        first_step=_describe_first_step(analysis),
-    )
-
-
-def _describe_first_step(analysis: Analysis) -> Headline | None:
-    first, peak_bytes = analysis.first_step, analysis.peak_bytes
-    if first is None or abs(first.peak_bytes - peak_bytes) <= _ALIKE * peak_bytes:
-        return None
-    return Headline(
-        peak_bytes=first.peak_bytes,
-        phase=first.phase,
-        node=first.node,
-        source=first.source,
-        optimizer=analysis.setup.optimizer,
-        parameters=(),
+        first_step=first_step,
     )
 
 
 def describe_subject(analysis: Analysis) -> Subject:
     """Describes the setup of an analysis."""
     setup = analysis.setup
+    context = "no_grad()" if setup.mode == "infer" and setup.autocast else ""
     return Subject(
         model=setup.model,
         inputs=setup.inputs,
@@ -247,90 +250,41 @@ def describe_subject(analysis: Analysis) -> Subject:
         autocast=setup.autocast,
         optimizer=setup.optimizer,
         loss=setup.loss,
-        context=_name_context(setup),
+        context="inference_mode()" if setup.inference_mode else context,
         loop=setup.loop.describe() if setup.mode == "train" else "",
     )
-
-
-def _name_context(setup: Setup) -> str:
-    if setup.inference_mode:
-        return "inference_mode()"
-    return "no_grad()" if setup.mode == "infer" and setup.autocast else ""
 
 
 def _list_device(analysis: Analysis) -> Iterator[DeviceRow]:
     if analysis.process_bytes is None:
         return
-    peak, reserved = analysis.peak_bytes, analysis.reserved_bytes
+    peak, most = analysis.peak_bytes, analysis.library_peak_bytes
     yield DeviceRow("allocated", peak, peak, "torch.cuda.max_memory_allocated()")
-    if analysis.library_peak_bytes > peak:
-        most = analysis.library_peak_bytes
-        yield DeviceRow(
-            "with cuDNN's workspaces", peak, most, "the same; cuDNN chooses at run time"
-        )
+    if most > peak:
+        note = "the same; cuDNN chooses at run time"
+        yield DeviceRow("with cuDNN's workspaces", peak, most, note)
+    reserved = analysis.reserved_bytes
     yield DeviceRow("reserved", reserved, reserved, "torch.cuda.max_memory_reserved()")
     yield DeviceRow("process", *analysis.process_bytes, "nvidia-smi")
 
 
-def _describe_fit(analysis: Analysis) -> Fit | None:
-    gpu, run = analysis.gpu, analysis.device_run
-    if gpu is None or run is None:
-        return None
-    return Fit(gpu.name, gpu.capacity_bytes, run.exhaustion, run.retries)
-
-
-def _list_totals(analysis: Analysis) -> tuple[Total, ...]:
-    totals = (
-        Total("parameters", analysis.parameter_bytes),
-        Total("buffers", analysis.buffer_bytes),
-        Total("inputs", analysis.input_bytes),
-        Total("saved for backward", analysis.saved_bytes),
-        Total("gradients", analysis.gradient_bytes),
-        Total("optimizer state", analysis.optimizer_state_bytes),
-    )
-    return tuple(total for total in totals if total.nbytes)
-
-
-def _list_breakdown(analysis: Analysis) -> tuple[BreakdownRow, ...]:
-    rows = [
-        BreakdownRow(category, nbytes, nbytes / analysis.peak_bytes)
-        for category, nbytes in analysis.breakdown.items()
-        if nbytes
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.nbytes))
-
-
-def _list_live(analysis: Analysis) -> tuple[LiveRow, ...]:
-    rows = [_describe_storage(analysis, s) for s in analysis.peak.live if s.nbytes]
-    if analysis.peak.workspace_bytes:
-        rows.append(_describe_workspace(analysis))
-    # The sort is stable: storages of one size stay in their order of allocation.
-    return tuple(sorted(rows, key=lambda row: -row.nbytes))
-
-
-def _describe_storage(analysis: Analysis, storage: Storage) -> LiveRow:
-    return LiveRow(
-        nbytes=storage.nbytes,
-        category=storage.category,
-        label=analysis.labels[storage.index],
-        shape=storage.shape,
-        dtype=storage.dtype,
-        saved_by=tuple(analysis.nodes[index].name for index in storage.saved_by),
-        source=None if storage.node is None else analysis.nodes[storage.node].source,
-    )
-
-
-def _describe_workspace(analysis: Analysis) -> LiveRow:
-    peak = analysis.peak
-    return LiveRow(
-        nbytes=peak.workspace_bytes,
-        category=Category.WORKSPACE,
-        label=label_operator(peak.operation),
-        shape=None,
-        dtype="",
-        saved_by=(),
-        source=peak.source,
-    )
+def _list_live(analysis: Analysis) -> Iterator[LiveRow]:
+    peak, nodes = analysis.peak, analysis.nodes
+    for storage in peak.live:
+        if storage.nbytes:
+            yield LiveRow(
+                nbytes=storage.nbytes,
+                category=storage.category,
+                label=analysis.labels[storage.index],
+                shape=storage.shape,
+                dtype=storage.dtype,
+                saved_by=tuple(nodes[index].name for index in storage.saved_by),
+                source=None if storage.node is None else nodes[storage.node].source,
+            )
+    if peak.workspace_bytes:
+        label = label_operator(peak.operation)
+        category = Category.WORKSPACE
+        yield LiveRow(peak.workspace_bytes, category, label, None, "", (), peak.source)
 
 
 def _list_nodes(analysis: Analysis) -> Iterator[NodeRow]:

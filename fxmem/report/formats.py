@@ -1,15 +1,13 @@
-"""The table of output formats, by their suffixes.
+"""The table of output formats.
 
-A further format is a module with a function from :class:`RenderOptions` to bytes, and a line in
-:data:`FORMATS`.
+A further format is a module with a function that writes it, and a line in :data:`FORMATS`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
@@ -24,50 +22,34 @@ from fxmem.report.html import Page, write_html
 from fxmem.report.plots import draw_timeline, draw_tradeoff, find_matplotlib
 from fxmem.report.snapshot import write_snapshot
 
-GRAPH, TIMELINE, TRADEOFF = "graph", "timeline", "tradeoff"
-"""Views: Graphviz draws the first, where a format needs it at all, and matplotlib the others."""
-SNAPSHOT = "snapshot"
-"""The view for PyTorch's own viewer."""
-REPORT = "report"
-"""The view that has all of the others in it."""
+GRAPH, TIMELINE, TRADEOFF, SNAPSHOT, REPORT = "graph", "timeline", "tradeoff", "snapshot", "report"
+"""Views of a step: drawn by Graphviz; by matplotlib, twice; for PyTorch's viewer; all in one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """How to draw.
+    """Options of a picture.
 
     Attributes:
-        view: What of the analysis: one of the format's views; None for its first.
-        detail: How much of the graph.
-        plan: What to lay over it, or None.
-        front: The step's trade-offs, as :func:`fxmem.pareto` has them; empty where they were not
-            worked out.
+        view: One of the format's views; None for its first.
+        depth: How many levels of modules to open in the graph; None for as many as can be read.
+        expand: Show every operation, and each of the blocks that repeat.
+        plan: A plan to show on the step, or None.
+        front: The step's trade-offs, from :func:`fxmem.pareto`; may be empty.
+
+    Raises:
+        UsageError: The depth is less than 1.
     """
 
     view: str | None = None
-    detail: Detail = field(default_factory=Detail)
+    depth: int | None = None
+    expand: bool = False
     plan: Plan | None = None
     front: tuple[Plan, ...] = ()
 
-
-def choose_options(
-    view: str | None,
-    depth: int | None,
-    expand: bool,
-    plan: Plan | None = None,
-    front: Iterable[Plan] = (),
-) -> RenderOptions:
-    """How to draw, as it was asked for.
-
-    Raises:
-        UsageError: There is no such depth.
-    """
-    if depth is not None and depth < 1:
-        raise UsageError(f"--depth must be 1 or more, got {depth}")
-    return RenderOptions(view, Detail(depth, expand), plan, tuple(front))
-
-
-Renderer = Callable[[Analysis, RenderOptions], bytes]
+    def __post_init__(self) -> None:
+        if self.depth is not None and self.depth < 1:
+            raise UsageError(f"--depth must be 1 or more, got {self.depth}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +58,14 @@ class Format:
 
     Attributes:
         suffixes: Of its files, in lower case, the usual one first.
-        views: What draws it, by the view; the first is the default.
+        views: The function that draws each view, from the analysis, the options and the format's
+            name; the first is the default.
         is_text: Whether a terminal can show it.
         needs_engine: Whether Graphviz draws its graph.
     """
 
     suffixes: tuple[str, ...]
-    views: Mapping[str, Renderer]
+    views: Mapping[str, Callable[[Analysis, RenderOptions, str], bytes]]
     is_text: bool = False
     needs_engine: bool = False
 
@@ -94,55 +77,32 @@ def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
         UsageError: The plan is for another model, or other inputs.
     """
     document = build_document(analysis)
-    plan, overlay = options.plan, NO_OVERLAY
-    if plan is not None:
-        _check_plan(analysis, plan)
-        overlay = lay_plan(plan, document.nodes)
-    return build_picture(build_view(document, overlay, options.detail))
-
-
-def _check_plan(analysis: Analysis, plan: Plan) -> None:
-    check_fingerprint(plan, analysis.graph, "fxmem plan -o")
-
-
-def _render_dot(analysis: Analysis, options: RenderOptions) -> bytes:
-    return draw_picture(analysis, options).source.encode()  # type: ignore[no-any-return]
-
-
-def _draw_graph(kind: str, analysis: Analysis, options: RenderOptions) -> bytes:
-    return draw_dot(draw_picture(analysis, options).source, kind)
-
-
-def _write_page(analysis: Analysis, options: RenderOptions) -> bytes:
+    overlay = NO_OVERLAY
     if options.plan is not None:
-        _check_plan(analysis, options.plan)
-    svg, note = b"", ""
-    try:
-        svg = _draw_graph("svg", analysis, options)
-    except UsageError as error:  # the report is worth having without a picture
-        note = f"The graph is not drawn: {error}."
-    page = Page(analysis, options.plan, options.front, svg, note)
-    return write_html(page).encode()
+        check_fingerprint(options.plan, analysis.graph, "fxmem plan -o")
+        overlay = lay_plan(options.plan, document.nodes)
+    detail = Detail(options.depth, options.expand)
+    return build_picture(build_view(document, overlay, detail))
 
 
-def _draw_timeline(kind: str, analysis: Analysis, options: RenderOptions) -> bytes:
+def _draw_graph(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
+    source: str = draw_picture(analysis, options).source
+    return source.encode() if kind == "dot" else draw_dot(source, kind)
+
+
+def _draw_timeline(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
     plan = options.plan
-    if plan is None:
-        return draw_timeline(analysis, kind)
-    _check_plan(analysis, plan)
-    return draw_timeline(analysis, kind, plan, find_planned_step(analysis, plan))
+    planned = None if plan is None else find_planned_step(analysis, plan)
+    return draw_timeline(analysis, kind, plan, planned)
 
 
-def _draw_tradeoff(kind: str, analysis: Analysis, options: RenderOptions) -> bytes:
-    if options.plan is not None:
-        _check_plan(analysis, options.plan)
+def _draw_tradeoff(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
     return draw_tradeoff(analysis, kind, options.front, options.plan)
 
 
-def _write_snapshot(analysis: Analysis, options: RenderOptions) -> bytes:
+def _write_snapshot(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
     if options.plan is None:
         return write_snapshot(analysis)
-    _check_plan(analysis, options.plan)
     planned = find_planned_step(analysis, options.plan)
     if planned is None:
         raise UsageError(
@@ -152,27 +112,28 @@ def _write_snapshot(analysis: Analysis, options: RenderOptions) -> bytes:
     return write_snapshot(planned)
 
 
-def _list_pictures(kind: str) -> Mapping[str, Renderer]:
-    return {
-        GRAPH: partial(_draw_graph, kind),
-        TIMELINE: partial(_draw_timeline, kind),
-        TRADEOFF: partial(_draw_tradeoff, kind),
-    }
+def _write_page(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
+    svg, note = b"", ""
+    try:
+        svg = _draw_graph(analysis, options, "svg")
+    except UsageError as error:  # the report is worth having without a picture
+        note = f"The graph is not drawn: {error}."
+    return write_html(Page(analysis, options.plan, options.front, svg, note)).encode()
 
 
+_PICTURES = {GRAPH: _draw_graph, TIMELINE: _draw_timeline, TRADEOFF: _draw_tradeoff}
 FORMATS: Mapping[str, Format] = {
-    "dot": Format((".dot", ".gv"), {GRAPH: _render_dot}, is_text=True),
-    "svg": Format((".svg",), _list_pictures("svg"), is_text=True, needs_engine=True),
-    "png": Format((".png",), _list_pictures("png"), needs_engine=True),
-    "pdf": Format((".pdf",), _list_pictures("pdf"), needs_engine=True),
+    "dot": Format((".dot", ".gv"), {GRAPH: _draw_graph}, is_text=True),
+    "svg": Format((".svg",), _PICTURES, is_text=True, needs_engine=True),
+    "png": Format((".png",), _PICTURES, needs_engine=True),
+    "pdf": Format((".pdf",), _PICTURES, needs_engine=True),
     "pickle": Format((".pickle",), {SNAPSHOT: _write_snapshot}),
     "html": Format((".html", ".htm"), {REPORT: _write_page}, is_text=True),
 }
-"""By name; a further format is a further line."""
 
 
 def find_format(path: str | os.PathLike[str]) -> str:
-    """The name of the format of a file.
+    """Finds the name of the format of a file by its suffix.
 
     Raises:
         UsageError: The file has no suffix of one.
@@ -188,60 +149,51 @@ def find_format(path: str | os.PathLike[str]) -> str:
     raise UsageError(f"unknown output format of {name!r}", hint=f"use {suffixes}")
 
 
-def check_format(kind: str, view: str | None = None) -> None:
-    """Checks that something can be drawn, before the work that leads to it.
+def find_view(kind: str, options: RenderOptions) -> str:
+    """Finds the view to draw, and checks that it can be drawn, before the work that leads to it.
 
     Args:
         kind: Name of the format.
-        view: What of an analysis to draw; None for what the format is for.
+        options: The options of the picture.
 
     Raises:
-        UsageError: There is no such format, it has no such view, or nothing is installed that
-            draws it.
+        UsageError: There is no such format, it has no such view, nothing is installed that draws
+            it, or the options are for another view.
     """
     if kind not in FORMATS:
         raise UsageError(f"unknown output format {kind!r}", hint=f"use {', '.join(FORMATS)}")
     views = FORMATS[kind].views
-    view = view or next(iter(views))
+    view = options.view or next(iter(views))
     if view not in views:
         others = [name for name, entry in FORMATS.items() if view in entry.views]
-        hint = f"use {', '.join(others)}" if others else f"use {', '.join(views)}"
-        raise UsageError(f"{kind} has no view {view!r}", hint=hint)
+        raise UsageError(f"{kind} has no view {view!r}", hint=f"use {', '.join(others or views)}")
+    if (options.depth or options.expand) and view in (TIMELINE, TRADEOFF, SNAPSHOT):
+        raise UsageError(f"depth and expand are for the graph, not for a {view}")
     if FORMATS[kind].needs_engine and view == GRAPH:
         find_engine(kind)
     if view in (TIMELINE, TRADEOFF):
         find_matplotlib()
-
-
-def check_options(kind: str, options: RenderOptions) -> None:
-    """Checks that what is asked for goes together.
-
-    Raises:
-        UsageError: How much of the graph to show, where no graph is shown.
-    """
-    view = options.view or next(iter(FORMATS[kind].views))
-    if options.detail != Detail() and view in (TIMELINE, TRADEOFF, SNAPSHOT):
-        raise UsageError(f"depth and expand are for the graph, not for a {view}")
+    return view
 
 
 def needs_model(kind: str, options: RenderOptions) -> bool:
-    """Whether more has to be known of a step than a saved report says."""
+    """Tells whether a picture needs more of a step than a saved report has."""
     view = options.view or next(iter(FORMATS[kind].views))
     return view == TRADEOFF or (options.plan is not None and view in (TIMELINE, SNAPSHOT))
 
 
 def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
-    """An analysis, drawn.
+    """Draws an analysis.
 
     Args:
         analysis: The analysis.
         kind: Name of the format.
-        options: How to draw it.
+        options: The options of the picture.
 
     Raises:
         UsageError: It cannot be drawn so, or the plan is for another model.
     """
-    check_format(kind, options.view)
-    check_options(kind, options)
-    views = FORMATS[kind].views
-    return views[options.view or next(iter(views))](analysis, options)
+    view = find_view(kind, options)
+    if options.plan is not None:
+        check_fingerprint(options.plan, analysis.graph, "fxmem plan -o")
+    return FORMATS[kind].views[view](analysis, options, kind)

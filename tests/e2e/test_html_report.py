@@ -18,7 +18,7 @@ import fxmem
 from fxmem.analysis import Analysis
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.planning.planner import pareto, plan
-from fxmem.report.formats import choose_options, render
+from fxmem.report.formats import RenderOptions, render
 from fxmem.report.html import Page as Report
 from fxmem.report.html import write_html
 from fxmem.units import format_bytes
@@ -309,7 +309,7 @@ def test_a_narrow_window_needs_no_sideways_scrolling(
 
 def test_the_graph_goes_to_the_peak(open_report: Any) -> None:
     analysis = make_analysis()
-    svg = render(analysis, "svg", choose_options(None, None, False))
+    svg = render(analysis, "svg", RenderOptions(None, None, False))
     page = open_report(Report(analysis, svg=svg), viewport={"width": 400, "height": 400})
     page.get_by_role("button", name="To the peak").last.click()
     box = page.locator(".picture text", has_text="PEAK: 30.00 MiB").bounding_box()

@@ -19,9 +19,9 @@ from fxmem.planning.plan import Segment
 from fxmem.report import formats
 from fxmem.report.formats import (
     FORMATS,
-    check_format,
-    choose_options,
+    RenderOptions,
     find_format,
+    find_view,
     render,
 )
 from fxmem.report.plots import draw_timeline, draw_tradeoff
@@ -55,26 +55,26 @@ def test_an_unknown_suffix_is_refused(path: str) -> None:
 
 def test_an_unknown_format_or_view_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        check_format("bmp")
+        find_view("bmp", RenderOptions())
     assert str(caught.value).startswith("unknown output format 'bmp' (use dot, svg, png, pdf")
     with pytest.raises(UsageError) as caught:
-        check_format("dot", "sunset")
+        find_view("dot", RenderOptions("sunset"))
     assert str(caught.value) == "dot has no view 'sunset' (use graph)"
     with pytest.raises(UsageError) as caught:
-        check_format("dot", "timeline")
+        find_view("dot", RenderOptions("timeline"))
     assert str(caught.value) == "dot has no view 'timeline' (use svg, png, pdf)"
 
 
 def test_a_depth_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        choose_options("graph", 0, False)
+        RenderOptions("graph", 0, False)
     assert str(caught.value) == "--depth must be 1 or more, got 0"
 
 
 @pytest.mark.parametrize("view", ["timeline", "tradeoff"])
 def test_plots_have_no_depth(view: str) -> None:
     with pytest.raises(UsageError) as caught:
-        render(make_analysis(), "svg", choose_options(view, 2, False))
+        render(make_analysis(), "svg", RenderOptions(view, 2, False))
     assert str(caught.value) == f"depth and expand are for the graph, not for a {view}"
 
 
@@ -105,7 +105,7 @@ def test_an_analysis_draws_itself_by_the_suffix(tmp_path: Path) -> None:
     assert b"</svg>" in (tmp_path / "peak.svg").read_bytes()
     assert (
         analysis.to_dot(expand=True)
-        == render(analysis, "dot", choose_options("graph", None, True)).decode()
+        == render(analysis, "dot", RenderOptions("graph", None, True)).decode()
     )
 
 

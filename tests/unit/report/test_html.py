@@ -18,7 +18,7 @@ from hand_made_plans import make_front, make_plan
 from fxmem.graph import Category
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Segment
-from fxmem.report.formats import choose_options, render
+from fxmem.report.formats import RenderOptions, render
 from fxmem.report.graph import dot
 from fxmem.report.html import Page, clean_svg, embed_json, read_script, read_style, write_html
 
@@ -95,7 +95,7 @@ def test_names_are_text_and_nothing_else(with_graph: bool) -> None:
         dels=(),
     )
     plain = Elements(write_html(Page(make_analysis(), make_plan(inplace=(), dels=()))))
-    svg = render(analysis, "svg", choose_options(None, None, True)) if with_graph else b""
+    svg = render(analysis, "svg", RenderOptions(None, None, True)) if with_graph else b""
     page = write_html(Page(analysis, plan, (), svg))
     elements = Elements(page)
     drawn = {"svg", "g", "title", "path", "polygon", "polyline", "ellipse", "text"}
@@ -129,7 +129,7 @@ def test_a_picture_loses_all_but_its_shapes() -> None:
 
 
 def test_the_graph_is_part_of_it() -> None:
-    page = render(make_analysis(), "html", choose_options(None, None, False)).decode()
+    page = render(make_analysis(), "html", RenderOptions(None, None, False)).decode()
     assert page.count("<svg") == 1
     assert "PEAK: 30.00 MiB in backward" in page
 
