@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, TraceError, UsageError
@@ -36,6 +36,7 @@ from fxmem.recording.options import (
     resolve_options,
 )
 from fxmem.recording.step import Recording
+from fxmem.tracing.contexts import leave_autocast
 from fxmem.tracing.description import describe_model, remember_model
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
@@ -86,6 +87,30 @@ def analyze_model(
     return analysis if other is None else _compare_inference(analysis, other)
 
 
+def trace_model(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any
+) -> tuple[fx.Graph, str]:
+    """Traces the forward of a model once, without recording what it takes.
+
+    Args:
+        model: As for :func:`fxmem.analyze`, like the arguments below.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        options: Arguments of :func:`fxmem.recording.options.resolve_options`.
+
+    Returns:
+        The FX graph, and what it cannot express.
+    """
+    chosen = resolve_options(**options)
+    inputs = gather_inputs(args, kwargs)
+    with isolate_analysis(model, target=chosen.target):
+        blueprint = _draw_blueprint(model, *inputs, None, None, chosen)
+        kinds = {type(module) for module in model.modules()}
+        with contextlib.ExitStack() as after, restore_user_state(kinds), blueprint.fake_mode:
+            after.callback(save_random_states())
+            return blueprint.trace()
+
+
 @contextlib.contextmanager
 def isolate_analysis(*choices: object, target: Target = CPU) -> Iterator[None]:
     """Runs an analysis as in a process of its own, whatever modes the caller is in.
@@ -97,6 +122,7 @@ def isolate_analysis(*choices: object, target: Target = CPU) -> Iterator[None]:
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
+        leave_autocast(),
         prepare_targets(*choices),
         silence_fake_kernels(),
         allow_autocast() if target is CUDA else contextlib.nullcontext(),

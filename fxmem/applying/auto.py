@@ -13,7 +13,7 @@ from torch import nn
 from fxmem.analyzing import analyze_model
 from fxmem.applying.applying import apply
 from fxmem.applying.lazy import plan_lazily
-from fxmem.applying.surroundings import find_autocast, run_apart
+from fxmem.applying.surroundings import find_autocast
 from fxmem.errors import UsageError
 from fxmem.gpus import find_gpu
 from fxmem.planning.planner import TIME_LIMIT_S, plan
@@ -31,8 +31,7 @@ class _Choices:
     def make_planned(self, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
         """The model with a plan for some inputs; the model itself where it fits without."""
         positional = () if args is None else args
-        # Of what surrounds a call only what the options say is part of the step.
-        analysis = run_apart(lambda: analyze_model(model, positional, kwargs, **self.analysis))
+        analysis = analyze_model(model, positional, kwargs, **self.analysis)
         budget = self.limits.get("budget")
         if budget is not None and analysis.peak_bytes <= resolve_bytes(budget):
             return model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,34 +15,35 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.applying.forwards import PlannedForward, set_forward
 from fxmem.applying.module import PlannedModule
-from fxmem.applying.overrides import ROUTED
 from fxmem.applying.surroundings import is_transforming
-from fxmem.applying.wrapping import find_original
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
-
-_HELD = "_fxmem_held"
-_BASE = "_fxmem_base"
-"""Of a class whose models plan themselves: what it was made of for one model; else None."""
-_NEVER = False
-"""What is held where no plan is to be made, by copies neither."""
 
 MakePlanned = Callable[[nn.Module, Any, Any], nn.Module]
 """From a model and the arguments of a step to the model with a plan."""
 
 
 def plan_lazily(model: Any, make_planned: MakePlanned) -> Any:
-    """A model, a class or a function, each of whose models plans itself."""
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        _route_calls(model, make_planned)
-        return model
+    """Has a model, or each model that a class or a function makes, plan itself."""
     if isinstance(model, nn.Module):
-        vars(model).pop(_HELD, None)
-        model.__class__ = _make_kind(type(model), make_planned)
+        lazy = find_lazy(model)
+        if lazy is not None:
+            lazy.release()
+        vars(model)["forward"] = LazyForward(model, make_planned)
+        return model
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        construct = model.__init__
+
+        @functools.wraps(construct)
+        def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            construct(self, *args, **kwargs)
+            plan_lazily(self, make_planned)
+
+        model.__init__ = init  # type: ignore[method-assign]
         return model
     if not callable(model):
         raise UsageError(
-            f"{type(model).__name__} is no model, and makes none",
+            f"{type(model).__name__} is not a model, and makes none",
             hint="a module, a class of modules, or a function that returns one",
         )
 
@@ -51,116 +54,88 @@ def plan_lazily(model: Any, make_planned: MakePlanned) -> Any:
     return make
 
 
-def plans_itself(model: nn.Module) -> bool:
-    """Whether a model's calls run by a plan that its first step makes, or made."""
-    return hasattr(type(model), _BASE)
+def find_lazy(model: nn.Module) -> LazyForward | None:
+    """Finds what stands before the ``forward`` of a model that plans itself."""
+    forward = vars(model).get("forward")
+    return forward if isinstance(forward, LazyForward) else None
 
 
-def release_model(model: nn.Module) -> None:
-    """Has a model run its own code from now on, and so its copies.
+class LazyForward:
+    """The ``forward`` of a model that plans itself, as an attribute of the model.
 
     Args:
-        model: One that plans itself.
-    """
-    base = vars(type(model)).get(_BASE)
-    if base is not None:
-        model.__class__ = base
-    vars(model).pop(_HELD, None)
-    if plans_itself(model):  # as all of its class
-        vars(model)[_HELD] = _NEVER
-    if isinstance(vars(model).get("plan"), Plan):
-        del vars(model)["plan"]
-
-
-def _make_kind(base: type[nn.Module], make_planned: MakePlanned) -> type[nn.Module]:
-    """A class for one model, which is to all appearances the model's own."""
-
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        state = self.__getstate__()  # type: ignore[no-untyped-call]
-        return _make_again, (base, make_planned), state
-
-    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    kind: Any = type(base.__name__, (base,), {**names, "__reduce_ex__": reduce, _BASE: base})
-    _route_calls(kind, make_planned)
-    made: type[nn.Module] = kind
-    return made
-
-
-def _make_again(base: type[nn.Module], make_planned: MakePlanned) -> nn.Module:
-    """What a copy, or what a file is read into, begins as."""
-    kind = _make_kind(base, make_planned)
-    return kind.__new__(kind)
-
-
-def _route_calls(kind: type[nn.Module], make_planned: MakePlanned) -> None:
-    """Has the calls of a class's models run by plans that the first of them makes."""
-    own = vars(kind).get("__call__")
-    if _BASE not in vars(kind):
-        setattr(kind, _BASE, None)
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        planned = _find_planned(self, args, kwargs, make_planned)
-        if planned is not None:
-            return planned(*args, **kwargs)
-        if own is not None:
-            return own(self, *args, **kwargs)
-        above: Any = super(kind, self)
-        return above.__call__(*args, **kwargs)
-
-    setattr(call, ROUTED, own)
-    kind.__call__ = call  # type: ignore[method-assign]
-
-
-class _Held:
-    """What a model was given as a plan; a copy of the model makes its own.
-
-    Attributes:
-        planned: The module that runs in the model's place; None where the model itself does.
+        model: The model; a copy of it plans for itself.
+        make_planned: Analyses, plans and applies.
     """
 
-    def __init__(self, planned: nn.Module | None = None) -> None:
-        self.planned = planned
+    def __init__(self, model: nn.Module, make_planned: MakePlanned) -> None:
+        self.model = model
+        self._make_planned = make_planned
+        self._replaced: Callable[..., Any] | None = vars(model).get("forward")
+        self._planned: nn.Module | None = None
+        self._is_running = False
 
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The model's own ``forward``."""
+        bound: Callable[..., Any] = type(self.model).forward.__get__(self.model)
+        return self._replaced or bound
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__wrapped__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a training step by the plan, which the first one makes; else the model's own."""
+        is_step = self.model.training and torch.is_grad_enabled()
+        if self._is_running or not is_step or torch.compiler.is_compiling():
+            return self.__wrapped__(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
+        if is_transforming() or any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            return self.__wrapped__(*args, **kwargs)
+        self._is_running = True
+        try:
+            if self._planned is None:
+                self._planned = self._plan(args, kwargs)
+            planned = self._planned
+            return planned.forward(*args, **kwargs)
+        finally:
+            self._is_running = False
+
+    def _plan(self, args: Any, kwargs: Any) -> nn.Module:
+        """Makes the module whose ``forward`` runs from now on."""
+        model = self.model
+        self.release()
+        try:
+            planned = self._make_planned(model, args, kwargs)
+            if planned is not model and not isinstance(planned, PlannedModule):
+                _become(model, planned)
+                return model
+        except BaseException:
+            vars(model)["forward"] = self
+            raise
+        if isinstance(planned, PlannedModule):
+            vars(model)["forward"] = self
+            if not hasattr(model, "plan"):
+                vars(model)["plan"] = planned.plan
+        return planned
+
+    def release(self) -> None:
+        """Has the model run its own code from now on."""
+        held = vars(self.model)
+        del held["forward"]
+        if self._replaced is not None:
+            held["forward"] = self._replaced
+        if isinstance(held.get("plan"), Plan):
+            del held["plan"]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyForward:
+        copied = LazyForward(copy.deepcopy(self.model, memo), self._make_planned)
+        copied._replaced = copy.deepcopy(self._replaced, memo)
+        return copied
 
     def __reduce__(self) -> Any:
-        return type(None), ()
-
-
-def _find_planned(
-    model: nn.Module, args: Any, kwargs: Mapping[str, Any], make_planned: MakePlanned
-) -> nn.Module | None:
-    """What runs a call in the place of the model; None where the model itself does."""
-    is_step = model.training and torch.is_grad_enabled()
-    if not is_step or find_original(model) is not None:
-        return None
-    held: _Held | bool | None = vars(model).get(_HELD)
-    if held is not None and _is_of(held, model):
-        return held.planned if isinstance(held, _Held) else None
-    # The call of a compiler, of a transform of functions, or of an analysis is no step.
-    is_inner = torch.compiler.is_compiling() or is_transforming()
-    leaves = () if is_inner else tree_leaves((args, kwargs))
-    if not leaves or any(isinstance(leaf, FakeTensor) for leaf in leaves):
-        return None
-    if isinstance(vars(model).get("plan"), Plan):  # of what it is a copy of
-        del vars(model)["plan"]
-    planned = make_planned(model, args, kwargs)
-    if not isinstance(planned, PlannedModule):
-        if planned is not model:
-            _become(model, planned)
-        vars(model)[_HELD] = _Held()
-        return None
-    if not hasattr(model, "plan"):
-        vars(model)["plan"] = planned.plan
-    vars(model)[_HELD] = _Held(planned)
-    return planned
-
-
-def _is_of(held: _Held | bool, model: nn.Module) -> bool:
-    """Whether what is held is a model's own, and not that of one that it is a copy of."""
-    planned = held.planned if isinstance(held, _Held) else None
-    return planned is None or planned._fxmem_original is model
+        return LazyForward, (self.model, self._make_planned)
 
 
 def _become(model: nn.Module, planned: nn.Module) -> None:
@@ -169,7 +144,7 @@ def _become(model: nn.Module, planned: nn.Module) -> None:
     What its attributes lead to has to be what runs: a rate that is changed, a layer that is frozen.
     """
     original = object.__new__(type(model))
-    vars(original).update({**vars(model), _HELD: _Held()})
+    vars(original).update(vars(model))
     vars(model).update(vars(planned))
     planned.__dict__ = model.__dict__  # what the modules refer to as their parent
     forward: PlannedForward = vars(planned)["forward"]

@@ -1,4 +1,4 @@
-"""The module that a plan makes of a model."""
+"""The module that runs a model by a plan of its graph."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ from torch import fx, nn
 
 from fxmem.applying.calls import ModelCall
 from fxmem.applying.codegen import SEGMENTS, SegmentCodeGen
-from fxmem.applying.judgement import Judgement, State
-from fxmem.applying.overrides import (
-    check_model,
-    hand_over,
-    list_hidden,
-    list_overrides,
-    list_special,
-    look_up,
-)
-from fxmem.applying.surroundings import MISCOMPILED, is_normalised
+from fxmem.applying.guard import AttributeGuard, InputGuard, Values
+from fxmem.applying.sizes import SizeRange
+from fxmem.applying.surroundings import MISCOMPILED, is_normalised, is_transforming
+from fxmem.applying.walk import Walk
 from fxmem.applying.warning import warn_caller
+from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
 from fxmem.tracing.hooks import HOOK_TABLES
 
@@ -38,224 +33,149 @@ _SHARED = (
     "_load_state_dict_post_hooks",
     *HOOK_TABLES,
 )
-"""What the planned module has in common with the model, and not a copy of."""
+"""Tables that the planned module has in common with the model."""
 
 
 class PlannedModule(fx.GraphModule):
     """A model whose training step, or whose inference, runs by a plan.
 
-    Parameters, buffers and submodules are the model's own. In calls that the plan is not for (in
-    ``eval()`` or without gradients, or else in all but these) the model's own ``forward`` runs; so
-    it does, with a warning, for arguments that the graph was not traced for, and for sizes by which
-    the model's code decides otherwise. What is not found here is looked up in the model, and what
-    is set here is set there.
+    Parameters, buffers, submodules and hooks are the model's own. Attributes that are not found
+    here are looked up in the model, and set there. The model's own ``forward`` runs in the mode
+    that the plan is not for and, with a :class:`fxmem.FxmemWarning`, in calls that differ from the
+    traced one: :mod:`fxmem.applying.guard` has what is compared.
 
     Attributes:
         original: The model.
-        plan_mode: ``"train"`` or ``"infer"``: the calls that the plan is for.
         plan: The plan, where :func:`fxmem.apply` was given one.
+        plan_mode: ``"train"`` or ``"infer"``: the calls that the plan is for.
+        plan_calls: The number of calls that ran by the plan.
     """
 
-    _fxmem_original: nn.Module
-    _fxmem_mode: str
-    _fxmem_size_hint: int | None
-    _fxmem_hidden: frozenset[str]
-    _judgement: Judgement
-    _runs_again: bool
-    _is_miscompiled: bool
+    original: nn.Module
+    plan: Plan | None
+    plan_mode: str
+    plan_calls: int
 
     def __init__(
         self,
         model: nn.Module,
         graph: fx.Graph,
         mode: str = "train",
+        ranges: Sequence[SizeRange] = (),
         plan: Plan | None = None,
-        size_hint: int | None = None,
+        values: Values | None = None,
     ) -> None:
         super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
         # Not as a submodule: its parameters would be there twice.
-        self.__dict__["_fxmem_original"] = model
-        self.__dict__["_fxmem_mode"] = mode
-        self.__dict__["_fxmem_size_hint"] = size_hint
-        check_model(model, self._list_taken())
-        for name in _SHARED:
-            self.__dict__[name] = model.__dict__[name]
-        self._fxmem_remember(plan)
+        own = {"original": model, "plan": plan, "plan_mode": mode, "plan_calls": 0}
+        _check_model(model, {*dir(type(self)), *self.__dict__, *own})
+        tables = {name: model.__dict__[name] for name in _SHARED}
+        self.__dict__.update(
+            own, **tables, _is_full_backward_hook=model._is_full_backward_hook, _ranges=ranges
+        )
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
+        self.__dict__["_inputs"] = InputGuard(model, graph, ranges)
+        self.__dict__["_attributes"] = AttributeGuard(model, graph, values)
+        read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
+        self.__dict__["_walk"] = walk = Walk(self, read)
+        runs_again = any(node.meta.get(SEGMENTS) for node in graph.nodes)
+        self.__dict__["_runs_again"] = runs_again
+        self.__dict__["_is_miscompiled"] = runs_again and is_normalised(walk.modules)
         self.graph = graph
 
     def recompile(self) -> Any:
-        """Writes the code of the graph, and puts the choice of what to run before it."""
+        """Writes the code of the graph, and puts the guards before it."""
         code = super().recompile()
         own: Any = type(self)
-        model = self.__dict__.get("_fxmem_original")
+        model = self.__dict__.get("original")
         if model is not None:
             own._run_plan = own.forward
             own.forward = _make_forward(model)
-            for name in (*list_special(type(model)), *list_overrides(model)):
-                setattr(own, name, hand_over(name))
-            hidden = list_hidden(model, self._list_taken())
-            self.__dict__["_fxmem_hidden"] = hidden
-            for name in hidden - {"recompile"}:  # which is called here
-                setattr(own, name, look_up(name))
-            self.__dict__["_judgement"] = judgement = Judgement(
-                self, model, self._graph, self._fxmem_mode, self._fxmem_size_hint
-            )
-            runs_again = any(node.meta.get(SEGMENTS) for node in self._graph.nodes)
-            self.__dict__["_runs_again"] = runs_again
-            self.__dict__["_is_miscompiled"] = runs_again and is_normalised(judgement.walk.modules)
+            for name in _list_overrides(type(model)):
+                setattr(own, name, _hand_over(name))
         return code
-
-    @property
-    def original(self) -> nn.Module:
-        """The model."""
-        return self._fxmem_original
-
-    @property
-    def plan_mode(self) -> str:
-        """The calls that the plan is for."""
-        return self._fxmem_mode
-
-    # What swaps a module's class, or adds to it, as parametrizations do, does so to the model.
-    @property
-    def __class__(self) -> Any:
-        original = self.__dict__.get("_fxmem_original")
-        return type(self) if original is None else type(original)
-
-    @__class__.setter
-    def __class__(self, kind: Any) -> None:
-        self._fxmem_original.__class__ = kind
-
-    @property
-    def _is_full_backward_hook(self) -> bool | None:
-        """What the model's backward hooks are, which are this module's too."""
-        own: bool | None = self.__dict__["_fxmem_original"].__dict__.get("_is_full_backward_hook")
-        return own
-
-    @_is_full_backward_hook.setter
-    def _is_full_backward_hook(self, value: bool | None) -> None:
-        original = self.__dict__.get("_fxmem_original")
-        if original is not None:
-            original.__dict__["_is_full_backward_hook"] = value
 
     @property
     def training(self) -> bool:
         """The model's mode, which its own code asks for."""
-        original = self.__dict__.get("_fxmem_original")
+        original = self.__dict__.get("original")
         mode: bool = True if original is None else original.training
         return mode
 
     @training.setter
     def training(self, value: bool) -> None:
-        original = self.__dict__.get("_fxmem_original")
-        if original is not None:  # not while this one is made
-            original.training = value
-
-    def _fxmem_remember(self, plan: Plan | None) -> None:
-        """Has the plan as an attribute, unless the model has another of that name."""
-        if plan is not None and not hasattr(self._fxmem_original, "plan"):
-            self.__dict__["plan"] = plan
+        if "original" in self.__dict__:  # not while this one is made
+            self.original.training = value
 
     def train(self, mode: bool = True) -> PlannedModule:
         """As the model's own ``train``, which may leave some of its modules in another mode."""
-        self._fxmem_original.train(mode)
+        self.original.train(mode)
         return self
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "_fxmem_original" not in self.__dict__:
+            if "original" not in self.__dict__:
                 raise
-            return getattr(self.__dict__["_fxmem_original"], name)
+            return getattr(self.__dict__["original"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._has_own(name):
+        held = self.__dict__
+        if "original" not in held or name in held or hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
-            setattr(self._fxmem_original, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if self._has_own(name):
-            super().__delattr__(name)
-        else:
-            delattr(self._fxmem_original, name)
-
-    def _has_own(self, name: str) -> bool:
-        """Whether an attribute is this module's, and not one of the model that runs by it."""
-        held = self.__dict__
-        if name in held.get("_fxmem_hidden", ()):
-            return False
-        return "_fxmem_original" not in held or name in held or hasattr(type(self), name)
-
-    def _list_taken(self) -> set[str]:
-        """The names of this module's attributes."""
-        return {*dir(type(self)), *self.__dict__, *PlannedModule.__annotations__}
+            setattr(self.original, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the graph does not know the module that it belongs to.
-        arguments = self._fxmem_original, copy.deepcopy(self._graph), self._fxmem_mode
-        settings = self.__dict__.get("plan"), self._fxmem_size_hint, self._judgement.read_state()
-        return _restore, (*arguments, *settings)
+        graph = copy.deepcopy(self._graph)
+        state = self.plan_mode, self._ranges, self.plan, self._attributes.values
+        return PlannedModule, (self.original, graph, *state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
-        memo[id(self)] = copied = self._copy(copy.deepcopy(self._fxmem_original, memo))
-        return copied
+        make, (original, *others) = self.__reduce__()
+        memo[id(self)] = copied = make(copy.deepcopy(original, memo), *others)
+        return copied  # type: ignore[no-any-return]
 
     def __copy__(self) -> PlannedModule:
-        return self._copy(copy.copy(self._fxmem_original))
+        make, (original, *others) = self.__reduce__()
+        return make(copy.copy(original), *others)  # type: ignore[no-any-return]
 
-    def _copy(self, original: nn.Module) -> PlannedModule:
-        """This plan for a copy of the model."""
-        return _restore(
-            original,
-            copy.deepcopy(self._graph),
-            self._fxmem_mode,
-            self.__dict__.get("plan"),
-            self._fxmem_size_hint,
-            self._judgement.read_state(),
-        )
-
-    def _replicate_for_data_parallel(self) -> Any:
-        # The model's: a replica's tables must not be those of the model, as this one's are.
-        original: Any = self._fxmem_original
-        return original._replicate_for_data_parallel()
-
-    def _fxmem_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _choose_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """What the graph takes of a call's arguments; None where the model's own forward runs."""
-        is_train = self._fxmem_mode == "train"
+        is_train = self.plan_mode == "train"
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
-        if self._is_miscompiled and torch.compiler.is_compiling():
-            warn_caller(MISCOMPILED)
+        given = self._inputs.name_arguments(args, kwargs)
+        difference = (
+            ("torch.func's transforms do not allow checkpoints" if is_transforming() else "")
+            or self._attributes.find_difference()
+            or self._inputs.find_difference(given)
+        )
+        if difference:
+            warn_caller(f"{difference}: this step runs without the plan")
             return None
-        return self._judgement.choose_values(args, kwargs)
-
-
-def _restore(
-    model: nn.Module,
-    graph: fx.Graph,
-    mode: str,
-    plan: Plan | None,
-    size_hint: int | None,
-    state: State,
-) -> PlannedModule:
-    """A copy of a planned module."""
-    planned = PlannedModule(model, graph, mode, plan, size_hint)
-    planned._judgement.set_state(state)
-    return planned
+        self.__dict__["plan_calls"] += 1
+        values: list[Any] = self._inputs.list_values(given)
+        return values
 
 
 def _make_forward(model: nn.Module) -> Callable[..., Any]:
-    """A ``forward`` with the signature of the model's."""
+    """Makes a ``forward`` with the signature of the model's."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        values = self._fxmem_choose(args, kwargs)
+        if self._is_miscompiled and torch.compiler.is_compiling():
+            warn_caller(MISCOMPILED)
+            return self.original.forward(*args, **kwargs)
+        values = self._choose_values(args, kwargs)
         if values is None:
-            return self._fxmem_original.forward(*args, **kwargs)
+            return self.original.forward(*args, **kwargs)
         if torch.compiler.is_compiling() or not self._runs_again:
             return self._run_plan(*values)
-        with ModelCall(self._judgement.walk).enter():
+        self._walk.update()
+        with ModelCall(self._walk).enter():
             return self._run_plan(*values)
 
     with contextlib.suppress(TypeError, ValueError):  # no signature
@@ -264,6 +184,36 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
         forward.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
     forward.__doc__ = model.forward.__doc__
     return forward
+
+
+def _list_overrides(kind: type[nn.Module]) -> list[str]:
+    """The methods of every module that a class has of its own, as for what checkpoints hold."""
+    own = {name for c in kind.__mro__ if c not in fx.GraphModule.__mro__ for name in vars(c)}
+    methods = {n for n, held in vars(nn.Module).items() if inspect.isfunction(held)}
+    return [n for n in own & methods if not n.startswith("__") and n not in ("forward", "train")]
+
+
+def _hand_over(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self.original, name)(*args, **kwargs)
+        return self if result is self.original else result
+
+    return call
+
+
+def _check_model(model: nn.Module, taken: set[str]) -> None:
+    """Refuses what would not be called, or not be found under its name."""
+    if type(model).__call__ is not nn.Module.__call__ and not isinstance(model, fx.GraphModule):
+        raise UsageError(
+            f"{type(model).__name__} has a __call__ of its own, which is not in the plan's graph",
+            hint="use a plan of style 'modules', or have that code in forward",
+        )
+    for name in (*model._modules, *model._parameters, *model._buffers):
+        if name in taken and not hasattr(nn.Module, name):
+            raise UsageError(
+                f"the model's {name} has the name of an attribute of planned models",
+                hint="use a plan of style 'modules', or give it another name",
+            )
 
 
 def _make_empty_graph() -> fx.Graph:

@@ -1,13 +1,14 @@
-"""What the code of a planned model calls to run in place, wherever that gives the same tensor.
+"""In-place forms of operations, as the code of a planned model calls them.
 
-A graph runs for other sizes, dtypes and settings than those that it was traced for. Where the
-result would then not fit on the value, or somebody else looks at it, the plain form runs.
+A plan is applied to calls with the dtypes that it was made for. Hooks may come at any time, and
+sizes decide which values are views: where the value is not free to be overwritten, or the result
+would be larger than it, the plain form runs.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,24 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fxmem.applying.walk import are_all_watched
+from fxmem.applying.guard import are_all_watched
 from fxmem.tracing.hooks import sees_arguments, sees_result
-
-_KEEP_INTEGERS = frozenset(
-    """
-    abs_ absolute_ add_ ceil_ clamp_ clamp_max_ clamp_min_ clip_ floor_ masked_fill_ mul_ multiply_
-    neg_ negative_ relu_ remainder_ round_ sign_ square_ sub_ subtract_ tril_ triu_ trunc_ fix_
-    """.split()
-)
-"""Methods whose result of integers is of integers."""
-
-_WIDENED = frozenset(
-    """
-    acos_ asin_ cosh_ exp_ expm1_ log_ log10_ log1p_ log2_ pow_ reciprocal_ rsqrt_ sinh_ square_
-    tan_
-    """.split()
-)
-"""What autocast computes in float32, in ``aten/src/ATen/autocast_mode.h``; not in place."""
 
 
 def overwrite_by_method(
@@ -59,7 +44,9 @@ def overwrite_by_method(
     >>> overwrite_by_method("add_", x, torch.ones(3)).shape
     torch.Size([2, 3])
     """
-    fits = _may_overwrite(value, makers, takers) and _fits(name, value, (*args, *kwargs.values()))
+    broadcast: Any = torch.broadcast_shapes
+    others = [other.shape for other in (*args, *kwargs.values()) if isinstance(other, Tensor)]
+    fits = _may_overwrite(value, makers, takers) and broadcast(value.shape, *others) == value.shape
     return getattr(value, name if fits else name[:-1])(*args, **kwargs)
 
 
@@ -84,7 +71,7 @@ def overwrite_by_function(
         kwargs["training"] = kwargs.pop("train")
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     value = given["input"]
-    given["inplace"] = _may_overwrite(value, makers, takers) and _is_floating(value)
+    given["inplace"] = _may_overwrite(value, makers, takers)
     return function(**given)
 
 
@@ -108,20 +95,15 @@ def overwrite_by_module(
     (True, tensor([0., 2.]))
     """
     kind = type(module)
-    if (
-        getattr(nn, kind.__name__, None) is not kind
-        or not _may_overwrite(value, makers, (module, *takers))
-        or not _is_floating(value)
+    if getattr(nn, kind.__name__, None) is not kind or not _may_overwrite(
+        value, makers, (module, *takers)
     ):
         return module(value)
     if isinstance(module, nn.Sigmoid | nn.Tanh):
         return value.sigmoid_() if isinstance(module, nn.Sigmoid) else value.tanh_()
-    changed: Any = SimpleNamespace(**{**_list_settings(module), "inplace": True})
+    settings = {key: held for key, held in vars(module).items() if not key.startswith("_")}
+    changed: Any = SimpleNamespace(**{**settings, "inplace": True})
     return kind.forward(changed, value)
-
-
-def _list_settings(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
 
 
 def _may_overwrite(value: Tensor, makers: Sequence[nn.Module], takers: Sequence[nn.Module]) -> bool:
@@ -133,34 +115,3 @@ def _may_overwrite(value: Tensor, makers: Sequence[nn.Module], takers: Sequence[
     if (makers or takers) and are_all_watched():
         return False
     return not (any(map(sees_result, makers)) or any(map(sees_arguments, takers)))
-
-
-def _fits(name: str, value: Tensor, others: Iterable[Any]) -> bool:
-    """Whether a method's result has the shape and the dtype of the value."""
-    is_number = value.dtype.is_floating_point or value.dtype.is_complex
-    if not is_number and name not in _KEEP_INTEGERS:
-        return False
-    if value.dtype.is_complex and name in ("abs_", "absolute_"):
-        return False
-    if name in _WIDENED and value.dtype not in (torch.float32, torch.float64):
-        device = value.device.type
-        if device != "cpu" and torch.is_autocast_enabled(device):
-            return False
-    return all(_fits_beside(value, other) for other in others)
-
-
-def _fits_beside(value: Tensor, other: Any) -> bool:
-    if isinstance(other, Tensor):
-        if other.dtype != value.dtype and torch.result_type(value, other) != value.dtype:
-            return False
-        pairs = zip(reversed(other.shape), reversed(value.shape), strict=False)
-        return len(other.shape) <= len(value.shape) and all(a in (1, b) for a, b in pairs)
-    if isinstance(other, bool | str) or other is None:
-        return True
-    if isinstance(other, float):
-        return value.dtype.is_floating_point or value.dtype.is_complex
-    return not isinstance(other, complex) or value.dtype.is_complex
-
-
-def _is_floating(value: Tensor) -> bool:
-    return value.dtype.is_floating_point

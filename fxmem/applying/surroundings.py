@@ -1,10 +1,9 @@
-"""What surrounds a call: autocast, which is part of the step, and what is none of it."""
+"""Contexts around a call: autocast, function transforms, cached parametrizations, compilers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +12,6 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
 from fxmem.tracing.contexts import read_autocast_on
-from fxmem.tracing.signatures import Surroundings
-
-_Made = TypeVar("_Made")
 
 MISCOMPILED = (
     "PyTorch compiles spectral normalisation to other values where segments break the graph: this"
@@ -64,16 +60,6 @@ def find_device(inputs: Any) -> str:
     return "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
 
 
-def run_apart(function: Callable[[], _Made]) -> _Made:
-    """Runs a function in a thread of its own.
-
-    What surrounds a call is of its thread: a caller's checkpoint that counts what is saved,
-    transforms of functions, autocast and other modes.
-    """
-    with ThreadPoolExecutor(1) as other_thread:
-        return other_thread.submit(function).result()
-
-
 def is_normalised(modules: Iterable[nn.Module]) -> bool:
     """Whether a weight's norm is computed with ``out=``, into a buffer.
 
@@ -81,23 +67,3 @@ def is_normalised(modules: Iterable[nn.Module]) -> bool:
     buffer in the place of a result.
     """
     return any(isinstance(module, _SpectralNorm) for module in modules)
-
-
-def write_surroundings(planned: Surroundings, now: Surroundings) -> str:
-    """In what a call's surroundings are not those of a plan; empty where they are.
-
-    Args:
-        planned: Those of the plan.
-        now: Those of the call.
-    """
-    if now.autocast != planned.autocast:
-        return "autocast is not what it was for the plan"
-    if now.default != planned.default:
-        return "the default dtype is not what it was for the plan"
-    if now.ties:
-        return "what were one parameter or buffer for the plan are two"
-    if [kind and kind[2] for kind in now.kinds] != [kind and kind[2] for kind in planned.kinds]:
-        return "the size of a parameter or buffer is not what it was for the plan"
-    if now.kinds != planned.kinds:
-        return "which parameters want gradients, or their dtypes, is not as for the plan"
-    return ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +22,7 @@ from fxmem.recording.failures import explain_failure
 from fxmem.recording.losses import Loss, make_own_loss
 from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options
-from fxmem.recording.step import Recording, Step, record_step
+from fxmem.recording.step import Recording, Step, record_step, trace_forward
 from fxmem.tracing.deepcopy import Memo
 from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
 from fxmem.tracing.fake_checks import answer_fake_checks
@@ -113,17 +114,33 @@ class Blueprint:
         target, size_hint = self.options.target, self.options.size_hint
         try:
             step = self.make_step()
-            with (
-                replace_devices(self.named_devices, target.device),
-                use_gpu(self.options.architecture),
-                replace_converted(),
-                answer_fake_checks(),
-            ):
+            with self._replace_functions():
                 return record_step(step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint)
         except FxmemError:
             raise
         except (Exception, SystemExit) as error:
             raise explain_failure(error, inputs, size_hint) from error
+
+    def trace(self) -> tuple[fx.Graph, str]:
+        """Makes a step and traces its forward alone; to be called with the fake mode active.
+
+        Returns:
+            The FX graph, and what it cannot express.
+        """
+        step, options = self.make_step(), self.options
+        with self._replace_functions():
+            return trace_forward(step, options.target, size_hint=options.size_hint)
+
+    @contextlib.contextmanager
+    def _replace_functions(self) -> Iterator[None]:
+        """Has functions of PyTorch answer as the target would, on fake tensors."""
+        with (
+            replace_devices(self.named_devices, self.options.target.device),
+            use_gpu(self.options.architecture),
+            replace_converted(),
+            answer_fake_checks(),
+        ):
+            yield
 
 
 def _place_model(model: nn.Module, source: nn.Module, target: Target) -> None:

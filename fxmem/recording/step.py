@@ -138,6 +138,32 @@ def record_step(
             recorder.real_tensors.restore_gradients()
 
 
+def trace_forward(
+    step: Step, target: Target, *, size_hint: int | None = None
+) -> tuple[fx.Graph, str]:
+    """Traces the forward of a step, once, and records nothing.
+
+    Must be called with the step's fake mode active.
+
+    Args:
+        step: Whose model and inputs.
+        target: As for :func:`record_step`.
+        size_hint: Likewise.
+
+    Returns:
+        The FX graph, and what it cannot express.
+    """
+    recorder = Recorder(target, size_hint)
+    with (
+        stop_garbage_collection(),
+        watch_random_state(recorder),
+        recorder.casts.watch_exits(),
+        lower_functions(target),
+        replace_inference_mode(),
+    ):
+        return _StepRunner(step, target, recorder).trace()
+
+
 def _note_draws(recorder: Recorder) -> Iterator[str]:
     for source in recorder.runner.draws:
         at = f" at {source}" if source else ""
@@ -209,6 +235,20 @@ class _StepRunner:
             tuple(_note_draws(recorder)),
             recorder.casts.casts_weights,
         )
+
+    def trace(self) -> tuple[fx.Graph, str]:
+        """The graph of one forward, and what it cannot express."""
+        step, recorder = self._step, self._recorder
+        tracer = Tracer(step.model, recorder, symbolic_sizes=True)
+        with recorder:
+            allocate_model(recorder, step.model)
+            self._label_residents()
+            recorder.begin_step()
+            recorder.set_phase(Phase.FORWARD)
+            grad = contextlib.nullcontext() if step.train else self._without_grad()
+            with grad, self._autocast():
+                tracer.run_model(step.args, step.kwargs)
+        return tracer.graph, tracer.reason or _explain_randomness(recorder)
 
     def _prefetch(self) -> list[Any]:
         """Makes the inputs of later micro-batches, where the loop moves all at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,27 @@ def read_autocast() -> Autocast:
 def read_autocast_on(device: str) -> torch.dtype | None:
     """What the caller's code is autocast to on a device; None for nothing."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+@contextlib.contextmanager
+def leave_autocast() -> Iterator[None]:
+    """Leaves all autocast that the caller is in: one that is entered within is the outermost.
+
+    The outermost one frees what was cast when it ends (``torch/amp/autocast_mode.py``).
+    """
+    enabled = {device: torch.is_autocast_enabled(device) for device in _DEVICES}
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    try:
+        for device in _DEVICES:
+            torch.set_autocast_enabled(device, False)
+        yield
+    finally:
+        for device, is_enabled in enabled.items():
+            torch.set_autocast_enabled(device, is_enabled)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 def read_settings() -> dict[str, tuple[Any, ...]]:

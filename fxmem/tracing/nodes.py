@@ -17,19 +17,19 @@ from fxmem.tracing.contexts import read_context, read_settings, run_within
 from fxmem.tracing.fxgraph import (
     CONSTANT,
     NODE,
-    SURROUNDINGS,
     WATCHED,
     GraphBuilder,
     iterate_tensors,
 )
 from fxmem.tracing.hooks import sees_arguments, sees_result
 from fxmem.tracing.signatures import (
+    CONTEXT,
     SIGNATURE,
-    Surroundings,
+    TraceContext,
+    describe_structure,
     describe_value,
-    list_kinds,
-    list_tensors,
     list_ties,
+    make_specs,
 )
 from fxmem.tracing.source import find_source
 
@@ -100,7 +100,7 @@ class NodeLog:
         self._model = model
         self._occurrences: dict[str, int] = {}
         self._context, self._settings = read_context(), read_settings()
-        self._surroundings: Surroundings | None = None
+        self._traced_in: TraceContext | None = None
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Adds the placeholders; the graph is for the context of the caller."""
@@ -108,23 +108,22 @@ class NodeLog:
         for name, value in bound:
             self._add_placeholder(name, value)
         self._context, self._settings = read_context(), read_settings()
-        modules = [*self._model.modules()]
-        parameters: list[dict[str, Any]] = [module._parameters for module in modules]
-        buffers: list[dict[str, Any]] = [module._buffers for module in modules]
-        held = [tensor for table in (*parameters, *buffers) for tensor in table.values()]
-        self._surroundings = Surroundings(
+        tensors: list[torch.Tensor] = []
+        describe_structure([value for _, value in bound], tensors)
+        parameters = self._model.named_parameters(remove_duplicate=False)
+        self._traced_in = TraceContext(
             self._context.autocast,
-            torch.get_default_dtype(),
-            list_kinds(parameters, buffers),
-            list_ties(held),
-            list_ties(list_tensors([value for _, value in bound])),
+            list_ties(tensors),
+            training=frozenset(n for n, module in self._model.named_modules() if module.training),
+            frozen=frozenset(n for n, parameter in parameters if not parameter.requires_grad),
+            inputs=make_specs(args, kwargs),
         )
 
     def end(self, output: Any) -> None:
         """Adds the output."""
         self.builder.set_output(output)
         for node in self.builder.graph.find_nodes(op="output"):
-            node.meta[SURROUNDINGS] = self._surroundings
+            node.meta[CONTEXT] = self._traced_in
 
     def add(self, call: Call, result: Any, phase: Phase) -> None:
         """Adds the node of a call that has returned, with its result."""

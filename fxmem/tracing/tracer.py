@@ -22,15 +22,13 @@ from torch import fx, nn
 from fxmem.graph import Phase
 from fxmem.tracing.calls import patch_calls
 from fxmem.tracing.checks import find_passing_answer
-from fxmem.tracing.description import INTERNAL
 from fxmem.tracing.forward_state import ForwardState
-from fxmem.tracing.fxgraph import ENTERED, READS, describe_function, iterate_tensors
+from fxmem.tracing.fxgraph import ENTERED, describe_function, iterate_tensors
 from fxmem.tracing.hooks import sees_arguments
 from fxmem.tracing.known_values import comes_of_held
 from fxmem.tracing.leaves import is_leaf
 from fxmem.tracing.module_calls import CallLog
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
-from fxmem.tracing.reads import find_package, watch_modules
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
 
@@ -77,12 +75,6 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self._symbolic_sizes = symbolic_sizes
         self._phase = Phase.FORWARD
         self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
-        self._leaves = {
-            id(module): fqn
-            for fqn, module in model.named_modules()
-            if module is not model and is_leaf(module)
-        }
-        self._reads: set[tuple[str, str]] = set()
         self._entered: set[str] = set()
         self._scopes = [""]
         self._opaque_depth = 0
@@ -110,24 +102,14 @@ class Tracer(torch.overrides.TorchFunctionMode):
         """
         self._log.begin(args, kwargs)
         state = ForwardState(self.model, is_leaf) if self._symbolic_sizes else None
-        with self._tracing(Phase.FORWARD), watch_modules(self._note_read):
+        with self._tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
         self._log.end(output)
         for node in self.graph.find_nodes(op="output"):
-            node.meta[READS] = frozenset(self._reads)
             node.meta[ENTERED] = frozenset(self._entered)
         if state is not None:
             self._log.builder.give_up(state.find_change())
         return output
-
-    def _note_read(self, module: nn.Module, name: str, reader: dict[str, Any]) -> None:
-        """Notes what code reads of a leaf by itself, which is in the graph as what it is."""
-        is_plain = name == "training" or not (name in INTERNAL or name.startswith("__"))
-        if self._opaque_depth or not is_plain:
-            return
-        fqn = self._leaves.get(id(module))
-        if fqn is not None and find_package(reader) not in ("copy", "fxmem"):
-            self._reads.add((fqn, name))
 
     def run_loss(self, compute: Callable[[Any], Any], output: Any) -> Any:
         """Calls the loss function and traces it into nodes of the phase LOSS."""

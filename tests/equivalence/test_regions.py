@@ -11,7 +11,7 @@ from planned_models import PLANNED
 from torch import Tensor, nn
 
 from fxmem import analyze
-from fxmem.applying.checkpointing import build_module
+from fxmem.applying.applying import build_module
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments

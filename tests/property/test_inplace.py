@@ -13,7 +13,7 @@ from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
-from fxmem.applying.checkpointing import build_module
+from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.applied import measure_plan
 from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace

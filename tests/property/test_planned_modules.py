@@ -17,7 +17,7 @@ from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
-from fxmem.applying.checkpointing import build_module
+from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.model.index import StepIndex, build_index

@@ -119,7 +119,7 @@ def test_what_makes_no_model_is_refused() -> None:
     with pytest.raises(fxmem.UsageError) as error:
         fxmem.auto(3, budget="1GiB")  # type: ignore[call-overload]
     assert str(error.value) == (
-        "int is no model, and makes none"
+        "int is not a model, and makes none"
         " (a module, a class of modules, or a function that returns one)"
     )
 
@@ -204,32 +204,12 @@ def test_copies_plan_themselves(style: str, is_planned: bool) -> None:
         assert other.plan.segments
 
 
-@pytest.mark.parametrize("style", ["graph", "modules"])
-def test_a_shallow_copy_of_a_model_that_planned_itself_is_none_of_it(style: str) -> None:
-    class Scaled(Net):
-        scale = 1.0
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.scale
-
-    x = torch.randn(6, 8)
-    plain, model = make(Scaled), fxmem.auto(make(Scaled), style=style, **LIMIT)
-    results = []
-    for one in (plain, model):
-        torch.manual_seed(1)
-        one(x)
-        copied: Any = copy.copy(one)
-        copied.scale = 3.0
-        results += [copied(x), copied.eval()(x)]
-    check_same(results[:2], results[2:])
-
-
 def test_a_class_with_a_decorator_stays_itself() -> None:
     assert isinstance(Decorated, type)
     model = make(Decorated)
     assert type(model) is Decorated
     check_same(take_steps(model), take_steps(make()))
-    assert isinstance(vars(model)["_fxmem_held"].planned, PlannedModule)
+    assert isinstance(vars(model)["forward"]._planned, PlannedModule)
     again = pickle.loads(pickle.dumps(model))
     assert type(again) is Decorated
     check_same(take_steps(again), take_steps(model))
@@ -239,7 +219,7 @@ def test_an_analysis_is_no_step() -> None:
     model = fxmem.auto(make(), **LIMIT)
     plain = fxmem.analyze(make(), ("6x8",), device="cpu")
     assert fxmem.analyze(model, ("6x8",), device="cpu").peak_bytes == plain.peak_bytes
-    assert "_fxmem_held" not in vars(model)
+    assert not hasattr(model, "plan")
 
 
 def test_a_call_within_a_transform_of_functions_is_no_step() -> None:
@@ -291,13 +271,11 @@ def test_a_model_from_which_the_plan_is_taken_makes_no_other(
         assert not hasattr(run, "plan")
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_a_step_is_planned_with_the_autocast_that_it_runs_under(is_told: bool) -> None:
-    x, options = torch.randn(64, 8), {"autocast": None} if is_told else {}
-    model = fxmem.auto(make(), **options, **LIMIT)
+def test_a_step_is_planned_with_the_autocast_that_it_runs_under() -> None:
+    x = torch.randn(64, 8)
+    model = fxmem.auto(make(), **LIMIT)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(x).float().square().sum()
     loss.backward()
-    autocast = None if is_told else "bf16"
-    analysis = fxmem.analyze(make(), (x,), device="cpu", autocast=autocast)
+    analysis = fxmem.analyze(make(), (x,), device="cpu", autocast="bf16")
     assert model.plan.baseline_peak_bytes == analysis.peak_bytes

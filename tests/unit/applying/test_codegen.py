@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.applying.checkpointing import build_module
+from fxmem.applying.applying import build_module
 from fxmem.applying.module import PlannedModule
 from fxmem.planning.plan import Segment
 

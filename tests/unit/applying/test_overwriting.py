@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.applying.checkpointing import build_module
+from fxmem.applying.applying import build_module
 from fxmem.applying.module import PlannedModule
 from fxmem.applying.overwriting import (
     overwrite_by_function,
@@ -106,52 +106,6 @@ def test_it_does_run_in_place() -> None:
     assert overwrite_by_function("dropout", x, p=0.5, train=True) is x
     assert overwrite_by_module(nn.Sigmoid(), x) is x
     assert overwrite_by_module(nn.Dropout(), x) is x
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "others"),
-    [
-        ("add_", torch.ones(1, 3), (torch.ones(4, 3),)),
-        ("add_", torch.ones(3), (torch.ones(4, 3),)),
-        ("mul_", torch.ones(2, dtype=torch.half), (torch.ones(2),)),
-        ("mul_", torch.ones(2), (torch.ones(2, dtype=torch.complex64),)),
-        ("add_", torch.ones(2, dtype=torch.int), (1.5,)),
-        ("add_", torch.ones(2), (1j,)),
-        ("div_", torch.ones(2, dtype=torch.int), (2,)),
-        ("exp_", torch.ones(2, dtype=torch.int), ()),
-        ("abs_", torch.ones(2, dtype=torch.complex64), ()),
-        ("relu_", torch.ones(2, requires_grad=True), ()),
-        ("relu_", torch.ones(2, 2, requires_grad=True).mul(1)[0], ()),
-    ],
-)
-def test_what_does_not_fit_runs_as_it_did(name: str, value: Tensor, others: Any) -> None:
-    before = value.detach().clone()
-    result = overwrite_by_method(name, value, *others)
-    expected = getattr(before, name[:-1])(*others)
-    assert result is not value
-    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
-    assert torch.equal(result, expected)
-    assert torch.equal(value, before)
-
-
-def test_what_fits_though_it_is_not_alike_runs_in_place() -> None:
-    whole, mask = torch.ones(4, 3, dtype=torch.int), torch.zeros(3, dtype=torch.bool)
-    for name, others in (
-        ("add_", (2,)),
-        ("mul_", (torch.ones(3, dtype=torch.int),)),
-        ("masked_fill_", (mask, 1)),
-    ):
-        assert overwrite_by_method(name, whole, *others) is whole
-    x = torch.ones(4, 3, dtype=torch.double)
-    assert overwrite_by_method("add_", x, torch.ones(3)) is x
-    assert overwrite_by_method("clamp_", x, min=0) is x
-
-
-def test_a_batch_of_one_is_broadcast_as_in_the_model() -> None:
-    model = Net(lambda x, y: x * y)
-    applied = overwrite(model, "4x8", "4x8")
-    for left, right in ((4, 4), (1, 4), (4, 1), (1, 1)):
-        check(model, applied, torch.randn(left, 8), torch.randn(right, 8))
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -258,16 +212,6 @@ def test_a_module_of_another_class_runs_itself() -> None:
     model.relu = Own()
     with pytest.warns(fxmem.FxmemWarning, match="modules of the model were replaced"):
         check(model, applied, torch.randn(4, 8))
-
-
-def test_other_dtypes_run_by_the_plan() -> None:
-    model = Hooked()
-    applied = overwrite(model, "4x8", mode="infer")
-    model.bfloat16()
-    check(model, applied, torch.randn(4, 8).bfloat16(), train=False)
-    with torch.autocast("cpu", torch.bfloat16):
-        model.float()
-        check(model, applied, torch.randn(4, 8), train=False)
 
 
 def test_a_plan_of_inference_is_for_inference_and_comes_back_from_a_file(

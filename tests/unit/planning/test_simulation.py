@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.applying.checkpointing import build_module
+from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.model.index import build_index

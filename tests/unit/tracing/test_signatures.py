@@ -30,11 +30,6 @@ class Size(IntEnum):
     SMALL = 2
 
 
-class Config:
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-
 class Net(nn.Module):
     """A layer, and what some function makes of its result and another element of the input."""
 
@@ -56,9 +51,7 @@ OTHERS = {
     "a slice": (lambda y, rows: y[rows], slice(0, 2), slice(0, 3)),
     "a number of NumPy": (lambda y, n: y * float(n), np.float32(1), np.float32(2)),
     "a decimal": (lambda y, n: y * float(n), Decimal(1), Decimal(2)),
-    "an object": (lambda y, config: y * config.scale, Config(1.0), Config(2.0)),
     "a function": (lambda y, run: run(y), torch.sin, torch.cos),
-    "a set": (lambda y, found: y * (1 in found), {1}, {2}),
     "a key": (lambda y, table: y + isinstance(next(iter(table)), bool), {1: 0}, {True: 0}),
 }
 
@@ -73,13 +66,11 @@ def test_what_an_input_holds_beside_tensors_counts(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(planned([X, one]), model([X, one]))
-    with pytest.warns(fxmem.FxmemWarning, match="the model's code does other things"):
+    with pytest.warns(fxmem.FxmemWarning, match="another structure"):
         assert torch.equal(planned([X, other]), model([X, other]))
 
 
-@pytest.mark.parametrize(
-    "value", [Config(1.0), {"config": Config(1.0)}, Config(X), {1, 2}, np.float32(1), Mode.SUM]
-)
+@pytest.mark.parametrize("value", [(1, "a"), {"scale": 1.0}, np.float32(1), Mode.SUM, slice(0, 2)])
 def test_a_copy_is_the_same(value: Any) -> None:
     described = describe_value([X, value])
     assert describe_value([X.clone(), copy.deepcopy(value)]) == described

@@ -1,0 +1,264 @@
+"""Guards of a planned model: a cheap comparison of each call with what its graph was traced for.
+
+Each guard answers with the first difference that it finds, in words; empty where there is none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.module_tracker import ModuleTracker
+
+from fxmem.applying.sizes import SizeRange
+from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.contexts import read_autocast_on
+from fxmem.tracing.description import INTERNAL, PLAIN
+from fxmem.tracing.fxgraph import CONSTANT, ENTERED
+from fxmem.tracing.hooks import CALLED_HOOKS, GLOBAL_HOOKS
+from fxmem.tracing.leaves import find_class, is_leaf
+from fxmem.tracing.signatures import (
+    CONTEXT,
+    SIGNATURE,
+    Signature,
+    TraceContext,
+    describe_structure,
+)
+
+
+class _Missing:
+    """What an attribute is that is not there; a class, which a copy or a file has too."""
+
+
+_MISSING = _Missing
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+Values = dict[tuple[str, str], Any]
+"""By names of modules and of their attributes, plain values."""
+
+
+class InputGuard:
+    """The arguments of a call, their sizes, and the autocast around it.
+
+    Args:
+        model: The model, for the names of the arguments.
+        graph: Its graph.
+        ranges: Sizes that may differ.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, ranges: Sequence[SizeRange]) -> None:
+        self._model = model
+        (output,) = graph.find_nodes(op="output")
+        context: TraceContext | None = output.meta.get(CONTEXT)
+        self._autocast = next(filter(None, context.autocast), None) if context else None
+        self._ties = context.ties if context else ()
+        taken = [(str(node.target), node.meta) for node in graph.find_nodes(op="placeholder")]
+        self._names = [name for name, _ in taken]
+        self._constants = {name: meta[CONSTANT] for name, meta in taken if CONSTANT in meta}
+        self._signatures: dict[str, Signature] = {
+            name: meta[SIGNATURE] for name, meta in taken if SIGNATURE in meta
+        }
+        self._sizes = [size for each in self._signatures.values() for size in each.sizes]
+        self._labels = [n for n, each in self._signatures.items() for _ in each.sizes]
+        first = {name: self._labels.index(name) for name in self._labels}
+        self._ranges = [
+            (each, [(first[name] + at, dim) for name, at, dim in each.places]) for each in ranges
+        ]
+        free = {place for _, places in self._ranges for place in places}
+        self._fixed = [
+            (at, dim, size)
+            for at, sizes in enumerate(self._sizes)
+            for dim, size in enumerate(sizes)
+            if (at, dim) not in free
+        ]
+        parameters = inspect.signature(model.forward).parameters.values()
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._is_plain = not any(parameter.kind in _MANY for parameter in parameters)
+        self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+
+    def find_difference(self, given: Mapping[str, Any]) -> str:
+        """Compares a call with the traced one.
+
+        Args:
+            given: The arguments, from :meth:`name_arguments`.
+        """
+        for name in (name for name in given if name not in self._names):
+            default = self._defaults.get(name, _MISSING)
+            if given[name] is not default and not _is_equal(given[name], default):
+                return f"argument {name} was not given when the model was traced"
+        tensors: list[Tensor] = []
+        for name in self._names:
+            value = given.get(name, self._defaults.get(name, _MISSING))
+            if value is _MISSING:
+                return f"argument {name} is missing"
+            if name in self._constants:
+                if not _is_equal(value, self._constants[name]):
+                    return f"argument {name} is not {self._constants[name]!r}"
+            elif describe_structure(value, tensors) != self._signatures[name].structure:
+                return f"argument {name} has another structure, dtype, rank or requires_grad"
+        if any(tensors[at] is not tensors[first] for at, first in self._ties):
+            return "two arguments are not one tensor"
+        is_cuda = any(tensor.is_cuda for tensor in tensors)
+        if read_autocast_on("cuda" if is_cuda else "cpu") != self._autocast:
+            return f"autocast is not {self._autocast or 'off'}"
+        return self._find_other_size([tensor.shape for tensor in tensors])
+
+    def name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
+        if self._is_plain and len(args) <= len(self._positional):
+            named = dict(zip(self._positional, args, strict=False))
+            if named.keys().isdisjoint(kwargs):
+                return {**named, **kwargs}
+        return dict(bind_arguments(self._model, args, kwargs))
+
+    def list_values(self, given: Mapping[str, Any]) -> list[Any]:
+        """The arguments in the order of the graph."""
+        return [given.get(name, self._constants.get(name)) for name in self._names]
+
+    def _find_other_size(self, sizes: Sequence[torch.Size]) -> str:
+        if sizes == self._sizes:
+            return ""
+        for at, dim, size in self._fixed:
+            if sizes[at][dim] != size:
+                return f"dimension {dim} of {self._labels[at]} is not {size}"
+        for each, places in self._ranges:
+            first, label = sizes[places[0][0]][places[0][1]], self._write_place(places[0])
+            for place in places[1:]:
+                if sizes[place[0]][place[1]] != first:
+                    return f"{label} and {self._write_place(place)} are not equal"
+            if not each.low <= first <= each.high or first % each.step:
+                steps = f" in steps of {each.step}" if each.step > 1 else ""
+                return f"{label} is not within {each.low} to {each.high}{steps}"
+        return ""
+
+    def _write_place(self, place: tuple[int, int]) -> str:
+        return f"dimension {place[1]} of {self._labels[place[0]]}"
+
+
+class AttributeGuard:
+    """The modules whose code was traced: their attributes, modes, hooks and children.
+
+    Modules that the graph calls are left out: they read their attributes in each call.
+
+    Args:
+        model: The model.
+        graph: Its graph.
+        values: The plain attributes when the plan was applied; None for those of now.
+
+    Attributes:
+        values: The plain attributes when the plan was applied.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, values: Values | None = None) -> None:
+        (output,) = graph.find_nodes(op="output")
+        context: TraceContext | None = output.meta.get(CONTEXT)
+        entered: frozenset[str] = output.meta.get(ENTERED, frozenset())
+        called = frozenset(str(node.target) for node in graph.find_nodes(op="call_module"))
+        traced = [("", model), *_list_traced("", model, entered, called)]
+        held = {(n, k): v for n, module in traced for k, v in _iterate_plain(module, not n)}
+        self.values: Values = held if values is None else values
+        modules = dict(traced)
+        self._attributes = [
+            (vars(modules[n]), k, v, f"{n}.{k}".strip("."))
+            for (n, k), v in self.values.items()
+            if n in modules
+        ]
+        self._lengths = [(n, m, len(vars(m)), frozenset(vars(m))) for n, m in traced]
+        self._modes = [
+            (n, m, n in context.training)
+            for n, m in traced[1:]
+            if context and (is_leaf(m) or not find_class(m).__module__.startswith("torch.nn"))
+        ]
+        self._children = [(n, m._modules, [*m._modules.values()]) for n, m in traced]
+        frozen = context.frozen if context else frozenset()
+        self._tensors = [
+            (table, key, tensor.dtype, tensor.shape, f"{n}.{key}".strip("."))
+            for n, m in model.named_modules()
+            for table in (m._parameters, m._buffers)
+            for key, tensor in table.items()
+            if tensor is not None and not is_lazy(tensor)
+        ]
+        self._frozen = [(t, key, n) for t, key, _, _, n in self._tensors if n in frozen]
+        self._hooks = [
+            (n, getattr(m, key)) for n, m in traced if n in entered for key in CALLED_HOOKS
+        ]
+        self._has_entered = bool(entered)
+
+    def find_difference(self) -> str:
+        """Compares the modules with what they were."""
+        for name, hooks in self._hooks:
+            if hooks:
+                return f"the graph does not call {name}, which has hooks"
+        if self._has_entered and are_all_watched():
+            return "the graph does not call all modules, and there are hooks on all"
+        for name, module, mode in self._modes:
+            if module.training is not mode:
+                now, then = ("eval", "train") if mode else ("train", "eval")
+                return f"module {name!r} is in {now} mode, and the plan was traced in {then} mode"
+        for held, key, value, name in self._attributes:
+            now = held.get(key, _MISSING)
+            if now is not value and not _is_equal(now, value):
+                return f"attribute {name} has changed since the plan was applied"
+        for name, module, count, known in self._lengths:
+            if len(vars(module)) != count:
+                for key, value in _iterate_plain(module, not name):
+                    if key not in known and value is not _MISSING:
+                        return f"attribute {name}.{key} was set after the plan was applied"
+        for name, table, children in self._children:
+            if len(table) != len(children) or not all(map(operator.is_, table.values(), children)):
+                return f"modules of {name or 'the model'} were replaced after the plan was applied"
+        for table, key, dtype, shape, name in self._tensors:
+            tensor = table.get(key)
+            if tensor is None or tensor.dtype is not dtype or tensor.shape != shape:
+                return f"{name} has another dtype or size than when the plan was applied"
+        for table, key, name in self._frozen:
+            if table[key].requires_grad:
+                return f"{name} was frozen when the model was traced"
+        return ""
+
+
+def _list_traced(
+    prefix: str, module: nn.Module, entered: frozenset[str], called: frozenset[str]
+) -> Iterator[tuple[str, nn.Module]]:
+    """Lists modules within one that code may have read from: not those that the graph calls."""
+    for key, child in module.named_children():
+        name = f"{prefix}.{key}".strip(".")
+        if name in called:
+            continue
+        is_used = is_leaf(child) or any(
+            other == name or other.startswith(f"{name}.") for other in (*entered, *called)
+        )
+        if is_used:
+            yield name, child
+            yield from _list_traced(name, child, entered, called)
+
+
+def _iterate_plain(module: nn.Module, is_root: bool) -> Iterator[tuple[str, Any]]:
+    """Plain attributes of a module, and the ``forward`` that stands before its class's."""
+    if not is_root:  # whose own forward is what a plan replaces
+        yield "forward", vars(module).get("forward", _MISSING)
+    for key, value in vars(module).items():
+        if key not in INTERNAL and not key.startswith("_fxmem") and isinstance(value, PLAIN):
+            yield key, value
+
+
+def are_all_watched() -> bool:
+    """Whether there are hooks on all modules, PyTorch's own counters left out."""
+    if not any(GLOBAL_HOOKS):
+        return False
+    hooks = (hook for table in GLOBAL_HOOKS for hook in table.values())
+    return any(not isinstance(getattr(hook, "__self__", None), ModuleTracker) for hook in hooks)
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    """Whether a value is another, its type and the sign of a zero included."""
+    if value is other:
+        return True
+    if type(value) is not type(other) or not isinstance(value, (*PLAIN, torch.dtype, tuple, list)):
+        return False
+    return value == other and (bool(value) or repr(value) == repr(other))
