@@ -255,7 +255,10 @@ def apply(
     """Applies a plan: the returned model computes the same, bit for bit, in less memory.
 
     A plan of a training step is for calls in training, a plan of inference for calls in
-    ``eval()`` without gradients; other calls run the model's own ``forward``.
+    ``eval()`` without gradients; other calls run the model's own ``forward``. So do, with a
+    :class:`fxmem.FxmemWarning` that names the cause, calls that differ from what the graph of a
+    plan of style ``"graph"`` was traced for. Which sizes of the inputs may differ is tried here: the
+    forward is traced with others, once for all plans of an analysis.
 
     Args:
         model: The model that was analysed, or another of its class.

@@ -153,7 +153,7 @@ def verify_target(
     is_there = torch.cuda.is_available()
     if device == "cuda" and not is_there:
         raise UsageError("there is no GPU to verify on", hint="--device cpu")
-    _find_autocast(options.get("autocast"))
+    cast_to = _find_autocast(options.get("autocast"))
     check_choices(options.get("loss"), options.get("optimizer"))
     with (
         prepare_targets(target, options.get("loss"), options.get("optimizer")),
@@ -164,7 +164,8 @@ def verify_target(
         if dtype is not None:
             model = model.to(_find_dtype(dtype))
             args, kwargs = _cast_specs(args, dtype), dict(_cast_specs(kwargs, dtype))
-        planned = apply(model.train(), plan, args, kwargs)
+        with torch.autocast("cpu", dtype=cast_to, enabled=cast_to is not None):
+            planned = apply(model.train(), plan, args, kwargs)
         chosen = device or ("cuda" if is_there else "cpu")
         model.to(chosen)
         found = verify(model, planned, args, kwargs, mode=plan.mode, **options)

@@ -1,0 +1,37 @@
+"""In-place changes of a plan laid over a graph module: a pass of torch.fx."""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fxmem.applying.laying import lay_changes
+from fxmem.planning.plan import Plan
+
+
+class InplacePass(PassBase):
+    """Has operations overwrite what a plan says that nobody needs any more.
+
+    The pass changes ``analysis.graph_module``, or what another pass made of it, for calls with the
+    dtypes of the analysis.
+
+    Args:
+        plan: A plan of style ``"graph"``.
+
+    >>> import fxmem, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.ReLU())
+    >>> analysis = fxmem.analyze(model, "64x8", device="cpu", mode="infer")
+    >>> plan = fxmem.plan(analysis)
+    >>> result = InplacePass(plan)(analysis.graph_module)
+    >>> result.modified, "overwrite_by_module" in result.graph_module.code
+    (True, True)
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Lays the changes over a copy of the graph."""
+        made = lay_changes(graph_module, inplace=self._plan.inplace)
+        return PassResult(made, bool(self._plan.inplace))
