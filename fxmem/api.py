@@ -257,7 +257,7 @@ def apply(
     A plan of a training step is for calls in training, a plan of inference for calls in
     ``eval()`` without gradients; other calls run the model's own ``forward``. So do, with a
     :class:`fxmem.FxmemWarning` that names the cause, calls that differ from what the graph of a
-    plan of style ``"graph"`` was traced for. Which sizes of the inputs may differ is tried here: the
+    plan of style ``"graph"`` was traced for. Which sizes of inputs may differ is tried here: the
     forward is traced with others, once for all plans of an analysis.
 
     Args:
