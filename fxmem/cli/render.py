@@ -140,7 +140,7 @@ def _check_target(target: str, kind: str, options: RenderOptions) -> None:
 
     if _is_report(target) and needs_model(kind, options):
         raise UsageError(
-            f"{target} is a saved report, which does not say what plans need",
+            f"{target} is a saved report, which lacks what plans need",
             hint="name the model instead",
         )
 

@@ -121,12 +121,12 @@ def read_analysis(text: str) -> Analysis:
         version = report["schema_version"]
     except (ValueError, KeyError, TypeError):
         raise UsageError(
-            "this is no report of fxmem", hint="fxmem analyze --json -o FILE writes one"
+            "this is not an fxmem report", hint="fxmem analyze --json -o FILE writes one"
         ) from None
     if version != SCHEMA_VERSION:
         raise UsageError(
-            f"a report of version {version!r}; this fxmem reads {SCHEMA_VERSION}",
-            hint="make it anew with fxmem analyze --json",
+            f"the report has version {version!r}; this fxmem reads {SCHEMA_VERSION}",
+            hint="write it again with fxmem analyze --json",
         )
     try:
         graph = MemoryGraph(
@@ -137,7 +137,7 @@ def read_analysis(text: str) -> Analysis:
         )
         return Analysis(_read(Setup, report), graph)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UsageError(f"the report is damaged: {error}", hint="make it anew") from None
+        raise UsageError(f"the report is damaged: {error}", hint="write it again") from None
 
 
 def _read(kind: type[_Record], record: Mapping[str, Any]) -> _Record:

@@ -48,7 +48,7 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
     """
     if analysis.settings is None and analysis.setup.device == "cuda":
         raise UsageError(
-            "a saved report does not say where CUDA's blocks lie", hint="name the model instead"
+            "a saved report lacks the addresses of CUDA's blocks", hint="name the model instead"
         )
     trace = trace_blocks(analysis.graph, analysis.settings)
     events = [*_list_residents(analysis, trace), *_list_events(analysis, trace)]
@@ -70,7 +70,7 @@ def _write_stack(analysis: Analysis, event: Event) -> list[dict[str, Any]]:
     elif event.action is Action.ALLOC:
         what = f"{operator} makes {analysis.labels[event.storage]}"
     else:
-        what = f"{analysis.labels[event.storage]} goes after {operator}"
+        what = f"{analysis.labels[event.storage]} freed after {operator}"
     step = _write_frame(event.step, f"{operation.phase.value}: {what}")
     if operation.node is None:
         return [step]

@@ -31,72 +31,43 @@ _COLUMN_INCHES = 0.09
 _THICKEST = 7.0
 """Points of the largest edge; those of an edge without bytes are 1."""
 _MANY_EDGES = 400
-_QUICKLY = {"nslimit": "2", "nslimit1": "2", "mclimit": "0.3"}
-"""Ends Graphviz's search for the best places early: 8 s rather than minutes for DenseNet-201."""
+
+
+def _look(attributes: str) -> dict[str, str]:
+    """Reads attributes of DOT, separated by spaces."""
+    return dict(pair.split("=") for pair in attributes.split())
+
 
 # Distinct with any colour vision, and in grey: Okabe and Ito's vermilion, orange and blue, as
 # dark and pale as their text needs.
-_PEAK = {
-    "shape": "octagon",
-    "fillcolor": "#B23A00",
-    "color": "#5C1E00",
-    "fontcolor": "#FFFFFF",
-    "penwidth": "4",
-    "fontsize": "13",
-    "margin": "0.12,0.08",
-}
-_LIVE = {"fillcolor": "#FFDA9E", "color": "#8A5A00", "penwidth": "2.4"}
+_PEAK = _look(
+    "shape=octagon fillcolor=#B23A00 color=#5C1E00 fontcolor=#FFFFFF penwidth=4 fontsize=13 "
+    "margin=0.12,0.08"
+)
+_LIVE = _look("fillcolor=#FFDA9E color=#8A5A00 penwidth=2.4")
 _LIVE_FILLS = ((0.1, "#FFC061"), (0.01, "#FFDA9E"), (0.0, "#FFF1D8"))
 """From which share of the peak on."""
-_SAVED = {"shape": "note"}
-_ONLY_SAVED = {"fillcolor": "#DCEAF7", "color": "#0B5A94"}
-_MODULE = {"peripheries": "2"}
-_AGAIN = {"style": "filled,dashed"}
-_GRAPH = {
-    "fontname": "Arial",
-    "fontsize": "14",
-    "bgcolor": "#FFFFFF",
-    "color": "#B9C0CA",
-    "compound": "true",
-    "labelloc": "t",
-    "labeljust": "l",
-    "nodesep": "0.3",
-    "ranksep": "0.32",
-    "charset": "UTF-8",
-}
-_NODE = {
-    "fontname": "Arial",
-    "fontsize": "11",
-    "shape": "box",
-    "style": "filled",
-    "fillcolor": "#FFFFFF",
-    "color": "#7A828E",
-    "fontcolor": "#16191D",
-    "margin": "0.11,0.06",
-    "height": "0.3",
-}
-_EDGE = {
-    "fontname": "Arial",
-    "fontsize": "10",
-    "color": "#7A828E",
-    "fontcolor": "#4A515B",
-    "arrowsize": "0.7",
-}
+_SAVED = _look("shape=note")
+_ONLY_SAVED = _look("fillcolor=#DCEAF7 color=#0B5A94")
+_MODULE = _look("peripheries=2")
+_AGAIN = _look("style=filled,dashed")
+_GRAPH = _look(
+    "fontname=Arial fontsize=14 bgcolor=#FFFFFF color=#B9C0CA compound=true labelloc=t labeljust=l "
+    "nodesep=0.3 ranksep=0.32 charset=UTF-8"
+)
+_NODE = _look(
+    "fontname=Arial fontsize=11 shape=box style=filled fillcolor=#FFFFFF color=#7A828E "
+    "fontcolor=#16191D margin=0.11,0.06 height=0.3"
+)
+_EDGE = _look("fontname=Arial fontsize=10 color=#7A828E fontcolor=#4A515B arrowsize=0.7")
+_QUICKLY = _look("nslimit=2 nslimit1=2 mclimit=0.3")
+"""Ends Graphviz's search for the best places early: 8 s rather than minutes for DenseNet-201."""
 _CLUSTERS = {
-    Kind.MODULE: {
-        "fontsize": "11",
-        "style": "filled,rounded",
-        "fillcolor": "#F4F6F9",
-        "color": "#B9C0CA",
-    },
-    Kind.SEGMENT: {
-        "fontsize": "11",
-        "style": "filled,dashed",
-        "fillcolor": "#F3EAF6",
-        "color": "#6B2C83",
-        "fontcolor": "#54206A",
-        "penwidth": "2",
-    },
+    Kind.MODULE: _look("fontsize=11 style=filled,rounded fillcolor=#F4F6F9 color=#B9C0CA"),
+    Kind.SEGMENT: _look(
+        "fontsize=11 style=filled,dashed fillcolor=#F3EAF6 color=#6B2C83 fontcolor=#54206A "
+        "penwidth=2"
+    ),
 }
 
 _FONTS = "Arial, Liberation Sans, Helvetica, sans-serif"
@@ -202,11 +173,12 @@ def _escape(text: str) -> str:
 
 
 def _write_title(view: GraphView) -> list[str]:
-    title = [write_headline(view.headline), write_subject(view.subject)]
+    document = view.document
+    title = [write_headline(document.headline), write_subject(document.subject)]
     if view.planned_peak_bytes is not None:
         peak = format_bytes(view.planned_peak_bytes)
         title.append(f"With the plan, the peak is {peak}; the figures are those without it.")
-    parts = [f"{name} {format_bytes(nbytes)}" for name, nbytes in view.breakdown]
+    parts = [f"{row.category.value} {format_bytes(row.nbytes)}" for row in document.breakdown]
     rows = [", ".join(parts[i : i + 4]) for i in range(0, len(parts), 4)]
     return [*title, *(f"Alive at the peak: {row}" for row in rows[:1]), *rows[1:], *view.notes, ""]
 
@@ -242,7 +214,7 @@ def _describe_box(box: Box, view: GraphView) -> dict[str, str]:
     if Mark.SAVED in box.marks:
         look |= _SAVED
     if Mark.LIVE in box.marks:
-        share = sum(box.live_bytes) / view.headline.peak_bytes
+        share = sum(box.live_bytes) / view.document.headline.peak_bytes
         look |= _LIVE | {"fillcolor": next(fill for least, fill in _LIVE_FILLS if share >= least)}
     elif Mark.SAVED in box.marks:
         look |= _ONLY_SAVED
@@ -265,8 +237,8 @@ def _label_box(box: Box, view: GraphView) -> list[str]:
     lines = []
     if Mark.PEAK in box.marks:
         where = "" if box.operations == 1 else " within"
-        peak = format_bytes(view.headline.peak_bytes)
-        lines.append(f"PEAK{where}: {peak} in {view.headline.phase.value}")
+        peak = format_bytes(view.document.headline.peak_bytes)
+        lines.append(f"PEAK{where}: {peak} in {view.document.headline.phase.value}")
     lines.append(f"{shorten(box.title, _WIDEST)}{_count_copies(box.copies)}")
     last = box.title.rpartition(".")[2]
     # The name of most boxes has what they call in it: ``relu_1``.

@@ -9,7 +9,7 @@ from enum import Enum
 
 from fxmem.graph import SourceLocation
 from fxmem.planning.plan import Plan, Segment
-from fxmem.report.document import Document, Headline, NodeRow, Subject
+from fxmem.report.document import Document, NodeRow
 from fxmem.report.graph.digraph import build_digraph
 from fxmem.report.graph.tree import (
     AIM_BOXES,
@@ -165,18 +165,14 @@ class GraphView:
     """A picture of the graph of a step.
 
     Attributes:
-        headline: The peak.
-        subject: The setup.
-        breakdown: Bytes by category at the peak, largest first.
+        document: The report.
         planned_peak_bytes: The peak with the plan; None without one.
         children: Its clusters and boxes.
         edges: Between its boxes.
         notes: What is not shown, a sentence each.
     """
 
-    headline: Headline
-    subject: Subject
-    breakdown: tuple[tuple[str, int], ...]
+    document: Document
     planned_peak_bytes: int | None
     children: tuple[Cluster | Box, ...]
     edges: tuple[Edge, ...]
@@ -204,9 +200,7 @@ def build_view(
     tree, notes = cut_tree(tree, nodes, detail, peak=peak, noted=overlay.notes.keys(), aim=aim)
     drawing = _Drawing(nodes, overlay, peak)
     return GraphView(
-        headline=document.headline,
-        subject=document.subject,
-        breakdown=tuple((row.category.value, row.nbytes) for row in document.breakdown),
+        document=document,
         planned_peak_bytes=overlay.peak_bytes or None,
         children=tuple(drawing.draw(child, "", 1) for child in tree.children),
         edges=tuple(_connect(document, drawing.boxes)),

@@ -170,15 +170,6 @@ def test_an_engine_that_fails_is_told_in_its_own_words(hide_engines: Path) -> No
     assert str(caught.value) == (f"{path} fails: out of ink (write the graph itself: -o FILE.dot)")
 
 
-def test_an_engine_that_cannot_be_started_is_told(hide_engines: Path) -> None:
-    path = hide_engines / "graphviz-pure"
-    path.write_text("no program")
-    path.chmod(0o755)
-    with pytest.raises(UsageError) as caught:
-        draw_dot(DOT, "svg")
-    assert caught.value.cause == f"{path} does not start: Exec format error"
-
-
 def test_an_engine_that_takes_too_long_is_stopped(
     hide_engines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Segment
 from fxmem.report import formats
 from fxmem.report.formats import (
-    FORMATS,
     RenderOptions,
     find_format,
     find_view,
@@ -36,12 +35,6 @@ from fxmem.report.plots import draw_timeline, draw_tradeoff
 )
 def test_the_format_is_that_of_the_suffix(path: str | Path, kind: str) -> None:
     assert find_format(path) == kind
-
-
-def test_no_suffix_is_that_of_two_formats() -> None:
-    suffixes = [suffix for entry in FORMATS.values() for suffix in entry.suffixes]
-    for suffix in suffixes:
-        assert [other for other in suffixes if suffix.endswith(other)] == [suffix]
 
 
 @pytest.mark.parametrize("path", ["peak", "peak.bmp", ".svg/peak"])
@@ -171,9 +164,3 @@ def test_plots_need_matplotlib_and_no_graphviz(
     with pytest.raises(UsageError, match="matplotlib is not installed"):
         make_analysis().render(tmp_path / "b.svg", view="timeline")
     make_analysis().render(tmp_path / "c.pickle")
-
-
-def test_what_cannot_be_drawn_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        make_analysis().render(tmp_path / "peak.svg", plan=make_plan())
-    assert [*tmp_path.iterdir()] == []

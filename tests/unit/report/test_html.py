@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +127,6 @@ def test_a_picture_loses_all_but_its_shapes() -> None:
     )
 
 
-def test_the_graph_is_part_of_it() -> None:
-    page = render(make_analysis(), "html", RenderOptions(None, None, False)).decode()
-    assert page.count("<svg") == 1
-    assert "PEAK: 30.00 MiB in backward" in page
-
-
 def test_without_an_engine_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,8 +163,3 @@ def test_what_cannot_be_told_of_a_plan_is_said() -> None:
 def test_every_category_has_its_colour() -> None:
     for category in Category:
         assert re.search(rf"--{category.value}: light-dark\(#\w+, #\w+\)", read_style())
-
-
-def test_the_parts_of_the_page_are_in_the_package() -> None:
-    names = {path.name for path in (files("fxmem.report") / "templates").iterdir()}
-    assert {"report.html", "report.css", "base.js", "main.js"} <= names

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hand_made import MIB, make_analysis, make_graph, memory_graphs
 from hand_made_plans import make_front, make_plan
 from hypothesis import given
@@ -103,11 +102,6 @@ def test_the_lives_sum_up_to_the_profile(graph: MemoryGraph) -> None:
 
 def test_every_category_is_in_the_stack_once() -> None:
     assert sorted(STACK) == sorted(Category)
-
-
-@pytest.mark.parametrize("field", ["name", "node", "workspace"])
-def test_operations_are_columns(field: str) -> None:
-    assert len(build()["operations"][field]) == len(make_graph().operations)
 
 
 def make_parameter(index: int, name: str, nbytes: int) -> Storage:

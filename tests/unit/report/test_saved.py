@@ -30,7 +30,7 @@ def test_what_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_analysis(text)
     assert str(caught.value) == (
-        "this is no report of fxmem (fxmem analyze --json -o FILE writes one)"
+        "this is not an fxmem report (fxmem analyze --json -o FILE writes one)"
     )
 
 
@@ -38,7 +38,7 @@ def test_another_version_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         read_analysis(json.dumps({**make_analysis().to_dict(), "schema_version": 9}))
     assert str(caught.value) == (
-        "a report of version 9; this fxmem reads 1 (make it anew with fxmem analyze --json)"
+        "the report has version 9; this fxmem reads 1 (write it again with fxmem analyze --json)"
     )
 
 
@@ -47,4 +47,4 @@ def test_a_damaged_report_is_refused() -> None:
     del report["operations"]
     with pytest.raises(UsageError) as caught:
         read_analysis(json.dumps(report))
-    assert str(caught.value) == "the report is damaged: 'operations' (make it anew)"
+    assert str(caught.value) == "the report is damaged: 'operations' (write it again)"

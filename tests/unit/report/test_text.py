@@ -9,7 +9,7 @@ from hand_made import add_first_step, make_analysis, make_graph, memory_graphs
 from hypothesis import given
 
 from fxmem.analysis import Analysis
-from fxmem.graph import MemoryGraph, Operation, Phase, SourceLocation
+from fxmem.graph import MemoryGraph, Phase, SourceLocation
 from fxmem.report.document import build_document
 from fxmem.report.tables import measure_width
 from fxmem.report.text import render_text
@@ -173,11 +173,6 @@ def test_any_graph_has_a_report(graph: MemoryGraph) -> None:
     text = render(make_analysis(graph), nodes=True)
     assert text.startswith("Peak ")
     assert all(line.isprintable() and line == line.rstrip() for line in text.splitlines())
-
-
-def test_an_empty_step_has_a_report() -> None:
-    graph = MemoryGraph((), (), (Operation(0, "step.begin", Phase.FORWARD),), ())
-    assert render(make_analysis(graph, inputs=())).startswith("Peak 0 B in forward\n")
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,6 @@ def test_a_module_that_goes_on_after_something_else_is_a_block_for_each_part() -
     )
 
 
-def test_a_block_of_one_node_is_the_node() -> None:
-    assert grow("x", "a.b.c") == module("", leaf(0), leaf(1))
-
-
 def test_a_leaf_module_lies_in_the_one_around_it_and_the_loss_in_its_own() -> None:
     row = make_row("a.b.relu", 0)
     assert find_module(row) == "a.b"
@@ -75,20 +71,6 @@ def test_identical_blocks_are_folded_into_one() -> None:
             (leaf(0, 2, 4, 6), leaf(1, 3, 5, 7)),
         ),
     )
-
-
-def test_blocks_within_identical_blocks_are_folded_too() -> None:
-    names = [f"h.{i}.g.{j}.{name}" for i in range(2) for j in range(2) for name in "ab"]
-    (h,) = fold(names).children
-    assert isinstance(h, Tree)
-    (outer,) = h.children
-    assert isinstance(outer, Tree) and outer.names == ("h.0", "h.1")
-    (group,) = outer.children
-    assert isinstance(group, Tree) and group.names == ("h.0.g", "h.1.g")
-    (inner,) = group.children
-    assert isinstance(inner, Tree)
-    assert inner.names == ("h.0.g.0", "h.0.g.1", "h.1.g.0", "h.1.g.1")
-    assert inner.children == (leaf(0, 2, 4, 6), leaf(1, 3, 5, 7))
 
 
 @pytest.mark.parametrize(
@@ -127,17 +109,6 @@ def test_a_segment_is_a_block_in_each_module_that_it_reaches_into() -> None:
     segment = [Tree(Kind.SEGMENT, ("1",), (leaf(node),)) for node in range(5)]
     assert tree == module(
         "", module("a", leaf(0), segment[1]), segment[2], module("b", segment[3], leaf(4))
-    )
-
-
-def test_a_segment_lies_within_the_one_around_it() -> None:
-    tree = wrap_segments(
-        grow("a", "b", "c"), [("1", range(3)), ("1.1", range(1, 3)), ("1.1.1", range(1, 3))]
-    )
-    (outer,) = tree.children
-    innermost = Tree(Kind.SEGMENT, ("1.1.1",), (leaf(1), leaf(2)))
-    assert outer == Tree(
-        Kind.SEGMENT, ("1",), (leaf(0), Tree(Kind.SEGMENT, ("1.1",), (innermost,)))
     )
 
 

@@ -69,23 +69,6 @@ class TestFolding:
             Edge("box_1", "box_0", (MIB,) * 3, 0.75, is_backward=True),
         )
 
-    def test_the_block_of_the_peak_is_drawn_on_its_own(self) -> None:
-        assert outline(build_view(make_chain(BLOCKS, peak="h.3.norm")).children) == [
-            (
-                "module",
-                "h",
-                1,
-                [
-                    ("module", "h.0", "h.1", "h.2", 3, ["norm", "linear"]),
-                    ("module", "h.3", 1, ["norm", "linear"]),
-                ],
-            )
-        ]
-
-    def test_expanded_every_node_is_a_box(self) -> None:
-        view = build_view(make_chain(BLOCKS), detail=Detail(expand=True))
-        assert [box.name for box in list_boxes(view.children)] == BLOCKS
-
     def test_an_item_folded_twice_is_counted_within_what_is_around_it(self) -> None:
         names = [
             f"h.{i}.{name}" for i in range(3) for name in ("a", "g.0.p", "g.0.q", "g.1.p", "g.1.q")
@@ -129,10 +112,6 @@ class TestCutting:
             ("module", "a", 1, ["p", ("module", "a.q", 1, ["r", "s"])]),
             "b",
         ]
-
-    def test_a_module_is_marked_by_what_is_in_it(self) -> None:
-        view = build_view(make_chain(self.names, peak="a.q.s"), detail=Detail(depth=1))
-        assert find_box(view, "a").marks == {Mark.PEAK}
 
     def test_views_that_follow_from_each_other_are_one_box(self) -> None:
         rows = [
@@ -200,10 +179,3 @@ class TestPlan:
         assert boxes["h.2.norm"] == ({Mark.CHANGED}, ("in place: relu_",))
         assert boxes["h.3.linear"] == ({Mark.CHANGED}, ("then del x", "then del h.0.linear"))
         assert boxes["h.0.norm"] == (frozenset(), ())
-
-    def test_a_module_that_is_not_opened_says_how_much_of_it_runs_again(self) -> None:
-        (box,) = list_boxes(self.view(Detail(depth=1)).children)
-        assert box.notes[0] == "2 of them recomputed"
-
-    def test_the_peak_with_the_plan_is_told(self) -> None:
-        assert self.view().planned_peak_bytes == 21 * MIB
