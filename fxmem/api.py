@@ -489,7 +489,7 @@ def _build_digraph(analysis: Analysis) -> networkx.DiGraph[str]:
 
 
 def _list_values(analysis: Analysis) -> dict[str, Any]:
-    from fxmem.report.saved import list_values
+    from fxmem.report.json_report import list_values
 
     return list_values(analysis)
 

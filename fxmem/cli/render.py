@@ -164,7 +164,7 @@ def _find_analysis(arguments: argparse.Namespace) -> Analysis:
     target: str = arguments.target
     if not _is_report(target):
         return analyze_step(parse_step(arguments))
-    from fxmem.report.saved import read_analysis
+    from fxmem.report.json_report import read_analysis
 
     default = arguments.parser.get_default
     given = [n for n in arguments.step_options if getattr(arguments, n) != default(n)]

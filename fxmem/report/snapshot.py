@@ -1,4 +1,4 @@
-"""A step as the memory snapshot that PyTorch would have written of it."""
+"""The memory snapshot that PyTorch would have written of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEFORE = "before the step"
 
 
 def write_snapshot(analysis: Analysis) -> bytes:
-    """The file that ``torch.cuda.memory._dump_snapshot`` would have written after a step.
+    """Writes the file that ``torch.cuda.memory._dump_snapshot`` would have written after a step.
 
     Args:
         analysis: Of the step.
@@ -33,7 +33,7 @@ def write_snapshot(analysis: Analysis) -> bytes:
 
 
 def build_snapshot(analysis: Analysis) -> dict[str, Any]:
-    """What ``torch.cuda.memory._snapshot`` would have returned after a step.
+    """Builds what ``torch.cuda.memory._snapshot`` would have returned after a step.
 
     The trace begins with what was there before, so that viewers know what it is. As in PyTorch,
     sizes of events are those of requests; the blocks are in the segments.
@@ -62,7 +62,7 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
 
 
 def _write_stack(analysis: Analysis, event: Event) -> list[dict[str, Any]]:
-    """The frames of an event as viewers show them: the user's line, then what happens there."""
+    """Writes the frames of an event as viewers show them: the user's line, then the action."""
     operation = analysis.graph.operations[event.step]
     operator = label_operator(operation)
     if event.storage is None:

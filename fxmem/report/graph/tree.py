@@ -182,7 +182,7 @@ def fold_repeats(
         return replace(item, children=tuple(g[0] if len(g) == 1 else _merge(g) for g in groups))
 
     def sign(item: Item) -> Hashable:
-        """Equal for two subtrees that fold; of one that must not be folded, its own."""
+        """Signs an item: alike for two that fold; for one that must not be folded, its own."""
         indices = list_nodes(item)
         if isinstance(item, Leaf) or not alone.isdisjoint(indices):
             return indices

@@ -269,7 +269,7 @@ class _Drawing:
         )
 
     def _name_box(self, item: Item, around: str) -> tuple[str, str]:
-        """Its whole name, and the one within the cluster around it."""
+        """Finds the whole name, and the one within the cluster around it."""
         if isinstance(item, Leaf):
             name = self._nodes[item.nodes[0]].name
             short = _shorten(name, around)
@@ -318,7 +318,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def _split_copies(item: Item) -> Iterator[list[int]]:
-    """The nodes of each of the identical items that were folded into one."""
+    """Yields the nodes of each of the identical items that were folded into one."""
     if isinstance(item, Leaf):
         yield from ([node] for node in item.nodes)
         return

@@ -17,7 +17,7 @@ import fxmem
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.report.saved import read_analysis
+from fxmem.report.json_report import read_analysis
 from fxmem.report.snapshot import build_snapshot, write_snapshot
 
 

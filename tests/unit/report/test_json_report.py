@@ -8,7 +8,7 @@ from hypothesis import given
 
 from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph
-from fxmem.report.saved import read_analysis
+from fxmem.report.json_report import read_analysis
 
 
 @given(memory_graphs())

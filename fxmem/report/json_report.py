@@ -105,7 +105,7 @@ def _describe_peak(peak: Peak) -> dict[str, Any]:
 
 
 def read_analysis(text: str) -> Analysis:
-    """The analysis of a saved report, as far as a picture of it goes.
+    """Reads the analysis of a saved report, as far as a picture of it goes.
 
     Its sizes are those that the allocator handed out. What it reserved, and what a plan is made
     from, is not in a report: the result serves for drawing alone.
