@@ -17,12 +17,12 @@ from fxmem.applying.comparing import Record, compare_records
 from fxmem.applying.state import keep_state, seed_random_numbers
 from fxmem.errors import FxmemWarning, summarize_error
 from fxmem.planning.describe import describe_segments
-from fxmem.planning.model.modules import name_spans, nest_spans
-from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.modules import name_spans
+from fxmem.planning.model.segments import SegmentRange, iterate_segments, nest_spans
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES
 from fxmem.planning.step import PlanningStep, prepare_step
-from fxmem.planning.strategies.mutation import mutate_segments
+from fxmem.planning.strategies.small_changes import vary_segments
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.verifying.running import Runner
@@ -162,7 +162,7 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
         regions, names = (), None
         for _ in range(_CHANGES if first < facts.nodes else 0):
             positions = range(first, facts.nodes)
-            regions = mutate_segments(rng, [regions], positions, (), facts, step.limits)
+            regions = vary_segments(rng, [regions], positions, facts, step.limits)
         regions = tuple(r for r in regions if not _is_idle(step, r))
     if not regions:
         return None

@@ -33,7 +33,6 @@ from benchmarks.planner_cases import (
 )
 from benchmarks.planner_measure import Forward, Measurement, Numbers, Trainer
 from benchmarks.planner_page import ANSWERS, update_page
-from fxmem.planning.planner import TIME_LIMIT_S
 
 MIB = 2**20
 THREADS = 1  # scratch memory of some kernels is per thread; times of one are the steadiest
@@ -149,7 +148,7 @@ class Bench:
             row = Row(name, plan=plan, reason=_explain(error))
         return row
 
-    def choose_plans(self, points: int, time_limit_s: float) -> list[fxmem.Plan]:
+    def choose_plans(self, points: int, time_limit_s: float | None) -> list[fxmem.Plan]:
         """Plans all along the front, and those that answer what was done by hand."""
         analysis = fxmem.analyze(self.trainer.model, self.args, self.kwargs, device="cpu")
         front = fxmem.pareto(analysis, by_flops=True, time_limit_s=time_limit_s)
@@ -181,7 +180,7 @@ def run_case(
     *,
     rounds: int = 2,
     compiled: bool = False,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float | None = None,
 ) -> Result:
     """Measures everything about one model.
 
@@ -383,8 +382,7 @@ def main() -> None:
     parser.add_argument(
         "--time-limit",
         type=float,
-        default=TIME_LIMIT_S,
-        help="seconds for each search; more where the machine has other work",
+        help="seconds after which each search is cut short",
     )
     parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
     options = parser.parse_args()

@@ -18,9 +18,16 @@ from benchmarks.cases import Case, hugging_face, ids, image, vision
 from benchmarks.planner_measure import Forward
 from examples.planner_nets import DeepResNet, PlainGPT
 from examples.unet import UNet
-from fxmem.planning.strategies.chain import Chain, Kept, Schedule, Stage, StageOption, keep_stages
-from fxmem.planning.strategies.chain import measure_schedule as measure_chain
-from fxmem.planning.strategies.chain_solver import find_least_memory, solve_chain
+from fxmem.planning.strategies.chains.chain import (
+    Chain,
+    Kept,
+    Schedule,
+    Stage,
+    StageOption,
+    keep_stages,
+)
+from fxmem.planning.strategies.chains.chain import measure_schedule as measure_chain
+from fxmem.planning.strategies.chains.solver import find_least_memory, solve_chain
 from fxmem.verifying.measuring import watch_allocations
 
 Prepare = Callable[[nn.Module], Forward]

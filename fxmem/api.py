@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fxmem.applying.verification import Verification
     from fxmem.recording.options import LossChoice, OptimizerChoice
 
-_TIME_LIMIT_S = 10.0
 _Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
 
 
@@ -137,7 +136,7 @@ def plan(
     budget: str | float | None = None,
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
-    time_limit_s: float = _TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     style: str | None = None,
 ) -> Plan:
     """Finds the plan that keeps a limit.
@@ -186,7 +185,7 @@ def pareto(
     *,
     by_flops: bool = False,
     points: int = 20,
-    time_limit_s: float = _TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     style: str | None = None,
 ) -> tuple[Plan, ...]:
     """Lists the trade-offs of a step between memory and time.
@@ -314,7 +313,7 @@ def auto(
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
     style: str | None = None,
-    time_limit_s: float = _TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     **options: Any,

@@ -16,7 +16,7 @@ from fxmem.applying.lazy import plan_lazily
 from fxmem.applying.surroundings import find_autocast
 from fxmem.errors import UsageError
 from fxmem.gpus import find_gpu
-from fxmem.planning.planner import TIME_LIMIT_S, plan
+from fxmem.planning.planner import plan
 from fxmem.units import resolve_bytes
 
 
@@ -52,7 +52,7 @@ def auto(
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
     style: str | None = None,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     **options: Any,

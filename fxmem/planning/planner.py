@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,14 +18,11 @@ from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.plan import MODULES, Plan
 from fxmem.planning.step import PlanningStep, check_analysis, prepare_step
 from fxmem.planning.strategies.bound import bound_cost
-from fxmem.planning.strategies.candidates import Candidate
-from fxmem.planning.strategies.module_search import find_module_front
-from fxmem.planning.strategies.search import find_front
+from fxmem.planning.strategies.candidates import Candidate, Goal
+from fxmem.planning.strategies.problem import PlanProblem, Strategy, run_strategy
+from fxmem.planning.strategies.search import resolve_strategy
 from fxmem.units import format_bytes, resolve_bytes
 
-TIME_LIMIT_S = 10.0
-_SEARCH_SHARE = 0.65
-"""Of the time there is; the rest is for replaying the allocator and for the bound."""
 _SLACK = 1.02
 """How far above a budget the search's sum may be and the allocator's blocks fit all the same."""
 
@@ -36,12 +32,15 @@ def pareto(
     *,
     by_flops: bool = False,
     points: int = 20,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     style: str | None = None,
+    strategy: str | Strategy | None = None,
 ) -> tuple[Plan, ...]:
     """Lists the trade-offs of a step: :func:`fxmem.pareto`, whose arguments these are."""
     step = prepare_step(analysis, style)
-    chosen = _spread_points(_search(step, by_flops, time_limit_s), points)
+    problem = make_problem(step, by_flops)
+    run_strategy(problem, resolve_strategy(strategy), time_limit_s)
+    chosen = _spread_points(problem.front, points)
     return tuple(
         _describe(step, candidate, _measure(step, candidate), in_full=False) for candidate in chosen
     )
@@ -53,8 +52,9 @@ def plan(
     budget: str | float | None = None,
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     style: str | None = None,
+    strategy: str | Strategy | None = None,
 ) -> Plan:
     """Finds the plan that keeps a limit: :func:`fxmem.plan`, whose arguments these are."""
     check_analysis(analysis)
@@ -78,21 +78,25 @@ def plan(
         if share is not None and not (is_number and share >= 0):
             raise UsageError(f"an overhead cannot be {share!r}", hint="0.1 for a tenth more")
     step = prepare_step(analysis, style)
+    by_flops = max_overhead_flops is not None
+    most = max_overhead_flops if by_flops else max_overhead
+    problem = make_problem(step, by_flops, Goal(budget_bytes, most))
+    is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
     if budget_bytes is not None:
-        found = _plan_budget(step, budget_bytes, time_limit_s)
-    elif max_overhead is not None:
-        found = _plan_overhead(step, max_overhead, False, time_limit_s)
-    else:
-        assert max_overhead_flops is not None
-        found = _plan_overhead(step, max_overhead_flops, True, time_limit_s)
-    return add_changes(analysis, found)
+        return add_changes(analysis, _choose_within(step, problem.front, budget_bytes, is_over))
+    assert most is not None
+    leanest = next(
+        candidate
+        for candidate in reversed(problem.front)  # the first adds nothing
+        if _measure_overhead(step, candidate)[by_flops] <= most
+    )
+    return add_changes(analysis, _describe(step, leanest, _measure(step, leanest)))
 
 
-def _plan_budget(step: PlanningStep, budget_bytes: int, time_limit_s: float) -> Plan:
+def _choose_within(
+    step: PlanningStep, front: Sequence[Candidate], budget_bytes: int, is_over: bool
+) -> Plan:
     """The cheapest plan within a budget."""
-    began = time.monotonic()
-    front = _search(step, False, time_limit_s, goal_bytes=budget_bytes)
-    is_over = time.monotonic() - began < _SEARCH_SHARE * time_limit_s
     for candidate in front:
         # The search adds up blocks as the plain step has them; another order may give others.
         if candidate.peak_bytes <= budget_bytes * _SLACK:
@@ -107,41 +111,16 @@ def _plan_budget(step: PlanningStep, budget_bytes: int, time_limit_s: float) -> 
     )
 
 
-def _plan_overhead(step: PlanningStep, most: float, by_flops: bool, time_limit_s: float) -> Plan:
-    """The leanest plan that adds no more of a step's time, or of its FLOPs."""
-    front = _search(step, by_flops, time_limit_s, goal_cost=most)
-    leanest = next(
-        candidate
-        for candidate in reversed(front)  # the first adds nothing
-        if _measure_overhead(step, candidate)[by_flops] <= most
-    )
-    return _describe(step, leanest, _measure(step, leanest))
-
-
-def _search(
-    step: PlanningStep,
-    by_flops: bool,
-    time_limit_s: float,
-    goal_bytes: int | None = None,
-    goal_cost: float | None = None,
-) -> Sequence[Candidate]:
-    if step.base.style == MODULES:
-        return find_module_front(
-            step.index,
-            step.modules,
-            step.list_costs(by_flops),
-            _SEARCH_SHARE * time_limit_s,
-            goal_bytes,
-            goal_cost,
-        )
-    return find_front(
+def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -> PlanProblem:
+    """Makes the problem that strategies propose segments for."""
+    return PlanProblem(
         step.index,
         step.limits,
         step.list_costs(by_flops),
-        _SEARCH_SHARE * time_limit_s,
-        goal_bytes,
-        goal_cost,
         step.list_costs(not by_flops),
+        step.modules,
+        step.base.style == MODULES,
+        goal or Goal(),
     )
 
 

@@ -12,7 +12,7 @@ from fxmem.planning.describe import describe_limits, describe_modules, fingerpri
 from fxmem.planning.model.costs import find_roofline, price_operations
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import Limits, find_limits
-from fxmem.planning.model.modules import ModuleChoice, list_modules
+from fxmem.planning.model.modules import ModuleChoice, list_calls, list_modules
 from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
 
 _TIE = 1e-3
@@ -31,7 +31,7 @@ class PlanningStep:
         step_flops: FLOPs of the whole step.
         requested: ``index``, with sizes as they are asked for.
         settings: The allocator's; None where none caches.
-        modules: Those that may be computed again, where plans are of modules.
+        modules: The modules that can be recomputed as a whole.
         base: The plan that changes nothing, with all that is the same in the others.
     """
 
@@ -88,11 +88,11 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         for graph in (analysis.allocated_graph, analysis.graph)
     )
     limits = find_limits(index)
-    modules: tuple[ModuleChoice, ...] = ()
     if style == MODULES:
         modules, obstacles = list_modules(index, limits)
         told = describe_modules(index, obstacles)
     else:
+        modules = list_calls(index, limits)
         told = describe_limits(index, limits)
     costs_s = price_operations(analysis.graph, find_roofline(analysis.setup.device, analysis.gpu))
     return PlanningStep(

@@ -7,7 +7,7 @@ from chain_machine import list_schedules
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fxmem.planning.strategies.chain import (
+from fxmem.planning.strategies.chains.chain import (
     Chain,
     Kept,
     Schedule,

@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trials import try_examples
 
-from fxmem.planning.strategies.chain import Chain, Stage, StageOption, keep_stages, measure_schedule
-from fxmem.planning.strategies.chain_solver import find_least_memory, solve_chain
+from fxmem.planning.strategies.chains.chain import (
+    Chain,
+    Stage,
+    StageOption,
+    keep_stages,
+    measure_schedule,
+)
+from fxmem.planning.strategies.chains.solver import find_least_memory, solve_chain
 
 RUNS = try_examples(80)
 

@@ -21,7 +21,8 @@ from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.strategies.bound import bound_cost
 from fxmem.planning.strategies.candidates import Candidate, prune_candidates
-from fxmem.planning.strategies.search import find_front
+from fxmem.planning.strategies.problem import PlanProblem, run_strategy
+from fxmem.planning.strategies.search import search
 
 BATCH = 16384
 WIDTHS = (64, 128, 256, 512)
@@ -117,7 +118,9 @@ def compare(seed: int, steps: int, skips: bool, depth: int) -> Comparison:
     scorer = Scorer(facts, costs)
     plans = [p for p in list_plans(1, facts.nodes, depth) if all(map(limits.allows, p))]
     best = prune_candidates(Candidate(plan, *scorer.score(plan)) for plan in plans)
-    return Comparison(facts, costs, find_front(facts, limits, costs, 60.0), best)
+    problem = PlanProblem(facts, limits, costs)
+    run_strategy(problem, search)
+    return Comparison(facts, costs, problem.front, best)
 
 
 def check(comparison: Comparison, worst: float) -> list[float]:

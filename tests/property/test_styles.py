@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 import fxmem
 from examples.gpt import GPT
-from fxmem.planning.step import prepare_step
-from fxmem.planning.strategies.module_search import find_module_front
-from fxmem.planning.strategies.search import find_front
+from fxmem.planning.planner import make_problem
+from fxmem.planning.step import PlanningStep, prepare_step
+from fxmem.planning.strategies.candidates import Candidate
+from fxmem.planning.strategies.problem import run_strategy
+from fxmem.planning.strategies.search import search
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 WIDTH = 64
-TIME_LIMIT_S = 120.0
-"""More than either search takes."""
 ACTIVATIONS: Sequence[Callable[[Tensor], Tensor]] = (torch.tanh, torch.relu, torch.sigmoid)
 
 
@@ -82,19 +82,16 @@ def draw_net(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), *blocks, nn.Linear(WIDTH, rng.choice((8, 2048))))
 
 
+def find_front(step: PlanningStep, *, by_flops: bool) -> tuple[Candidate, ...]:
+    problem = make_problem(step, by_flops)
+    run_strategy(problem, search)
+    return problem.front
+
+
 def check(net: nn.Module, spec: str, *, by_flops: bool) -> None:
     analysis = fxmem.analyze(net, (spec,), device="cpu")
     step, wrapped = (prepare_step(analysis, style) for style in ("graph", "modules"))
-    of_graph = find_front(
-        step.index,
-        step.limits,
-        step.list_costs(by_flops),
-        TIME_LIMIT_S,
-        other_costs=step.list_costs(not by_flops),
-    )
-    of_modules = find_module_front(
-        wrapped.index, wrapped.modules, wrapped.list_costs(by_flops), TIME_LIMIT_S
-    )
+    of_graph, of_modules = (find_front(one, by_flops=by_flops) for one in (step, wrapped))
     for plan in of_modules:
         worse = [c for c in of_graph if c.peak_bytes > plan.peak_bytes and c.cost > plan.cost]
         assert not worse, (plan, worse)

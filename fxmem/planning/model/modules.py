@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from fxmem.graph import RESIDENT, ModuleCall
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segments import SegmentRange, Span
 
-Span = tuple[int, int]
 _NUMBER = re.compile(r"\d+")
 
 
@@ -70,16 +69,9 @@ def list_modules(
 
 
 def list_calls(step: StepIndex, limits: Limits) -> tuple[ModuleChoice, ...]:
-    """The modules whose calls a rewritten graph may compute again, with those calls.
+    """Lists the modules with the calls that a rewritten graph may recompute, in order.
 
     Of modules that run the same nodes, it is the outermost.
-
-    Args:
-        step: The step.
-        limits: What may not be computed again.
-
-    Returns:
-        Modules by where their first call begins, outer before inner.
     """
     calls: dict[str, set[Span]] = {}
     for call in step.graph.calls:
@@ -115,26 +107,6 @@ def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
     for at, choice in enumerate(choices):
         groups.setdefault(_NUMBER.sub("*", choice.fqn), []).append(at)
     return groups
-
-
-def nest_spans(spans: Iterable[Span]) -> tuple[SegmentRange, ...]:
-    """Segments of spans that lie apart or within each other.
-
-    >>> nest_spans([(1, 3), (0, 4), (6, 8)])
-    (SegmentRange(start=0, stop=4, children=(SegmentRange(start=1, stop=3, children=()),)), \
-SegmentRange(start=6, stop=8, children=()))
-    """
-    ordered = sorted(set(spans), key=lambda span: (span[0], -span[1]))
-
-    def nest(at: int, stop: int) -> tuple[tuple[SegmentRange, ...], int]:
-        segments: list[SegmentRange] = []
-        while at < len(ordered) and ordered[at][0] < stop:
-            start, end = ordered[at]
-            children, at = nest(at + 1, end)
-            segments.append(SegmentRange(start, end, children))
-        return tuple(segments), at
-
-    return nest(0, max((stop for _, stop in ordered), default=0))[0]
 
 
 def name_spans(choices: Iterable[ModuleChoice]) -> dict[Span, str]:

@@ -1,9 +1,13 @@
-"""Segments: runs of nodes that forward computes without saving and backward computes again."""
+"""Segments: consecutive nodes that forward runs without saving and backward recomputes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
+
+Span: TypeAlias = tuple[int, int]
+"""Indices of a first node and of the node after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,10 @@ class SegmentRange:
         return node is not None and self.start <= node < self.stop
 
 
+Segments: TypeAlias = tuple[SegmentRange, ...]
+"""All segments of a plan, or within one segment: apart from each other and in order."""
+
+
 def iterate_segments(segments: Iterable[SegmentRange]) -> Iterator[SegmentRange]:
     """All segments, each before those within it."""
     for segment in segments:
@@ -36,7 +44,7 @@ def iterate_segments(segments: Iterable[SegmentRange]) -> Iterator[SegmentRange]
         yield from iterate_segments(segment.children)
 
 
-def shift_segments(segments: Iterable[SegmentRange], by: int) -> tuple[SegmentRange, ...]:
+def shift_segments(segments: Iterable[SegmentRange], by: int) -> Segments:
     """The same segments some nodes further on.
 
     >>> shift_segments([SegmentRange(0, 4, (SegmentRange(1, 3),))], 10)
@@ -46,3 +54,23 @@ def shift_segments(segments: Iterable[SegmentRange], by: int) -> tuple[SegmentRa
         SegmentRange(segment.start + by, segment.stop + by, shift_segments(segment.children, by))
         for segment in segments
     )
+
+
+def nest_spans(spans: Iterable[Span]) -> Segments:
+    """Makes segments of spans that lie apart or within each other.
+
+    >>> nest_spans([(1, 3), (0, 4), (6, 8)])
+    (SegmentRange(start=0, stop=4, children=(SegmentRange(start=1, stop=3, children=()),)), \
+SegmentRange(start=6, stop=8, children=()))
+    """
+    ordered = sorted(set(spans), key=lambda span: (span[0], -span[1]))
+
+    def nest(at: int, stop: int) -> tuple[Segments, int]:
+        segments: list[SegmentRange] = []
+        while at < len(ordered) and ordered[at][0] < stop:
+            start, end = ordered[at]
+            children, at = nest(at + 1, end)
+            segments.append(SegmentRange(start, end, children))
+        return tuple(segments), at
+
+    return nest(0, max((stop for _, stop in ordered), default=0))[0]

@@ -1,98 +1,156 @@
-"""What any plan with a given peak must compute again, at the least.
+"""Lower bound on the cost of any plan with a given peak.
 
 At the moment when the plain step holds most, a plan that holds less keeps only some of what
-forward made. Whatever else backward still needs is computed after that moment, from what is kept
-or computed after it as well. The cheapest choice of what to keep, an integer program, is a bound
-for every plan that computes again, in whatever order: only one moment of it is looked at.
+forward made. Whatever else backward still needs is recomputed after that moment, from what is kept
+or recomputed after it as well. The cheapest choice of what to keep bounds every plan from below, in
+whatever order it recomputes: only one moment of it is looked at. With ``s[v]`` and ``r[v]`` for
+"kept" and "recomputed", ``w`` and ``c`` for bytes and cost of a value, it is the least
+``sum c[v] r[v]`` such that
+
+- ``s[v] + r[v] >= 1`` for what backward needs after the moment, ``s[v] = 1`` for what cannot be
+  gone at it, and ``r[v] = 0`` for what may not be recomputed;
+- ``r[v] <= s[u] + r[u]`` for each ``u`` that ``v`` is computed from;
+- ``sum w[v] s[v]`` is at most what the peak leaves for such values.
+
+Given ``s``, the least ``r`` is a closure and whole by itself, so only ``s`` is declared integer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
 
 from fxmem.graph import Phase
 from fxmem.planning.model.index import Activation, StepIndex
 from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.simulate import simulate_segments
-from fxmem.planning.strategies.segmented import Segment, SegmentedStep, Value, bound_segmented
 
-_HERE, _LATER = 0, 1
-"""What is kept or computed after the moment; what cannot be gone at it."""
+_MOST_NODES = 100
+"""Of the solver's tree: the bound is then lower than it could be, and the same on any machine."""
+_GAP = 1e-3
+"""How far the solver's bound may be below the least cost, as a share of the cost."""
+_LARGEST = 1e4
+"""Bytes are divided so that no bound is above this: solvers are exact to digits, not to bytes."""
 
 
-def bound_cost(
-    recorded: StepIndex,
-    limits: Limits,
-    costs: Sequence[float],
-    peak_bytes: int,
-    time_limit_s: float = 2.0,
-) -> float:
-    """The least cost of any plan with a peak.
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What forward made, at the moment of the peak."""
+
+    nbytes: int
+    cost: float
+    parents: tuple[int, ...]
+    is_needed: bool
+    is_held: bool
+    can_recompute: bool
+
+
+def bound_cost(step: StepIndex, limits: Limits, costs: Sequence[float], peak_bytes: int) -> float:
+    """Bounds the cost of any plan with a peak from below.
 
     Args:
-        recorded: The step.
-        limits: What may not be computed again.
+        step: The step.
+        limits: The nodes that may not be recomputed.
         costs: Of each operation, by its index.
         peak_bytes: The peak of the step with the plan.
-        time_limit_s: When the program is given up; the bound is then lower than it could be.
 
     Returns:
         A cost in the unit of ``costs``; 0 where the plain step has no higher peak, and infinity
         where no plan has that peak.
     """
-    plain = simulate_segments(recorded, ())
-    backward = [o.index for o in recorded.graph.operations if o.phase is Phase.BACKWARD]
+    plain = simulate_segments(step, ())
+    backward = [o.index for o in step.graph.operations if o.phase is Phase.BACKWARD]
     at = max(backward, key=plain.live_bytes.__getitem__, default=None)
     if at is None or plain.live_bytes[at] <= peak_bytes:
         return 0.0
-    made = [storage for storage in recorded.made if not storage.is_output]
+    made = [activation for activation in step.made if not activation.is_output]
     alive = {
-        life.storage
-        for life in plain.lives
-        if life.born <= at and (life.died is None or life.died >= at)
+        interval.storage
+        for interval in plain.lives
+        if interval.born <= at and (interval.died is None or interval.died >= at)
     }
-    held_bytes = sum(storage.nbytes for storage in made if storage.index in alive)
-    values = _list_values(recorded, limits, costs, made, alive, at)
-    free = -sum(value.nbytes for value in values)  # the moment's own transients are in live_bytes
-    step = SegmentedStep((Segment(0, free), Segment(0, free)), values)
-    budget = peak_bytes - (plain.live_bytes[at] - held_bytes)
-    return bound_segmented(step, budget, time_limit_s) if budget > 0 else math.inf
+    kept_bytes = sum(activation.nbytes for activation in made if activation.index in alive)
+    budget = peak_bytes - (plain.live_bytes[at] - kept_bytes)
+    values = _list_values(step, limits, costs, made, alive, at)
+    return _solve(values, budget) if budget > 0 else math.inf
 
 
 def _list_values(
-    recorded: StepIndex,
+    step: StepIndex,
     limits: Limits,
     costs: Sequence[float],
     made: Sequence[Activation],
     alive: set[int],
     at: int,
-) -> tuple[Value, ...]:
-    positions = {storage.index: position for position, storage in enumerate(made)}
+) -> list[_Value]:
+    positions = {activation.index: position for position, activation in enumerate(made)}
     largest = {m.born: m.index for m in sorted(made, key=lambda m: m.nbytes)}
     values = []
-    for position, storage in enumerate(made):
-        reads = recorded.graph.operations[storage.born].reads
-        taken = any(
-            save.unpacked is not None and save.unpacked <= at <= (save.returned or at)
-            for save in storage.saves
-        )
-        is_held = storage.held_to is not None and storage.held_to >= at
-        held = storage.index in alive and (taken or is_held)
-        later = any(save.unpacked is not None and save.unpacked > at for save in storage.saves)
+    for position, activation in enumerate(made):
+        reads = step.graph.operations[activation.born].reads
+        unpacked = [save for save in activation.saves if save.unpacked is not None]
+        is_taken = any(s.unpacked <= at <= (s.returned or at) for s in unpacked)  # type: ignore[operator]
+        is_kept = activation.held_to is not None and activation.held_to >= at
+        is_held = activation.index in alive and (is_taken or is_kept)
         values.append(
-            Value(
-                segment=_HERE,
-                nbytes=storage.nbytes,
-                # One operator's results are computed together.
-                cost=costs[storage.born] if largest[storage.born] == storage.index else 0.0,
+            _Value(
+                nbytes=activation.nbytes,
+                # The results of one operator are computed together.
+                cost=costs[activation.born] if largest[activation.born] == activation.index else 0,
                 parents=tuple(
                     positions[index]
                     for index in dict.fromkeys(reads)
                     if positions.get(index, position) < position
                 ),
-                needed_by=(*([_HERE] if later or held else []), *([_LATER] if held else [])),
-                can_recompute=storage.node not in limits.fixed,
+                is_needed=is_held or any(s.unpacked > at for s in unpacked),  # type: ignore[operator]
+                is_held=is_held,
+                can_recompute=activation.node not in limits.fixed,
             )
         )
-    return tuple(values)
+    return values
+
+
+def _solve(values: Sequence[_Value], budget: int) -> float:
+    """The bound of the program in columns ``s`` and ``r``."""
+    count = len(values)
+    unit = max(1.0, budget / _LARGEST)
+    cost_unit = max((value.cost for value in values), default=0.0) or 1.0
+    # Each row is `lower <= sum of factor * column`, all but the first with a factor of 1 or -1.
+    rows: list[list[tuple[int, float]]] = [
+        [(index, value.nbytes / unit) for index, value in enumerate(values)]
+    ]
+    lower = [-highspy.kHighsInf]
+    for index, value in enumerate(values):
+        if value.is_needed:
+            rows.append([(index, 1.0), (count + index, 1.0)])
+            lower.append(1.0)
+        for parent in value.parents:
+            rows.append([(parent, 1.0), (count + parent, 1.0), (count + index, -1.0)])
+            lower.append(0.0)
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = 2 * count, len(rows)
+    program.col_cost_ = np.array([*[0.0] * count, *(value.cost / cost_unit for value in values)])
+    program.col_lower_ = np.array([*(float(v.is_held) for v in values), *[0.0] * count])
+    program.col_upper_ = np.array([*[1.0] * count, *(float(v.can_recompute) for v in values)])
+    program.row_lower_ = np.array(lower)
+    program.row_upper_ = np.array([budget / unit, *[highspy.kHighsInf] * (len(rows) - 1)])
+    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    program.a_matrix_.start_ = np.cumsum([0, *map(len, rows)])
+    program.a_matrix_.index_ = np.array([column for row in rows for column, _ in row])
+    program.a_matrix_.value_ = np.array([factor for row in rows for _, factor in row])
+    kinds = highspy.HighsVarType
+    program.integrality_ = [kinds.kInteger] * count + [kinds.kContinuous] * count
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("mip_max_nodes", _MOST_NODES)
+    solver.setOptionValue("mip_rel_gap", _GAP)
+    solver.passModel(program)
+    solver.run()
+    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        return math.inf
+    # Minus infinity where nothing was found out.
+    return max(0.0, solver.getInfo().mip_dual_bound * cost_unit)

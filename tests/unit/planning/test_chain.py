@@ -8,7 +8,7 @@ import pytest
 from chain_machine import replay_schedule
 
 from fxmem.errors import UsageError
-from fxmem.planning.strategies.chain import (
+from fxmem.planning.strategies.chains.chain import (
     Chain,
     Kept,
     Recomputed,
@@ -17,7 +17,7 @@ from fxmem.planning.strategies.chain import (
     keep_stages,
     measure_schedule,
 )
-from fxmem.planning.strategies.chain_solver import ChainSolution, find_least_memory, solve_chain
+from fxmem.planning.strategies.chains.solver import ChainSolution, find_least_memory, solve_chain
 
 
 def make_chain(*stages: tuple[int, float], around: int = 1) -> Chain:

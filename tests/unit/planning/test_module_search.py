@@ -13,11 +13,14 @@ import fxmem
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.modules import ModuleChoice, list_modules, nest_spans
+from fxmem.planning.model.modules import ModuleChoice, list_modules
 from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segments import nest_spans
 from fxmem.planning.outcome import find_planned_peak
 from fxmem.planning.plan import LimitKind
-from fxmem.planning.strategies.module_search import find_module_front
+from fxmem.planning.strategies.candidates import Candidate
+from fxmem.planning.strategies.problem import PlanProblem, run_strategy
+from fxmem.planning.strategies.whole_modules import choose_modules
 
 
 class Block(nn.Module):
@@ -47,6 +50,14 @@ def gather(analysis: Any) -> tuple[StepIndex, tuple[ModuleChoice, ...], list[flo
     return facts, choices, costs
 
 
+def find_module_front(
+    facts: StepIndex, choices: tuple[ModuleChoice, ...], costs: list[float]
+) -> tuple[Candidate, ...]:
+    problem = PlanProblem(facts, find_limits(facts), costs, modules=choices, whole_modules=True)
+    run_strategy(problem, choose_modules)
+    return problem.front
+
+
 def test_the_front_is_that_of_all_choices(analysis: Any) -> None:
     facts, choices, costs = gather(analysis)
     assert len(choices) == 12
@@ -61,12 +72,12 @@ def test_the_front_is_that_of_all_choices(analysis: Any) -> None:
         for peak, cost in scores
         if not any(p <= peak and c <= cost and (p, c) != (peak, cost) for p, c in scores)
     )
-    found = find_module_front(facts, choices, costs, 20.0)
+    found = find_module_front(facts, choices, costs)
     assert sorted((c.peak_bytes, c.cost) for c in found) == best
 
 
 def test_a_front_falls_as_it_costs_more(analysis: Any) -> None:
-    front = find_module_front(*gather(analysis), 2.0)
+    front = find_module_front(*gather(analysis))
     assert front[0].segments == ()
     assert front[0].peak_bytes == analysis.peak_bytes
     for one, other in pairwise(front):
@@ -75,18 +86,13 @@ def test_a_front_falls_as_it_costs_more(analysis: Any) -> None:
 
 def test_without_modules_nothing_is_computed_again(analysis: Any) -> None:
     facts, _, costs = gather(analysis)
-    (only,) = find_module_front(facts, (), costs, 1.0)
+    (only,) = find_module_front(facts, (), costs)
     assert only.segments == ()
-
-
-def test_the_search_stops_in_time(analysis: Any) -> None:
-    front = find_module_front(*gather(analysis), 0.0)
-    assert front[0].segments == ()
 
 
 def test_segments_are_calls_of_modules(analysis: Any) -> None:
     names = dict(make_model().named_modules())
-    for plan in fxmem.pareto(analysis, style="modules", time_limit_s=1):
+    for plan in fxmem.pareto(analysis, style="modules"):
         assert plan.style == "modules" and plan.fx_graph is None
         for segment in plan.segments:
             assert segment.fqn in names
@@ -95,9 +101,9 @@ def test_segments_are_calls_of_modules(analysis: Any) -> None:
 
 
 def test_a_graph_is_rewritten_where_there_is_one(analysis: Any) -> None:
-    assert fxmem.pareto(analysis, time_limit_s=1)[0].style == "graph"
+    assert fxmem.pareto(analysis)[0].style == "graph"
     recorded = fxmem.analyze(make_model(), ("32x8",), device="cpu", frontend="record")
-    assert fxmem.pareto(recorded, time_limit_s=1)[0].style == "modules"
+    assert fxmem.pareto(recorded)[0].style == "modules"
 
 
 def test_a_graph_that_cannot_be_rewritten_is_told() -> None:
@@ -116,15 +122,15 @@ def test_an_unknown_style_is_told(analysis: Any) -> None:
 
 
 def test_limits_of_a_plan_keep_to_it(analysis: Any) -> None:
-    least = fxmem.pareto(analysis, style="modules", time_limit_s=1)[-1].peak_bytes
-    by_time = fxmem.plan(analysis, max_overhead=0.05, style="modules", time_limit_s=1)
-    by_flops = fxmem.plan(analysis, max_overhead_flops=0.05, style="modules", time_limit_s=1)
-    by_budget = fxmem.plan(analysis, budget=least, style="modules", time_limit_s=1)
+    least = fxmem.pareto(analysis, style="modules")[-1].peak_bytes
+    by_time = fxmem.plan(analysis, max_overhead=0.05, style="modules")
+    by_flops = fxmem.plan(analysis, max_overhead_flops=0.05, style="modules")
+    by_budget = fxmem.plan(analysis, budget=least, style="modules")
     assert by_time.overhead <= 0.05 and by_flops.overhead_flops <= 0.05
     assert by_budget.peak_bytes <= least
     assert any(segment.saving_bytes for segment in by_budget.segments)
     with pytest.raises(InfeasibleError, match="the leanest takes"):
-        fxmem.plan(analysis, budget=least // 2, style="modules", time_limit_s=1)
+        fxmem.plan(analysis, budget=least // 2, style="modules")
 
 
 def test_modules_that_cannot_run_twice_are_told() -> None:
@@ -147,6 +153,6 @@ def test_modules_that_cannot_run_twice_are_told() -> None:
 
 def test_what_a_fit_replays_is_the_step_with_the_modules() -> None:
     gpu = fxmem.analyze(make_model(), ("32x8",), gpu="t4")
-    plan = fxmem.pareto(gpu, style="modules", time_limit_s=1)[-1]
+    plan = fxmem.pareto(gpu, style="modules")[-1]
     peak = find_planned_peak(gpu, plan)
     assert peak is not None and peak.nbytes == plan.peak_bytes

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.modules import ModuleChoice, list_modules, name_spans, nest_spans
+from fxmem.planning.model.modules import ModuleChoice, list_modules, name_spans
 from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segments import SegmentRange, nest_spans
 from fxmem.planning.model.simulate import simulate_segments
 
 

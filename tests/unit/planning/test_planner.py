@@ -36,7 +36,7 @@ def analysis() -> fxmem.Analysis:
 
 @pytest.fixture(scope="module")
 def front(analysis: fxmem.Analysis) -> tuple[fxmem.Plan, ...]:
-    return pareto(analysis, points=100, time_limit_s=5)
+    return pareto(analysis, points=100)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
     with pytest.raises(fxmem.InfeasibleError) as caught:
-        plan_step(analysis, budget="1 MiB", time_limit_s=5)
+        plan_step(analysis, budget="1 MiB")
     text = str(caught.value)
     leanest = format_bytes(front[-1].peak_bytes)
     assert text.startswith(f"no plan within 1.00 MiB exists; the leanest takes {leanest}, in ")
@@ -128,7 +128,7 @@ def test_a_budget_that_may_yet_be_kept_is_told_as_not_found(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
     with pytest.raises(fxmem.InfeasibleError, match=r"^no plan within \S+ MiB was found; the lea"):
-        plan_step(analysis, budget=front[-1].peak_bytes - 1, time_limit_s=5)
+        plan_step(analysis, budget=front[-1].peak_bytes - 1)
 
 
 def test_a_search_that_was_cut_short_says_so(
@@ -144,7 +144,7 @@ def test_a_budget_is_kept_at_the_least_cost(
 ) -> None:
     assert len(front) > 3
     for budget_bytes in (front[0].peak_bytes, front[2].peak_bytes, front[-1].peak_bytes):
-        plan = plan_step(analysis, budget=budget_bytes, time_limit_s=5)
+        plan = plan_step(analysis, budget=budget_bytes)
         assert plan.peak_bytes <= budget_bytes
         allowed = [p.overhead for p in front if p.peak_bytes <= budget_bytes]
         assert plan.overhead <= min(allowed) * 1.05
@@ -153,7 +153,7 @@ def test_a_budget_is_kept_at_the_least_cost(
 
 
 def test_a_budget_may_be_text(analysis: fxmem.Analysis) -> None:
-    plan = plan_step(analysis, budget="1GiB", time_limit_s=5)
+    plan = plan_step(analysis, budget="1GiB")
     assert plan.segments == ()
     assert plan.overhead == 0
     assert plan.peak_bytes == plan.baseline_peak_bytes == analysis.peak_bytes
@@ -163,10 +163,10 @@ def test_a_budget_may_be_text(analysis: fxmem.Analysis) -> None:
 def test_an_overhead_is_kept_in_the_least_memory(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...], share: float
 ) -> None:
-    plan = plan_step(analysis, max_overhead=share, time_limit_s=5)
+    plan = plan_step(analysis, max_overhead=share)
     assert plan.overhead <= share
     assert plan.peak_bytes <= min(p.peak_bytes for p in front if p.overhead <= share)
-    in_flops = plan_step(analysis, max_overhead_flops=share, time_limit_s=5)
+    in_flops = plan_step(analysis, max_overhead_flops=share)
     assert in_flops.overhead_flops <= share
 
 
@@ -180,6 +180,6 @@ def test_a_front_costs_more_for_less_memory(front: tuple[fxmem.Plan, ...]) -> No
 def test_a_front_has_as_many_points_as_asked_for(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
-    few = pareto(analysis, points=3, time_limit_s=5)
+    few = pareto(analysis, points=3)
     assert len(few) == 3
     assert (few[0], few[-1]) == (front[0], front[-1])

@@ -10,9 +10,9 @@ import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
 from fxmem.planning.model.segments import SegmentRange, iterate_segments
-from fxmem.planning.strategies.chain import Kept, Recomputed
-from fxmem.planning.strategies.option_fronts import list_stage_options
-from fxmem.planning.strategies.stages import (
+from fxmem.planning.strategies.chains.chain import Kept, Recomputed
+from fxmem.planning.strategies.chains.option_fronts import list_stage_options
+from fxmem.planning.strategies.chains.stages import (
     cut_step,
     find_blocks,
     find_boundaries,
@@ -52,7 +52,7 @@ def test_what_crosses_a_position_is_made_before_it_and_used_after(facts: StepInd
 def test_stages_begin_where_least_crosses(facts: StepIndex) -> None:
     limits = find_limits(facts)
     # 16 before blocks.1 and tanh; 80 and 32 cross the others, and not the least near them.
-    assert find_boundaries(facts, limits) == [1, 2, 5]
+    assert find_boundaries(facts, limits, 48) == [1, 2, 5]
     assert find_boundaries(facts, limits, most=1) == [1]
 
 

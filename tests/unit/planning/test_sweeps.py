@@ -10,14 +10,14 @@ import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import Limits, find_limits
 from fxmem.planning.model.segments import SegmentRange
-from fxmem.planning.strategies import option_fronts as sweeps
-from fxmem.planning.strategies.option_fronts import (
+from fxmem.planning.strategies.chains import option_fronts as sweeps
+from fxmem.planning.strategies.chains.option_fronts import (
     StageShape,
     describe_shape,
     list_shape_options,
     list_stage_options,
 )
-from fxmem.planning.strategies.stages import find_blocks
+from fxmem.planning.strategies.chains.stages import find_blocks
 
 
 class Block(nn.Module):

@@ -1,26 +1,31 @@
-"""Small changes to a plan's segments, drawn at random."""
+"""The strategy of small changes to the best segments, drawn at random."""
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from random import Random
 
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.modules import Span, nest_spans
-from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.segments import SegmentRange, Segments
+from fxmem.planning.strategies.candidates import Goal
+from fxmem.planning.strategies.chains.stages import list_cuts
+from fxmem.planning.strategies.problem import PlanProblem
 
-Segments = tuple[SegmentRange, ...]
+_TRIALS = 6500
+_TRIALS_NEAR = 9000
+"""Of smaller changes, next to a goal."""
+_ROUNDS = 3
+"""How often it is then looked for better plans elsewhere, at most, and near the goal again."""
 _MOST_STAGES = 8
 """That a new segment spans."""
-_MODULES = 0.05
-"""How often whole modules are what is changed."""
 _JOINED = 0.4
 """How often two plans are put together."""
 _JOINED_NEAR = 0.3
-"""Likewise where changes are to be small: neighbours only."""
+"""The same where changes are to be small: neighbours only."""
 _FURTHER = 0.3
 """How often one more change follows: some only pay together."""
 _AT_STAGES = 0.6
@@ -29,107 +34,83 @@ _WITHIN = 0.3
 """How often what lies within a segment is what is changed."""
 
 
-def mutate_segments(
-    rng: random.Random,
+def change_segments(problem: PlanProblem) -> Iterator[Segments]:
+    """Changes the best candidates: all of the front, or those next to the goal."""
+    cuts = list_cuts(problem.step, problem.limits)
+    positions = sorted({start for starts in cuts for start in starts})
+    vary = partial(_vary_front, problem, positions)
+    goal = problem.goal
+    if not goal.is_given:
+        yield from problem.limit_trials(vary(goal, False), _TRIALS)
+        return
+    yield from problem.limit_trials(vary(goal, True), _TRIALS_NEAR)
+    for _ in range(_ROUNDS):
+        before = goal.choose(problem.front)
+        # A better plan may be reached from elsewhere.
+        yield from problem.limit_trials(vary(Goal(), False), _TRIALS)
+        yield from problem.limit_trials(vary(goal, True), _TRIALS_NEAR)
+        if goal.choose(problem.front) is before:
+            return
+
+
+def _vary_front(
+    problem: PlanProblem, positions: Sequence[int], goal: Goal, is_near: bool
+) -> Iterator[Segments]:
+    while True:
+        parents = [candidate.segments for candidate in goal.list_near(problem.front)]
+        yield vary_segments(
+            problem.random, parents, positions, problem.step, problem.limits, is_near
+        )
+
+
+def vary_segments(
+    rng: Random,
     parents: Sequence[Segments],
     positions: Sequence[int],
-    groups: Sequence[Sequence[Sequence[Span]]],
     step: StepIndex,
     limits: Limits,
     is_near: bool = False,
 ) -> Segments:
-    """A variation of one of some plans, or two of them put together.
+    """Draws a variation of one of some plans, or two of them put together.
 
     Args:
-        rng: Where chance comes from.
-        parents: The plans.
-        positions: Where stages begin: cuts are drawn there most of the time.
-        groups: Calls of modules, by module, of those that are alike.
+        rng: The source of chance.
+        parents: The segments of each plan.
+        positions: Nodes where stages begin: segments are cut there most of the time.
         step: The step.
-        limits: What may not be computed again.
+        limits: The nodes that may not be recomputed.
         is_near: Whether the change is to be a small one.
 
     Returns:
-        Segments that may be computed again; the same as a parent's where no change was possible.
+        Segments that are allowed; the same as a parent's where no change was possible.
     """
     at = rng.randrange(len(parents))
     parent = parents[at]
-    if groups and not is_near and rng.random() < _MODULES:
-        changed = _toggle_modules(rng, parent, groups)
-    elif rng.random() < (_JOINED_NEAR if is_near else _JOINED) and len(parents) > 1:
+    if rng.random() < (_JOINED_NEAR if is_near else _JOINED) and len(parents) > 1:
         near = draw_neighbour(rng, at, len(parents))
         other = parents[near if is_near or rng.random() < 0.5 else rng.randrange(len(parents))]
-        changed = join_segments(parent, other, rng.choice(positions))
+        changed = _join(parent, other, rng.choice(positions))
     else:
-        is_stage = rng.random() < _AT_STAGES
-        cuts = positions if is_stage else range(positions[0], step.nodes)
+        cuts = positions if rng.random() < _AT_STAGES else range(positions[0], step.nodes)
         changed = _change(rng, parent, cuts, step.nodes)
         while rng.random() < _FURTHER:
             changed = _change(rng, changed, cuts, step.nodes)
     return changed if all(map(limits.allows, changed)) else parent
 
 
-def draw_neighbour(rng: random.Random, at: int, count: int) -> int:
-    """A position one or two before or after another, of as many as there are.
-
-    Args:
-        rng: Where chance comes from.
-        at: The other.
-        count: How many positions there are, from 0 on.
-    """
+def draw_neighbour(rng: Random, at: int, count: int) -> int:
+    """Draws a position one or two before or after another, of as many as there are."""
     return max(0, min(count - 1, at + rng.choice((-2, -1, 1, 2))))
 
 
-def join_segments(head: Segments, tail: Segments, position: int) -> Segments:
-    """The segments of one plan before a position, and those of another after it.
-
-    Args:
-        head: Those of the one.
-        tail: Those of the other.
-        position: A node.
-    """
+def _join(head: Segments, tail: Segments, position: int) -> Segments:
+    """The segments of one plan before a node, and those of another after it."""
     before = tuple(segment for segment in head if segment.stop <= position)
-    after = tuple(segment for segment in tail if segment.start >= position)
-    return before + after
+    return before + tuple(segment for segment in tail if segment.start >= position)
 
 
-def _toggle_modules(
-    rng: random.Random, segments: Segments, groups: Sequence[Sequence[Sequence[Span]]]
-) -> Segments:
-    """Calls of some modules that are alike come to be segments, or no longer are."""
-    group = rng.choice(groups)
-    at = rng.randrange(len(group))
-    spans = {span for module in group[at : rng.randint(at + 1, len(group))] for span in module}
-    known = {(segment.start, segment.stop) for segment in iterate_segments(segments)}
-    return lay_spans(known - spans, spans - known)
-
-
-def lay_spans(spans: Set[Span], others: Set[Span]) -> Segments:
-    """Segments of spans that lie apart or within each other, without those that others cross.
-
-    Args:
-        spans: Of which none crosses another.
-        others: Likewise.
-
-    >>> [(r.start, r.stop, len(r.children)) for r in lay_spans({(0, 4), (5, 6)}, {(3, 8)})]
-    [(3, 8, 1)]
-    """
-    around: list[Span] = []
-    crossed = set()
-    for span in sorted(spans | others, key=lambda span: (span[0], -span[1])):
-        while around and around[-1][1] <= span[0]:
-            around.pop()
-        while around and around[-1][1] < span[1] and span in others:
-            crossed.add(around.pop())
-        if around and around[-1][1] < span[1]:
-            crossed.add(span)
-        else:
-            around.append(span)
-    return nest_spans((spans | others) - crossed)
-
-
-def _change(rng: random.Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
-    """One change among some segments, or among those within one of them."""
+def _change(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
+    """Makes one change among some segments, or among those within one of them."""
     if segments and rng.random() < _WITHIN:
         at = rng.randrange(len(segments))
         segment = segments[at]
@@ -163,7 +144,7 @@ def _change(rng: random.Random, segments: Segments, cuts: Sequence[int], nodes: 
     return (*before, _reshape(segment, start, stop), *after)
 
 
-def _add(rng: random.Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
+def _add(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
     """A new segment; those that it covers come to lie within it, or go."""
     start = rng.choice(cuts)
     at = bisect_left(cuts, start)
@@ -176,7 +157,7 @@ def _add(rng: random.Random, segments: Segments, cuts: Sequence[int], nodes: int
     return tuple(sorted([*rest, SegmentRange(start, stop, inner)], key=lambda r: r.start))
 
 
-def _step(rng: random.Random, cuts: Sequence[int], value: int, low: int, high: int) -> int:
+def _step(rng: Random, cuts: Sequence[int], value: int, low: int, high: int) -> int:
     """A position a little before or after one, between two others."""
     return max(low, min(high, cuts[draw_neighbour(rng, bisect_left(cuts, value), len(cuts))]))
 

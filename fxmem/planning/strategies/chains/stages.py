@@ -16,11 +16,15 @@ from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import simulate_segments
-from fxmem.planning.strategies.chain import Chain, Kept, Schedule, Stage, StageOption
-from fxmem.planning.strategies.option_fronts import list_stage_options
-from fxmem.planning.strategies.segment_memory import measure_edges, measure_options
+from fxmem.planning.strategies.chains.chain import Chain, Kept, Schedule, Stage, StageOption
+from fxmem.planning.strategies.chains.option_fronts import list_stage_options
+from fxmem.planning.strategies.chains.segment_memory import measure_edges, measure_options
 
-MAX_STAGES = 48
+_STAGES = (48, 32, 20, 12, 8)
+"""How many stages there may be, in one cut after the other."""
+_LEVELS = (1, 2, 3)
+"""How many numbers of a module's name make a block."""
+_MOST_STAGES = 200
 _NEVER = 1e9
 """Seconds: what must not be computed again."""
 
@@ -95,7 +99,14 @@ def measure_frontiers(step: StepIndex) -> list[int]:
     return crossing
 
 
-def find_boundaries(step: StepIndex, limits: Limits, most: int = MAX_STAGES) -> list[int]:
+def list_cuts(step: StepIndex, limits: Limits) -> tuple[tuple[int, ...], ...]:
+    """The first nodes of stages, for several ways to cut the step, each once."""
+    cuts = [find_blocks(step, limits, level) for level in _LEVELS]
+    cuts += [find_boundaries(step, limits, most) for most in _STAGES]
+    return tuple(cut for cut in dict.fromkeys(map(tuple, cuts)) if len(cut) <= _MOST_STAGES)
+
+
+def find_boundaries(step: StepIndex, limits: Limits, most: int) -> list[int]:
     """Where stages begin: positions that less crosses than others near them.
 
     Args:

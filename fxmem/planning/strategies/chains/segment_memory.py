@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fxmem.graph import RESIDENT, Category, Phase
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.simulate import Simulation
-from fxmem.planning.strategies.chain import StageOption
+from fxmem.planning.strategies.chains.chain import StageOption
 
 Ints = NDArray[np.int64]
 

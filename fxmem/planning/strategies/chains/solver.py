@@ -34,7 +34,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fxmem.planning.strategies.chain import (
+from fxmem.planning.strategies.chains.chain import (
     Chain,
     Kept,
     Recomputed,
@@ -119,7 +119,7 @@ def find_least_memory(chain: Chain) -> int | None:
 
     None where a stage has no option.
 
-    >>> from fxmem.planning.strategies.chain import Stage, StageOption
+    >>> from fxmem.planning.strategies.chains.chain import Stage, StageOption
     >>> keep = (StageOption(saved_bytes=10),)
     >>> find_least_memory(Chain((Stage(1, 1, 1.0, keep), Stage(1, 1, 1.0, keep))))
     13
@@ -144,7 +144,7 @@ def solve_chain(
         For each budget a schedule with ``peak_bytes`` within it, never dearer than that of a
         smaller budget; None where no schedule fits.
 
-    >>> from fxmem.planning.strategies.chain import Stage, StageOption
+    >>> from fxmem.planning.strategies.chains.chain import Stage, StageOption
     >>> keep = (StageOption(saved_bytes=10),)
     >>> chain = Chain((Stage(1, 1, 3.0, keep), Stage(1, 1, 5.0, keep)))
     >>> [found and found.cost for found in solve_chain(chain, (12, 13, 21, 22))]

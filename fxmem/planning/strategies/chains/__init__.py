@@ -1,0 +1,1 @@
+"""The step as a chain of stages, and the cheapest schedules of a chain."""
