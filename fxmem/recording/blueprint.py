@@ -58,11 +58,7 @@ class Blueprint:
     named_devices: set[str]
 
     def make_inputs(self, memo: Memo | None = None) -> Inputs:
-        """Fake inputs, each time others: a step may change a cache among them.
-
-        Args:
-            memo: See :func:`fxmem.tracing.fakes.make_fake_inputs`.
-        """
+        """Makes fake inputs, new ones each time: a step may change a cache among them."""
         dtype = self.options.dtype
         with keep_default_on_cpu():
             made = make_fake_inputs(self.args, self.kwargs, self.fake_mode, dtype=dtype, memo=memo)

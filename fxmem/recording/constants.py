@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -84,24 +84,16 @@ def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
             attach_value(fake, real.detach().clone(), Memory(held=True))
 
 
-@ANY.function(torch.isfinite, torch.Tensor.isfinite)
-def _isfinite(tensor: torch.Tensor) -> torch.Tensor:
-    return _mark_all(torch.isfinite(tensor), True)
+def _mark_all(function: Callable[..., torch.Tensor], element: bool, x: torch.Tensor) -> Any:
+    result = function(x)
+    result.__dict__[_ALL] = element
+    return result
 
 
-@ANY.function(torch.isinf, torch.Tensor.isinf)
-def _isinf(tensor: torch.Tensor) -> torch.Tensor:
-    return _mark_all(torch.isinf(tensor), False)
-
-
-@ANY.function(torch.isnan, torch.Tensor.isnan)
-def _isnan(tensor: torch.Tensor) -> torch.Tensor:
-    return _mark_all(torch.isnan(tensor), False)
-
-
-def _mark_all(tensor: torch.Tensor, element: bool) -> torch.Tensor:
-    tensor.__dict__[_ALL] = element
-    return tensor
+for _name, _element in (("isfinite", True), ("isinf", False), ("isnan", False)):
+    _function = getattr(torch, _name)
+    _replacement = functools.partial(_mark_all, _function, _element)
+    ANY.function(_function, getattr(torch.Tensor, _name))(_replacement)
 
 
 def _is_index(tensor: torch.Tensor) -> bool:
@@ -111,7 +103,7 @@ def _is_index(tensor: torch.Tensor) -> bool:
 
 def comes_of_draw(arguments: Any) -> bool:
     """Whether the value of a tensor among some arguments was computed from a random number."""
-    found = map(find_known, _iterate_tensors(arguments))
+    found = map(find_known, list_tensors((arguments,)))
     return any(value.drawn for value in found if value)
 
 
@@ -127,7 +119,7 @@ def answer_from_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     if func is _aten.masked_select.default:  # the mask alone decides the size
         return _answer_index((args[0], [args[1]])) if args[0].shape == args[1].shape else None
-    values = [find_known(tensor) for tensor in _iterate_tensors((args, kwargs))]
+    values = [find_known(tensor) for tensor in list_tensors((args, kwargs))]
     if not all(values):
         return None
     real = _run_real(func, args, kwargs)
@@ -152,22 +144,22 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         _fill(result, 0.5 if drawn else _FILLS[func](args), drawn, drawn)
         return
     found: list[Value] = []
-    for tensor in _iterate_tensors((args, kwargs)):
+    for tensor in list_tensors((args, kwargs)):
         value = find_known(tensor)
         if value is None:
             if found and func._schema.is_mutable:  # known values are overwritten with others
                 for argument, given in zip(func._schema.arguments, args, strict=False):
                     if argument.alias_info is not None and argument.alias_info.is_write:
-                        for old in filter(None, map(find_attached, _iterate_tensors(given))):
+                        for old in filter(None, map(find_attached, list_tensors((given,)))):
                             old.memory.known = False
             return
         found.append(value)
     if not found and func not in _FACTORIES:
         return
-    fakes = tuple(_iterate_tensors(result))
+    fakes = list_tensors((result,))
     if fakes and sum(fake.numel() for fake in fakes) <= MAX_ELEMENTS:
         real = _run_real(func, args, kwargs)
-        for fake, computed in zip(fakes, _iterate_tensors(real), strict=True):
+        for fake, computed in zip(fakes, list_tensors((real,)), strict=True):
             _attach(fake, computed, found)
 
 
@@ -223,14 +215,21 @@ def _fill(result: torch.Tensor, number: Any, single: bool, drawn: bool = False) 
         attach_value(result, real, drawn=drawn)
 
 
-def _iterate_tensors(arguments: Any) -> Iterator[torch.Tensor]:
-    if isinstance(arguments, torch.Tensor):
-        yield arguments
-    elif isinstance(arguments, (tuple, list)):
-        for argument in arguments:
-            yield from _iterate_tensors(argument)
-    elif isinstance(arguments, dict):
-        yield from _iterate_tensors(list(arguments.values()))
+def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = None) -> Any:
+    """Lists the tensors in an operator's arguments or results, which nest in lists and dicts.
+
+    >>> len(list_tensors((torch.ones(1), [torch.ones(2), None], 3, {"alpha": 1})))
+    2
+    """
+    found = [] if found is None else found
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            list_tensors(argument, found)
+        elif isinstance(argument, dict):
+            list_tensors(argument.values(), found)
+    return found
 
 
 # -- size hints and checks -------------------------------------------------------------------------

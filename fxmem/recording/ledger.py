@@ -49,10 +49,7 @@ class LiveStorage:
 
 
 class Ledger:
-    """Counts the storages of tensors on one device.
-
-    Args:
-        device: The device whose tensors count; on the CPU all do.
+    """Counts the storages of tensors on one device; on the CPU, of all tensors.
 
     Attributes:
         storages: Every storage seen, in order of allocation.
@@ -123,11 +120,8 @@ class Ledger:
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
         """Watches a tensor's storage from now on, and returns its index.
 
-        Args:
-            tensor: Any tensor; tensors without a storage, or not on the device, are skipped.
-            born: The operation that allocated it, the latest if None. RESIDENT for a tensor
-                that no operator of the step made, such as a constant of the user's module.
-            node: The node it belongs to.
+        It was born in the latest operation, or in the one given: RESIDENT for a tensor that no
+        operator of the step made, such as a constant of the user's module.
         """
         if not self.is_counted(tensor):
             return NO_STORAGE
@@ -156,11 +150,7 @@ class Ledger:
     def keep(self, name: str, nbytes: int, node: int | None, *, by_engine: bool) -> None:
         """Adds memory that a library takes at its first use in a thread, and never frees.
 
-        Args:
-            name: Name of the storage.
-            nbytes: Its size.
-            node: The node at which it is taken.
-            by_engine: Whether the thread is the autograd engine's, which has memory of its own.
+        The autograd engine's thread has memory of its own.
         """
         if not nbytes or (name, by_engine) in self._kept:
             return
@@ -204,11 +194,6 @@ class Ledger:
         see: Callable[[torch.Tensor], object],
     ) -> Blocks:
         """Counts an operator's results and its kernel's blocks, in the kernel's order.
-
-        Args:
-            made: The results.
-            workspace: The memory inside the kernel.
-            see: Tracks a result.
 
         Returns:
             The blocks, as the memory graph has them.

@@ -33,24 +33,9 @@ def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> A
     if known is None:
         return NotImplemented
     with _disable_current_modes():
-        _check_lengths(known, input.shape[0 if batch_first else 1])
         steps = torch.arange(int(known[0]))
         batch_sizes, total = (known[:, None] > steps).sum(0), int(known.sum())
     return input.new_empty((total, *input.shape[2:])), batch_sizes
-
-
-def _check_lengths(lengths: Tensor, batch: int) -> None:
-    if len(lengths) != batch:
-        raise RuntimeError(
-            f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} "
-            f"(batch_size={batch})"
-        )
-    if int(lengths.min()) <= 0:
-        raise RuntimeError("Length of all samples has to be greater than 0")
-    if bool((lengths[1:] > lengths[:-1]).any()):
-        raise RuntimeError(
-            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True"
-        )
 
 
 @CPU.workspace(_pack)

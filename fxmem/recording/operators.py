@@ -20,6 +20,7 @@ from fxmem.recording.constants import (
     answer_operator,
     comes_of_draw,
     is_known_index,
+    list_tensors,
     remember_constant,
     see_result,
 )
@@ -51,23 +52,6 @@ _NORMS = {
 _MASKS = (torch.bool, torch.uint8)
 _index = torch.ops.aten.index.Tensor
 _DATA_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-
-
-def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = None) -> Any:
-    """Lists the tensors in an operator's arguments or results, which nest in lists and dicts.
-
-    >>> len(list_tensors((torch.ones(1), [torch.ones(2), None], 3, {"alpha": 1})))
-    2
-    """
-    found = [] if found is None else found
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            found.append(argument)
-        elif isinstance(argument, (list, tuple)):
-            list_tensors(argument, found)
-        elif isinstance(argument, dict):
-            list_tensors(argument.values(), found)
-    return found
 
 
 def refuse_sparse(made: Iterable[torch.Tensor]) -> None:
@@ -114,11 +98,7 @@ def _is_foreach_in_place(func: Any) -> bool:
 
 
 class RealTensorCache:
-    """Fakes of the user's real tensors that a step meets, the same one each time.
-
-    The copy of a model reaches what its objects hold. Tensors that the code of a class takes from
-    a global, or makes without an operator (``torch.from_numpy``), are real.
-    """
+    """Fakes of real tensors that a step meets: globals, or made by ``torch.from_numpy``."""
 
     def __init__(self) -> None:
         self._fakes: MutableMapping[Any, torch.Tensor] = WeakIdKeyDictionary()
@@ -151,11 +131,6 @@ class RealTensorCache:
 
 class OperatorRunner:
     """Runs operators on fake tensors, as the target's kernels would.
-
-    Args:
-        target: The device whose kernels run the step.
-        ledger: Knows which tensors are on it.
-        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
 
     Attributes:
         draws: Lines that look at a single random number, in their order.

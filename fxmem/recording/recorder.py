@@ -25,6 +25,7 @@ from fxmem.graph import (
     measure_blocks,
 )
 from fxmem.kernels.registry import Target, Workspace
+from fxmem.recording.constants import list_tensors
 from fxmem.recording.engine import EngineWatch
 from fxmem.recording.ledger import NO_STORAGE, FirstStepLog, Ledger
 from fxmem.recording.operators import (
@@ -34,7 +35,6 @@ from fxmem.recording.operators import (
     find_effect,
     find_overwritable,
     find_written,
-    list_tensors,
     refuse_sparse,
 )
 from fxmem.recording.saves import CastLog, SaveLog, SequenceLog, UserReferences, is_own_output
@@ -138,7 +138,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self._phase, self._node = phase, None
 
     def enter_node(self, index: int) -> None:
-        """See :class:`fxmem.tracing.tracer.NodeListener`."""
+        """Begins a node (:class:`fxmem.tracing.tracer.NodeListener`)."""
         self._node = index
         self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
@@ -147,7 +147,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.casts.enter_node()
 
     def exit_node(self, index: int, result: Any) -> int:
-        """See :class:`fxmem.tracing.tracer.NodeListener`."""
+        """Ends a node, and returns how many operators it ran."""
         self._node = None
         if self.ledger.recording:
             with torch._C.DisableTorchFunction():
@@ -167,7 +167,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         return len(self.operations) - self._node_operators
 
     def find_storages(self, value: Any) -> tuple[int, ...]:
-        """See :class:`fxmem.tracing.tracer.NodeListener`."""
+        """Finds the known storages of the tensors in a value, each once."""
         indices = (
             self.ledger.find(t) for t in map(self.real_tensors.find_fake, iterate_tensors(value))
         )

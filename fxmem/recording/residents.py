@@ -44,14 +44,7 @@ def label_residents(
 ) -> None:
     """Labels the tensors that are there before the step, most specific category first.
 
-    Args:
-        recorder: Knows the storages.
-        model: The model.
-        inputs: Its arguments, by name.
-        target: The target of the loss.
-        loss: The user's function, whose tensors are labelled if the step has met them.
-        optimizer: The step's own.
-        scaler_state: Tensors of the gradient scaler.
+    Tensors of the user's loss function are labelled if the step has met them.
     """
     label, inputs = recorder.label, [*inputs]
     names: dict[torch.Tensor, str] = {

@@ -31,60 +31,46 @@ the gradient of the view's base: ``torch/csrc/autograd/functions/tensor.cpp``.""
 
 
 @dataclass(frozen=True, slots=True)
-class SavedRecord:
-    """The first time that a storage was saved for backward."""
-
-    storage: int
-    node: int | None
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
 class SaveRecord:
-    """One time that a storage was saved for backward, by the function with that number."""
+    """A save of a tensor for backward, by the function with that number."""
 
     storage: int
     node: int | None
     position: int
     sequence: int
+    shape: tuple[int, ...]
+    dtype: str
 
 
 class SaveLog:
     """Notes what autograd saves.
 
     Attributes:
-        saved: The storages saved, each once.
         saves: Every save.
         copies: Numbers of the functions that copied what operators in place overwrote.
     """
 
     def __init__(self) -> None:
-        self.saved: list[SavedRecord] = []
         self.saves: list[SaveRecord] = []
         self.copies: set[int] = set()
-        self._storages: set[int] = set()
+
+    @property
+    def saved(self) -> list[SaveRecord]:
+        """The first save of each storage."""
+        first: dict[int, SaveRecord] = {}
+        for save in self.saves:
+            first.setdefault(save.storage, save)
+        return [*first.values()]
 
     def add(
         self, storage: int, tensor: Tensor, maker: Any, node: int | None, position: int
     ) -> None:
-        """Notes a save of the function that autograd is making.
-
-        Args:
-            storage: Index of the storage.
-            tensor: The tensor on it that is saved.
-            maker: The function that made the tensor, or None.
-            node: The node that runs.
-            position: Index of the next operation.
-        """
+        """Notes a save of the function that autograd is making, of a tensor that ``maker`` made."""
         saver, sequence = _find_saver(maker), _get_sequence_nr() - 1
         if saver < sequence and maker.name() == _CLONE:
             self.copies.add(sequence)
-        self.saves.append(SaveRecord(storage, node, position, saver))
-        if storage not in self._storages:
-            self._storages.add(storage)
-            shape, dtype = tuple(tensor.shape), strip_torch(tensor.dtype)
-            self.saved.append(SavedRecord(storage, node, shape, dtype))
+        shape, dtype = tuple(tensor.shape), strip_torch(tensor.dtype)
+        self.saves.append(SaveRecord(storage, node, position, saver, shape, dtype))
 
 
 def is_own_output(maker: Any) -> bool:
@@ -168,11 +154,7 @@ class SequenceLog:
     def watch_unpacked(self, function: Any, tensor: Tensor, ledger: Ledger) -> None:
         """Sees a function of autograd return, when a tensor that it unpacked dies.
 
-        Args:
-            function: The function.
-            tensor: The tensor, which nothing but the function holds; or a gradient that the
-                function keeps, which has no number.
-            ledger: Knows which operation ran last.
+        Nothing but the function holds the tensor; or it is a gradient without a number.
         """
         sequence = function._sequence_nr()
 
@@ -205,9 +187,6 @@ def _copy_gradients(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, 
 
 class UserReferences:
     """Sees the user's code release tensors that nodes returned.
-
-    Args:
-        ledger: Knows which operation runs, and whether the step is on.
 
     Attributes:
         let_go: By storage, the operation in which the user's code released a tensor on it last.
@@ -245,10 +224,6 @@ class CastLog:
 
     Source: ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``; ``__exit__`` in
     ``torch/amp/autocast_mode.py`` clears the cache when the outermost autocast exits.
-
-    Args:
-        ledger: Knows the storages.
-        device: Device type of the autocast.
 
     Attributes:
         casts_weights: Whether autocast casts weights, kept or not.

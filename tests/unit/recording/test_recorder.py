@@ -245,7 +245,7 @@ def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
 
 def test_what_a_library_may_take_is_noted_and_not_counted() -> None:
     target = Target("cpu")
-    target.library(torch.ops.aten.exp.default)(lambda args, kwargs, out: 100)
+    target.library(torch.ops.aten.exp.default)(lambda _call: 100)
     recorder = Recorder(target)
     with make_fake_mode(), recorder:
         recorder.begin_step()
