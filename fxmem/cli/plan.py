@@ -35,8 +35,8 @@ Finds what forward need not keep because backward can compute it again, so that 
 of a training step falls, for the least time or FLOPs added. Nothing is changed: take the
 plan in Python with fxmem.apply, or write the suggested lines into your own code.
 
-Without a limit, the table of all trade-offs. In inference, nothing is computed again: the
-plan is what the code could do in place or let go of.
+Without a limit, the table of all trade-offs. In inference, nothing is recomputed: the
+plan is what the code could do in place or free early.
 
 {TARGET_HELP}"""
 _EPILOG = """\
@@ -88,7 +88,7 @@ def _add_limit_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--style",
         choices=["graph", "modules"],
-        help="what is computed again: graph for any consecutive operations, modules for whole "
+        help="what is recomputed: graph for any consecutive operations, modules for whole "
         "modules, whose code stays as it is (default: graph where the model can be traced)",
     )
     group.add_argument(
