@@ -46,7 +46,6 @@ SETTINGS = st.builds(
     large_segment_bytes=st.sampled_from([20 * MIB, 12 * MIB]),
     power2_divisions=st.one_of(st.just((0,) * 16), st.tuples(*[POWERS] * 16)),
     expandable_segments=st.booleans(),
-    garbage_collection_threshold=st.sampled_from([0.0, 0.25, 0.5]),
     memory_fraction=st.sampled_from([1.0, 0.5]),
 )
 

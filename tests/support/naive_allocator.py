@@ -24,7 +24,6 @@ class Piece:
     size: int
     name: str | None = None
     hole: bool = False
-    freed_at: int = 0
 
 
 @dataclass(eq=False)
@@ -45,7 +44,6 @@ class NaiveAllocator:
         self.capacity = capacity
         self.segments: list[Segment] = []
         self.next_address = FIRST_ADDRESS
-        self.searches = {True: 0, False: 0}
 
     @property
     def reserved(self) -> int:
@@ -60,10 +58,6 @@ class NaiveAllocator:
         if self.capacity is None or self.settings.memory_fraction >= 1:
             return None
         return int(self.settings.memory_fraction * self.capacity)
-
-    @property
-    def collects(self) -> bool:
-        return self.allowed is not None and self.settings.garbage_collection_threshold > 0
 
     def layout(self) -> list[tuple[bool, list[tuple[int, int, bool]]]]:
         """Each piece of memory without a hole: its pool, and (address, size, in use)."""
@@ -94,7 +88,7 @@ class NaiveAllocator:
             splits = size < self.settings.max_split_bytes and rest > MIB
         if splits:
             at = segment.pieces.index(piece)
-            free = Piece(piece.address + size, rest, freed_at=self.searches[small])
+            free = Piece(piece.address + size, rest)
             segment.pieces.insert(at + 1, free)
             piece.size = size
         piece.name = name
@@ -147,8 +141,6 @@ class NaiveAllocator:
         return sorted(pieces, key=lambda item: (item[1].size, item[1].address))
 
     def search(self, small: bool, stream: int, size: int) -> tuple[Segment, Piece] | None:
-        if self.collects:
-            self.searches[small] += 1
         fitting = [item for item in self.free_pieces(small, stream) if item[1].size >= size]
         if fitting and fitting[0][0].page and not self.settings.expandable_segments:
             while fitting and fitting[0][0].page:
@@ -172,8 +164,6 @@ class NaiveAllocator:
         return piece.size + sum(p.size for p in behind if p.hole)
 
     def acquire(self, small: bool, stream: int, size: int) -> tuple[Segment, Piece] | None:
-        if self.collects:
-            self.collect()
         found = self.ask(small, stream, size)
         if found is None and self.release_oversize(small, stream, size):
             found = self.ask(small, stream, size)
@@ -264,9 +254,7 @@ class NaiveAllocator:
                 continue
             edges = [piece.address, first, last, piece.address + piece.size]
             parts = [
-                Piece(
-                    start, end - start, hole=start == first, freed_at=self.searches[segment.small]
-                )
+                Piece(start, end - start, hole=start == first)
                 for start, end in pairwise(edges)
                 if end > start
             ]
@@ -278,7 +266,6 @@ class NaiveAllocator:
 
     def join(self, segment: Segment, piece: Piece) -> None:
         """A free piece and the free pieces around it become one."""
-        piece.freed_at = self.searches[segment.small]
         for step in (-1, 1):
             at = segment.pieces.index(piece) + step
             if 0 <= at < len(segment.pieces):
@@ -289,28 +276,6 @@ class NaiveAllocator:
                     segment.pieces.remove(other)
 
     # What it gives back.
-
-    def collect(self) -> None:
-        assert self.allowed is not None
-        threshold = int(self.settings.garbage_collection_threshold * self.allowed)
-        target = self.reserved - threshold
-        if target <= 0:
-            return
-        whole = [s for s in self.segments if not s.small and len(s.pieces) == 1]
-        whole = [s for s in whole if s.pieces[0].name is None and not s.pieces[0].hole]
-        ages = {id(s): self.searches[False] - s.pieces[0].freed_at for s in whole}
-        total, count, reclaimed = sum(ages.values()), len(whole), 0
-        while reclaimed < target and count > 0:
-            mean = total / count
-            old = [s for s in whole if not s.page and ages[id(s)] >= mean]
-            if not old:
-                return
-            for segment in old:
-                whole.remove(segment)
-                self.segments.remove(segment)
-                reclaimed += segment.pieces[0].size
-                total -= ages[id(segment)]
-                count -= 1
 
     def release_oversize(self, small: bool, stream: int, size: int) -> bool:
         limit = self.settings.max_split_bytes

@@ -22,8 +22,6 @@ class Block:
         previous: The block before it in its segment.
         next: The block behind it.
         segment: The expandable segment it lies in; None for a segment of ``cudaMalloc``.
-        searches_before: How often its pool had been searched when it became free, for the age
-            that garbage collection looks at.
     """
 
     address: int
@@ -36,7 +34,6 @@ class Block:
     previous: Block | None = None
     next: Block | None = None
     segment: ExpandableSegment | None = None
-    searches_before: int = 0
 
     @property
     def is_split(self) -> bool:
@@ -98,20 +95,17 @@ class BlockPool:
             (``BlockComparatorSize``).
         unmapped: Blocks of addresses without memory, by stream, then address
             (``BlockComparatorAddress``).
-        searches: How often a block was looked for, where garbage collection is on.
     """
 
-    __slots__ = ("free", "is_small", "searches", "unmapped")
+    __slots__ = ("free", "is_small", "unmapped")
 
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
         self.free: list[tuple[int, int, int, Block]] = []
         self.unmapped: list[tuple[int, int, Block]] = []
-        self.searches = 0
 
     def add(self, block: Block) -> None:
         """Put a free block where its size belongs."""
-        block.searches_before = self.searches
         insort(self.free, (block.stream, block.size, block.address, block))
 
     def remove(self, block: Block) -> None:
@@ -141,7 +135,3 @@ class BlockPool:
     def remove_unmapped(self, block: Block) -> None:
         """Take a block without memory out."""
         del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
-
-    def age(self, block: Block) -> int:
-        """How often the pool was searched since a block became free."""
-        return self.searches - block.searches_before

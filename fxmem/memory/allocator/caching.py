@@ -15,7 +15,7 @@ from fxmem.memory.allocator.blocks import Block, BlockPool
 from fxmem.memory.allocator.expandable import expandable_size, grow_expandable
 from fxmem.memory.allocator.heap import Heap, TraceAction, TraceEvent
 from fxmem.memory.allocator.memory import DeviceMemory
-from fxmem.memory.allocator.releasing import collect_garbage, release_all, release_oversize
+from fxmem.memory.allocator.releasing import release_all, release_oversize
 from fxmem.memory.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_LIMIT_BYTES,
@@ -219,8 +219,6 @@ class CachingAllocator:
 
     def _find_free(self, pool: BlockPool, stream: int, size: int) -> Block | None:
         """Take the best free block out of the pool (``get_free_block``)."""
-        if self._gc_threshold_bytes() is not None:
-            pool.searches += 1
         free, at = pool.free, pool.find(stream, size)
         if at < len(free) and free[at][3].segment is not None:
             at = self._pass_expandable(free, at, stream)
@@ -259,9 +257,6 @@ class CachingAllocator:
     def _get_new(self, pool: BlockPool, stream: int, size: int) -> Block | None:
         """A block from the device, after freeing what is cached if need be."""
         heap, settings = self._heap, self.settings
-        threshold_bytes = self._gc_threshold_bytes()
-        if threshold_bytes is not None:
-            collect_garbage(heap, threshold_bytes)
         block = self._ask_device(pool, stream, size)
         if block is None and release_oversize(heap, pool, stream, size, settings.max_split_bytes):
             block = self._ask_device(pool, stream, size)
@@ -288,11 +283,3 @@ class CachingAllocator:
         if capacity_bytes is None or fraction >= 1:
             return None
         return int(fraction * capacity_bytes)
-
-    def _gc_threshold_bytes(self) -> int | None:
-        """Reserved bytes above which garbage is collected; None for never."""
-        threshold = self.settings.garbage_collection_threshold
-        if threshold == 0:
-            return None
-        allowed_bytes = self._allowed_bytes()
-        return None if allowed_bytes is None else int(threshold * allowed_bytes)

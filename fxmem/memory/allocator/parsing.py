@@ -50,6 +50,12 @@ def parse_settings(text: str) -> AllocatorSettings:
             values[name] = result
     large_bytes = values.get("large_segment_bytes", AllocatorSettings().large_segment_bytes)
     values.setdefault("max_non_split_rounding_bytes", large_bytes)
+    # PyTorch collects garbage only where the process may not reserve all of the memory.
+    if values.pop("garbage_collection_threshold", None) and values.get("memory_fraction", 1) < 1:
+        raise UsageError(
+            "garbage collection under per_process_memory_fraction is not simulated",
+            hint="leave one of them out",
+        )
     settings = AllocatorSettings(**values)
     for key, nbytes in (
         ("max_split_size_mb", settings.max_split_bytes),

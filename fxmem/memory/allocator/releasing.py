@@ -1,7 +1,7 @@
-"""Giving cached memory back to the device: garbage collection, and what a failure releases.
+"""Cached memory that is freed when a request fails.
 
-Source: ``garbage_collect_cached_blocks``, ``release_available_cached_blocks`` and
-``release_cached_blocks`` in PyTorch's ``CUDACachingAllocator.cpp``.
+Source: ``release_available_cached_blocks`` and ``release_cached_blocks`` in PyTorch's
+``CUDACachingAllocator.cpp``.
 """
 
 from __future__ import annotations
@@ -10,28 +10,6 @@ from fxmem.memory.allocator.blocks import Block, BlockPool
 from fxmem.memory.allocator.expandable import unmap_pages
 from fxmem.memory.allocator.heap import Heap
 from fxmem.memory.allocator.settings import UNLIMITED_BYTES
-
-
-def collect_garbage(heap: Heap, threshold_bytes: int) -> None:
-    """Free cached segments of the large pool, those unused for longest first.
-
-    Each round frees what is at least as old as the mean, until what is reserved above the
-    threshold is gone.
-    """
-    pool = heap.large
-    target = heap.reserved_bytes - threshold_bytes
-    waiting = [entry[3] for entry in pool.free if not entry[3].is_split]
-    total_age, count, reclaimed, freed = sum(map(pool.age, waiting)), len(waiting), 0, True
-    while reclaimed < target and freed and count > 0:
-        mean_age, freed = total_age / count, False
-        for block in [entry[3] for entry in pool.free]:
-            if block.is_split or block.segment is not None or pool.age(block) < mean_age:
-                continue
-            freed = True
-            reclaimed += block.size
-            total_age -= pool.age(block)
-            count -= 1
-            heap.release_segment(block)
 
 
 def release_oversize(

@@ -38,9 +38,6 @@ class AllocatorSettings:
         power2_divisions: Divisions between two powers of two to which sizes are rounded, for
             sizes up to 2 MiB, 4 MiB and so on, the last for 32 GiB and more; 0 and 1 are off.
         expandable_segments: Whether segments grow by pages.
-        garbage_collection_threshold: Share of the allowed memory above which cached segments
-            are freed before new ones are asked for; 0 is never. PyTorch looks at it only where
-            ``memory_fraction`` is less than 1.
         memory_fraction: Share of the device's memory that the process may reserve.
 
     >>> AllocatorSettings().round_size(1_000), AllocatorSettings().segment_size(3 * 1024**2)
@@ -52,7 +49,6 @@ class AllocatorSettings:
     large_segment_bytes: int = 20 * MIB
     power2_divisions: tuple[int, ...] = (0,) * DIVISION_INTERVALS
     expandable_segments: bool = False
-    garbage_collection_threshold: float = 0.0
     memory_fraction: float = 1.0
 
     def round_size(self, nbytes: int) -> int:

@@ -402,40 +402,6 @@ def test_pages_that_were_mapped_before_memory_ran_out_are_free() -> None:
     assert bench.layout() == "L+ a20M"
 
 
-GARBAGE = "per_process_memory_fraction:0.8,garbage_collection_threshold:0.75"
-
-
-def test_garbage_collection_frees_what_was_not_used_for_longest() -> None:
-    """60 of 80 MiB may be cached; with 62, the mean age is 2.5 searches: ``a`` has 3, ``b`` 2."""
-    bench = Bench(GARBAGE, "100M").run("a=10M b=12M -a e=14M -b f=26M")
-    assert bench.layout() == "L 10M | L 12M | L e14M | L f26M"
-    bench.run("g=16M")
-    assert bench.layout() == "L 12M | L e14M | L f26M | L g16M"
-    assert bench.allocator.retries == 0
-
-
-def test_garbage_collection_goes_on_until_it_is_below_the_threshold() -> None:
-    """With 72 MiB, ``a`` goes first, and 10 are not enough: the next round takes ``b``."""
-    bench = Bench(GARBAGE, "100M").run("a=10M b=12M -a e=14M -b f=36M g=12.5M")
-    assert bench.layout() == "L e14M | L f36M | L g12.5M 1.5M"
-    assert bench.allocator.retries == 0
-
-
-def test_garbage_collection_leaves_what_is_in_use_or_split() -> None:
-    bench = Bench(GARBAGE, "100M").run("a=40M b=5M c=5M d=5M -b -c e=12M")
-    assert bench.layout() == "L a40M | L 10M d5M 5M | L e12M"
-
-
-def test_garbage_is_collected_above_the_threshold_only() -> None:
-    bench = Bench(GARBAGE, "100M").run("a=16M b=44M -a c=18M")
-    assert bench.layout() == "L 16M | L b44M | L c18M"
-
-
-def test_garbage_is_collected_only_under_a_memory_fraction() -> None:
-    bench = Bench("garbage_collection_threshold:0.1", "100M").run("a=20M -a b=30M")
-    assert bench.layout() == "L 20M | L b30M"
-
-
 def test_inactive_split_bytes_are_what_a_flush_leaves() -> None:
     bench = Bench().run("a=5M b=5M c=20M -a -c")
     assert bench.layout() == "L 5M b5M 10M | L 20M"

@@ -86,19 +86,6 @@ def test_expandable_blocks_are_not_in_the_way_of_the_split_limit() -> None:
     assert allocator.reserved_bytes == 120 * MIB
 
 
-def test_expandable_blocks_are_not_in_the_way_of_garbage_collection() -> None:
-    """test_cuda.py, test_garbage_collect_expandable."""
-    fixed = replace(parse_settings("garbage_collection_threshold:0.5"), memory_fraction=0.5)
-    allocator = CachingAllocator(fixed, DeviceMemory(240 * MIB))
-    one = allocator.allocate(40 * MIB)
-    allocator.settings = replace(fixed, expandable_segments=True)
-    other = allocator.allocate(40 * MIB)
-    allocator.free(one)
-    allocator.free(other)
-    allocator.allocate(80 * MIB)
-    assert allocator.allocated_bytes == 80 * MIB
-
-
 class FallingMemory(DeviceMemory):
     """A driver whose addresses fall, as those of both traces do."""
 
