@@ -80,6 +80,7 @@ def plain_style() -> Iterator[None]:
         yield
 
 
+@plain_style()
 def draw_timeline(
     analysis: Analysis, kind: str, plan: Plan | None = None, planned: Analysis | None = None
 ) -> bytes:
@@ -91,34 +92,6 @@ def draw_timeline(
         plan: A plan of it, whose peak is drawn too; or None.
         planned: The step with the plan; None where that is not known.
     """
-    with plain_style():
-        return _save(build_timeline_figure(analysis, plan, planned), kind)
-
-
-def draw_tradeoff(
-    analysis: Analysis, kind: str, front: Sequence[Plan], plan: Plan | None = None
-) -> bytes:
-    """Draws the peak of each plan of a front against the time that it adds.
-
-    Args:
-        analysis: Of the step.
-        kind: ``svg``, ``png`` or ``pdf``; the same file each time.
-        front: The trade-offs, as :func:`fxmem.pareto` returns them.
-        plan: The chosen plan, which is marked; or None.
-
-    Raises:
-        UsageError: There are no trade-offs.
-    """
-    if not front:
-        raise UsageError("there are no trade-offs to draw", hint="front=fxmem.pareto(analysis)")
-    with plain_style():
-        return _save(build_tradeoff_figure(analysis, front, plan), kind)
-
-
-def build_timeline_figure(
-    analysis: Analysis, plan: Plan | None = None, planned: Analysis | None = None
-) -> Figure:
-    """Builds the plot of :func:`draw_timeline` before it is a file."""
     steps, peak = len(analysis.graph.operations), analysis.peak
     unit, unit_name = _choose_unit(analysis.peak_bytes)
     headline = write_headline(build_document(analysis).headline)
@@ -170,13 +143,26 @@ def build_timeline_figure(
         weight="bold",
     )
     axes.legend(handles=handles, title="alive at the peak", loc="upper left", bbox_to_anchor=(1, 1))
-    return figure
+    return _save(figure, kind)
 
 
-def build_tradeoff_figure(
-    analysis: Analysis, front: Sequence[Plan], plan: Plan | None = None
-) -> Figure:
-    """Builds the plot of :func:`draw_tradeoff` before it is a file."""
+@plain_style()
+def draw_tradeoff(
+    analysis: Analysis, kind: str, front: Sequence[Plan], plan: Plan | None = None
+) -> bytes:
+    """Draws the peak of each plan of a front against the time that it adds.
+
+    Args:
+        analysis: Of the step.
+        kind: ``svg``, ``png`` or ``pdf``; the same file each time.
+        front: The trade-offs, as :func:`fxmem.pareto` returns them.
+        plan: The chosen plan, which is marked; or None.
+
+    Raises:
+        UsageError: There are no trade-offs.
+    """
+    if not front:
+        raise UsageError("there are no trade-offs to draw", hint="front=fxmem.pareto(analysis)")
     unit, unit_name = _choose_unit(analysis.peak_bytes)
     chosen = plan or min(front, key=lambda p: (p.peak_bytes, p.overhead))
     figure, axes = _start_figure(
@@ -215,7 +201,7 @@ def build_tradeoff_figure(
             label=label,
         )
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return figure
+    return _save(figure, kind)
 
 
 def choose_moments(live_bytes: Sequence[int], columns: int) -> tuple[int, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import shutil
 import subprocess
+import sysconfig
 from xml.etree import ElementTree
 
-from fxmem.report.graph.dot import find_engine
-
-ENGINES = [*dict.fromkeys(filter(None, [find_engine("svg"), shutil.which("dot")]))]
+PURE = shutil.which("graphviz-pure", path=sysconfig.get_path("scripts"))
+ENGINES = [*filter(None, [shutil.which("dot"), PURE])]
 SVG = "{http://www.w3.org/2000/svg}"
 HARMLESS = {f"{SVG}{name}" for name in "svg g title path polygon polyline ellipse text a".split()}
 """Elements of the SVG that Graphviz writes for boxes, arrows and labels."""

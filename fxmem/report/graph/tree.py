@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 
+from fxmem.errors import UsageError
 from fxmem.graph import Phase
 from fxmem.report.document import NodeRow
 
@@ -242,8 +242,11 @@ def cut_tree(
         aim: How many boxes there should be at most, where the depth is chosen.
 
     Returns:
-        The tree, with subtrees closed and consecutive nodes joined; and what is not as it was
-        asked for, a sentence each.
+        The tree, with subtrees closed and views joined; and what is not as it was asked for, a
+        sentence each.
+
+    Raises:
+        UsageError: Even the first level has too many boxes.
     """
     notes: list[str] = []
     if not detail.expand:
@@ -265,8 +268,11 @@ def cut_tree(
     tree = _close(tree, depth, opened)
     count = count_boxes(tree, depth, opened)
     if count > MOST_BOXES:
-        tree = _join_long(tree, frozenset(peak), math.ceil(count / MOST_BOXES))
-        notes.append(f"{count} boxes are more than {MOST_BOXES}: consecutive ones are joined.")
+        raise UsageError(
+            f"the graph has {count} boxes at its first level, more than the {MOST_BOXES} that "
+            "can be drawn",
+            hint="use to_networkx() or the tables of an .html report",
+        )
     return tree, tuple(notes)
 
 
@@ -383,22 +389,3 @@ def _join(*items: Item) -> Tree:
         parts += item.children if isinstance(item, Tree) and is_run else (item,)
     copies = next(len(p.nodes) if isinstance(p, Leaf) else len(p.names) for p in parts)
     return Tree(Kind.RUN, ("",) * copies, tuple(parts), is_open=False)
-
-
-def _join_long(tree: Tree, apart: frozenset[int], size: int) -> Tree:
-    """Joins so many parts that follow each other, without those that are open or stay apart."""
-
-    def stays(item: Item) -> bool:
-        is_open = isinstance(item, Tree) and item.is_open
-        return is_open or not apart.isdisjoint(list_nodes(item))
-
-    children = [
-        _join_long(c, apart, size) if isinstance(c, Tree) and c.is_open else c
-        for c in tree.children
-    ]
-    joined: list[Item] = []
-    for is_whole, group in groupby(children, key=stays):
-        parts = [*group]
-        chunks = [parts[i : i + size] for i in range(0, len(parts), size)]
-        joined += parts if is_whole else [c[0] if len(c) == 1 else _join(*c) for c in chunks]
-    return replace(tree, children=tuple(joined))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import graphviz
 import pytest
-from drawings import ENGINES, draw_with, list_texts
+from drawings import ENGINES, PURE, draw_with, list_texts
 from hand_made import make_analysis
 from hand_made_plans import make_plan
 from pictures import make_chain
@@ -102,7 +102,9 @@ def test_texts_have_the_length_that_they_were_laid_out_with(engine: str) -> None
     (length,) = re.findall(rb'textLength="([0-9.]+)"', svg)
     (points,) = re.findall(rb'<polygon fill="none" stroke="black" points="([^"]+)"', svg)
     xs = [float(pair.split(b",")[0]) for pair in points.split()]
-    assert 0.95 * (max(xs) - min(xs)) < float(length) <= max(xs) - min(xs) + 0.5
+    room = max(xs) - min(xs)  # the system's Graphviz measures the fonts that are installed
+    assert float(length) <= room + 0.5
+    assert engine != PURE or float(length) > 0.98 * room
 
 
 DOT = "digraph { a -> b }"

@@ -7,9 +7,9 @@ from hand_made import make_analysis
 from hand_made_plans import make_plan
 from pictures import MIB, make_chain, make_document, make_row, outline
 
+from fxmem.errors import UsageError
 from fxmem.planning.plan import DelPoint, InplaceChange, Segment
 from fxmem.report.document import build_document
-from fxmem.report.graph import tree
 from fxmem.report.graph.tree import Detail
 from fxmem.report.graph.view import Box, Edge, GraphView, Mark, build_view, lay_plan, list_boxes
 
@@ -136,13 +136,10 @@ class TestCutting:
             ("1 operation on sizes is left out.",),
         )
 
-    def test_a_graph_of_ten_thousand_nodes_is_joined_to_a_limit_and_says_so(self) -> None:
-        view = build_view(make_chain([f"n{i}" for i in range(10_000)], peak="n77"))
-        boxes = [*list_boxes(view.children)]
-        assert len(boxes) <= tree.MOST_BOXES + 2
-        assert sum(sum(box.output_bytes) for box in boxes) == 10_000 * MIB
-        assert find_box(view, "n77").marks == {Mark.PEAK}
-        assert view.notes == ("10000 boxes are more than 1000: consecutive ones are joined.",)
+    def test_a_first_level_of_too_many_boxes_is_refused(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            build_view(make_chain([f"n{i}" for i in range(1_001)]))
+        assert str(caught.value).startswith("the graph has 1001 boxes at its first level, more")
 
     def test_what_was_asked_for_and_is_too_much_is_cut_and_says_so(self) -> None:
         names = [f"m{i}.n{j}" for i in range(10) for j in range(200 + i)]
