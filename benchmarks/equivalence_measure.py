@@ -13,8 +13,6 @@ from torch import nn
 
 import fxmem
 from benchmarks.cases import SEED, Case
-from fxmem.applying.comparing import Record, compare_records
-from fxmem.applying.state import keep_state, seed_random_numbers
 from fxmem.errors import FxmemWarning, summarize_error
 from fxmem.planning.describe import describe_segments
 from fxmem.planning.model.modules import name_spans
@@ -25,7 +23,8 @@ from fxmem.planning.step import PlanningStep, prepare_step
 from fxmem.planning.strategies.small_changes import vary_segments
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.verifying.running import Runner
+from fxmem.verifying.comparing import Record, compare_records
+from fxmem.verifying.running import Runner, keep_state, seed_random_numbers
 
 OPTIMIZER = "adam"
 STEPS = 3
@@ -103,7 +102,7 @@ class Baseline:
         self._inputs = (args, kwargs)
         self._autocast = autocast
         self._runner = self._make_runner(model)
-        with keep_state(self._runner.roots):
+        with keep_state(self._runner.model):
             self.records = _take_steps(self._runner)
             self.peak_bytes = self._runner.measure(SEED)
 
@@ -118,7 +117,7 @@ class Baseline:
             planned: Any = fxmem.apply(ours.model, plan)
             theirs = self._make_runner(planned)
             theirs.target = ours.target
-            with keep_state([*ours.roots, *theirs.roots]), warnings.catch_warnings():
+            with keep_state(ours.model, theirs.model), warnings.catch_warnings():
                 warnings.simplefilter("error", FxmemWarning)
                 records = _take_steps(theirs)
                 peak_bytes = theirs.measure(SEED)

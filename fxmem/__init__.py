@@ -15,7 +15,6 @@ from fxmem.api import (
     unapply,
     verify,
 )
-from fxmem.applying.verification import Verification
 from fxmem.errors import (
     DataDependentError,
     FxmemError,
@@ -29,6 +28,7 @@ from fxmem.graph import Category, Phase
 from fxmem.loop import Loop
 from fxmem.planning.plan import Plan
 from fxmem.specs import TensorSpec
+from fxmem.verifying.verification import Verification
 
 __version__ = "0.1.0"
 __all__ = [

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fxmem.advice.record import Advice
-    from fxmem.applying.verification import Verification
     from fxmem.recording.options import LossChoice, OptimizerChoice
+    from fxmem.verifying.verification import Verification
 
 _Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
 
@@ -394,8 +394,8 @@ def verify(
     the model's device. Compared after each step: output, loss, every gradient, buffer and
     parameter, the optimizer's state, inputs that were changed, and the states of all random number
     generators. Then the peak of a step of each model is measured, and the second one compared with
-    the plan's, if there is one. Afterwards both models, their gradients, the random numbers and
-    what the models' code keeps are as they were before.
+    the plan's, if there is one. Afterwards both models, their gradients and the random numbers are
+    as they were before.
 
     Args:
         model: The model.

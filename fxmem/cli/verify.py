@@ -20,7 +20,7 @@ from fxmem.planning.plan import Plan
 from fxmem.specs import parse_dtype
 
 if TYPE_CHECKING:
-    from fxmem.applying.verification import Verification
+    from fxmem.verifying.verification import Verification
 
 EXIT_DIFFERENT = 1
 

@@ -10,7 +10,7 @@ from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from fxmem.applying.verification import Difference, StepFigures, Verification
+    from fxmem.verifying.verification import Difference, StepFigures, Verification
 
 _MOST = 10
 """Differences that are told; the rest are counted."""
@@ -60,7 +60,7 @@ def _write_headline(verification: Verification) -> str:
 def describe_difference(difference: Difference) -> str:
     """A difference in a line.
 
-    >>> from fxmem.applying.verification import Difference, Kind
+    >>> from fxmem.verifying.verification import Difference, Kind
     >>> describe_difference(Difference(1, Kind.BUFFER, "mean", "value", (2,), "0.5", "1.5", 1, 1.0))
     'step 1: buffer mean[2] is 0.5, with the plan 1.5'
     """

@@ -1,21 +1,20 @@
-"""The peak of a step that really runs."""
+"""Measured peaks of steps that really run."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._profiler import _EventType
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fxmem.memory.allocator.settings import MIN_BLOCK_BYTES
+from fxmem.verifying.comparing import list_dense_parts
 
 _SPAN = "span step"
 
@@ -25,8 +24,6 @@ class Allocations:
     """The CPU allocator's events within marked spans, filled when the profiler ends."""
 
     spans: dict[str, list[int]] = field(default_factory=dict)
-    before: dict[str, int] = field(default_factory=dict)
-    """By span, the bytes that were allocated since the profiler began and are live at its start."""
 
     def sum_bytes(self, span: str) -> int:
         """By how much more is live after a span than before it."""
@@ -41,7 +38,7 @@ class Allocations:
         return peak
 
 
-@contextmanager
+@contextlib.contextmanager
 def watch_allocations() -> Iterator[Allocations]:
     """Records the allocations within each ``record_function("span ...")``.
 
@@ -69,7 +66,6 @@ def watch_allocations() -> Iterator[Allocations]:
     own = [*_skip_older(memory)]
     for name, start, end in spans:
         seen.spans[name] = [nbytes for at, nbytes in own if start <= at <= end]
-        seen.before[name] = sum(nbytes for at, nbytes in own if at < start)
 
 
 def _iterate_events(tree: Iterable[Any]) -> Iterator[Any]:
@@ -94,13 +90,15 @@ def _skip_older(memory: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, i
 
 
 def sum_storages(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Bytes of the storages of tensors on a device, each once, as its allocator rounds them.
+    """Sums the bytes of the storages of tensors on a device, each once, as its allocator rounds.
 
     >>> weight = torch.zeros(3)
     >>> sum_storages([weight, weight[1:]], weight.device)
     12
     """
-    sizes = [storage.nbytes() for storage in _list_storages(tensors, device)]
+    parts = [part for tensor in tensors for part in list_dense_parts(tensor)]
+    storages = [p.untyped_storage() for p in parts if p.device.type == device.type]
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}.values()
     if device.type == "cuda":
         return sum(-(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES for nbytes in sizes)
     return sum(sizes)
@@ -113,73 +111,34 @@ def measure_peak(
     release: Callable[[], None],
     device: torch.device,
 ) -> int:
-    """The most bytes that are live in a step, with what is there before it.
+    """Measures the most bytes that are live in a step, with what is there before it.
 
     Args:
-        prepare: Makes what a step takes.
-        list_held: All tensors that are there before it.
-        step: What to run, twice: the first replaces what something else may hold on to, as what
-            puts a model's attributes back.
-        release: Lets go of what the step leaves.
+        prepare: Makes the inputs of a step.
+        list_held: Lists all tensors that are there before it.
+        step: The step, which runs twice: the second run is measured.
+        release: Frees what the step leaves.
         device: Where it runs.
     """
     gc.collect()
-    if device.type == "cuda":
+    is_cuda = device.type == "cuda"
+    with contextlib.nullcontext() if is_cuda else watch_allocations() as seen:
+        # On the CPU both steps are watched: of what the second replaces, both ends are seen.
         prepare()
         kept = step()
         del kept
         release()
         prepare()
         resident_bytes = sum_storages(list_held(), device)
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        kept = step()
-        torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
-        del kept
-        release()
-        return resident_bytes + peak
-    # The profiler knows what was allocated since it began, if only an autograd graph holds it now.
-    make_reference: Any = StorageWeakRef
-    older = [(make_reference(s), s.nbytes()) for s in _list_storages(list_held(), device)]
-    with watch_allocations() as seen:
-        # Of what a step keeps for the next, which replaces it, the profiler sees both ends.
-        prepare()
-        kept = step()
-        del kept
-        release()
-        prepare()
-        held = {storage._cdata for storage in _list_storages(list_held(), device)}
-        resident_bytes = sum(
-            nbytes for storage, nbytes in older if not storage.expired() and storage.cdata in held
-        )
+        if is_cuda:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
         with record_function(_SPAN):
             kept = step()
+        if is_cuda:
+            torch.cuda.synchronize(device)
+            peak = torch.cuda.max_memory_allocated(device) - before
         del kept
         release()
-    return resident_bytes + seen.before[_SPAN] + seen.find_peak(_SPAN)
-
-
-def _list_storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
-    """The storages of tensors on a device, each once."""
-    storages = {}
-    for tensor in tensors:
-        for part in _list_dense(tensor):
-            if part.device.type == device.type:
-                storage = part.untyped_storage()
-                storages[storage._cdata] = storage
-    return [*storages.values()]
-
-
-def _list_dense(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors with a storage that a tensor consists of."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            inner = getattr(tensor, name)
-            if isinstance(inner, Tensor):
-                yield from _list_dense(inner)
-    elif tensor.layout is torch.strided:
-        yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
+    return resident_bytes + (peak if seen is None else seen.find_peak(_SPAN))

@@ -1,28 +1,28 @@
-"""Steps of a model on real tensors: of training, or of inference."""
+"""Real steps of a model, of training or of inference, and the state that they change."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map
 
-from fxmem.applying.comparing import Record, iterate_leaves
-from fxmem.applying.state import drop_gradients, list_random_states, seed_random_numbers
-from fxmem.applying.verification import Kind
 from fxmem.errors import UsageError
 from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import Adam8bit, OptimizerFactory
 from fxmem.specs import TensorSpec
 from fxmem.tracing.fakes import read_leaf
-from fxmem.tracing.user_state import iterate_holders
+from fxmem.verifying.comparing import Record, compare_values, iterate_leaves
 from fxmem.verifying.measuring import measure_peak
+from fxmem.verifying.verification import Kind
 
 _INTEGERS = 2
 """Integers are drawn below it: 0 and 1 are valid indices, classes and masks wherever any are."""
@@ -68,6 +68,96 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
     return values.contiguous(memory_format=memory_format)
 
 
+def save_state(*models: nn.Module) -> Callable[[], None]:
+    """Saves the state that steps of models change.
+
+    That is the values of the tensors that modules hold, the modules' own attributes (modes,
+    counters, generators), and all global random numbers, but no other Python state.
+
+    Returns:
+        A function that restores it.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> restore = save_state(layer)
+    >>> _ = layer.eval().weight.data.zero_()
+    >>> restore()
+    >>> layer.training, bool(layer.weight.any())
+    (True, True)
+    """
+    modules = {module for model in models for module in model.modules()}
+    dicts = [d for m in modules for d in (vars(m), m._parameters, m._buffers)]
+    attributes = [(current, {**current}) for current in dicts]
+    values = [(tensor, tensor.detach().clone()) for tensor in _list_tensors(dicts)]
+    generators = {g for g in tree_iter(dicts) if isinstance(g, torch.Generator)}
+    states = [(generator, generator.get_state()) for generator in generators]
+    randomness = list_random_states()
+
+    def restore() -> None:
+        for current, saved in attributes:
+            current.clear()
+            current.update(saved)
+        with torch.no_grad():
+            for tensor, value in values:
+                if compare_values(tensor, value) is not None:
+                    tensor.copy_(value)
+        for generator, state in states:
+            generator.set_state(state)
+        _restore_random_states(randomness)
+
+    return restore
+
+
+@contextlib.contextmanager
+def keep_state(*models: nn.Module) -> Iterator[None]:
+    """Restores models at the end; within, none of their parameters has a gradient."""
+    gradients = [(p, p.grad) for model in models for p in model.parameters()]
+    restore = save_state(*models)
+    for model in models:
+        model.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        restore()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def list_random_states() -> dict[str, Any]:
+    """Lists the states of the generators of PyTorch, Python and NumPy.
+
+    >>> [*list_random_states()][:2]
+    ['torch', 'python']
+    """
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    states["numpy"] = (kind, np.asarray(keys).tolist(), *rest)
+    # Asking for the generator of a GPU that nobody uses would start it.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states |= {f"cuda:{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _restore_random_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    for name, state in states.items():
+        if name.startswith("cuda:"):
+            torch.cuda.set_rng_state(state, name)
+
+
+def seed_random_numbers(seed: int) -> None:
+    """Seeds the generators of PyTorch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _list_tensors(values: Any) -> list[Tensor]:
+    """The tensors in containers, each once."""
+    return [*{id(t): t for t in tree_iter(values) if isinstance(t, Tensor)}.values()]
+
+
 @dataclass
 class Runner:
     """Takes steps of a model, each with the same inputs.
@@ -77,10 +167,10 @@ class Runner:
         given: Inputs, of which each step gets a copy.
         loss: From the output to the loss.
         make_optimizer: From the parameters to the optimizer; None for none.
-        device: Where the model is.
-        autocast: What forward and loss are autocast to, or None.
+        device: The model's device.
+        autocast: The dtype that forward and loss are autocast to, or None.
         train: Whether loss, backward and the optimizer run; else ``eval()`` without gradients.
-        target: What the loss compares with; made from the first output.
+        target: Values that the loss compares the output with; made from the first output.
     """
 
     model: nn.Module
@@ -102,19 +192,14 @@ class Runner:
         optimizer: Any = self.make_optimizer([*self.model.parameters()])
         if isinstance(optimizer, Adam8bit):
             raise UsageError(
-                "adam8bit is there for its memory and computes nothing", hint="verify with adam"
+                "adam8bit only models memory and updates nothing", hint="verify with adam"
             )
-        # Made to answer for tensors without values, under a mode that allocates by itself.
+        # Made to run on tensors without values, under a mode that allocates by itself.
         optimizer.step = optimizer.step.__wrapped__
         self._optimizer = optimizer
 
-    @property
-    def roots(self) -> list[Any]:
-        """Where code that runs in a step begins."""
-        return [self.model, self.loss, self.make_optimizer]
-
     def run(self) -> tuple[Any, Tensor | None, float]:
-        """One step: its output, its loss (None in inference) and the seconds that it took."""
+        """Takes a step; returns its output, its loss (None in inference) and its seconds."""
         self.release()
         self._inputs = _copy_inputs(self.given)
         self._wait()
@@ -124,9 +209,11 @@ class Runner:
         return output, loss, time.perf_counter() - start
 
     def _take_step(self) -> tuple[Any, Tensor | None]:
-        """A step, whose output and loss the caller holds to the end, as fxmem says."""
+        """Takes a step, whose output and loss the caller holds to the end."""
         args, kwargs = self._inputs
-        with self._cast(), torch.set_grad_enabled(self.train):
+        is_cast = self.autocast is not None
+        cast = torch.autocast(self.device.type, dtype=self.autocast, enabled=is_cast)
+        with cast, torch.set_grad_enabled(self.train):
             output = self.model(*args, **kwargs)
             if not self.train:
                 return output, None
@@ -139,74 +226,38 @@ class Runner:
         return output, loss
 
     def record(self, output: Any, loss: Tensor | None) -> Record:
-        """What a step that has just run computed, and what it left."""
-        record: Record = {}
-
-        def add(kind: Kind, name: str, value: Any) -> None:
-            record[kind, name] = value.detach().clone() if isinstance(value, Tensor) else value
-
-        for name, value in iterate_leaves(output, "output"):
-            add(Kind.OUTPUT, name, value)
-        if loss is not None:
-            add(Kind.LOSS, "loss", loss)
-            for name, parameter in self.model.named_parameters():
-                add(Kind.GRADIENT, name, parameter.grad)
-            for name, value in self._iterate_inputs():
-                if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
-                    add(Kind.GRADIENT, name, value.grad)
-        for name, buffer in self.model.named_buffers():
-            add(Kind.BUFFER, name, buffer)
-        for name, parameter in self.model.named_parameters():
-            add(Kind.PARAMETER, name, parameter)
-        for name, value in self._iterate_optimizer_state():
-            add(Kind.OPTIMIZER_STATE, name, value)
-        for name, value in self._iterate_inputs():
-            add(Kind.INPUT, name, value)
-        for name, value in list_random_states(self.roots).items():
-            add(Kind.RANDOM_STATE, name, value)
-        return record
-
-    def release(self) -> None:
-        """Lets go of gradients and inputs."""
-        drop_gradients(self.model.parameters())
-        self._inputs = ((), {})
-
-    def measure(self, seed: int) -> int:
-        """The peak of a step in bytes, with what is there before it.
+        """Copies what the last step computed and left.
 
         Args:
-            seed: Of its random numbers, which may decide which layers run.
+            output: The step's output.
+            loss: The step's loss; None in inference.
         """
-
-        def prepare() -> None:
-            seed_random_numbers(seed)
-            self._inputs = _copy_inputs(self.given)
-
-        self.model.train(self.train)
-        self.release()
-        return measure_peak(
-            prepare, self._iterate_residents, self._take_step, self.release, self.device
-        )
-
-    def _iterate_residents(self) -> Iterator[Tensor]:
-        for value in (*iterate_holders([self.model]), *tree_iter(self._inputs), self.target):
-            if isinstance(value, Tensor):
-                yield value
-        for _, value in self._iterate_optimizer_state():
-            if isinstance(value, Tensor):
-                yield value
-
-    def _iterate_inputs(self) -> Iterator[tuple[str, Any]]:
-        args, kwargs = self._inputs
-        yield from iterate_leaves(args, "args")
-        yield from iterate_leaves(kwargs, "kwargs")
+        inputs = [
+            *iterate_leaves(self._inputs[0], "args"),
+            *iterate_leaves(self._inputs[1], "kwargs"),
+        ]
+        leaves = [(n, v) for n, v in inputs if getattr(v, "requires_grad", False) and v.is_leaf]
+        parameters: list[tuple[str, Tensor]] = [*self.model.named_parameters()]
+        values: dict[Kind, Iterable[tuple[str, Any]]] = {
+            Kind.OUTPUT: iterate_leaves(output, "output"),
+            Kind.LOSS: [] if loss is None else [("loss", loss)],
+            Kind.GRADIENT: [] if loss is None else [(n, v.grad) for n, v in parameters + leaves],
+            Kind.BUFFER: self.model.named_buffers(),
+            Kind.PARAMETER: parameters,
+            Kind.OPTIMIZER_STATE: self._iterate_optimizer_state(),
+            Kind.INPUT: inputs,
+            Kind.RANDOM_STATE: list_random_states().items(),
+        }
+        return {
+            (kind, name): value.detach().clone() if isinstance(value, Tensor) else value
+            for kind, named in values.items()
+            for name, value in named
+        }
 
     def _iterate_optimizer_state(self) -> Iterator[tuple[str, Any]]:
         if self._optimizer is None:
             return
-        names: dict[Tensor, str] = {
-            parameter: name for name, parameter in self.model.named_parameters()
-        }
+        names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         for owner, state in self._optimizer.state.items():
             for key, value in state.items():
                 yield from iterate_leaves(value, f"{names.get(owner, '')}.{key}")
@@ -215,10 +266,30 @@ class Runner:
                 if key != "params":
                     yield from iterate_leaves(value, f"group {at}.{key}")
 
-    def _cast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.autocast)
+    def release(self) -> None:
+        """Frees gradients and inputs."""
+        self.model.zero_grad(set_to_none=True)
+        self._inputs = ((), {})
+
+    def measure(self, seed: int) -> int:
+        """Measures the peak of a step in bytes, with what is there before it.
+
+        Args:
+            seed: Of the step's random numbers, which may decide which layers run.
+        """
+
+        def prepare() -> None:
+            seed_random_numbers(seed)
+            self._inputs = _copy_inputs(self.given)
+
+        def list_residents() -> list[Tensor]:
+            state = self._optimizer.state.values() if self._optimizer is not None else ()
+            attributes = [vars(module) for module in self.model.modules()]
+            return _list_tensors([attributes, self._inputs, self.target, [*state]])
+
+        self.model.train(self.train)
+        self.release()
+        return measure_peak(prepare, list_residents, self._take_step, self.release, self.device)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

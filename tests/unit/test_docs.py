@@ -17,13 +17,13 @@ import fxmem
 from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
-from fxmem.applying.verification import Difference, Kind, Promise, StepFigures, Verification
 from fxmem.cli import COMMANDS, _build_parser
 from fxmem.graph import Category, Phase
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
+from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
 
 ROOT = Path(__file__).parents[2]
 JSON_DOC = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")

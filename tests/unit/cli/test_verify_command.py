@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fxmem.applying.verification import Difference, Kind, Promise, StepFigures, Verification
 from fxmem.cli import main
 from fxmem.planning.plan import Plan, Segment
+from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
 
 PLAN = Plan("0123", 200, 100, segments=(Segment("a", "b", 2),))
 FIGURES = StepFigures(3 << 20, 2 << 20, 0.1)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fxmem.applying.verification import Difference, Kind, Promise, StepFigures, Verification
 from fxmem.report.verify_text import describe_difference, render_verification
+from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
 
 EQUAL = Verification(
     equal=True,

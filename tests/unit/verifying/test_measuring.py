@@ -48,19 +48,6 @@ def test_what_a_step_replaces_is_there_until_then() -> None:
     assert measure_peak(list, residents, step, list, CPU) == 4 * 6144
 
 
-def test_what_only_an_autograd_graph_holds_is_there_as_well() -> None:
-    weight = torch.rand(1024, requires_grad=True)
-    kept = {}
-
-    def step() -> None:
-        kept.pop("result", None)
-        kept["result"] = (weight * torch.rand(1024)).sum()
-
-    residents = lambda: [weight, *kept.values()]  # noqa: E731
-    # The weight, random numbers and the product; the sum is a scalar
-    assert measure_peak(list, residents, step, list, CPU) == 4 * (3 * 1024 + 1)
-
-
 def test_storages_are_counted_once_and_in_whole() -> None:
     whole = torch.zeros(100)
     sparse = torch.eye(3).to_sparse()  # 2 x 3 indices of 8 bytes, 3 values of 4

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
-from fxmem.applying.verification import Difference, Kind
 from fxmem.errors import TraceError, UsageError
+from fxmem.verifying.verification import Difference, Kind
 from fxmem.verifying.verify import verify_target
 
 
@@ -141,11 +141,9 @@ def test_a_checkpoint_that_draws_another_mask_gives_other_gradients() -> None:
 def test_a_checkpoint_does_not_keep_a_generator_of_its_own() -> None:
     names = list_kinds(find_differences(recompute, "generator"))
     assert names[0] == (1, "gradient", "inner.weight")
-    assert (1, "random state", "generator 1") in names
-    assert (1, "random state", "torch") not in names
 
 
-def test_nor_the_generators_of_other_libraries() -> None:
+def test_a_checkpoint_does_not_keep_generators_of_other_libraries() -> None:
     names = list_kinds(find_differences(recompute, "python"))
     assert {(1, "random state", "python"), (1, "random state", "numpy")} < {*names}
 
@@ -377,7 +375,7 @@ def test_what_is_compared_is_counted() -> None:
         "parameter": parameters,
         "optimizer state": 3 * parameters + settings,  # step, exp_avg and exp_avg_sq of each
         "input": 1,
-        "random state": 4,
+        "random state": 3,
     }
     assert report.steps == 2
 
@@ -441,10 +439,10 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     (LAYER, nn.Linear(3, 2, bias=False), {}, "the models differ in their parameters: only one has"),
     (LAYER, nn.Linear(3, 4), {}, "the models differ in their parameters: 'weight' has another"),
     (LAYER, LAYER, {"mode": "eval"}, "unknown mode 'eval' (did you mean infer?)"),
-    (LAYER, LAYER, {"steps": 0}, "0 steps show nothing (an integer, 1 or more)"),
-    (LAYER, LAYER, {"seed": -1}, "a seed cannot be -1 (an integer, 0 or more)"),
+    (LAYER, LAYER, {"steps": 0}, "steps must be an integer of 1 or more, got 0"),
+    (LAYER, LAYER, {"seed": -1}, "seed must be an integer of 0 or more, got -1"),
     (LAYER, LAYER, {"autocast": "fp16"}, "models are not compared under autocast to float16 (bf16"),
-    (LAYER, LAYER, {"optimizer": "adam8bit"}, "adam8bit is there for its memory and computes"),
+    (LAYER, LAYER, {"optimizer": "adam8bit"}, "adam8bit only models memory and updates nothing"),
     (nn.Linear(3, 2, device="meta"), LAYER, {}, "'weight' has no values to compute with (pass"),
     (nn.LazyLinear(2), LAYER, {}, "'weight' has no values to compute with (pass"),
     (nn.Linear, LAYER, {}, "the model is the class Linear, no instance of it (pass Linear(...))"),
@@ -503,7 +501,7 @@ def test_a_plan_for_other_arguments_proves_nothing() -> None:
     model = Asks()
     analysis = fxmem.analyze(model, "4x3", device="cpu")
     planned = fxmem.apply(model, fxmem.pareto(analysis, points=2, time_limit_s=1)[-1])
-    with pytest.raises(UsageError, match="the plan was made for other arguments"):
+    with pytest.raises(UsageError, match="this step runs without the plan"):
         fxmem.verify(model, planned, "4x3", {"scale": 2})
 
 

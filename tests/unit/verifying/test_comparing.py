@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxmem.applying.comparing import compare_records, compare_values, iterate_leaves
-from fxmem.applying.verification import Difference, Kind
+from fxmem.verifying.comparing import compare_records, compare_values, iterate_leaves
+from fxmem.verifying.verification import Difference, Kind
 
 Point = namedtuple("Point", "x y")
 
@@ -68,18 +68,6 @@ def test_a_copy_is_equal(value: Any) -> None:
     assert compare_values(value, copy) is None
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("layout", ["csr", "csc"])
-def test_compressed_tensors_are_compared_by_their_parts(layout: str) -> None:
-    ours, theirs = (getattr(t, f"to_sparse_{layout}")() for t in (SPARSE, SPARSE.flip(0)))
-    assert compare_values(ours, ours.clone()) is None
-    found = compare_values(ours, theirs)
-    assert found is not None
-    assert found["cause"] == (
-        "value of crow_indices" if layout == "csr" else "value of row_indices"
-    )
-
-
 def test_the_layout_in_memory_does_not_matter() -> None:
     image = torch.randn(2, 3, 4, 4)
     assert compare_values(image, image.contiguous(memory_format=torch.channels_last)) is None
@@ -131,9 +119,9 @@ def test_numbers_that_print_alike_are_told_apart() -> None:
         (1, True, "type", ("int", "bool")),
         ("a", "b", "value", ("'a'", "'b'")),
         (0.0, -0.0, "value", ("0.0", "-0.0")),
-        (SPARSE.to_sparse(), (2 * SPARSE).to_sparse(), "value of values", ("2", "4")),
-        (SPARSE.to_sparse(), SPARSE.t().to_sparse(), "value of indices", ("0", "1")),
-        (SPARSE.to_sparse(), torch.eye(2).to_sparse(), "shape of indices", ("2x1", "2x2")),
+        (SPARSE.to_sparse(), (2 * SPARSE).to_sparse(), "value", ("2", "4")),
+        (SPARSE.to_sparse(), SPARSE.t().to_sparse(), "value", ("0", "1")),
+        (SPARSE.to_sparse(), torch.eye(2).to_sparse(), "shape", ("2x1", "2x2")),
     ],
 )
 def test_what_differs_beside_values(

@@ -137,16 +137,8 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data: what :meth:`to_json` writes."""
-        return {"schema_version": SCHEMA_VERSION, **_make_plain(asdict(self))}
+        return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(asdict(self)))}
 
     def to_json(self, indent: int | None = None) -> str:
         """All of it as JSON; bytes are integers, times are seconds."""
         return json.dumps(self.to_dict(), indent=indent)
-
-
-def _make_plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _make_plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return [_make_plain(entry) for entry in value]
-    return value.value if isinstance(value, Kind) else value
