@@ -120,12 +120,13 @@ class Baseline:
             with keep_state(ours.model, theirs.model), warnings.catch_warnings():
                 warnings.simplefilter("error", FxmemWarning)
                 records = _take_steps(theirs)
+                ran = STEPS if plan.style == MODULES else planned.plan_calls
                 peak_bytes = theirs.measure(SEED)
         except Exception as error:  # one plan that fails is a row, not the end
             return Held(plan, drawn, f"{type(error).__name__}: {summarize_error(error)}")
         difference = next(filter(None, map(_compare, self.records, records)), "")
-        if plan.style == GRAPH and planned.plan_calls < STEPS:
-            difference = f"the plan ran in {planned.plan_calls} of {STEPS} steps"
+        if ran < STEPS:
+            difference = f"the plan ran in {ran} of {STEPS} steps"
         return Held(plan, drawn, difference, peak_bytes)
 
 

@@ -76,9 +76,12 @@ class InputGuard:
             for dim, size in enumerate(sizes)
             if (at, dim) not in free
         ]
-        parameters = inspect.signature(model.forward).parameters.values()
+        try:
+            parameters = [*inspect.signature(model.forward).parameters.values()]
+        except (TypeError, ValueError):  # no signature
+            parameters = []
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._is_plain = not any(parameter.kind in _MANY for parameter in parameters)
+        self._is_plain = bool(parameters) and all(p.kind not in _MANY for p in parameters)
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
 
     def find_difference(self, given: Mapping[str, Any]) -> str:
