@@ -48,12 +48,6 @@ def test_a_step_lies_where_the_target_has_it() -> None:
     assert {(t.device, t.dtype) for t in tensors} == {(GPU_DEVICE, torch.bfloat16)}
 
 
-def test_inference_has_no_optimizer() -> None:
-    step = draw(nn.Linear(4, 2), "3x4", mode="infer", accumulate=2).make_step()
-    assert (step.train, step.make_optimizer, step.model.training) == (False, None, False)
-    assert draw(nn.Linear(4, 2), "3x4").make_step().make_optimizer is not None
-
-
 def test_the_devices_that_code_names_are_gathered() -> None:
     class Moves(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

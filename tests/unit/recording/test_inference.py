@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,19 +75,6 @@ def test_a_product_in_inference_mode_has_its_workspace() -> None:
     assert analyze(model).peak_bytes == 3 * 64 * 64 * 4 + CUBLAS
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("run", RUNS)
-def test_operators_are_those_without_gradients(
-    run: Callable[[nn.Linear, Tensor], Tensor], device: str
-) -> None:
-    inference, no_grad = (
-        analyze(Within(run, context), device=device).graph
-        for context in (torch.inference_mode, torch.no_grad)
-    )
-    assert inference.operations == no_grad.operations
-    assert inference.storages == no_grad.storages
-
-
 @pytest.mark.parametrize("run", RUNS)
 def test_the_peak_is_that_of_real_inference_mode(
     run: Callable[[nn.Linear, Tensor], Tensor],
@@ -144,15 +130,6 @@ def test_without_casts_of_weights_the_two_are_one() -> None:
     assert frozen.setup.notes == ()
 
 
-def test_autocast_inside_the_model_is_told_too() -> None:
-    def cast(layer: nn.Linear, x: Tensor) -> Tensor:
-        with torch.autocast("cuda", BF16):
-            return layer(layer(x)).float()
-
-    (note,) = analyze(Within(cast, torch.no_grad)).setup.notes
-    assert note.startswith("Under torch.inference_mode() ")
-
-
 def test_inference_mode_is_for_inference() -> None:
     with pytest.raises(UsageError) as caught:
         fxmem.analyze(nn.ReLU(), ("4",), inference_mode=True)
@@ -180,11 +157,6 @@ def plain(use: Use) -> None:
     use()
 
 
-def decorated(use: Use) -> None:
-    torch.inference_mode(use)()
-    torch.inference_mode(mode=False)(use)()
-
-
 def left_inside(use: Use) -> None:
     """As interatomic potentials leave it, which need gradients (Lightning's validation)."""
     with torch.inference_mode():
@@ -205,13 +177,6 @@ def with_gradients(use: Use) -> None:
     use()
 
 
-def without_gradients(use: Use) -> None:
-    with torch.no_grad():
-        with torch.inference_mode():
-            use()
-        use()
-
-
 def in_autocast(use: Use) -> None:
     with torch.autocast("cpu", BF16):
         with torch.inference_mode():
@@ -228,12 +193,6 @@ def around_autocast(use: Use) -> None:
         with torch.autocast("cpu", BF16, cache_enabled=True):
             use()
     cast()
-
-
-def raising(use: Use) -> None:
-    with contextlib.suppress(ValueError), torch.inference_mode():
-        raise ValueError
-    use()
 
 
 def generating(use: Use) -> None:
@@ -270,13 +229,10 @@ def observe(scenario: Callable[[Use], None]) -> list[object]:
     "scenario",
     [
         plain,
-        decorated,
         left_inside,
         with_gradients,
-        without_gradients,
         in_autocast,
         around_autocast,
-        raising,
         generating,
     ],
 )

@@ -67,11 +67,6 @@ def test_a_tensor_with_several_results_makes_several_storages(recorder: Recorder
     del values, at
 
 
-def test_what_takes_no_memory_has_no_storage(recorder: Recorder) -> None:
-    assert recorder.track(torch.zeros(0, 3)) == NO_STORAGE
-    assert recorder.ledger.live_bytes == []
-
-
 def test_a_stranger_was_there_all_the_time() -> None:
     recorder = Recorder(Target("cpu"))
     with make_fake_mode() as mode, recorder:
@@ -85,16 +80,6 @@ def test_a_stranger_was_there_all_the_time() -> None:
     assert recorder.ledger.resident_bytes == 32
     assert recorder.ledger.live_bytes == [48, 52, 84, 80, 48]
     del y
-
-
-def test_a_label_stays(recorder: Recorder) -> None:
-    x = torch.zeros(4)
-    recorder.label([x], Category.PARAMETER, "weight")
-    recorder.label({"again": x.view(2, 2)}, Category.BUFFER, "buffer")
-    assert (recorder.ledger.storages[0].category, recorder.ledger.storages[0].name) == (
-        Category.PARAMETER,
-        "weight",
-    )
 
 
 def test_workspace_rises_and_falls_within_its_operator() -> None:

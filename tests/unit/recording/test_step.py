@@ -50,13 +50,6 @@ def names_of(analysis: Analysis, category: Category, *, resident: bool = True) -
     }
 
 
-def test_the_phases_follow_each_other() -> None:
-    analysis = analyse(optimizer="sgd")
-    phases = [operation.phase for operation in analysis.graph.operations]
-    assert list(dict.fromkeys(phases)) == [*Phase]
-    assert phases == sorted(phases, key=[*Phase].index)
-
-
 def test_what_is_resident_is_named() -> None:
     analysis = analyse(optimizer="adam", loss="mse")
     assert names_of(analysis, Category.PARAMETER) == {
@@ -98,16 +91,6 @@ def test_inference_has_one_phase_and_saves_nothing() -> None:
     assert analysis.breakdown[Category.GRADIENT] == 0
 
 
-def test_modes_set_training() -> None:
-    def body(net: Net, x: Tensor) -> Tensor:
-        y: Tensor = net.first(x)
-        return y.exp() if net.training else y
-
-    trained, inferred = (analyse(body, mode=mode) for mode in ("train", "infer"))
-    assert "exp" in {node.target for node in trained.nodes}
-    assert "exp" not in {node.target for node in inferred.nodes}
-
-
 def test_output_and_loss_outlive_the_step() -> None:
     analysis = analyse()
     kept = [s for s in analysis.graph.storages if s.category is Category.OUTPUT and not s.died]
@@ -118,11 +101,6 @@ def test_output_and_loss_outlive_the_step() -> None:
     assert [(s.shape, s.died, s.category) for s in saved_output] == [
         ((8, 4), None, Category.ACTIVATION)  # relu saves its own result
     ]
-
-
-def test_sgd_has_no_state() -> None:
-    assert analyse(optimizer="sgd").optimizer_state_bytes == 0
-    assert analyse(optimizer="sgd-momentum").optimizer_state_bytes == 20 * 4
 
 
 def test_a_cache_that_the_model_keeps_is_resident_and_replaced() -> None:
