@@ -84,11 +84,11 @@ def run_analyze(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, or a model that cannot be loaded or traced.
     """
-    # What the user may have mistyped is told before torch is imported and the model is run.
+    # Mistakes in the arguments are reported before torch is imported and the model is run.
     step = parse_step(arguments)
     budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     if arguments.top < 0:
-        raise UsageError(f"--top is {arguments.top}", hint="0 or more")
+        raise UsageError(f"--top must be 0 or more, got {arguments.top}")
     check_output(arguments.output)
 
     with show_progress(f"analysing {arguments.target}"):

@@ -1,4 +1,4 @@
-"""Writes results: all of a file or nothing of it, and stdout that may be a closed pipe."""
+"""Files that commands read and write: all of a result or nothing, and stdout that may be closed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import shutil
 import stat
 import sys
 import tempfile
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from fxmem.planning.plan import Plan
 
 _LEAST_WIDTH = 60
 
@@ -56,6 +59,36 @@ def write_output(result: str | bytes, path: str | None) -> None:
             _replace_file(data, path)
     except OSError as error:
         raise _explain(error, path) from error
+
+
+def read_plan(path: str) -> Plan:
+    """Reads a plan that ``fxmem plan -o`` wrote.
+
+    Raises:
+        UsageError: It cannot be read, or is not a plan.
+    """
+    from fxmem.planning.plan import Plan
+
+    return Plan.from_json(read_text(path, "plan", hint="fxmem plan -o writes one"))
+
+
+def read_text(path: str, what: str, hint: str = "") -> str:
+    """Reads a file.
+
+    Args:
+        path: The file.
+        what: A word for it in errors.
+        hint: The way to make such a file.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UsageError(f"cannot read the {what} {path!r}: {reason}", hint=hint) from error
 
 
 def write_line(text: str) -> None:

@@ -135,7 +135,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         InfeasibleError: No plan keeps the limit.
         FxmemError: Bad usage, or a model that cannot be loaded, traced or planned.
     """
-    # What the user may have mistyped is told before torch is imported and the model is run.
+    # Mistakes in the arguments are reported before torch is imported and the model is run.
     step = parse_step(arguments)
     limit = _parse_limit(arguments)
     _check_result(arguments, limit)
@@ -165,11 +165,11 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
             "inference computes nothing again", hint="--budget, or no limit, for changes of code"
         )
     if arguments.fit and arguments.gpu is None:
-        raise UsageError("--fit without a GPU", hint="name it: --gpu rtx4090")
+        raise UsageError("--fit needs a GPU", hint="name it: --gpu rtx4090")
     if arguments.points < 2:
-        raise UsageError(f"--points is {arguments.points}", hint="2 or more")
+        raise UsageError(f"--points must be 2 or more, got {arguments.points}")
     if arguments.time_limit is not None and not arguments.time_limit > 0:
-        raise UsageError(f"--time-limit is {arguments.time_limit:g}", hint="more than 0 seconds")
+        raise UsageError(f"--time-limit must be more than 0 seconds, got {arguments.time_limit:g}")
     return limit
 
 
@@ -178,9 +178,9 @@ def _parse_share(text: str, option: str) -> float:
     try:
         share = float(number) / (100 if percent else 1)
     except ValueError:
-        raise UsageError(f"{option}: {text!r} is no share", hint="0.1 or 10%") from None
+        raise UsageError(f"{option}: {text!r} is not a share", hint="0.1 or 10%") from None
     if not share >= 0:
-        raise UsageError(f"{option} is {text.strip()}", hint="0 or more")
+        raise UsageError(f"{option} must be 0 or more, got {text.strip()}")
     if share > _MOST_OVERHEAD and not percent:
         raise UsageError(
             f"{option} of {text.strip()} is {100 * share:g} %",

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, write_output
+from fxmem.cli.output import check_output, read_plan, read_text, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
@@ -106,9 +106,9 @@ def run_render(arguments: argparse.Namespace) -> int:
     """
     from fxmem.report.formats import TRADEOFF, RenderOptions, find_view, render
 
-    # What the user may have mistyped is told before torch is imported and the model is run.
+    # Mistakes in the arguments are reported before torch is imported and the model is run.
     kind = _choose_format(arguments)
-    plan = None if arguments.plan is None else _read_plan(arguments.plan)
+    plan = None if arguments.plan is None else read_plan(arguments.plan)
     options = RenderOptions(arguments.view, arguments.depth, arguments.expand, plan)
     find_view(kind, options)
     _check_target(arguments.target, kind, options)
@@ -173,20 +173,4 @@ def _find_analysis(arguments: argparse.Namespace) -> Analysis:
         raise UsageError(
             f"{target} is a saved report: --{option} is for a model", hint="leave it out"
         )
-    return read_analysis(_read_file(target, "report"))
-
-
-def _read_plan(path: str) -> Plan:
-    from fxmem.planning.plan import Plan
-
-    return Plan.from_json(_read_file(path, "plan"))
-
-
-def _read_file(path: str, what: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"cannot read the {what} {path!r}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the {what} {path!r} is no text") from error
+    return read_analysis(read_text(target, "report"))

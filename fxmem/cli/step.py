@@ -155,17 +155,17 @@ def _add_loop_options(parser: argparse.ArgumentParser, analyzes: bool) -> None:
     loop.add_argument(
         "--hold-outputs",
         action="store_true",
-        help="output and loss of the step before live until this one's take their names",
+        help="keep the previous step's output and loss alive until reassigned",
     )
 
 
 def _add_device_options(parser: argparse.ArgumentParser, checks_fit: bool) -> None:
-    device = parser.add_argument_group("the device, which need not be there")
+    device = parser.add_argument_group("the target device (need not be present)")
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     device.add_argument(
         "--gpu",
         metavar="NAME",
-        help="h100, rtx4090, ...: the GPU that is meant"
+        help="the target GPU: h100, rtx4090, ..."
         f"{'; exit 1 if the step does not fit it' if checks_fit else ''}",
     )
     device.add_argument(
@@ -206,7 +206,7 @@ def parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.size_hint is not None and arguments.size_hint < 0:
-        raise UsageError(f"--size-hint is {arguments.size_hint}", hint="0 or more")
+        raise UsageError(f"--size-hint must be 0 or more, got {arguments.size_hint}")
     return {
         "mode": arguments.mode,
         "inference_mode": arguments.inference_mode,

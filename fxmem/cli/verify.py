@@ -1,4 +1,4 @@
-"""``fxmem verify``: a plan proved on real steps of the model."""
+"""``fxmem verify``: real steps with and without a plan, compared bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.output import check_output, choose_width, read_plan, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -16,7 +16,6 @@ from fxmem.cli.step import (
     run_user_code,
 )
 from fxmem.errors import UsageError
-from fxmem.planning.plan import Plan
 from fxmem.specs import parse_dtype
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         "verify",
-        help="a plan proved: real steps with it and without, bit for bit",
+        help="run real steps with and without a plan, and compare bit for bit",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -67,7 +66,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     step.add_argument(
         "--device",
         choices=["cpu", "cuda"],
-        help="where to run, which must be there (default: cuda where there is a GPU, else cpu)",
+        help="the device to run on (default: cuda where there is a GPU, else cpu)",
     )
     step.add_argument(
         "--steps", type=int, default=3, metavar="N", help="how many (default: %(default)s)"
@@ -97,10 +96,10 @@ def run_verify(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, or a model that cannot be loaded, planned for or run.
     """
-    # What the user may have mistyped is told before torch is imported and the model is run.
+    # Mistakes in the arguments are reported before torch is imported and the model is run.
     args, kwargs = parse_inputs(arguments.inputs)
     options = _parse_options(arguments)
-    plan = _read_plan(arguments.plan)
+    plan = read_plan(arguments.plan)
     check_output(arguments.output)
     for name, level in _QUIET.items():
         os.environ.setdefault(name, level)
@@ -116,9 +115,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.steps < 1:
-        raise UsageError(f"--steps is {arguments.steps}", hint="1 or more")
+        raise UsageError(f"--steps must be 1 or more, got {arguments.steps}")
     if arguments.seed < 0:
-        raise UsageError(f"--seed is {arguments.seed}", hint="0 or more")
+        raise UsageError(f"--seed must be 0 or more, got {arguments.seed}")
     return {
         "device": arguments.device,
         "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),
@@ -128,18 +127,6 @@ def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "steps": arguments.steps,
         "seed": arguments.seed,
     }
-
-
-def _read_plan(path: str) -> Plan:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            text = stream.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(
-            f"cannot read the plan {path!r}: {reason}", hint="fxmem plan -o writes one"
-        ) from error
-    return Plan.from_json(text)
 
 
 def _render(verification: Verification, arguments: argparse.Namespace) -> str:

@@ -175,8 +175,8 @@ def test_the_device_reaches_analyze(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--top", "-1"], "--top is -1 (0 or more)"),
-        (["--size-hint", "-1"], "--size-hint is -1 (0 or more)"),
+        (["--top", "-1"], "--top must be 0 or more, got -1"),
+        (["--size-hint", "-1"], "--size-hint must be 0 or more, got -1"),
         (["--input", "a=1", "--input", "a=2"], "two inputs are called 'a' (each name once)"),
         (["--budget", "8"], "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
         (["--dtype", "bf17"], "unknown dtype 'bf17' (did you mean bf16?)"),

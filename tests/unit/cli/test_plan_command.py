@@ -246,18 +246,18 @@ def test_fit_takes_the_cheapest_that_fits(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--fit"], "--fit without a GPU (name it: --gpu rtx4090)"),
+        (["--fit"], "--fit needs a GPU (name it: --gpu rtx4090)"),
         (["--budget", "8"], "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
-        (["--max-overhead", "much"], "--max-overhead: 'much' is no share (0.1 or 10%)"),
-        (["--max-overhead", "-0.1"], "--max-overhead is -0.1 (0 or more)"),
-        (["--max-overhead", "-5%"], "--max-overhead is -5% (0 or more)"),
-        (["--max-overhead", "nan"], "--max-overhead is nan (0 or more)"),
+        (["--max-overhead", "much"], "--max-overhead: 'much' is not a share (0.1 or 10%)"),
+        (["--max-overhead", "-0.1"], "--max-overhead must be 0 or more, got -0.1"),
+        (["--max-overhead", "-5%"], "--max-overhead must be 0 or more, got -5%"),
+        (["--max-overhead", "nan"], "--max-overhead must be 0 or more, got nan"),
         (
             ["--max-overhead-flops", "10"],
             "--max-overhead-flops of 10 is 1000 % (10% if percent are meant, else 1000%)",
         ),
-        (["--points", "1"], "--points is 1 (2 or more)"),
-        (["--time-limit", "0"], "--time-limit is 0 (more than 0 seconds)"),
+        (["--points", "1"], "--points must be 2 or more, got 1"),
+        (["--time-limit", "0"], "--time-limit must be more than 0 seconds, got 0"),
         (
             ["-o", "plan.json"],
             "-o writes one plan, and none is chosen "

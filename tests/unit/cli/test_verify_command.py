@@ -118,9 +118,9 @@ def test_options_are_passed_on(calls: dict[str, Any]) -> None:
     [
         (["--plan", "none.json"], "cannot read the plan 'none.json': No such file or directory"),
         (["--plan", "text.json"], "this is no plan of fxmem (fxmem plan -o writes one)"),
-        (["--plan", "data.json"], "cannot read the plan 'data.json': it is no text (fxmem plan"),
-        (["--steps", "0"], "--steps is 0 (1 or more)"),
-        (["--seed", "-1"], "--seed is -1 (0 or more)"),
+        (["--plan", "data.json"], "cannot read the plan 'data.json': not text (fxmem plan"),
+        (["--steps", "0"], "--steps must be 1 or more, got 0"),
+        (["--seed", "-1"], "--seed must be 0 or more, got -1"),
         (["--dtype", "f99"], "unknown dtype 'f99'"),
         (["--input", "8y3"], "bad shape '8y3'"),
         (["-o", "missing/report.txt"], "cannot write 'missing/report.txt': no folder"),
