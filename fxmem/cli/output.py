@@ -1,12 +1,10 @@
-"""Files that commands read and write: all of a result or nothing, and stdout that may be closed."""
+"""Files that commands read and write, and stdout, which may be a closed pipe."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
-import tempfile
 from typing import TYPE_CHECKING, TextIO
 
 from fxmem.errors import UsageError
@@ -52,13 +50,11 @@ def write_output(result: str | bytes, path: str | None) -> None:
             _write_stdout(result)
             return
         data = result if isinstance(result, bytes) else result.encode("utf-8", "backslashreplace")
-        if _is_special(path):
-            with open(path, "wb") as stream:
-                stream.write(data)
-        else:
-            _replace_file(data, path)
+        with open(path, "wb") as stream:
+            stream.write(data)
     except OSError as error:
-        raise _explain(error, path) from error
+        place = "stdout" if path is None else repr(path)
+        raise UsageError(f"cannot write {place}: {error.strerror}") from error
 
 
 def read_plan(path: str) -> Plan:
@@ -110,8 +106,7 @@ def check_output(path: str | None) -> None:
         path: The file, or None for stdout.
 
     Raises:
-        UsageError: stdout is closed; the file's folder is missing or not writable, or it is a
-            folder itself.
+        UsageError: stdout is closed, the file's folder is missing, or the file is a folder.
     """
     if path is None:
         if sys.stdout is None:
@@ -125,10 +120,6 @@ def check_output(path: str | None) -> None:
         raise UsageError(f"cannot write {path!r}: no folder {folder!r}", hint="create it first")
     if os.path.isdir(real_path):
         raise UsageError(f"cannot write {path!r}: it is a folder", hint="name a file in it")
-    if not _is_special(path) and not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"cannot write {path!r}: folder {folder!r} is read-only", hint="choose another"
-        )
 
 
 def _write_stdout(result: str | bytes) -> None:
@@ -150,36 +141,3 @@ def _write_stdout(result: str | bytes) -> None:
 def _discard(stream: TextIO) -> None:
     """Lets go nowhere what is still buffered: it would fail again when Python exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _replace_file(data: bytes, path: str) -> None:
-    path = os.path.realpath(path)  # through a link: the link itself stays
-    folder, name = os.path.split(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    try:
-        with open(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(temporary, _choose_mode(path))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _choose_mode(path: str) -> int:
-    """Permissions of the file that is replaced, else those that open() would give."""
-    if os.path.exists(path):
-        return stat.S_IMODE(os.stat(path).st_mode)
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
-def _is_special(path: str) -> bool:
-    # /dev/stdout, /dev/null, a named pipe: written to, never replaced.
-    return os.path.exists(path) and not os.path.isfile(path)
-
-
-def _explain(error: OSError, path: str | None) -> UsageError:
-    place = "stdout" if path is None else repr(path)
-    return UsageError(f"cannot write {place}: {error.strerror}")
