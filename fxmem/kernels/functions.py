@@ -65,7 +65,7 @@ def lower_functions(target: Target) -> Iterator[Mapping[str, None]]:
 
 
 def _overrides_functions(kind: type) -> bool:
-    """Whether a type of tensors has a say in torch functions; ``has_torch_function`` of C++."""
+    """Tells whether a type of tensors overrides torch functions; ``has_torch_function`` of C++."""
     if kind is torch.Tensor:
         return False
     function = getattr(kind, "__torch_function__", _not_overridden)

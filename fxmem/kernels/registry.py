@@ -223,7 +223,7 @@ def import_modules(package: ModuleType) -> None:
 
 
 ANY = Target("any")
-"""What differs between real tensors of any device and fake ones."""
+"""Differences between real tensors of any device and fake ones."""
 
 CPU = Target("cpu", ANY)
 """PyTorch's CPU build; filled by the modules of :mod:`fxmem.kernels.cpu`."""

@@ -68,7 +68,7 @@ class BlockTrace:
 
 
 def is_like_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether ``Tensor.suggest_memory_format`` answers channels last, in 4 or 5 dimensions.
+    """Tells whether ``Tensor.suggest_memory_format`` answers channels last, in 4 or 5 dimensions.
 
     c10/core/MemoryFormat.h, ``is_channels_last_strides_2d_s4`` and ``..._3d_s5``: strides must
     not decrease in the order C, W, H, (D,) N; ambiguous ones count as contiguous.

@@ -42,7 +42,7 @@ from fxmem.kernels.autocast.policies import (
 )
 from fxmem.kernels.common import data_dependent
 from fxmem.kernels.cuda.gpu import CUDA
-from fxmem.kernels.cuda.recurrent.cudnn import count_weights
+from fxmem.kernels.cuda.recurrent import count_weights
 
 _DEVICE = "cuda"
 _KEY = torch._C.DispatchKey.AutocastCUDA
@@ -157,7 +157,6 @@ def _find_host_operators() -> tuple[OpOverload, ...]:
 
 
 def _make_kernel(operator: OpOverload, policy: Policy) -> Callable[..., Any]:
-    """The kernel of an operator under autocast's key."""
     original = torch.library.get_kernel(operator, _KEY.name)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,7 +198,7 @@ def _make_host_kernel(operator: OpOverload) -> Callable[..., Any]:
 
 
 def _is_lowered() -> bool:
-    """Whether this thread is within; another one may be at work on a GPU meanwhile."""
+    """Tells whether this thread is within; another one may be at work on a GPU meanwhile."""
     return torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
 
 

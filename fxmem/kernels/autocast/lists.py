@@ -1,4 +1,4 @@
-"""Which operators CUDA's autocast treats, and how.
+"""Operators that CUDA's autocast treats, by policy.
 
 Source: ``aten/src/ATen/autocast_mode.h`` (the ``AT_FORALL_...`` lists) and ``autocast_mode.cpp``
 of PyTorch 2.13. An operator that is in no list runs on what it is given; so do all in-place

@@ -1,4 +1,4 @@
-"""What CUDA's autocast does to an operator's arguments.
+"""Casts of an operator's arguments under CUDA's autocast.
 
 Source: ``aten/src/ATen/autocast_mode.h`` (the policies) and ``autocast_mode.cpp``
 (``cached_cast``).
@@ -33,7 +33,7 @@ _casts: dict[int, tuple[Any, Tensor]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How autocast runs an operator.
+    """Policy by which autocast runs an operator.
 
     Attributes:
         cast: From the operator's arguments to those that it runs with.
@@ -79,7 +79,7 @@ def clear_casts() -> None:
 
 
 def reach_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a tensor among an operator's arguments is on the GPU, and brings autocast along."""
+    """Tells whether an argument is on the GPU, and brings autocast along."""
     return any(map(is_on_gpu, _iterate_leaves((args, kwargs))))
 
 

@@ -29,7 +29,7 @@ _PRODUCTS = frozenset(
         _aten.squeeze.dim,
     }
 )
-"""What a matrix product ends in: ``matmul`` folds its operands and unfolds the result."""
+"""Last operators of a matrix product: ``matmul`` folds its operands and unfolds the result."""
 
 
 class _AddsInPlace(LeanDispatchMode):  # type: ignore[no-untyped-call]

@@ -62,7 +62,7 @@ def layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """layer_norm.cpp, ``layer_norm_backward_cpu``; layer_norm_kernel.cu, likewise: contiguous."""
+    """layer_norm.cpp, ``layer_norm_backward_cpu``; layer_norm_kernel.cu: contiguous."""
     operands = zip((input, weight, bias), output_mask, strict=True)
     return tuple(
         None if x is None or not wanted else x.new_empty(x.shape) for x, wanted in operands

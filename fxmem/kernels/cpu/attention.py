@@ -20,7 +20,6 @@ _SCALE_BYTES = 4
 
 
 def _blocks(queries: int, keys: int) -> tuple[int, int]:
-    """Queries and keys of one block."""
     block = next(size for least, size in _QUERY_BLOCKS if queries >= least)
     return min(block, queries), min(_KEY_BLOCK, keys)
 

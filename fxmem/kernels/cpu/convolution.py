@@ -1,4 +1,4 @@
-"""What CPU convolution kernels allocate inside themselves.
+"""Convolutions on the CPU: operands made contiguous, and the backends' workspaces.
 
 ``at::convolution`` picks a backend (``aten/src/ATen/native/Convolution.cpp``,
 ``_select_conv_backend``), makes its operands contiguous in the backend's memory format and calls

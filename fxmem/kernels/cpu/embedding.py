@@ -19,8 +19,6 @@ _FLOAT_BYTES = 4
 
 
 class _BagCall:
-    """The arguments of a forward call, and the sizes that follow from them."""
-
     def __init__(self, call: Call) -> None:
         self.weight, self.indices, self.offsets = (as_tensor(value) for value in call.args[:3])
         self.mode = call.get(4, "mode") or _SUM

@@ -100,7 +100,7 @@ def _index(call: Call) -> int:
 
 @CPU.workspace("index_put", "index_put_", "_index_put_impl_")
 def _index_put(call: Call) -> int:
-    """TensorAdvancedIndexing.cpp, ``_index_put_impl_``: likewise.
+    """TensorAdvancedIndexing.cpp, ``_index_put_impl_``: masks become positions.
 
     A single value fills what the mask selects instead.
     """

@@ -40,7 +40,7 @@ _SMALL_MKLDNN_PRODUCT = 16 * 16 * 16
 
 
 def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether one dimension is dense and the other's stride spans it."""
+    """Tells whether one dimension is dense and the other's stride spans it."""
     rows, columns = sizes
     return (strides[1] == 1 and strides[0] >= max(1, columns)) or (
         strides[0] == 1 and strides[1] >= max(1, rows)
@@ -50,7 +50,7 @@ def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 def _matrix_copies_bytes(*operands: Tensor) -> int:
     """LinearAlgebra.cpp, ``addmm_impl_cpu_``: a clone of each operand that BLAS cannot take.
 
-    What is to be conjugated it takes transposed alone.
+    BLAS takes an operand to be conjugated only transposed.
     """
     return sum(size_bytes(x) for x in operands if not _is_taken(x))
 
@@ -213,7 +213,7 @@ def _baddbmm(call: Call) -> int:
 
 
 def batched_bytes(left: Tensor, right: Tensor) -> int:
-    """What is to be conjugated, all of it; one matrix of each operand that BLAS cannot take.
+    """Operands to be conjugated as a whole; one matrix of each operand that BLAS cannot take.
 
     The latter where the batch is looped over.
     """

@@ -66,7 +66,6 @@ def _pointwise_loss_bytes(call: Call, count: int) -> int:
 
 
 def _elements_bytes(x: Tensor, target: Tensor) -> int:
-    """Bytes of the losses of all elements, shapes broadcast."""
     return math.prod(broadcast_sizes(x, target)) * x.element_size()
 
 

@@ -26,7 +26,6 @@ def _accumulate_bytes(dtype: torch.dtype) -> int:
 
 
 def _dense_format(x: Tensor) -> torch.memory_format | None:
-    """The memory format in which a tensor is contiguous, None if in none."""
     if x.is_contiguous():
         return torch.contiguous_format
     for dims, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):

@@ -27,7 +27,6 @@ def _overloads(*names: str) -> tuple[OpOverload, ...]:
 
 
 def _wrapped(number: object) -> torch.dtype:
-    """Type of the tensor that stands for a Python number."""
     if isinstance(number, bool):
         return torch.bool
     if isinstance(number, int):

@@ -36,7 +36,7 @@ def two_pass_bytes(elements: int, results: int, itemsize: int) -> int:
 def _cast_bytes(x: Tensor, out: Tensor) -> int:
     """aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_ty``.
 
-    What is reduced is cast as a whole to the type of the result.
+    The input is cast as a whole to the type of the result.
     """
     return 0 if x.dtype == out.dtype else x.numel() * out.element_size()
 
@@ -91,7 +91,7 @@ def sum_dense_bytes(
 
 
 def _count_loops(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> int:
-    """How many dimensions the reduced ones become (TensorIterator.cpp, ``coalesce_dimensions``).
+    """Counts loops over merged dimensions (TensorIterator.cpp, ``coalesce_dimensions``).
 
     They come first, by their strides; no dimensions are all of them.
     """

@@ -57,7 +57,7 @@ def _bicubic_backward(call: Call) -> int:
 
 
 def _is_vectorized(x: Tensor, out: Tensor) -> bool:
-    """Whether the channels-last kernel serves, also for a contiguous input."""
+    """Tells whether the channels-last kernel serves, also for a contiguous input."""
     if x.dim() == 3:
         return False
     last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
@@ -120,7 +120,7 @@ def _bicubic_antialias(call: Call) -> int:
 def _antialias_bytes(call: Call, taps: int) -> int:
     """``separable_upsample_generic_Nd_kernel_impl``: dimension by dimension, the last one first.
 
-    What was made of one dimension is held while the next is made.
+    The result of one dimension is held while the next is made.
     """
     x, out = call.tensor(0), call.result
     corners = call.get(2, "align_corners") is True

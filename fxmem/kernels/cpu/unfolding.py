@@ -99,7 +99,7 @@ def _frame(problem: Problem) -> _Frame:
 
 
 def _bias_sum_bytes(problem: Problem) -> int:
-    """What the sum of one group's gradients takes, over all but the channels."""
+    """Bytes of the sum of one group's gradients over all dimensions but the channels."""
     batch, channels, *places = problem.output_sizes
     sizes = (batch, channels // problem.groups, *places)
     strides = dense_strides(sizes, problem.channels_last and problem.groups == 1)
@@ -140,7 +140,6 @@ def _grouped_backward_bytes(
 
 
 def _dense_input(problem: Problem) -> tuple[Sizes, Sizes]:
-    """Sizes and strides of the input in the backend's memory format."""
     return problem.input_sizes, dense_strides(problem.input_sizes, problem.channels_last)
 
 
@@ -154,7 +153,6 @@ def _subtensor_bytes(view: tuple[Sizes, Sizes], problem: Problem) -> int:
 
 
 def _run(*sizes_bytes: int, trace: PeakTrace) -> None:
-    """Temporaries that live together and end together."""
     for size in sizes_bytes:
         trace.allocate(size)
     trace.free(*sizes_bytes)

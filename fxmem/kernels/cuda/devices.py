@@ -1,4 +1,4 @@
-"""What a step on a GPU sees of devices, where there is none.
+"""Devices as a step on a GPU sees them, on a machine without one.
 
 A tensor on the GPU is a fake one on ``cpu:0`` (:mod:`fxmem.kernels.cuda.gpu`). The user's code
 must not notice: it reads ``x.device`` to make a tensor beside ``x``, asks ``x.is_cuda`` or compares
@@ -24,7 +24,7 @@ from torch.utils import _device, _foreach_utils
 from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu
 
 _SEEN = torch.device("cuda", 0)
-"""What the user's code sees; never handed to an operator."""
+"""The device that the user's code sees; never handed to an operator."""
 _HOST = torch.device("cpu")
 _AUTOCASTS = frozenset({"torch.amp.autocast_mode", "torch._library.custom_ops"})
 """Modules that cast what is on CUDA, for autograd functions and operators of the user."""
@@ -132,14 +132,14 @@ class _DeviceView(TorchFunctionMode):
 
 
 _FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
-"""What makes tensors of values: fake tensors of them are where the values are."""
+"""Functions that make tensors of values: fake tensors of them are where the values are."""
 _ANSWERS: dict[Any, Any] = {
     _get_device: _SEEN,
     _get_is_cuda: True,
     _get_is_cpu: False,
     Tensor.get_device: _SEEN.index,
 }
-"""What a tensor on the GPU says of itself."""
+"""Answers of a tensor on the GPU."""
 
 
 # -- Context managers of a step --

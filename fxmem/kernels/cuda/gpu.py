@@ -27,7 +27,7 @@ CUDA = Target("cuda", ANY, GPU_DEVICE)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the choice of kernels depends on.
+    """Properties of a GPU that the choice of kernels depends on.
 
     Attributes:
         capability: Compute capability, major and minor.
@@ -47,7 +47,7 @@ _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 
 def count_threads(capability: tuple[int, int]) -> int:
-    """The threads that a multiprocessor of that compute capability holds.
+    """Returns the threads that a multiprocessor of that compute capability holds.
 
     >>> count_threads((8, 0)), count_threads((8, 9))
     (2048, 1536)
@@ -56,7 +56,7 @@ def count_threads(capability: tuple[int, int]) -> int:
 
 
 def describe_gpu(model: GpuModel | None) -> Gpu:
-    """What the choice of kernels depends on of a kind of GPU; None for an A100.
+    """Returns the properties of a kind of GPU; None for an A100.
 
     >>> describe_gpu(None) == Gpu()
     True
@@ -74,7 +74,7 @@ _current: ContextVar[Gpu] = ContextVar("gpu", default=Gpu())  # noqa: B039 - fro
 
 
 def current_gpu() -> Gpu:
-    """The GPU that the step is lowered for."""
+    """Returns the GPU that the step is lowered for."""
     return _current.get()
 
 
@@ -89,5 +89,5 @@ def use_gpu(gpu: Gpu) -> Iterator[None]:
 
 
 def is_on_gpu(tensor: object) -> bool:
-    """Whether a fake tensor stands for one in the GPU's memory."""
+    """Tells whether a fake tensor stands for one in the GPU's memory."""
     return isinstance(tensor, torch.Tensor) and tensor.device == GPU_DEVICE

@@ -43,7 +43,7 @@ def _find_indexed_dims(indices: Sequence[Tensor | None]) -> list[int]:
 
 
 def _count_rows(x: Tensor, indices: Sequence[Tensor | None], elements: int) -> int:
-    """How many positions are indexed: as many as the elements have slices."""
+    """Counts the indexed positions: as many as the elements have slices."""
     dims = _find_indexed_dims(indices)
     slice_size = math.prod(n for dim, n in enumerate(x.shape) if dim not in dims)
     return elements // max(slice_size, 1)
@@ -109,7 +109,7 @@ def _make_info(trace: BlockTrace, indices: Sequence[Tensor | None], rows: int) -
 
 
 def _find_scattered(indices: Sequence[_Index]) -> Iterator[int]:
-    """Which indices are copied for the sake of equal strides."""
+    """Yields the indices that are copied for the sake of equal strides."""
     shape = broadcast_sizes(*(index.tensor for index in indices if not index.is_found))
     if len(indices) < 2 or any(index.is_found for index in indices):
         return
@@ -182,7 +182,7 @@ def _put_sorted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> 
 def _make_linear_index(trace: BlockTrace, indices: Sequence[Tensor | None], rows: int) -> None:
     """``makeLinearIndex``: each index modulo the size, times the stride, added up.
 
-    What lies in the host's memory is computed there, and its product copied to the device.
+    Indices in the host's memory are multiplied there, and their products copied to the device.
     """
     expanded, vector = _list_expanded(indices, rows), rows * _INDEX_BYTES
     converted = []

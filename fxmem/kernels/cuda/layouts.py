@@ -1,4 +1,4 @@
-"""How tensors lie in memory, as CUDA's kernels ask."""
+"""Memory layouts of tensors, as CUDA's kernels ask for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def accumulate_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_dense_in(x: Tensor, memory_format: torch.memory_format) -> bool:
-    """Whether a tensor is contiguous in a format, which is one for its number of dimensions."""
+    """Tells whether a tensor is contiguous in a format, and has its number of dimensions."""
     rank = _RANKS.get(memory_format, x.dim())
     return x.dim() == rank and x.is_contiguous(memory_format=memory_format)
 
@@ -38,7 +38,7 @@ def fits_32_bits(x: Tensor) -> bool:
 
 
 def reshape_bytes(x: Tensor, last: int) -> int:
-    """What ``reshape`` copies where it makes one of the last dimensions.
+    """Returns the bytes that ``reshape`` copies where it makes one of the last dimensions.
 
     Args:
         x: The tensor.
@@ -49,12 +49,12 @@ def reshape_bytes(x: Tensor, last: int) -> int:
 
 
 def flatten_bytes(x: Tensor) -> int:
-    """What ``reshape(-1)`` copies."""
+    """Returns the bytes that ``reshape(-1)`` copies."""
     return reshape_bytes(x, x.dim())
 
 
 def _is_mergeable(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether dimensions are one of evenly spaced elements (``computeStride``)."""
+    """Tells whether dimensions are one of evenly spaced elements (``computeStride``)."""
     if 0 in sizes:
         return True
     wide = [(n, s) for n, s in zip(sizes, strides, strict=True) if n != 1]
@@ -62,7 +62,7 @@ def _is_mergeable(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def dense_bytes(x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:
-    """What ``contiguous`` copies."""
+    """Returns the bytes that ``contiguous`` copies."""
     return 0 if is_dense_in(x, memory_format) else size_bytes(x)
 
 

@@ -51,7 +51,6 @@ def ctc_loss_backward(grad: Tensor, log_probs: Tensor, *_rest: Any) -> Tensor:
 
 
 def _reduce_bytes(x: Tensor, target: Tensor) -> int:
-    """A sum, or a mean, of the losses of all elements."""
     sizes = broadcast_sizes(x, target)
     losses = Layout(sizes, make_contiguous_strides_for(sizes), 0, x.dtype)
     return reduce_bytes(losses, None, False, x.dtype, add)
@@ -118,7 +117,7 @@ def _nll_loss(call: Call) -> int:
 
 @CUDA.workspace("nll_loss_backward", "nll_loss2d_backward")
 def _nll_loss_backward(call: Call) -> int:
-    """cuda/Loss.cu, ``nll_loss_backward_out_cuda_template``: likewise."""
+    """cuda/Loss.cu, ``nll_loss_backward_out_cuda_template``: dense operands."""
     weight = call.args[3] if isinstance(call.args[3], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
     return weight_bytes + (dense_bytes(call.tensor(2)) if _is_reduced(call, 4) else 0)

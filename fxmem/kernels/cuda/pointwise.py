@@ -29,7 +29,7 @@ def log_sigmoid_forward(input: Tensor) -> Any:
 def _cdist_backward(call: Call) -> int:
     """aten/src/ATen/native/cuda/DistanceKernel.cu, ``cdist_backward_kernel_impl``.
 
-    What each pair contributes, added up afterwards.
+    The contributions of all pairs are added up afterwards.
     """
     first, distances = call.tensor(1), call.tensor(4)
     return distances.numel() * first.shape[-1] * first.element_size()

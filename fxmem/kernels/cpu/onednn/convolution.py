@@ -239,7 +239,7 @@ class _Descriptors:
         return self.scope.library.size_bytes(wanted)
 
     def is_permuted(self, primitive: ctypes.c_void_p, what: int, sizes: Sizes) -> bool:
-        """Whether a new activation is channels last though the operands are contiguous."""
+        """Tells whether a new activation is channels last though the operands are contiguous."""
         if self.problem.channels_last:
             return False
         dtype, library = self.problem.dtype, self.scope.library

@@ -1,6 +1,6 @@
 """Ask oneDNN, inside the running PyTorch, which memory layouts its primitives use.
 
-PyTorch's CPU convolutions and recurrent layers run on oneDNN. What they allocate (blocked
+PyTorch's CPU convolutions and recurrent layers run on oneDNN. Their allocations (blocked
 copies of the operands, scratchpads) follows from the implementation that oneDNN picks for the
 problem, the instruction set and the number of threads. oneDNN answers that itself: a
 *primitive descriptor* is created from shapes alone, without data, in microseconds, and tells
@@ -111,7 +111,7 @@ class Library:
         return found
 
     def equal(self, left: ctypes.c_void_p, right: int | None) -> bool:
-        """Whether two memory descriptors are the same."""
+        """Tells whether two memory descriptors are the same."""
         return bool(self._functions["dnnl_memory_desc_equal"](left, ctypes.c_void_p(right)))
 
 

@@ -29,8 +29,6 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class _Problem:
-    """One LSTM layer in one direction."""
-
     steps: int
     batch: int
     features: int
@@ -43,8 +41,6 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Needs:
-    """Bytes of the forward or the backward primitive."""
-
     weights_bytes: int = 0
     gradients_bytes: int = 0
     scratchpad_bytes: int = 0
@@ -132,7 +128,6 @@ class _Descriptors:
 
 @functools.lru_cache(maxsize=1024)
 def _forward_needs(problem: _Problem) -> _Needs:
-    """Ask for the forward primitive."""
 
     def question(scope: onednn.Scope) -> _Needs:
         descriptors = _Descriptors(scope, problem)
@@ -194,7 +189,6 @@ def _layer(call: Call) -> int:
 
 
 def _missing_workspace_bytes(needs: _Needs, outputs: object) -> int:
-    """Bytes of the workspace that the given outputs do not show."""
     assert isinstance(outputs, (tuple, list))
     return max(0, needs.workspace_bytes - storage_bytes(outputs[3]))
 

@@ -1,4 +1,4 @@
-"""Which kernel computes scaled dot product attention on CUDA.
+"""Choice of a backend for scaled dot product attention on CUDA.
 
 Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h`` of
 PyTorch 2.13: ``select_sdp_backend`` takes the first backend, in order of priority, that is enabled
@@ -70,7 +70,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user has set in ``torch.backends.cuda`` and ``torch.nn.attention``.
+    """Settings of the user in ``torch.backends.cuda`` and ``torch.nn.attention``.
 
     Attributes:
         enabled: The backends that may be taken.

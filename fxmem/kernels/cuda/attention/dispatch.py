@@ -107,7 +107,7 @@ def _fused_sdp_choice(
 
 
 def _is_chosen_by_device(call: AttentionCall) -> bool:
-    """Whether the device is asked: not for empty inputs, nor for what is refused on any."""
+    """Tells whether the device chooses: not for empty inputs, nor for what is refused on any."""
     inputs, mask = call.inputs, call.mask
     return (
         all(x.numel() and x.dim() >= 2 for x in inputs)

@@ -71,7 +71,7 @@ def native_multi_head_attention(
 
 
 def _is_fused(query: Tensor, heads: int, mask: Tensor | None) -> bool:
-    """Whether a fused backend takes the heads of what is not projected yet."""
+    """Tells whether a fused backend takes the heads of the inputs before they are projected."""
     split = _split_heads(query, heads)
     backend = choose(AttentionCall(split, split, split, mask))
     return mask is None and backend is not SDPBackend.MATH

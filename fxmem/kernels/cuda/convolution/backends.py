@@ -1,4 +1,4 @@
-"""Which of CUDA's kernels serve a convolution, and in which memory format.
+"""Backends of CUDA's convolutions, and their memory formats.
 
 Source: ``aten/src/ATen/native/Convolution.cpp`` (``ConvParams``, ``_select_conv_backend``) and
 ``ConvUtils.h``.
@@ -31,7 +31,7 @@ class Backend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a convolution moves over its input; a size for each spatial dimension.
+    """Geometry of a convolution; a size for each spatial dimension.
 
     In one dimension PyTorch makes it two (``view1d_as_2d``).
     """

@@ -1,7 +1,7 @@
 """Convolutions on CUDA: copies into the format that the kernels take.
 
 Source: ``aten/src/ATen/native/Convolution.cpp``, ``_convolution`` and ``convolution_backward``;
-``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``. What cuDNN asks for besides is its own: its
+``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``. cuDNN's own workspace is its choice: its
 heuristics, or a benchmark, choose a plan, and a plan a workspace. Where that was measured
 (:func:`_estimate_reordered_bytes`) it is counted; else :func:`estimate_cudnn_workspace_range` says
 what it may be.
@@ -277,7 +277,6 @@ def _pad_channels(x: Tensor, weight: Tensor, out: Tensor) -> int:
 
 
 def _padded_bytes(x: Tensor, dims: Sequence[int]) -> int:
-    """Bytes with the sizes of channels rounded up."""
     sizes = [-(-n // _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS if i in dims else n
              for i, n in enumerate(x.shape)]  # fmt: skip
     return math.prod(sizes) * x.element_size()

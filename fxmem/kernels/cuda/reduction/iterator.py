@@ -1,4 +1,4 @@
-"""What ``TensorIterator`` makes of a reduction: dimensions in order, merged where they can be.
+"""Iteration of a reduction (``TensorIterator``: dimensions in order, merged) and its buffers.
 
 Source: ``aten/src/ATen/TensorIterator.cpp``, ``aten/src/ATen/native/ReduceOpsUtils.h``.
 """
@@ -308,5 +308,4 @@ def _ceil_div(number: int, by: int) -> int:
 
 
 def _floor_power(number: int) -> int:
-    """The largest power of two up to a number, and 1 for none."""
     return 1 << max(number.bit_length() - 1, 0)

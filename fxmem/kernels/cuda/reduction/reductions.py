@@ -83,7 +83,7 @@ class Layout:
 
     @staticmethod
     def like(x: Tensor, dtype: torch.dtype) -> Layout:
-        """What an elementwise operator makes of a tensor."""
+        """The result of an elementwise operator on a tensor."""
         return Layout(tuple(x.shape), compute_elementwise_output_strides(x), 0, dtype)
 
     @staticmethod

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem.analysis import Analysis
 from fxmem.graph import Category
-from fxmem.kernels.cuda.recurrent.cudnn import estimate_reserve_bytes
+from fxmem.kernels.cuda.recurrent import estimate_reserve_bytes
 
 STEPS, BATCH, INPUT, HIDDEN = 10, 8, 16, 32
 

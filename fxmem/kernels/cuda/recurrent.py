@@ -1,7 +1,7 @@
 """Recurrent networks on CUDA: one cuDNN operator for all layers, directions and time steps.
 
 Source: ``aten/src/ATen/native/RNN.cpp`` (``lstm``, ``ONE_HIDDEN_RNN``) and
-``aten/src/ATen/native/cudnn/RNN.cpp``. What cuDNN reserves for backward is known to cuDNN alone;
+``aten/src/ATen/native/cudnn/RNN.cpp``. The reserve for backward is known to cuDNN alone;
 :func:`estimate_reserve_bytes` says where its formula is from.
 """
 
@@ -54,7 +54,6 @@ def _uses_cudnn(input_: Tensor, params: Sequence[Tensor]) -> bool:
 
 
 def _run(function: Function, *args: Any, **kwargs: Any) -> Any:
-    """A recurrent function of a tensor or of a packed sequence."""
     is_packed = "data" in kwargs or (len(args) > 3 and isinstance(args[3], (list, tuple)))
     lower: Callable[..., Any] = _lower_packed if is_packed else _lower
     lowered = lower(MODES[function], *args, **kwargs)
@@ -230,7 +229,7 @@ def _run_backward(*args: Any) -> tuple[Any, ...]:
 
 
 def estimate_reserve_bytes(input_: Tensor, args: tuple[Any, ...]) -> int:
-    """What cuDNN keeps between a training forward and its backward.
+    """Estimates what cuDNN keeps between a training forward and its backward.
 
     From the sizes that cuDNN reported for four layers of 320 units over 25,000 rows
     (https://github.com/pytorch/pytorch/issues/2895: LSTM 736,000,000 B, GRU 864,000,000 B, which
@@ -253,7 +252,7 @@ def _forward_workspace(call: Call) -> int:
 
 @CUDA.workspace(_backward)
 def _backward_workspace(call: Call) -> int:
-    """Input and gradient of the output, likewise."""
+    """The input and the gradient of the output, if they are not dense with time first."""
     batch_first = bool(call.args[14])
     dense = (call.tensor(i) for i in (0, 7) if call.args[i] is not None)
     return sum(_copy_bytes(given, batch_first) for given in dense)
