@@ -12,15 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.kernels.cpu import CPU
-
-
-def new_bytes(outputs: object) -> int:
-    """Bytes of the outputs' storages."""
-    if isinstance(outputs, Tensor):
-        return outputs.untyped_storage().nbytes()
-    if isinstance(outputs, (tuple, list)):
-        return sum(map(new_bytes, outputs))
-    return 0
+from fxmem.kernels.registry import storage_bytes
 
 
 def measure(call: Callable[[], object]) -> tuple[int, object]:
@@ -39,8 +31,17 @@ def measure(call: Callable[[], object]) -> tuple[int, object]:
     return peak, outputs
 
 
-def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: object) -> object:
-    """Assert that fake outputs and the estimate add up to what the real kernel needs."""
+def check(
+    func: OpOverload,
+    *args: object,
+    enable_grad: bool = False,
+    layouts: bool = False,
+    **kwargs: object,
+) -> object:
+    """Assert that fake outputs and the estimate add up to what the real kernel needs.
+
+    With ``layouts`` the outputs' dtypes, shapes and strides are compared too.
+    """
     with torch.set_grad_enabled(enable_grad):
         peak, outputs = measure(lambda: func(*args, **kwargs))
         with FakeTensorMode() as mode:
@@ -53,10 +54,17 @@ def check(func: OpOverload, *args: object, enable_grad: bool = False, **kwargs: 
     old = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
     created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
     created = [x for x in created if x.untyped_storage()._cdata not in old]
-    measured = max(0, peak - new_bytes(created))
+    measured = max(0, peak - storage_bytes(created))
     assert predicted == measured, f"{func}: predicted {predicted}, measured {measured}"
-    assert new_bytes(fake_outputs) == new_bytes(outputs), f"{func}: {fake_outputs}"
+    assert storage_bytes(fake_outputs) == storage_bytes(outputs), f"{func}: {fake_outputs}"
+    assert not layouts or describe(fake_outputs) == describe(outputs), func
     return outputs
+
+
+def describe(outputs: object) -> list[tuple[object, ...]]:
+    """Dtypes, shapes and strides of tensors."""
+    tensors = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+    return [(x.dtype, tuple(x.shape), x.stride()) for x in tensors]
 
 
 def strided(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -72,6 +80,6 @@ def check_workspace(func: OpOverload, *args: object, **kwargs: object) -> object
     old = {x.untyped_storage()._cdata for x in tree_leaves(args) if isinstance(x, Tensor)}
     created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
     created = [x for x in created if x.untyped_storage()._cdata not in old]
-    measured = max(0, peak - new_bytes(created))
+    measured = max(0, peak - storage_bytes(created))
     assert predicted == measured, f"{func}: predicted {predicted}, measured {measured}"
     return outputs

@@ -196,15 +196,6 @@ def test_encoder_takes_its_fast_path(mode: str, fast: bool) -> None:
     assert (operators == ["aten._transformer_encoder_layer_fwd.default"] * 2) == fast
 
 
-def test_encoder_makes_no_nested_tensors_of_unknown_sizes() -> None:
-    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2)
-    padding = torch.zeros(3, 5, dtype=torch.bool)
-    call = _Call(lambda x, mask: model(x, src_key_padding_mask=mask))
-    call.model = model  # type: ignore[assignment]
-    assert run_fake(call, torch.randn(3, 5, 16), padding, mode="infer").operators
-
-
 @pytest.mark.parametrize(
     ("mode", "masked", "options", "noted"),
     [

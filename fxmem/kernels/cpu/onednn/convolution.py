@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -269,7 +268,7 @@ def forward_layouts(problem: Problem) -> Layouts:
             descriptors.is_permuted(primitive, onednn.QUERY_DST, problem.output_sizes),
         )
 
-    return onednn.ask(question, lambda: fallback_layouts(problem))
+    return onednn.ask(question, Layouts())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -295,7 +294,7 @@ def backward_input_layouts(problem: Problem) -> Layouts:
             descriptors.is_permuted(primitive, onednn.QUERY_DIFF_SRC, problem.input_sizes),
         )
 
-    return onednn.ask(question, lambda: fallback_layouts(problem))
+    return onednn.ask(question, Layouts())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -321,36 +320,4 @@ def backward_weight_layouts(problem: Problem, with_bias: bool) -> Layouts:
             descriptors.size_bytes(primitive, onednn.QUERY_SCRATCHPAD),
         )
 
-    return onednn.ask(question, lambda: fallback_layouts(problem))
-
-
-def fallback_layouts(problem: Problem) -> Layouts:
-    """Layouts where oneDNN cannot be asked: those of its common kernels, without scratchpads.
-
-    oneDNN's jit kernels (``jit_avx512_common_conv_kernel.cpp``, ``jit_avx2_conv_kernel_f32.cpp``)
-    block channels by the width of a vector register, and pad them to it; an input with few
-    channels is read as it is; channels-last activations are, too.
-    """
-    capability = torch.backends.cpu.get_cpu_capability()
-    block = 16 if capability.startswith("AVX512") else 8
-    groups = problem.groups
-    itemsize = problem.dtype.itemsize
-
-    def padded(channels: int) -> int:
-        return -(-channels // block) * block
-
-    def activation_bytes(sizes: Sizes) -> int:
-        return math.prod((sizes[0], padded(sizes[1]), *sizes[2:])) * itemsize
-
-    taps = math.prod(problem.weight_sizes[2:])
-    inner = problem.weight_sizes[1]
-    outer = problem.weight_sizes[0] // groups
-    depthwise = groups > 1 and inner == 1 and outer == 1
-    weight = padded(groups) * taps if depthwise else groups * padded(outer) * padded(inner) * taps
-    last = problem.channels_last
-    few = problem.input_sizes[1] < block and not problem.transposed
-    return Layouts(
-        0 if last or few else activation_bytes(problem.input_sizes),
-        weight * itemsize,
-        0 if last else activation_bytes(problem.output_sizes),
-    )
+    return onednn.ask(question, Layouts())

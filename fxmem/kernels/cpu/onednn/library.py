@@ -162,16 +162,16 @@ class Scope:
 Answer = TypeVar("Answer")
 
 
-def ask(question: Callable[[Scope], Answer], otherwise: Callable[[], Answer]) -> Answer:
-    """Put a question to oneDNN; the other answer where it cannot be asked or refuses."""
+def ask(question: Callable[[Scope], Answer], otherwise: Answer) -> Answer:
+    """Puts a question to oneDNN; the other answer where it cannot be asked or refuses."""
     found = library()
     if found is None:
-        return otherwise()
+        return otherwise
     try:
         with Scope(found) as scope:
             return question(scope)
     except UnsupportedError:
-        return otherwise()
+        return otherwise
 
 
 def longs(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

@@ -142,7 +142,7 @@ def _forward_needs(problem: _Problem) -> _Needs:
             ),
         )
 
-    return onednn.ask(question, lambda: _Needs())
+    return onednn.ask(question, _Needs())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -166,7 +166,7 @@ def _backward_needs(problem: _Problem) -> _Needs:
             ),
         )
 
-    return onednn.ask(question, lambda: _Needs())
+    return onednn.ask(question, _Needs())
 
 
 @CPU.workspace("mkldnn_rnn_layer")

@@ -128,6 +128,11 @@ def test_convolution_follows_the_number_of_threads() -> None:
     check_convolution((2, 32, 14, 14), 32, 3, padding=1)
 
 
+F32, BF16 = torch.float32, torch.bfloat16
+TYPES = [(F32, F32), (F32, None), (BF16, F32), (BF16, BF16)]
+"""Of the input and of the parameters."""
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])
@@ -158,29 +163,38 @@ def test_batch_norm(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtypes", TYPES)
 @pytest.mark.parametrize("make", [torch.randn, strided])
-def test_layer_norm(make: Callable[..., Tensor], dtype: torch.dtype) -> None:
-    x, gradient = make(3, 5, 16).to(dtype), make(3, 5, 16).to(dtype)
-    weight = torch.ones(16, dtype=dtype)
-    out = check(aten.native_layer_norm.default, x, [16], weight, weight, 1e-5)
-    for mask in ([True, True, True], [True, False, False]):
+def test_layer_norm(
+    make: Callable[..., Tensor], dtypes: tuple[torch.dtype, torch.dtype | None]
+) -> None:
+    x, gradient = (make(3, 5, 16).to(dtypes[0]) for _ in "xg")
+    weight = None if dtypes[1] is None else torch.ones(16, dtype=dtypes[1])
+    out = check(aten.native_layer_norm.default, x, [16], weight, weight, 1e-5, layouts=True)
+    for mask in ([True] * 3, [True, False, False]) if weight is not None else ():
         check(
             aten.native_layer_norm_backward.default,
             gradient, x, [16], out[1], out[2], weight, weight, mask,  # type: ignore[index]
+            layouts=True,
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtypes", TYPES)
 @pytest.mark.parametrize("side", [4, 33, 46])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_group_norm(memory_format: torch.memory_format, side: int) -> None:
-    x = torch.randn(2, 8, side, side).to(memory_format=memory_format)
-    weight, numbers = torch.ones(8), (2, 8, side * side, 2)
-    out = check(aten.native_group_norm.default, x, weight, weight, *numbers, 1e-5)
-    check(
-        aten.native_group_norm_backward.default,
-        torch.randn_like(x), x, out[1], out[2], weight, *numbers, [True] * 3,  # type: ignore[index]
-    )  # fmt: skip
+def test_group_norm(
+    memory_format: torch.memory_format, side: int, dtypes: tuple[torch.dtype, torch.dtype | None]
+) -> None:
+    x = torch.randn(2, 8, side, side).to(dtypes[0], memory_format=memory_format)
+    weight = None if dtypes[1] is None else torch.ones(8, dtype=dtypes[1])
+    numbers = (2, 8, side * side, 2)
+    forward = aten.native_group_norm.default
+    out = check(forward, x, weight, weight, *numbers, 1e-5, layouts=True)
+    if dtypes == (F32, F32):
+        check(
+            aten.native_group_norm_backward.default,
+            torch.randn_like(x), x, out[1], out[2], weight, *numbers, [True] * 3,  # type: ignore[index]
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("operator", [aten._softmax, aten._log_softmax])

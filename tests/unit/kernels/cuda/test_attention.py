@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from cuda_steps import made, run_step, saved, workspaces
+from cuda_steps import made, run_step, saved
 from kernels import measure
 from torch import Tensor
 from torch.nn import functional
@@ -247,17 +247,6 @@ def test_math() -> None:
     ]
 
 
-def test_math_in_halves_where_that_is_allowed() -> None:
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            graph = run(*leaves(), mode="infer")
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
-    assert "_to_copy" not in dict(made(graph))
-    assert dict(made(graph))["bmm"] == ELEMENTS * 2
-
-
 def test_math_repeats_shared_heads() -> None:
     graph = run(leaf(dtype=F32), *[leaf(B, 1, S, D, dtype=F32)] * 2, enable_gqa=True)
     assert [what for what in made(graph) if what[0] == "clone"] == [("clone", ELEMENTS * 4)] * 2
@@ -317,24 +306,6 @@ def test_safe_softmax_takes_what_the_profiler_sees(dtype: torch.dtype) -> None:
     assert CUDA.estimate_workspace_bytes(op, (x, -1), {}, result) == peak - x.nbytes
 
 
-def test_no_backend_is_an_error_as_on_a_gpu() -> None:
-    with (
-        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-        pytest.raises(Exception, match="No available kernel"),
-    ):
-        run(*leaves(F32))
-
-
-def test_direct_calls_of_the_operators() -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result: Tensor = aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[0]
-        return result
-
-    graph = run_step(attend, *leaves(F32))
-    assert saved(graph) == [((B, H, S, D), "float32"), ((B, H, S), "float32")]
-    assert workspaces(graph)
-
-
 @pytest.mark.parametrize(("gpu", "expected"), [(Gpu(), 1), (H100, 3), (Gpu((7, 5)), 0)])
 def test_the_choice_as_users_ask_for_it(gpu: Gpu, expected: int) -> None:
     def ask(x: Tensor) -> Tensor:
@@ -350,10 +321,6 @@ def test_the_choice_as_users_ask_for_it(gpu: Gpu, expected: int) -> None:
 )
 def test_the_operator_goes_the_same_way(function: Any) -> None:
     assert saved(run_step(lambda x: function(x, x, x), leaf())) == FLASH_SAVED
-
-
-def test_fused_operators_behind_it_are_not_modelled() -> None:
-    assert aten._flash_attention_forward.default in CUDA.unmodelled
 
 
 def test_flexible_attention_is_refused() -> None:
@@ -380,12 +347,6 @@ def test_autocast_casts_before_the_choice() -> None:
     assert [name for name, _ in made(graph)] == ["_to_copy"] * 3 + [
         "_scaled_dot_product_flash_attention"
     ]
-
-
-@pytest.mark.parametrize("sizes", [(2, 4, 0, 8), (0, 4, 6, 8)])
-def test_empty_inputs_go_by_no_backend(sizes: tuple[int, ...]) -> None:
-    graph = run(*leaves(F32, *sizes), mode="infer")
-    assert not any("attention" in name for name, _ in made(graph))
 
 
 def test_the_scale_is_that_before_padding() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -188,16 +187,6 @@ def test_the_backend_follows_the_checks(what: AttentionCall, gpu: Gpu, backend: 
     assert choose(what, gpu) is backend
 
 
-def test_dropout_on_versions_of_cudnn_that_drop_wrongly() -> None:
-    what = call(dropout=0.125)
-    versions = (91100, 91101, 91399, 91400)
-    chosen = [
-        choose_backend(what, Gpu((9, 0), v), replace(read_settings(H100), order=(CUDNN, MATH)))
-        for v in versions
-    ]
-    assert chosen == [CUDNN, MATH, MATH, CUDNN]
-
-
 def test_gradients_are_only_asked_for_where_they_are_enabled() -> None:
     with torch.no_grad():
         assert choose(call((2, 8, 128, 200)), RTX3090) is FLASH
@@ -229,26 +218,6 @@ def test_an_order_that_the_user_sets() -> None:
     assert choose(call(), H100) is CUDNN
 
 
-def test_flags_of_torch_backends_cuda() -> None:
-    torch.backends.cuda.enable_flash_sdp(False)
-    try:
-        assert choose(call()) is EFFICIENT
-    finally:
-        torch.backends.cuda.enable_flash_sdp(True)
-
-
 def test_nothing_is_left() -> None:
     with sdpa_kernel([FLASH]):
         assert choose(call(dtype=F32)) is None
-
-
-def test_cudnn_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert choose(call(), H100) is FLASH
-    monkeypatch.setattr(torch, "is_deterministic_algorithms_warn_only_enabled", lambda: True)
-    assert choose(call(), H100) is CUDNN
-
-
-def test_the_environment_puts_cudnn_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
-    assert choose(call(), H100) is FLASH

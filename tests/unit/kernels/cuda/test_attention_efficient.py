@@ -97,12 +97,6 @@ def test_much_work_splits_keys_less() -> None:
     assert run_backward((64, 4, 200, 128), 200, BF16, L4) == 256 * 200 * 4 + 256 * head
 
 
-def test_a_deterministic_backward_does_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    head = 1 * 64 * (128 + 128) * 4 + 4 * 2 * (16 + 64 * 64 * 4)
-    assert run_backward((2, 4, 200, 128), 200, BF16, L4) == 2 * 4 * 200 * 4 + 8 * head
-
-
 def test_float_sums_outside_of_the_kernel() -> None:
     # A100, 64: 64 x 64. Per head 2 x 1 blocks of 16 + 64 * 64 * 4 = 32800 bytes: 262400 beside
     # the sums of 1024 rows (4096). The products before that, 2 * 4 * 128 * 64 * 4 = 262144, with

@@ -44,34 +44,6 @@ def test_float16_unless_a_dtype_is_named(x: Tensor) -> None:
         assert torch.mm(x, x).dtype == BF16
 
 
-@pytest.mark.filterwarnings("ignore:.torch.cuda.amp.autocast:FutureWarning")
-def test_the_older_name(x: Tensor) -> None:
-    with torch.cuda.amp.autocast():
-        assert torch.mm(x, x).dtype == FP16
-        with torch.cuda.amp.autocast(enabled=False):
-            assert torch.mm(x, x).dtype == FP32
-
-
-def test_its_state_is_told(x: Tensor) -> None:
-    with torch.autocast("cuda", dtype=BF16):
-        assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
-        assert not torch.is_autocast_enabled("cpu")
-        assert torch.get_autocast_dtype("cuda") == BF16
-        with torch.autocast("cuda", enabled=False):
-            assert not torch.is_autocast_enabled("cuda")
-            assert torch.mm(x, x).dtype == FP32
-        assert torch.mm(x, x).dtype == BF16
-    assert not torch.is_autocast_enabled("cuda")
-
-
-def test_it_may_decorate(x: Tensor) -> None:
-    @torch.autocast("cuda", dtype=BF16)
-    def multiply(x: Tensor) -> Tensor:
-        return x @ x
-
-    assert multiply(x).dtype == BF16
-
-
 @pytest.mark.parametrize("dtype", [FP16, BF16])
 @pytest.mark.parametrize(
     ("run", "expected"),
@@ -104,22 +76,6 @@ def test_result_types(x: Tensor, run: Any, expected: Any, dtype: torch.dtype) ->
     """As listed on pytorch.org/docs/stable/amp.html; None is autocast's dtype."""
     with torch.autocast("cuda", dtype=dtype):
         assert run(x).dtype == (expected or dtype)
-
-
-def test_other_halves_do_not_promote(x: Tensor) -> None:
-    with (
-        torch.autocast("cuda", dtype=FP16),
-        pytest.raises(RuntimeError, match=r"float16 cannot promote a tensor of torch\.bfloat16"),
-    ):
-        torch.dot(x[0].bfloat16(), x[0])
-
-
-def test_an_optional_tensor_does_not_promote(x: Tensor) -> None:
-    """In ``prioritize`` it is none of the tensors that have an overload."""
-    half = x.half()
-    with torch.autocast("cuda", dtype=FP16):
-        assert functional.bilinear(half, half, half[None], x[0, :1]).dtype == FP16
-        assert functional.bilinear(half, half, x[None], x[0, :1]).dtype == FP32
 
 
 def test_the_host_is_left_alone(x: Tensor) -> None:
@@ -250,14 +206,6 @@ def saved_by(x: Tensor, fc: Tensor) -> Any:
         torch.mm(x.detach().requires_grad_(), fc)
     (reference,) = references
     return reference
-
-
-def test_casts_of_weights_may_be_cleared(x: Tensor) -> None:
-    fc = weight()
-    with torch.autocast("cuda", dtype=BF16):
-        found = saved_by(x, fc)
-        torch.clear_autocast_cache()
-        assert found() is None
 
 
 def test_functions_may_follow_an_operator(x: Tensor) -> None:

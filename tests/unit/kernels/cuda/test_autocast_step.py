@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +96,6 @@ def test_nothing_stays() -> None:
     assert look() == before
 
 
-def test_autocast_without_a_gpu_is_off_again_afterwards() -> None:
-    with lower_autocast():
-        pass
-    with pytest.warns(UserWarning, match="CUDA is not available"):
-        autocast = torch.autocast("cuda")
-    assert not autocast._enabled
-
-
 def test_other_threads_keep_their_kernels() -> None:
     """What a thread with a real GPU would call."""
     results = []
@@ -119,13 +110,3 @@ def test_other_threads_keep_their_kernels() -> None:
         thread.start()
         thread.join()
     assert torch.equal(results[0], torch.full((2, 2), 2.0))
-
-
-def test_it_is_entered_and_left_quickly() -> None:
-    durations_s = []
-    for _ in range(5):
-        start_s = time.perf_counter()
-        with lower_autocast():
-            pass
-        durations_s.append(time.perf_counter() - start_s)
-    assert min(durations_s) < 0.05

@@ -159,14 +159,6 @@ class TestBuffers:
         # (1024, 512): 4 blocks of rows are too few to share.
         assert self.forward(torch.empty(1024, 512), weight) == 0
 
-    def test_volumes_in_channels_last_go_by_reduction(self, gpu: None) -> None:
-        x = torch.empty(2, 8, 4, 4, 4, dtype=torch.bfloat16)
-        x = x.to(memory_format=torch.channels_last_3d)
-        # var_mean casts bfloat16; afterwards the missing weight and bias are scalars.
-        assert self.forward(x, None) == 4 * x.numel()
-        assert self.forward(x, None, training=False) == 2 * 4
-        assert self.forward(x.half(), torch.empty(8)) == 0
-
     def test_gradients_of_another_format_are_of_the_input_s(self, gpu: None) -> None:
         x, column = torch.empty(2, 8, 6, 6).to(memory_format=LAST), torch.empty(8)
         args = (x.contiguous(), x, column, column, column, column, column, True, 1e-5, [True] * 3)

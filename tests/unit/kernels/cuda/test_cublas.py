@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem import analyze
 from fxmem.graph import Category
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
-from fxmem.recording.recorder import is_on_engine_thread
 
 AMPERE = 2 * 4096 * 1024 + 8 * 16 * 1024
 """The default of cuBLAS before Hopper, ``:4096:2:16:8``; 8519680 in the allocator's traces."""
@@ -73,39 +68,5 @@ def test_a_backward_inside_forward_runs_in_the_thread_of_the_engine() -> None:
     assert kept(Forces(), "16x8", "infer") == [("cuBLAS workspace", AMPERE)] * 2
 
 
-def test_a_double_backward_takes_the_workspace_of_that_thread_once() -> None:
-    assert kept(Forces(), "16x8", "train") == [("cuBLAS workspace", AMPERE)] * 2
-
-
 def test_without_multithreading_the_engine_runs_in_the_thread_of_the_caller() -> None:
     assert kept(Forces(multithreaded=False), "16x8", "infer") == [("cuBLAS workspace", AMPERE)]
-
-
-def test_the_profiler_agrees_on_what_the_engine_runs() -> None:
-    seen: list[bool] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func is torch.ops.aten.mm.default:
-                seen.append(is_on_engine_thread(torch._C._current_autograd_node()))
-            return func(*args, **(kwargs or {}))
-
-    def run() -> None:
-        Forces()(torch.ones(16, 8)).sum().backward()
-
-    with Watch():
-        run()
-    with profile() as profiler:
-        run()
-    products = [event for event in profiler.events() or () if event.name == "aten::mm"]
-    in_engine = []
-    for event in sorted(products, key=lambda event: event.time_range.start):
-        callers = []
-        while event.cpu_parent is not None:
-            event = event.cpu_parent
-            callers.append(event.name)
-        in_engine.append(any(name.startswith("autograd::engine::") for name in callers))
-    assert seen == in_engine
-    assert set(seen) == {False, True}
