@@ -38,17 +38,9 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The setup of an analysis.
+    """The setup of an analysis, as :class:`fxmem.analysis.Setup` has it.
 
     Attributes:
-        model: The TARGET, or the class of the module.
-        inputs: One spec for each input.
-        mode: ``train`` or ``infer``.
-        device: Target device.
-        gpu: The target GPU, or None.
-        autocast: The dtype of forward and loss under autocast, or None.
-        optimizer: Name of the optimizer, or None.
-        loss: Name of the loss, or None for the default.
         context: The context that disables gradients in inference, where memory may depend on it.
         loop: The training loop; empty where that does not matter.
     """
@@ -109,13 +101,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownRow:
-    """One category's bytes at the peak.
-
-    Attributes:
-        category: The category.
-        nbytes: Its bytes there.
-        share: Its part of the peak, from 0 to 1.
-    """
+    """One category's bytes at the peak, and their share of it, from 0 to 1."""
 
     category: Category
     nbytes: int
