@@ -41,7 +41,7 @@ from fxmem.tracing.description import describe_model, remember_model
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.generators import save_random_states
-from fxmem.tracing.user_state import restore_user_state
+from fxmem.tracing.swapping import restore_user_state
 from fxmem.units import format_bytes
 
 

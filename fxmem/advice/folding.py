@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,8 @@ from torch import nn
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
-from fxmem.tracing.fakes import make_fake_mode, make_fake_model
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.swapping import swap_in_fakes
 
 _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,
@@ -47,7 +49,8 @@ def fold_norms(model: nn.Module | str, fx_graph: Any) -> tuple[nn.Module, int] |
     ):
         with replace_devices(set()):
             source = load_target(model, fake_mode) if isinstance(model, str) else model
-        fake = make_fake_model(source, fake_mode, train=False)
+        with swap_in_fakes(source, fake_mode, train=False):
+            fake = copy.deepcopy(source)
         with fake_mode:
             count = sum(_fold(fake, conv, norm) for conv, norm in pairs)
     return (fake, count) if count else None

@@ -44,7 +44,7 @@ def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
         fake_mode: The mode that the parameters will belong to; None builds it for real.
 
     Returns:
-        The module: fake, partly fake, or real; ``make_fake_model`` takes it from there.
+        The module: fake, partly fake, or real; ``swap_in_fakes`` takes it from there.
 
     Raises:
         LoadError: The target does not lead to a module; names the user's own line.

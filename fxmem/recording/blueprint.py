@@ -1,4 +1,4 @@
-"""Blueprint of a step: the caller's model and inputs, copied to fake tensors for each recording."""
+"""Blueprint of a step: the caller's model and inputs, on fake tensors for each recording."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemError
-from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda.gpu import use_gpu
 from fxmem.kernels.registry import Target
 from fxmem.loading.building import replace_converted
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
-from fxmem.recording.losses import Loss, make_own_loss
+from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options
 from fxmem.recording.step import Recording, Step, record_step, trace_forward
-from fxmem.tracing.deepcopy import Memo
 from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
 from fxmem.tracing.fake_checks import answer_fake_checks
-from fxmem.tracing.fakes import make_fake_inputs, make_fake_model
-from fxmem.tracing.lazy import settle_lazy
-from fxmem.tracing.model_copier import copy_reader
+from fxmem.tracing.fakes import make_fake_inputs
+from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -57,45 +54,46 @@ class Blueprint:
     fake_mode: FakeTensorMode
     named_devices: set[str]
 
-    def make_inputs(self, memo: Memo | None = None) -> Inputs:
-        """Makes fake inputs, new ones each time: a step may change a cache among them."""
-        dtype = self.options.dtype
+    def make_inputs(self) -> Inputs:
+        """Makes fake inputs for what looks at their structure."""
         with keep_default_on_cpu():
-            made = make_fake_inputs(self.args, self.kwargs, self.fake_mode, dtype=dtype, memo=memo)
-        remember_inputs(made, (self.args, self.kwargs))
-        return made
-
-    def make_step(self) -> Step:
-        """A step on a fake model and fake inputs of its own, where the target has them."""
-        options, train = self.options, self.options.mode == "train"
-        memo: Memo = {}
-        with keep_default_on_cpu():
-            model = make_fake_model(
-                self.model, self.fake_mode, dtype=options.dtype, train=train, memo=memo
+            return make_fake_inputs(
+                self.args, self.kwargs, self.fake_mode, dtype=self.options.dtype
             )
-        inputs = self.make_inputs(memo)
-        _place_inputs(inputs, CPU)
-        with replace_devices(self.named_devices):
-            settle_lazy(model, *inputs, self.fake_mode)
-        _place_model(model, self.model, options.target)
-        _place_inputs(inputs, options.target)
-        return Step(
-            model=model,
-            args=inputs[0],
-            kwargs=inputs[1],
-            train=train,
-            inference_mode=options.inference_mode,
-            loss=self._copy_loss(memo),
-            make_optimizer=self.make_optimizer if train else None,
-            loop=options.loop,
-            autocast=options.autocast_to,
-        )
 
-    def _copy_loss(self, memo: Memo) -> Loss:
-        """The loss, with the fakes of inputs and of the model's tensors where it reads those."""
-        if self.loss.function is None:
-            return self.loss
-        return make_own_loss(self.loss.name, copy_reader(self.loss.function, memo))
+    @contextlib.contextmanager
+    def make_step(self) -> Iterator[Step]:
+        """A step on fakes in the model and inputs of its own, where the target has them."""
+        options, train = self.options, self.options.mode == "train"
+        with contextlib.ExitStack() as stack:
+            with keep_default_on_cpu():
+                args, kwargs = stack.enter_context(
+                    swap_in_fakes(
+                        self.model,
+                        self.fake_mode,
+                        self.args,
+                        self.kwargs,
+                        dtype=options.dtype,
+                        train=train,
+                        readers=(self.loss.function, self.make_optimizer),
+                    )
+                )
+            remember_inputs((args, kwargs), (self.args, self.kwargs))
+            with replace_devices(self.named_devices):
+                settle_lazy(self.model, args, kwargs, self.fake_mode, options.dtype)
+            _place_model(self.model, options.target)
+            _place_inputs((args, kwargs), options.target)
+            yield Step(
+                model=self.model,
+                args=args,
+                kwargs=kwargs,
+                train=train,
+                inference_mode=options.inference_mode,
+                loss=self.loss,
+                make_optimizer=self.make_optimizer if train else None,
+                loop=options.loop,
+                autocast=options.autocast_to,
+            )
 
     def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
         """Makes a step and records it; to be called with the fake mode active.
@@ -109,8 +107,7 @@ class Blueprint:
         """
         target, size_hint = self.options.target, self.options.size_hint
         try:
-            step = self.make_step()
-            with self._replace_functions():
+            with self.make_step() as step, self._replace_functions():
                 return record_step(step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint)
         except FxmemError:
             raise
@@ -123,8 +120,8 @@ class Blueprint:
         Returns:
             The FX graph, and what it cannot express.
         """
-        step, options = self.make_step(), self.options
-        with self._replace_functions():
+        options = self.options
+        with self.make_step() as step, self._replace_functions():
             return trace_forward(step, options.target, size_hint=options.size_hint)
 
     @contextlib.contextmanager
@@ -139,19 +136,18 @@ class Blueprint:
             yield
 
 
-def _place_model(model: nn.Module, source: nn.Module, target: Target) -> None:
+def _place_model(model: nn.Module, target: Target) -> None:
     """Moves parameters, their gradients and buffers as ``model.to(device)`` does.
 
-    Other tensors of the modules stay where the tensors of the source model are.
+    Other tensors of the modules stay where the user has them.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         _place(tensor, target.device)
         _place(tensor.grad, target.device)
-    for copied, given in zip(model.modules(), source.modules(), strict=True):
-        for name, value in vars(given).items():
-            if isinstance(value, torch.Tensor) and lies_on_accelerator(value):
-                _place(vars(copied).get(name), target.device)
     for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and lies_on_accelerator(value):
+                _place(value, target.device)
         for kind, move in target.movers.items():
             if isinstance(module, kind):
                 move(module)

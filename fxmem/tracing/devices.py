@@ -97,11 +97,11 @@ class _ReplaceDevices(TorchFunctionMode):
             return args[0]
         if func in _MOVES:
             self._named.add(_MOVES[func])
-            return _mark(args[0])
+            return mark_on_accelerator(args[0])
         args, kwargs = list(args), dict(kwargs or {})
         is_moved = self._replace_arguments(func, args, kwargs)
         result = func(*args, **kwargs)
-        return _mark(result) if is_moved else result
+        return mark_on_accelerator(result) if is_moved else result
 
     def _replace_arguments(
         self, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -137,7 +137,8 @@ def lies_on_accelerator(tensor: Tensor) -> bool:
     return tensor.device.type not in ("cpu", "meta") or _MARK in tensor.__dict__
 
 
-def _mark(result: Any) -> Any:
+def mark_on_accelerator(result: Any) -> Any:
+    """Notes of a tensor that the user has it on an accelerator."""
     if isinstance(result, Tensor):
         result.__dict__[_MARK] = True
     return result

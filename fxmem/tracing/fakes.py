@@ -15,19 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import (
-    keystr,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_iter,
-    tree_unflatten,
-)
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_map
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec, parse_spec, strip_torch
-from fxmem.tracing.deepcopy import Memo
-from fxmem.tracing.lazy import bind_lazy
-from fxmem.tracing.model_copier import copy_model, copy_objects
 from fxmem.tracing.tensor_copier import TensorCopier, find_spans
 
 
@@ -54,71 +45,27 @@ class _LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     __torch_dispatch__ = inspect.unwrap(FakeTensorMode.__torch_dispatch__)
 
 
-def make_fake_model(
-    model: nn.Module,
-    fake_mode: FakeTensorMode,
-    *,
-    dtype: str | None = None,
-    train: bool,
-    memo: Memo | None = None,
-) -> nn.Module:
-    """A copy of the model on fake CPU tensors; the model itself is left alone.
-
-    Tensors that share a storage share one in the copy. Hooks, on modules and on tensors, are
-    copied with what they close over: an optimizer that a hook steps is the copy's own, on its
-    parameters. A hook that cannot be copied is left out, with a :class:`FxmemWarning`. A
-    one-element CPU buffer keeps its value, so that ``.item()`` on it works; no other values are
-    known. A tensor that was computed with gradients and kept on a module (as by
-    ``torch.nn.utils.weight_norm``) is copied without its history.
-
-    Args:
-        model: Its tensors real, meta or fake, on any device.
-        fake_mode: The mode that the fakes belong to.
-        dtype: Name of a dtype that floating parameters and buffers are cast to, as by
-            ``model.to(dtype)``.
-        train: Whether the copy is in training mode.
-        memo: Gets the copies by the ids of their originals.
-
-    Returns:
-        The copy; or, where it cannot be copied and all its tensors already belong to
-        ``fake_mode`` (it was built for this analysis), the model itself.
-
-    Raises:
-        TraceError: The model cannot be copied.
-        UsageError: The dtype is not a floating one.
-
-    >>> fake = make_fake_model(nn.Linear(3, 2), make_fake_mode(), dtype="bfloat16", train=True)
-    >>> fake.weight.shape, fake.weight.dtype
-    (torch.Size([2, 3]), torch.bfloat16)
-    """
-    cast_to = _find_dtype(dtype)
-    _refuse_compiled(model)
-    fake = copy_model(model, fake_mode, cast_to, {} if memo is None else memo)
-    bind_lazy(fake, fake_mode)
-    return fake.train(train)
-
-
 def make_fake_inputs(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     fake_mode: FakeTensorMode,
     *,
     dtype: str | None = None,
-    memo: Memo | None = None,
+    fakes: dict[int, Tensor] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs as fresh fake CPU tensors, in the lists, tuples and dicts they came in.
 
     A tensor keeps its strides and ``requires_grad``; one passed twice stays one, and two on one
     storage share it, cut to the part that they cover. A :class:`TensorSpec`, or a text that
     starts as one (a digit, or ``scalar``), becomes a tensor; other texts and numbers stay as they
-    are. Any other object, such as a cache, is copied with the tensors that it holds.
+    are, as does any other object.
 
     Args:
         args: Positional arguments.
         kwargs: Keyword arguments.
         fake_mode: The mode that the fakes belong to.
         dtype: Name of a dtype that floating tensors are cast to.
-        memo: Copies that were made before, by the ids of their originals: of a tensor that the
+        fakes: Fakes that were made before, by the ids of their originals: of a tensor that the
             model holds, too. Gets those of the inputs.
 
     Raises:
@@ -127,30 +74,25 @@ def make_fake_inputs(
     >>> make_fake_inputs(["2x3", "mean"], {"mask": None}, make_fake_mode())
     ((FakeTensor(..., size=(2, 3)), 'mean'), {'mask': None})
     """
-    cast_to = _find_dtype(dtype)
+    cast_to = find_dtype(dtype)
     copier = TensorCopier(fake_mode, find_spans(tree_iter((args, kwargs))))
-    copied: dict[int, tuple[Tensor, Tensor]] = {}
-    memo = {} if memo is None else memo
+    fakes = {} if fakes is None else fakes
+    own: dict[int, Tensor] = {}
 
     def convert(leaf: object) -> object:
         leaf = read_leaf(leaf)
         if isinstance(leaf, TensorSpec):
             return copier.create(leaf, cast_to)
-        if isinstance(leaf, Tensor):
-            if id(leaf) not in copied:
-                held = memo.get(id(leaf)) if cast_to is None else None
-                copied[id(leaf)] = leaf, copier.copy(leaf, cast_to) if held is None else held
-            return copied[id(leaf)][1]
-        return leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in own:
+            held = fakes.get(id(leaf)) if cast_to is None else None
+            own[id(leaf)] = copier.copy(leaf, cast_to) if held is None else held
+        return own[id(leaf)]
 
-    found, structure = tree_flatten((tuple(args), dict(kwargs)))
-    leaves = [convert(leaf) for leaf in found]
-    at = [index for index, leaf in enumerate(leaves) if not isinstance(leaf, _CONSTANTS)]
-    objects = copy_objects([leaves[index] for index in at], copied.values(), copier)
-    for index, value in zip(at, objects, strict=True):
-        leaves[index] = value
-    memo |= {key: fake for key, (_, fake) in copied.items()}
-    inputs: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, structure)
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(convert, (tuple(args), dict(kwargs)))
+    for key, fake in own.items():
+        fakes.setdefault(key, fake)
     return inputs
 
 
@@ -169,9 +111,6 @@ def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tup
             texts.append(f"{name}{keystr(path)}={_describe_leaf(leaf)}")
     return tuple(texts)
 
-
-_CONSTANTS = (type(None), bool, int, float, complex, str, Tensor)
-"""What needs no copy among the inputs: nothing changes it, or it is one already."""
 
 _STARTS_LIKE_SPEC = re.compile(r"\s*(-?[0-9]|scalar\b)")
 
@@ -211,7 +150,12 @@ def _name_format(tensor: Tensor) -> str:
     return ""
 
 
-def _find_dtype(name: str | None) -> torch.dtype | None:
+def find_dtype(name: str | None) -> torch.dtype | None:
+    """The dtype that a model is cast to; None for none.
+
+    Raises:
+        UsageError: It is not a floating one.
+    """
     dtype = getattr(torch, name) if name else None
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise UsageError(
@@ -220,8 +164,12 @@ def _find_dtype(name: str | None) -> torch.dtype | None:
     return dtype
 
 
-def _refuse_compiled(model: nn.Module) -> None:
-    """Raises TraceError if its Python code is not what would run."""
+def refuse_compiled(model: nn.Module) -> None:
+    """Checks that the model's Python code is what would run.
+
+    Raises:
+        TraceError: It is compiled.
+    """
     for name, module in model.named_modules():
         subject = f"{name!r}" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):

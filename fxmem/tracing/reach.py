@@ -78,8 +78,7 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
         if isinstance(current, LEAVES) or id(current) in seen:
             continue
         seen[id(current)] = current
-        if type(current) is not CellType:
-            yield current
+        yield current
         stack.extend(reversed([*find_held(current)]))
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fxmem.errors import TraceError
 from fxmem.specs import TensorSpec
+from fxmem.tracing.devices import lies_on_accelerator, mark_on_accelerator
 from fxmem.tracing.known_values import mark_held
 
 _CPU = torch.device("cpu")
@@ -57,6 +58,8 @@ class TensorCopier:
         meta = _cast(self._copy_to_meta(tensor), dtype)
         fake = self._wrap(meta, _find_constant(tensor) if meta.dtype == tensor.dtype else None)
         mark_held(fake)
+        if lies_on_accelerator(tensor):
+            mark_on_accelerator(fake)
         if type(tensor) not in _PLAIN:
             fake.__class__ = _make_fake_class(type(tensor))
         for flag in ("_is_param", "_is_buffer"):

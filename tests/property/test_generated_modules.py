@@ -23,7 +23,8 @@ from fxmem.kernels.cpu import CPU
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.step import Recording, Step, record_step
-from fxmem.tracing.fakes import make_fake_inputs, make_fake_mode, make_fake_model
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.swapping import swap_in_fakes
 
 GIVEN = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs
@@ -46,11 +47,10 @@ def record(program: Program, mode: Mode, *, symbolic_sizes: bool = True) -> Reco
     case = program.case()
     model, inputs = case.model(), case.inputs()
     fake_mode = make_fake_mode()
-    args, kwargs = make_fake_inputs(*inputs, fake_mode)
-    fake = make_fake_model(model, fake_mode, train=mode != "infer")
     make_optimizer = resolve_optimizer("adam" if mode == "train+adam" else None)
-    step = Step(fake, args, kwargs, mode != "infer", resolve_loss(None), make_optimizer)
-    with fake_mode:
+    train = mode != "infer"
+    with fake_mode, swap_in_fakes(model, fake_mode, *inputs, train=train) as (args, kwargs):
+        step = Step(model, args, kwargs, train, resolve_loss(None), make_optimizer)
         return record_step(step, CPU, symbolic_sizes=symbolic_sizes)
 
 

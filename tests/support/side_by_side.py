@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.functions import lower_functions
-from fxmem.tracing.fakes import make_fake_model
+from fxmem.tracing.swapping import swap_in_fakes
 
 _UNSEEN = (torch.ops.prim.device.default, torch.ops.aten.detach.default)
 
@@ -109,9 +109,12 @@ def run_fake(model: nn.Module, *args: Any, mode: str = "train") -> Trace:
     """The trace of a step on lowered fakes."""
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map_only(Tensor, lambda x: fake_mode.from_tensor(x, static_shapes=True), args)
-    with fake_mode, lower_functions(CPU):
-        fake_model = make_fake_model(model, fake_mode, train=mode == "train")
-        return _run(fake_model, fakes, mode, Watch(CPU.kernels))
+    with (
+        fake_mode,
+        lower_functions(CPU),
+        swap_in_fakes(model, fake_mode, train=mode == "train"),
+    ):
+        return _run(model, fakes, mode, Watch(CPU.kernels))
 
 
 def run_real(model: nn.Module, *args: Any, mode: str = "train") -> Trace:

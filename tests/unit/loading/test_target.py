@@ -20,7 +20,8 @@ import fxmem
 from fxmem.errors import LoadError
 from fxmem.loading.target import load_function, load_target, prepare_targets
 from fxmem.tracing.devices import replace_devices
-from fxmem.tracing.fakes import make_fake_mode, make_fake_model
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.swapping import swap_in_fakes
 
 NETS = """
     import torch
@@ -178,7 +179,8 @@ def test_a_constructor_that_reads_values_still_takes_no_memory(write: Write) -> 
 def test_a_constructor_that_reads_parameters_is_built_for_real(write: Write) -> None:
     model = load("nets:LooksAtValues")
     assert not is_fake(model)
-    assert is_fake(make_fake_model(model, make_fake_mode(), train=True))
+    with swap_in_fakes(model, make_fake_mode(), train=True):
+        assert is_fake(model)
 
 
 @pytest.mark.parametrize("name", ["make_on_gpu", "make_casting"])

@@ -33,19 +33,22 @@ def draw(model: nn.Module, *args: Any, **options: Any) -> Blueprint:
     )
 
 
-def test_each_step_has_a_model_and_inputs_of_its_own() -> None:
+def test_each_step_has_fakes_of_its_own() -> None:
     model, cache = nn.Linear(4, 2), [torch.ones(3, 4)]
-    blueprint = draw(model, cache)
-    first, second = blueprint.make_step(), blueprint.make_step()
-    assert len({id(step.model) for step in (first, second)} - {id(model)}) == 2
-    assert len({id(step.args[0]) for step in (first, second)} - {id(cache)}) == 2
-    assert all(isinstance(tensor, FakeTensor) for tensor in first.model.parameters())
+    weight, blueprint = model.weight, draw(model, cache)
+    seen = []
+    for _ in range(2):
+        with blueprint.make_step() as step:
+            assert isinstance(step.model.weight, FakeTensor)
+            seen += [step.model.weight, *step.args[0]]
+    assert len({*map(id, seen)}) == 4
+    assert model.weight is weight and type(weight) is nn.Parameter
 
 
 def test_a_step_lies_where_the_target_has_it() -> None:
-    step = draw(nn.Linear(4, 2), "3x4", dtype="bf16").make_step()
-    tensors = [*step.model.parameters(), *step.args]
-    assert {(t.device, t.dtype) for t in tensors} == {(GPU_DEVICE, torch.bfloat16)}
+    with draw(nn.Linear(4, 2), "3x4", dtype="bf16").make_step() as step:
+        tensors = [*step.model.parameters(), *step.args]
+        assert {(t.device, t.dtype) for t in tensors} == {(GPU_DEVICE, torch.bfloat16)}
 
 
 def test_the_devices_that_code_names_are_gathered() -> None:

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from fxmem.errors import UsageError
 from fxmem.recording.optimizers import OPTIMIZERS, Adam8bit, resolve_optimizer
-from fxmem.tracing.fakes import make_fake_mode, make_fake_model
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.swapping import swap_in_fakes
 
 
 def run_steps(name: str, *, on_fakes: bool) -> dict[str, list[int]]:
@@ -21,13 +22,12 @@ def run_steps(name: str, *, on_fakes: bool) -> dict[str, list[int]]:
     model: nn.Module = nn.Sequential(
         nn.Linear(4, 8, bias=with_bias), nn.Linear(8, 8, bias=with_bias)
     )
-    mode: Any = contextlib.nullcontext()
-    if on_fakes:
-        mode = make_fake_mode()
-        model = make_fake_model(model, mode, train=True)
     make = resolve_optimizer(name)
     assert make is not None
-    with mode:
+    with contextlib.ExitStack() as stack:
+        if on_fakes:
+            mode = stack.enter_context(make_fake_mode())
+            stack.enter_context(swap_in_fakes(model, mode, train=True))
         optimizer = make(list(model.parameters()))
         for _ in range(2):
             optimizer.zero_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fxmem.tracing.lazy import settle_lazy
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -21,7 +22,6 @@ from fxmem.tracing.fakes import (
     make_fake_model,
     read_leaf,
 )
-from fxmem.tracing.lazy import settle_lazy
 
 
 class Shared(nn.Module):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from fxmem.tracing.deepcopy import find_accumulator
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fxmem.errors import FxmemWarning, TraceError
-from fxmem.tracing.deepcopy import find_accumulator
 from fxmem.tracing.fakes import make_fake_inputs, make_fake_mode, make_fake_model
 
 

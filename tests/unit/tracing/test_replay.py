@@ -13,7 +13,8 @@ from benchmarks.cases import timm_model, vision
 from fxmem.kernels.cpu import CPU
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.step import Recording, Step, record_step
-from fxmem.tracing.fakes import make_fake_inputs, make_fake_mode, make_fake_model
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.swapping import swap_in_fakes
 
 
 class Sizes(nn.Module):
@@ -67,10 +68,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def record(model: nn.Module, shape: tuple[int, ...], **settings: bool) -> Recording:
     mode = make_fake_mode()
-    args, kwargs = make_fake_inputs((torch.empty(shape),), {}, mode)
-    with mode:
-        fake = make_fake_model(model, mode, train=False)
-        step = Step(fake, args, kwargs, False, resolve_loss(None), None)
+    with mode, swap_in_fakes(model, mode, (torch.empty(shape),), train=False) as (args, kwargs):
+        step = Step(model, args, kwargs, False, resolve_loss(None), None)
         return record_step(step, CPU, **settings)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.user_state import restore_user_state
+from fxmem.tracing.swapping import restore_user_state
 
 TABLE: dict[str, Any] = {}
 LISTED: list[Any] = []
