@@ -62,8 +62,7 @@ def _propagate_fakes(blueprint: Blueprint, graph: fx.Graph) -> None:
     """Runs the graph on fake tensors on the CPU, in the dtypes of the step."""
     on_cpu = replace(blueprint, options=replace(blueprint.options, target=CPU))
     dtype = blueprint.options.autocast_to
-    with isolate_analysis(), blueprint.fake_mode:
-        step = on_cpu.make_step()
+    with isolate_analysis(), blueprint.fake_mode, on_cpu.make_step() as step:
         inputs = [value for _, value in bind_arguments(step.model, step.args, step.kwargs)]
         propagation = FakeTensorProp(fx.GraphModule(step.model, graph), blueprint.fake_mode)
         with torch.autocast("cpu", dtype, enabled=dtype is not None):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.parameter import UninitializedTensorMixin, is_lazy
+from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError, summarize_error
@@ -285,15 +285,17 @@ def settle_lazy(
             fake = nn.Parameter(fake, lazy.requires_grad)
         for module in model.modules():
             for table in (module._parameters, module._buffers):
-                table.update({name: fake for name, held in table.items() if held is lazy})
+                held: dict[str, Any] = table
+                held.update({name: fake for name, tensor in held.items() if tensor is lazy})
 
-    original = UninitializedTensorMixin.materialize
-    UninitializedTensorMixin.materialize = materialize  # type: ignore[method-assign]
+    mixin: Any = UninitializedParameter.__mro__[1]  # which buffers have too
+    original = mixin.materialize
+    mixin.materialize = materialize
     try:
         with fake_mode, torch.no_grad():
             model(*args, **kwargs)
     finally:
-        UninitializedTensorMixin.materialize = original  # type: ignore[method-assign]
+        mixin.materialize = original
 
 
 # -- the places that tensors are held in -------------------------------------------------------
@@ -314,7 +316,8 @@ def _list_places(holder: Any) -> Iterator[_Place]:
         yield _Place(lambda: _read_cell(holder), lambda new: _write_cell(holder, new))
         return
     if isinstance(holder, functools.partial):
-        yield _Place(lambda: [holder.__reduce__()[2]], lambda new: holder.__setstate__(new[0]))
+        setstate = vars(functools.partial)["__setstate__"].__get__(holder)
+        yield _Place(lambda: [holder.__reduce__()[2]], lambda new: setstate(new[0]))
         return
     if isinstance(holder, FunctionType):
         names, own = holder.__globals__, [*find_globals(holder)]
@@ -331,13 +334,14 @@ def _list_places(holder: Any) -> Iterator[_Place]:
         yield _Place(lambda: [*vars(holder).items()], functools.partial(_write_class, holder))
         return
     if isinstance(holder, dict):
-        kind = OrderedDict if isinstance(holder, OrderedDict) else dict
-        yield _Place(lambda: [*kind.items(holder)], functools.partial(_write_dict, kind, holder))
-    for container in (list, deque, set):
-        if isinstance(holder, container):
+        table: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
+        yield _Place(lambda: [*table.items(holder)], functools.partial(_write_dict, table, holder))
+    kinds: tuple[Any, ...] = (list, deque, set)
+    for kind in kinds:
+        if isinstance(holder, kind):
             yield _Place(
-                lambda kind=container: [*kind.__iter__(holder)],  # type: ignore[misc]
-                functools.partial(_write_sequence, container, holder),
+                functools.partial(_read_sequence, kind, holder),
+                functools.partial(_write_sequence, kind, holder),
             )
     attributes = getattr(holder, "__dict__", None)
     if isinstance(attributes, dict):
@@ -368,6 +372,10 @@ def _write_dict(kind: Any, holder: Any, items: list[Any]) -> None:
     kind.clear(holder)
     for key, value in items:
         kind.__setitem__(holder, key, value)
+
+
+def _read_sequence(kind: Any, holder: Any) -> list[Any]:
+    return [*kind.__iter__(holder)]
 
 
 def _write_sequence(kind: Any, holder: Any, elements: list[Any]) -> None:
