@@ -127,7 +127,7 @@ def restore_user_state(roots: Iterable[object]) -> Iterator[None]:
     Args:
         roots: Functions and classes whose code runs within.
     """
-    holders = [*iterate_holders(roots)]
+    holders = [*_iterate_holders(roots)]
     places = [place for holder in holders for place in _list_places(holder)]
     before = [(place, place.read()) for place in places]
     try:
@@ -143,7 +143,7 @@ def restore_user_state(roots: Iterable[object]) -> Iterator[None]:
                 holder.cache_clear()
 
 
-def iterate_holders(roots: Iterable[object]) -> Iterator[object]:
+def _iterate_holders(roots: Iterable[object]) -> Iterator[object]:
     """Everything that code reaches, each once; of classes the roots and the user's own."""
     seen: dict[int, object] = {}  # the objects too, so that no id is used again
     stack = [*roots]
