@@ -13,9 +13,9 @@ from fxmem.analyzing import analyze_model
 from fxmem.applying.laying import lay_over_graph
 from fxmem.applying.lazy import find_lazy
 from fxmem.applying.module import PlannedModule
+from fxmem.applying.modules import find_original, wrap_modules
 from fxmem.applying.sizes import find_size_ranges
 from fxmem.applying.surroundings import find_autocast
-from fxmem.applying.wrapping import find_original, unwrap_modules, wrap_modules
 from fxmem.errors import UsageError
 from fxmem.planning.describe import check_fingerprint
 from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment
@@ -26,7 +26,7 @@ def unapply(model: nn.Module) -> nn.Module:
     """Gives back the model that a plan was applied to: :func:`fxmem.unapply`."""
     if isinstance(model, PlannedModule):
         return model.original
-    original = model if find_original(model) is None else unwrap_modules(model)
+    original = find_original(model) or model
     lazy = find_lazy(original)
     if lazy is not None:
         lazy.release()
@@ -47,10 +47,7 @@ def apply(
     if plan.style == MODULES:
         if has_inputs:
             _trace(model, plan, args, kwargs)
-        wrapped = wrap_modules(model, plan.segments)
-        if not hasattr(model, "plan"):
-            vars(wrapped)["plan"] = replace(plan, fx_graph=None)
-        return wrapped
+        return wrap_modules(model, plan.segments, replace(plan, fx_graph=None))
     graph = plan.fx_graph
     if has_inputs:
         analysis = _trace(model, plan, args, kwargs)

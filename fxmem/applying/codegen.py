@@ -40,13 +40,11 @@ class SegmentCode:
 
     Attributes:
         name: Of its function.
-        random: Whether it draws random numbers.
         norms: Its batch normalisations, by the names of their modules.
         states: What else it changes: names of modules, and of their tensors.
     """
 
     name: str
-    random: bool
     norms: tuple[str, ...]
     states: tuple[tuple[str, str], ...]
 
@@ -198,8 +196,7 @@ class _Scope:
 
     def call_segment(self, segment: SegmentCode, root: str, nodes: Sequence[fx.Node]) -> None:
         inputs, outputs = _find_ends(nodes)
-        reads = _find_reads(nodes)
-        options: dict[str, Any] = {"random": True} if segment.random else {}
+        options: dict[str, Any] = {}
         if segment.norms:
             options["norms"] = tuple(_Text(_format_target(root, name)) for name in segment.norms)
         if segment.states:
@@ -207,8 +204,6 @@ class _Scope:
                 (_Text(_format_target(root, module) if module else root), name)
                 for module, name in segment.states
             )
-        if reads:
-            options["reads"] = {name: _Text(_format_target(root, name)) for name in reads}
         arguments: Any = (_Text(segment.name), *map(self._find, inputs))
         name = outputs[0].name if len(outputs) == 1 else f"{segment.name}_results"
         call = self.graph.create_node("call_function", checkpoint, arguments, options, name=name)
@@ -242,17 +237,6 @@ def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     )
     outputs = [node for node in nodes if any(user not in members for user in node.users)]
     return [*inputs], outputs
-
-
-def _find_reads(nodes: Sequence[fx.Node]) -> list[str]:
-    """The names of the modules that a run of nodes calls, and of the tensors that it fetches."""
-    read = dict.fromkeys(
-        str(node.target)
-        for user in nodes
-        for node in (user, *user.all_input_nodes)
-        if node.op == "get_attr" or (node is user and node.op == "call_module")
-    )
-    return [*read]
 
 
 def _is_found_by_name(function: Any) -> bool:

@@ -13,7 +13,7 @@ from fxmem.applying.codegen import (
     SegmentCode,
     SegmentCodeGen,
 )
-from fxmem.applying.holders import find_holders
+from fxmem.applying.modules import find_holders
 from fxmem.errors import UsageError
 from fxmem.planning.inplace.fx_nodes import find_overwriting, find_owners
 from fxmem.planning.plan import InplaceChange, Segment
@@ -113,7 +113,7 @@ def _iterate_codes(
     segments: Sequence[Segment], prefix: str, model: nn.Module
 ) -> Iterator[tuple[Segment, SegmentCode]]:
     for number, segment in enumerate(segments, 1):
-        states = tuple(find_holders(model, segment.states))
-        code = SegmentCode(f"{prefix}_{number}", segment.random, segment.norms, states)
+        states = find_holders(model, segment.states)
+        code = SegmentCode(f"{prefix}_{number}", segment.norms, states)
         yield segment, code
         yield from _iterate_codes(segment.children, code.name, model)

@@ -13,8 +13,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from fxmem.applying.forwards import PlannedForward, set_forward
 from fxmem.applying.module import PlannedModule
+from fxmem.applying.modules import run_segments
 from fxmem.applying.surroundings import is_transforming
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
@@ -97,8 +97,10 @@ class LazyForward:
         try:
             if self._planned is None:
                 self._planned = self._plan(args, kwargs)
-            planned = self._planned
-            return planned.forward(*args, **kwargs)
+            if isinstance(self._planned, PlannedModule):
+                return self._planned.forward(*args, **kwargs)
+            with run_segments(self._planned):
+                return self.__wrapped__(*args, **kwargs)
         finally:
             self._is_running = False
 
@@ -108,13 +110,10 @@ class LazyForward:
         self.release()
         try:
             planned = self._make_planned(model, args, kwargs)
-            if planned is not model and not isinstance(planned, PlannedModule):
-                _become(model, planned)
-                return model
         except BaseException:
             vars(model)["forward"] = self
             raise
-        if isinstance(planned, PlannedModule):
+        if planned is not model:
             vars(model)["forward"] = self
             if not hasattr(model, "plan"):
                 vars(model)["plan"] = planned.plan
@@ -136,16 +135,3 @@ class LazyForward:
 
     def __reduce__(self) -> Any:
         return LazyForward, (self.model, self._make_planned)
-
-
-def _become(model: nn.Module, planned: nn.Module) -> None:
-    """Makes a model the one that a plan of modules has made of it.
-
-    What its attributes lead to has to be what runs: a rate that is changed, a layer that is frozen.
-    """
-    original = object.__new__(type(model))
-    vars(original).update(vars(model))
-    vars(model).update(vars(planned))
-    planned.__dict__ = model.__dict__  # what the modules refer to as their parent
-    forward: PlannedForward = vars(planned)["forward"]
-    set_forward(model, forward.move(model, original))

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxmem.applying.calls import ModelCall
 from fxmem.applying.codegen import SEGMENTS, SegmentCodeGen
 from fxmem.applying.guard import AttributeGuard, InputGuard, Values
 from fxmem.applying.sizes import SizeRange
 from fxmem.applying.surroundings import MISCOMPILED, is_normalised, is_transforming
-from fxmem.applying.walk import Walk
 from fxmem.applying.warning import warn_caller
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
@@ -76,11 +74,8 @@ class PlannedModule(fx.GraphModule):
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
         self.__dict__["_inputs"] = InputGuard(model, graph, ranges)
         self.__dict__["_attributes"] = AttributeGuard(model, graph, values)
-        read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
-        self.__dict__["_walk"] = walk = Walk(self, read)
         runs_again = any(node.meta.get(SEGMENTS) for node in graph.nodes)
-        self.__dict__["_runs_again"] = runs_again
-        self.__dict__["_is_miscompiled"] = runs_again and is_normalised(walk.modules)
+        self.__dict__["_is_miscompiled"] = runs_again and is_normalised(model.modules())
         self.graph = graph
 
     def recompile(self) -> Any:
@@ -172,11 +167,7 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
         values = self._choose_values(args, kwargs)
         if values is None:
             return self.original.forward(*args, **kwargs)
-        if torch.compiler.is_compiling() or not self._runs_again:
-            return self._run_plan(*values)
-        self._walk.update()
-        with ModelCall(self._walk).enter():
-            return self._run_plan(*values)
+        return self._run_plan(*values)
 
     with contextlib.suppress(TypeError, ValueError):  # no signature
         signature = inspect.signature(model.forward)

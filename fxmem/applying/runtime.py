@@ -1,180 +1,198 @@
-"""What the code of a planned model calls."""
+"""Segments that save nothing for backward, which recomputes them: activation checkpoints.
+
+The semantics are those of ``torch.utils.checkpoint(use_reentrant=False)``, at a fraction of its
+cost (``benchmarks/overhead.py``). In the first run, hooks give autograd an empty slot in the place
+of each tensor that it saves. When backward asks for the first one, the segment runs again, stops
+once as many tensors were saved as in the first run, and so fills the slots that are still there. A
+slot gives its tensor away once: memory is freed as backward proceeds. A segment within another one
+is a segment in every run of the outer one. Beyond PyTorch's: batch statistics are counted once,
+random states are kept only where the segment draws, and parameters that change between the two
+runs are an error rather than wrong gradients.
+
+Source: ``torch/utils/checkpoint.py``, ``_CheckpointFrame`` and its hooks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch import Tensor, nn
+from torch._C import _autograd
+from torch.autograd.graph import saved_tensors_hooks
 
-from fxmem.applying.attributes import Attributes
-from fxmem.applying.calls import ModelCall, find_call
-from fxmem.applying.random_numbers import RandomNumbers, iterate_generators
-from fxmem.applying.surroundings import CACHED, TRANSFORMED, is_caching, is_transforming
-from fxmem.applying.versions import Reads, Versions
 from fxmem.applying.warning import warn_caller
+from fxmem.errors import UsageError
+from fxmem.tracing import calls
+from fxmem.tracing.generators import list_generators, read_state, set_state
 
-_NOTHING: Reads = {}
+_alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
 
 
-# A compiler takes the segments one by one: in its own checkpoints batch normalisations count
-# twice where the graph breaks, and under the backend "eager" random numbers are drawn anew.
-@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator,no-untyped-call]
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def checkpoint(
     segment: Callable[..., Any],
     *inputs: Any,
-    random: bool = False,
     norms: Sequence[nn.Module] = (),
     states: Sequence[tuple[nn.Module, str]] = (),
-    reads: Reads = _NOTHING,
     name: str = "",
 ) -> Any:
-    """Runs a segment without saving what its backward needs, which computes it again.
+    """Runs a segment without saving what its backward needs, which runs the segment again.
 
     Args:
         segment: The code of the segment.
-        inputs: What it takes; held until its backward is over.
-        random: Whether it draws random numbers, which must come out the same again. Where it is
-            not known to, and does, its numbers are kept too.
+        inputs: Its arguments, held until its backward is over.
         norms: Its batch normalisations, whose statistics the second run must not update.
-        states: What else it changes, as modules and names of their tensors: the second run
-            begins with what the first began with, and leaves no trace.
-        reads: By name, the tensors that it reads, or the modules that hold them; backward must
-            find them as they are.
-        name: Of the segment, in errors; that of its function where there is none.
-
-    Returns:
-        What the segment returns.
+        states: Other tensors that it updates, as modules and attributes: the second run begins
+            with the values that the first began with, and leaves no trace.
+        name: Name of the segment in errors; that of its function by default.
 
     Raises:
-        UsageError: In backward, where what the segment reads was changed in place meanwhile.
+        UsageError: In backward: an input or a parameter was modified in place since the first run,
+            or the second run does not save the tensors that the first one did.
     """
     if not torch.is_grad_enabled():
         return segment(*inputs)
-    keeps_all = not torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-    if keeps_all or is_transforming():
-        warn_caller(TRANSFORMED)
+    has_hooks = _autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    if not has_hooks or torch._C._functorch.peek_interpreter_stack() is not None:
+        warn_caller("torch.func's transforms allow no checkpoints: this step runs without them")
         return segment(*inputs)
-    if is_caching():
-        warn_caller(CACHED)
-        return segment(*inputs)
-    label = name or getattr(segment, "__name__", "a segment")
-    versions = Versions(label, reads, inputs, _list_changed(norms, states))
-    attributes = Attributes(reads)
-    generators = [] if random else [*iterate_generators(inputs)]
-    numbers = RandomNumbers([*generators, *attributes.list_generators()])
-    again = _SecondRun(norms, states, find_call(), versions, attributes, numbers)
-    run, given = _merge_inputs(segment, inputs)
-    result = torch_checkpoint(
-        run,
-        *given,
-        use_reentrant=False,
-        preserve_rng_state=random,
-        context_fn=lambda: (contextlib.nullcontext(), again),
-    )
-    versions.settle()
-    attributes.settle()
-    numbers.settle()
-    return result
+    held = [(m, key, getattr(m, key).detach().clone()) for m, key in states]
+    frame = _Frame(segment, norms, held, name or getattr(segment, "__name__", "a segment"))
+    return calls.run_segment(frame.run, *inputs)
 
 
-def _list_changed(norms: Sequence[nn.Module], states: Sequence[tuple[nn.Module, str]]) -> set[int]:
-    """The tensors that a segment changes itself, and gets copies of when it runs again."""
-    counted = (buffer for module in norms if module.training for buffer in module.buffers(False))
-    return {*map(id, counted), *(id(getattr(module, name)) for module, name in states)}
+class _Slot:
+    __slots__ = ("__weakref__", "tensor")
+    tensor: Tensor | None
 
 
-def _merge_inputs(
-    segment: Callable[..., Any], inputs: Sequence[Any]
-) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Has an input that is given more than once stay one object, and code that takes each once.
-
-    Backward gets a tensor anew from each place that it is kept in, and code may ask whether two are
-    the same: ``nn.MultiheadAttention`` does (``torch.nn.functional._in_projection_packed``).
-    """
-    kept = {id(value): value for value in inputs}
-    if len(kept) == len(inputs):
-        return segment, inputs
-    positions = {key: at for at, key in enumerate(kept)}
-    places = [positions[id(value)] for value in inputs]
-
-    def run(*values: Any) -> Any:
-        return segment(*[values[place] for place in places])
-
-    return run, [*kept.values()]
+class _Stop(Exception):
+    """Raised where all that the first run saved is there again."""
 
 
-_alone = threading.RLock()
-"""Backward has a thread for each device; what a second run puts into modules is for it alone."""
+class _Record:
+    """What a segment saves, without tensors: modules may keep graphs, as ``weight_norm`` does."""
+
+    __slots__ = ("inputs", "name", "refilled", "saved", "slots")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.refilled = name, 0
+        self.inputs: Sequence[int] = ()
+        self.slots: list[weakref.ref[_Slot]] = []
+        self.saved: list[tuple[Any, ...]] = []  # what the tensors of the slots are like
+
+    def pack(self, tensor: Tensor) -> _Slot:
+        slot = _Slot()
+        slot.tensor = None
+        self.slots.append(weakref.ref(slot))
+        self.saved.append(self.describe(tensor))
+        return slot
+
+    def refill(self, tensor: Tensor) -> Tensor:
+        then, now = self.saved[self.refilled], self.describe(tensor)
+        if then[:3] != now[:3]:
+            raise self.refuse(f"it saves {now[:2]} in the place of {then[:2]}")
+        if then != now:
+            raise self.refuse(f"its parameter of {now[:2]} was modified or replaced since forward")
+        slot = self.slots[self.refilled]()
+        self.refilled += 1
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        if slot is not None:
+            slot.tensor = tensor
+        if self.refilled == len(self.slots):
+            raise _Stop
+        return tensor
+
+    def describe(self, tensor: Tensor) -> tuple[Any, ...]:
+        """What both runs agree on: of parameters, also which one it is, and its version."""
+        if not tensor.requires_grad:
+            return tensor.shape, tensor.dtype, False
+        base: Any = tensor._base if tensor._is_view() else tensor
+        if base.is_leaf and isinstance(base, nn.Parameter) and id(base) not in self.inputs:
+            return tensor.shape, tensor.dtype, True, id(base), base._version
+        return tensor.shape, tensor.dtype, True
+
+    def refuse(self, reason: str) -> UsageError:
+        message = f"{self.name} of the plan cannot be recomputed in backward: {reason}"
+        return UsageError(message, hint="change parameters, mode and attributes after backward")
 
 
-class _SecondRun:
-    """Around a segment that runs again, once in each backward of the same graph."""
+class _Frame:
+    """One run of a segment, and all that it takes to repeat the run."""
 
-    def __init__(
-        self,
-        norms: Sequence[nn.Module],
-        states: Sequence[tuple[nn.Module, str]],
-        call: ModelCall | None,
-        versions: Versions,
-        attributes: Attributes,
-        numbers: RandomNumbers,
-    ) -> None:
-        self._norms = norms
-        self._states = [
-            (module, name, getattr(module, name).detach().clone()) for module, name in states
-        ]
-        self._call = call
-        self._versions = versions
-        self._attributes = attributes
-        self._numbers = numbers
+    __slots__ = ("autocast", "drawn", "inputs", "norms", "record", "segment", "states")
 
-    def __enter__(self) -> None:
+    def __init__(self, segment: Any, norms: Any, states: Any, name: str) -> None:
+        self.segment, self.norms, self.states, self.record = segment, norms, states, _Record(name)
+
+    def run(self, *inputs: Any) -> Any:
+        # One that is given twice stays one object, as nn.MultiheadAttention wants.
+        self.record.inputs = ids = (*map(id, inputs),)
+        kept = {key: _keep(value) for key, value in zip(ids, inputs, strict=True)}
+        self.inputs = [kept[key] for key in ids]
+        self.autocast = [_read_autocast("cpu"), _read_autocast("cuda")]
+        self.drawn = [(generator, read_state(generator)) for generator in list_generators(inputs)]
+        with saved_tensors_hooks(self.record.pack, self.unpack):
+            result = self.segment(*inputs)
+        self.drawn = [(g, state) for g, state in self.drawn if read_state(g) != state]
+        return result
+
+    def unpack(self, slot: _Slot) -> Any:
+        if slot.tensor is None:
+            with _alone:
+                self.recompute()
+        tensor, slot.tensor = slot.tensor, None
+        return tensor
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def recompute(self) -> None:
+        record = self.record
+        try:
+            kept = {restore: restore() for restore in self.inputs}
+        except RuntimeError as error:
+            is_changed = "inplace operation" in str(error)
+            reason = "its input was modified in place since forward"
+            raise record.refuse(reason) if is_changed else error from None
+        inputs = [kept[restore] for restore in self.inputs]
+        record.refilled = 0
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_alone)
-            if self._call is not None:
-                stack.enter_context(self._call.repeat())
-            stack.enter_context(self._attributes.repeat())
-            stack.enter_context(self._numbers.repeat())
-            stack.enter_context(self._versions.guard())
-            stack.enter_context(_spare_statistics(self._norms))
-            stack.enter_context(_rewind_states(self._states))
-            self._stack = stack.pop_all()
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.close()
-
-
-@contextlib.contextmanager
-def _spare_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """Lets batch normalisations update copies of their running statistics."""
-    originals = [module._buffers.copy() for module in norms]
-    try:
-        for module, buffers in zip(norms, originals, strict=True):
-            for name, buffer in buffers.items():
-                module._buffers[name] = None if buffer is None else buffer.clone()
-        yield
-    finally:
-        for module, buffers in zip(norms, originals, strict=True):
-            module._buffers.update(buffers)
+            for then in self.autocast:
+                if then[2] or torch.is_autocast_enabled(then[0]):
+                    stack.enter_context(torch.autocast(*then))
+            for generator, state in self.drawn:
+                stack.callback(set_state, generator, read_state(generator))
+                set_state(generator, state)
+            for table, key, value in [*_list_changed(self.norms, self.states)]:
+                stack.callback(table.__setitem__, key, table[key])
+                table[key] = None if value is None else value.clone()
+            try:
+                with torch.enable_grad(), saved_tensors_hooks(record.refill, lambda t: t):
+                    self.segment(*inputs)
+            except _Stop:
+                return
+        raise record.refuse(f"it saves {record.refilled} of {len(record.slots)} tensors")
 
 
-@contextlib.contextmanager
-def _rewind_states(states: Sequence[tuple[nn.Module, str, torch.Tensor]]) -> Iterator[None]:
-    """Lets modules find copies of earlier values where their tensors are."""
-    tables = [
-        module._buffers if name in module._buffers else module.__dict__
-        for module, name, _ in states
-    ]
-    originals = [table[name] for table, (_, name, _) in zip(tables, states, strict=True)]
-    try:
-        for table, (_, name, value) in zip(tables, states, strict=True):
-            table[name] = value.clone()
-        yield
-    finally:
-        for table, (_, name, _), original in zip(tables, states, originals, strict=True):
-            table[name] = original
+def _keep(value: Any) -> Callable[[], Any]:
+    """Keeps a tensor as autograd does: its version is checked, an outer segment recomputes it."""
+    if not isinstance(value, Tensor):
+        return lambda: value
+    return _autograd._make_saved_tensor(value, is_output=False).unpack
+
+
+def _read_autocast(device: str) -> tuple[str, torch.dtype, bool, bool]:
+    is_enabled = torch.is_autocast_enabled(device)
+    return device, torch.get_autocast_dtype(device), is_enabled, torch.is_autocast_cache_enabled()
+
+
+def _list_changed(norms: Sequence[nn.Module], states: Sequence[Any]) -> Iterator[Any]:
+    """The tensors that the second run gets copies of: tables of modules, keys and values."""
+    for module in norms:
+        yield from ((module._buffers, *item) for item in module._buffers.items())
+    for module, key, value in states:
+        yield module._buffers if key in module._buffers else vars(module), key, value

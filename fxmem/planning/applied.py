@@ -77,7 +77,6 @@ def gather_changed(
     changed = apply_inplace(analysis.graph, changes)
     return build_index(
         changed,
-        counts_host=analysis.setup.device == "cpu",
         keeps_frames=style == MODULES,
     )
 

@@ -82,9 +82,8 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             "retain_graph=True keeps what a plan would compute again",
             hint="analyze it with another loop",
         )
-    on_cpu = analysis.setup.device == "cpu"
     index, requested = (
-        build_index(graph, counts_host=on_cpu, keeps_frames=style == MODULES)
+        build_index(graph, keeps_frames=style == MODULES)
         for graph in (analysis.allocated_graph, analysis.graph)
     )
     limits = find_limits(index)

@@ -33,6 +33,9 @@ class CallHandler(Protocol):
     ) -> Any:
         """For ``torch.autograd.Function.apply``."""
 
+    def call_segment(self, run: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """For :func:`run_segment`."""
+
     def call_checkpoint(
         self,
         generator: Callable[..., Iterator[None]],
@@ -43,6 +46,16 @@ class CallHandler(Protocol):
         """For the generator around a non-reentrant checkpoint."""
 
 
+def run_segment(run: Callable[..., Any], *inputs: Any) -> Any:
+    """Runs a segment that a plan has recomputed in backward; to tracers one node.
+
+    Args:
+        run: The first run of the segment.
+        inputs: What the segment takes.
+    """
+    return run(*inputs)
+
+
 @contextmanager
 def patch_calls(handler: CallHandler) -> Iterator[None]:
     """Routes module calls, autograd Functions and checkpoints through the handler."""
@@ -50,6 +63,7 @@ def patch_calls(handler: CallHandler) -> Iterator[None]:
     call_module = nn.Module.__call__
     apply = torch.autograd.Function.__dict__["apply"]
     generator = checkpointing._checkpoint_without_reentrant_generator
+    segment = globals()["run_segment"]
 
     def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return handler.call_module(call_module, module, args, kwargs)
@@ -61,15 +75,20 @@ def patch_calls(handler: CallHandler) -> Iterator[None]:
         # fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args
         return handler.call_checkpoint(generator, arguments[:6], arguments[6:], kwargs)
 
+    def traced_segment(run: Callable[..., Any], *inputs: Any) -> Any:
+        return handler.call_segment(run, inputs)
+
     nn.Module.__call__ = traced_call  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(traced_apply)  # type: ignore[assignment]
     checkpointing._checkpoint_without_reentrant_generator = traced_checkpoint
+    globals()["run_segment"] = traced_segment
     try:
         yield
     finally:
         nn.Module.__call__ = call_module  # type: ignore[method-assign]
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         checkpointing._checkpoint_without_reentrant_generator = generator
+        globals()["run_segment"] = segment
 
 
 def bind_arguments(

@@ -271,6 +271,16 @@ class Tracer(torch.overrides.TorchFunctionMode):
         fqn = self._scopes[-1]
         return self._run_node(Call("call_function", apply, label, fqn, apply, args, kwargs))
 
+    def call_segment(self, run: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """Runs a segment of a planned model as one node, as a checkpoint by hand is one."""
+        if self._opaque_depth:
+            return run(*inputs)
+        self._log.builder.give_up("a checkpointed region calls a function that no graph holds")
+        target = torch.utils.checkpoint.checkpoint
+        return self._run_node(
+            Call("call_function", target, "checkpoint", self._scopes[-1], run, inputs, {})
+        )
+
     def call_checkpoint(
         self,
         generator: Callable[..., Iterator[None]],

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from planned_models import Adversarial
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
@@ -131,7 +130,6 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "bert": make_bert,
     "twice": lambda: (Twice(), ((torch.randn(64, 32),), {})),
     "spectral": lambda: (Spectral(), ((torch.randn(4, 8, 16, 16),), {})),
-    "adversarial": lambda: (Adversarial(64), ((torch.randn(256, 64),), {})),
     "recurrent": lambda: (Recurrent(), ((torch.randint(0, 50, (8, 24)),), {})),
 }
 

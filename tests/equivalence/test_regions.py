@@ -35,7 +35,7 @@ def test_the_rewritten_step_takes_what_was_computed(name: str, device: str) -> N
     model, spec = make_model(name), PLANNED[name][1]
     analysis = analyze(model, (spec,), device=device)
     assert analysis.frontend == "fx"
-    facts = build_index(analysis.graph, counts_host=device == "cpu")
+    facts = build_index(analysis.graph)
     costs = [0.0] * len(analysis.graph.operations)
     for seed in SEEDS:
         regions = draw_plan(name, seed, facts)
@@ -51,7 +51,7 @@ def test_the_rewritten_step_takes_what_was_computed(name: str, device: str) -> N
 def test_the_rewritten_step_computes_the_same(name: str) -> None:
     model, spec = make_model(name), PLANNED[name][1]
     analysis = analyze(model, (spec,), device="cpu")
-    facts = build_index(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph)
     costs = [0.0] * len(analysis.graph.operations)
     expected = train(copy.deepcopy(model), name)
     for seed in SEEDS:
@@ -85,7 +85,7 @@ def test_what_a_module_that_does_nothing_takes_is_an_input_of_its_region() -> No
     """The sum is saved in the first region alone, and the second holds it for its shortcut."""
     model, spec = make_model("shortcuts"), PLANNED["shortcuts"][1]
     analysis = analyze(model, (spec,), device="cpu")
-    facts = build_index(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph)
     at = {node.name: node.index for node in analysis.nodes}
     regions = (
         SegmentRange(at["add"], at["norms.1"]),

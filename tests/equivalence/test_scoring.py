@@ -23,7 +23,7 @@ def test_score_is_the_peak_and_the_cost_of_the_simulated_step(
 ) -> None:
     make, spec = PLANNED[name]
     graph = analyze(make(), (spec,), device=device, autocast=autocast).graph
-    facts = build_index(graph, counts_host=device == "cpu")
+    facts = build_index(graph)
     costs = [float(index % 7) for index in range(len(graph.operations))]
     scorer = Scorer(facts, costs)
     for seed in range(40):

@@ -112,7 +112,7 @@ class Comparison:
 def compare(seed: int, steps: int, skips: bool, depth: int) -> Comparison:
     model = Drawn(seed, steps, skips)
     analysis = analyze(model, (f"{BATCH}x{model.width}",), device="cpu")
-    facts = build_index(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph)
     costs = price_operations(analysis.graph, CPU_ROOFLINE)
     limits = find_limits(facts)
     scorer = Scorer(facts, costs)

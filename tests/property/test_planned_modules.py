@@ -53,7 +53,7 @@ def test_a_planned_module_keeps_its_promise(program: Program, seed: int) -> None
     assume(runs(program) and is_in_graph(program))
     analysis = analyse(program)
     assume(analysis.frontend == "fx" and uses_all_values(analysis))
-    facts = build_index(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph)
     regions = draw_plan(seed, facts)
     assume(regions)
     limits = find_limits(facts)

@@ -166,25 +166,6 @@ class Counting(nn.Module):
         return x
 
 
-class Adversarial(nn.Module):
-    """Its judge learns from one input, and is frozen where it judges what the forger made of it."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.forger = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh())
-        self.judge = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4 * width, 1)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        forged = self.forger(x)
-        judged = self.judge(x) - self.judge(forged.detach())
-        self.judge.requires_grad_(False)
-        fooled = self.judge(forged)
-        self.judge.requires_grad_(True)
-        return F.softplus(judged).mean() + F.softplus(fooled).mean()
-
-
 PLANNED = {
     "residual": (Residual, "4x3x16x16"),
     "attention": (Attention, "4x12x16"),
@@ -194,6 +175,5 @@ PLANNED = {
     "shortcuts": (Shortcuts, "4x3x16x16"),
     "spectral": (Spectral, "4x3x16x16"),
     "counting": (Counting, "64x16"),
-    "adversarial": (Adversarial, "64x16"),
 }
 """By name, a model and its input."""

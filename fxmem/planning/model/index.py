@@ -6,11 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save, Storage
+from fxmem.graph import MemoryGraph, Operation, Phase, Save, Storage
 from fxmem.planning.model.module_state import find_states, find_statistics, may_draw
-
-RANDOM_STATE_BYTES = 5056
-"""Of the CPU's generator: ``torch.get_rng_state().nbytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +72,6 @@ class StepIndex:
             does: computed again, it must begin with what they were.
         draws: By node, whether it may draw random numbers: operators that do, and dropout modules,
             whose share may be set later.
-        random_state: The state of the random number generator as a checkpoint keeps it; None
-            where it lies in other memory than the step.
         makers: ``made`` by the index of the storage.
         births: When each of ``made`` is born; ascending.
         keeps_frames: Whether forward stays the user's own code, whose variables hold values as
@@ -92,16 +87,10 @@ class StepIndex:
     statistics: tuple[tuple[int, ...], ...]
     states: tuple[tuple[int, ...], ...]
     draws: tuple[bool, ...]
-    random_state: Storage | None
     makers: Mapping[int, Activation]
     births: tuple[int, ...]
     casts: tuple[tuple[int, int], ...] = ()
     keeps_frames: bool = False
-
-    @property
-    def storages(self) -> tuple[Storage, ...]:
-        """Those of the step, and what checkpoints add."""
-        return (*self.graph.storages, *((self.random_state,) if self.random_state else ()))
 
     def find_activations(self, first: int, stop: int) -> range:
         """Positions in ``made`` of what operations from one to another make; that is left out."""
@@ -121,14 +110,12 @@ class StepIndex:
 def build_index(
     graph: MemoryGraph,
     *,
-    counts_host: bool = False,
     keeps_frames: bool = False,
 ) -> StepIndex:
     """Looks up what plans ask of a step.
 
     Args:
         graph: A step as it was recorded, without accumulation of gradients.
-        counts_host: Whether what lies in the host's memory counts.
         keeps_frames: Whether plans leave forward the user's own code.
     """
     forward = _find_forward(graph)
@@ -157,7 +144,6 @@ def build_index(
         statistics=tuple(find_statistics(graph, ran) for ran in operations),
         states=tuple(find_states(graph, ran) for ran in operations),
         draws=tuple(map(may_draw, graph.nodes, operations)),
-        random_state=_describe_random_state(len(graph.storages)) if counts_host else None,
         makers={storage.index: storage for storage in made},
         births=tuple(storage.born for storage in made),
         casts=tuple(_find_casts(graph, forward)),
@@ -302,19 +288,6 @@ def _hold_in_frames(
         readers = (*made.readers, *(first for first, _ in consumers))
         let_go = max([made.born, *(end[node] - 1 for node in readers)])
     return replace(made, local_end=max(made.local_end, let_go), consumers=consumers)
-
-
-def _describe_random_state(index: int) -> Storage:
-    return Storage(
-        index=index,
-        nbytes=RANDOM_STATE_BYTES,
-        category=Category.WORKSPACE,
-        name="random number generator's state",
-        shape=(RANDOM_STATE_BYTES,),
-        dtype="uint8",
-        born=RESIDENT,
-        died=None,
-    )
 
 
 def _find_other_holder(graph: MemoryGraph, storage: Storage, saves: tuple[Save, ...]) -> int | None:

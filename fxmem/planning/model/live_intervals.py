@@ -111,7 +111,7 @@ class SegmentIntervals:
         return LiveInterval(storage.index, run.place(storage.born), max(ends))
 
     def _live_beside(self, run: Run) -> Iterator[LiveInterval]:
-        """Copies of running statistics and states, those of the random number generator too."""
+        """Copies of running statistics and states."""
         step, segment = self._step, run.segment
         end = run.end
         if run.stop > run.first:
@@ -132,13 +132,10 @@ class SegmentIntervals:
                     yield LiveInterval(index, run.place(first), end)
 
     def _list_states(self, segment: SegmentRange) -> list[int]:
-        """What a checkpoint keeps a copy of: states, and that of the random number generator."""
+        """The states that a checkpoint keeps copies of."""
         step = self._step
         nodes = range(segment.start, segment.stop)
-        states = [*dict.fromkeys(index for node in nodes for index in step.states[node])]
-        if step.random_state and any(step.draws[segment.start : segment.stop]):
-            states.append(step.random_state.index)
-        return states
+        return [*dict.fromkeys(index for node in nodes for index in step.states[node])]
 
     def _find_saved_ends(self, storage: Activation, run: Run) -> Iterator[int]:
         for returned in run.saved.get(storage.index, ()):

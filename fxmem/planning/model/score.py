@@ -70,7 +70,7 @@ class Scorer:
         self._workspaces = np.array([o.workspace_bytes for o in operations], dtype=np.int64)
         self._taken = {name for o in operations if o.phase is Phase.BACKWARD for name in o.keeps}
         self._library_bytes = {s.name: s.nbytes for s in step.graph.storages}
-        self._sizes = [storage.nbytes for storage in step.storages]
+        self._sizes = [storage.nbytes for storage in step.graph.storages]
         self._fixed = self._measure_fixed()
         made = step.made
         self._nbytes = np.array([m.nbytes for m in made], dtype=np.int64)

@@ -70,7 +70,7 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
         for place, (index, again) in enumerate(simulation.order)
     )
     storages: list[Storage] = []
-    known = simulation.step.storages
+    known = simulation.step.graph.storages
     for index, life in enumerate(simulation.lives):
         storage = known[life.storage]
         if (storage.index, storage.born, storage.died) != (index, life.born, life.died):
@@ -130,7 +130,7 @@ def _order_operations(
 def _measure(
     step: StepIndex, order: Sequence[tuple[int, bool]], lives: Sequence[LiveInterval]
 ) -> tuple[int, ...]:
-    sizes = [storage.nbytes for storage in step.storages]
+    sizes = [storage.nbytes for storage in step.graph.storages]
     deltas = [0] * (len(order) + 1)
     live = 0
     for life in lives:

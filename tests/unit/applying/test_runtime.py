@@ -1,84 +1,163 @@
-"""Checkpoints of planned modules: none without gradients, state as after one run."""
+"""Segments: the semantics of PyTorch's checkpoint, and an error where gradients would be wrong."""
 
 from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import weight_norm
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from fxmem.applying import runtime
+import fxmem
 from fxmem.applying.runtime import checkpoint
 
+Run = Callable[[Any, Tensor], Tensor]
 
-def test_without_gradients_there_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("checkpoint is called")
 
-    monkeypatch.setattr(runtime, "torch_checkpoint", refuse)
-    with torch.no_grad():
+def run_by_hand(segment: Any, x: Tensor) -> Tensor:
+    return torch_checkpoint(segment, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def get_gradient(x: Tensor) -> Tensor:
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_a_segment_just_runs(context: Callable[[], Any]) -> None:
+    with context():
         assert checkpoint(lambda x, y: x + y, torch.ones(2), torch.ones(2)).tolist() == [2, 2]
-    with torch.inference_mode():
-        assert checkpoint(torch.neg, torch.ones(1)).tolist() == [-1]
-    with pytest.raises(AssertionError, match="checkpoint is called"):
-        checkpoint(torch.neg, torch.ones(1))
 
 
-def test_a_segment_runs_twice_and_saves_nothing() -> None:
-    calls = []
+def test_a_segment_saves_its_inputs_alone_and_stops_early_when_it_runs_again() -> None:
+    begun, ended = [], []
 
     def segment(x: Tensor) -> Tensor:
-        calls.append(x)
-        return x.sin().exp()
+        begun.append(1)
+        y = x.sin().exp()
+        ended.append(1)
+        return y + 1
 
     kept: list[Tensor] = []
     x = torch.randn(3, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         y = checkpoint(segment, x)
-    assert not [t for t in kept if t is not x]
+    assert all(t is x for t in kept)
     y.sum().backward()
-    assert len(calls) == 2
-    assert x.grad is not None
-    assert torch.equal(x.grad, x.cos() * x.sin().exp())
+    assert (len(begun), len(ended)) == (2, 1)
+    assert torch.equal(get_gradient(x), x.cos() * x.sin().exp())
+
+
+def list_lives(run: Run) -> list[list[bool]]:
+    """Which results of a nested segment are alive whenever backward asks for a gradient."""
+    made: list[weakref.ref[Any]] = []
+    lives: list[list[bool]] = []
+
+    def note(_: Tensor) -> None:
+        lives.append([reference() is not None for reference in made])
+
+    def step(x: Tensor) -> Tensor:
+        y = (x * 2).sin()
+        made.append(weakref.ref(y.untyped_storage()))
+        if y.requires_grad:
+            y.register_hook(note)
+        return y
+
+    def inner(x: Tensor) -> Tensor:
+        return step(step(x))
+
+    def outer(x: Tensor) -> Tensor:
+        return run(inner, step(run(inner, step(x)))).exp()
+
+    run(outer, torch.ones(3, requires_grad=True)).sum().backward()
+    return lives
+
+
+def test_nested_segments_run_and_free_memory_as_pytorch_s() -> None:
+    lives = list_lives(checkpoint)
+    assert len(lives) == 6
+    assert lives == list_lives(run_by_hand)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_second_backward_runs_the_segment_again(create_graph: bool) -> None:
+    runs = []
+
+    def segment(x: Tensor) -> Tensor:
+        runs.append(1)
+        return checkpoint(torch.sin, x.exp()).exp()  # type: ignore[no-any-return]
+
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    y = checkpoint(segment, x).sum()
+    first = torch.autograd.grad(y, x, retain_graph=True, create_graph=create_graph)[0]
+    (second,) = torch.autograd.grad(first.sum() if create_graph else y, x)
+    expected = x.exp().sin().exp().sum()
+    one = torch.autograd.grad(expected, x, create_graph=True)[0]
+    other = torch.autograd.grad(one.sum(), x)[0] if create_graph else one
+    assert torch.equal(first, one)
+    torch.testing.assert_close(second, other)
+    assert len(runs) >= 3
+
+
+def test_a_gradient_within_a_segment() -> None:
+    def segment(x: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
+        return x.exp() * slope
+
+    results = []
+    for run in (lambda f, x: f(x), checkpoint):
+        x = torch.linspace(0, 1, 4).requires_grad_()
+        run(segment, x).sum().backward()
+        results.append(get_gradient(x))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("has_backward", [False, True])
+def test_nothing_is_held_when_backward_is_over_or_its_graph_is_gone(has_backward: bool) -> None:
+    with pytest.warns(FutureWarning):
+        normalised = weight_norm(nn.Linear(3, 3))  # keeps what it computed last, with its graph
+    layer = normalised if has_backward else nn.Linear(3, 3)
+    given = torch.ones(2, 3, requires_grad=True) * 1
+    held = weakref.ref(given.untyped_storage())
+    y = checkpoint(lambda x: layer(x).sin(), given)
+    del given
+    assert held() is not None
+    if has_backward:
+        y.sum().backward()
+    del y
+    assert held() is None
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_statistics_are_updated_once(momentum: float | None) -> None:
+def test_batch_statistics_are_counted_once(momentum: float | None) -> None:
     norm = nn.BatchNorm1d(3, momentum=momentum)
     expected = copy.deepcopy(norm)
     before = dict(norm.named_buffers())
-    for seed in range(2):
-        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+    for _ in range(2):
+        x = torch.randn(5, 3)
         expected(x).sin().sum().backward()
         checkpoint(lambda x: norm(x).sin(), x, norms=(norm,)).sum().backward()
     assert norm.num_batches_tracked == 2
     for name, buffer in norm.named_buffers():
-        assert buffer is before[name]
-        assert torch.equal(buffer, expected.get_buffer(name))
-    assert torch.equal(norm.weight.grad, expected.weight.grad)
+        assert buffer is before[name] and torch.equal(buffer, expected.get_buffer(name))
+    assert torch.equal(get_gradient(norm.weight), get_gradient(expected.weight))
 
 
-def test_a_norm_without_statistics_has_none_to_spare() -> None:
-    norm = nn.BatchNorm1d(3, track_running_stats=False)
-    checkpoint(lambda x: norm(x).sin(), torch.randn(5, 3), norms=(norm,)).sum().backward()
-    assert norm.running_mean is None
-
-
-def test_statistics_come_back_where_the_second_run_fails() -> None:
+def test_statistics_are_themselves_again_after_an_error() -> None:
     norm = nn.BatchNorm1d(3)
-    before = dict(norm.named_buffers())
-    runs = []
+    before, runs = dict(norm.named_buffers()), []
 
     def segment(x: Tensor) -> Tensor:
-        runs.append(x)
+        runs.append(1)
         if len(runs) == 2:
             raise KeyError("the second time")
-        return norm(x).sin()
+        return norm(x).sin()  # type: ignore[no-any-return]
 
     y = checkpoint(segment, torch.randn(5, 3), norms=(norm,))
     with pytest.raises(KeyError):
@@ -86,22 +165,8 @@ def test_statistics_come_back_where_the_second_run_fails() -> None:
     assert all(buffer is before[name] for name, buffer in norm.named_buffers())
 
 
-def test_dropout_draws_the_same_mask_again() -> None:
-    x = torch.ones(1000, requires_grad=True)
-    torch.manual_seed(0)
-    y = checkpoint(lambda x: F.dropout(x.exp()).sin(), x, random=True)
-    torch.manual_seed(7)  # what is drawn between forward and backward
-    between = torch.get_rng_state()
-    y.sum().backward()
-    assert torch.equal(torch.get_rng_state(), between)
-    assert x.grad is not None
-    dropped = y.detach() == 0
-    assert 300 < int(dropped.sum()) < 700
-    assert torch.equal(x.grad == 0, dropped)
-
-
 class Halving(nn.Module):
-    """Multiplies by a buffer that it halves each time."""
+    """Multiplies by a buffer that it halves each time, as spectral normalisation updates its."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,25 +177,55 @@ class Halving(nn.Module):
         return (x * self.scale).sin()
 
 
-@pytest.mark.parametrize("backwards", [1, 2])
-def test_the_second_run_begins_with_the_state_of_the_first(backwards: int) -> None:
+def test_other_states_begin_with_what_they_were_and_change_once() -> None:
     module, x = Halving(), torch.randn(3, requires_grad=True)
     buffer = module.scale
     result = checkpoint(module, x, states=((module, "scale"),)).sum()
-    for again in reversed(range(backwards)):
-        result.backward(retain_graph=bool(again))
-    assert module.scale is buffer
-    assert buffer.tolist() == [0.5] * 3
-    assert x.grad is not None
-    assert torch.equal(x.grad, backwards * 0.5 * (x * 0.5).cos())
+    result.backward(retain_graph=True)
+    result.backward()
+    assert module.scale is buffer and buffer.tolist() == [0.5] * 3
+    assert torch.equal(get_gradient(x), 2 * 0.5 * (x * 0.5).cos())
 
 
-def test_a_naive_second_run_begins_with_the_state_of_the_end() -> None:
-    module, x = Halving(), torch.randn(3, requires_grad=True)
-    torch_checkpoint(module, x, use_reentrant=False).sum().backward()
-    assert module.scale.tolist() == [0.25] * 3
-    assert x.grad is not None
-    assert not torch.equal(x.grad, 0.5 * (x * 0.5).cos())
+def test_random_numbers_are_drawn_again_and_later_ones_stay() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    y = checkpoint(lambda x: F.dropout(x.exp()).sin(), x)
+    torch.manual_seed(7)
+    between = torch.get_rng_state()
+    y.sum().backward()
+    assert torch.equal(torch.get_rng_state(), between)
+    assert torch.equal(get_gradient(x) == 0, y == 0)
+    assert 300 < int((y == 0).sum()) < 700
+
+
+def test_the_generator_is_left_alone_where_nothing_is_drawn() -> None:
+    seen = []
+
+    def segment(x: Tensor) -> Tensor:
+        seen.append(torch.get_rng_state())
+        return x.sin()
+
+    y = checkpoint(segment, torch.ones(2, requires_grad=True))
+    torch.rand(1)
+    y.sum().backward()
+    assert not torch.equal(*seen)
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_autocast_is_as_in_the_first_run(is_outside: bool) -> None:
+    layer, kinds = nn.Linear(4, 4), []
+
+    def segment(x: Tensor) -> Tensor:
+        y = layer(x).sin()
+        kinds.append(y.dtype)
+        return y.exp().sum()
+
+    x = torch.randn(2, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not is_outside):
+        y = checkpoint(segment, x)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_outside):
+        y.backward()
+    assert kinds == [torch.float32 if is_outside else torch.bfloat16] * 2
 
 
 def test_inputs_that_are_one_object_are_one_again() -> None:
@@ -145,32 +240,107 @@ def test_inputs_that_are_one_object_are_one_again() -> None:
     assert seen == [(True, False), (True, False)]
 
 
-def test_a_second_run_that_stops_early_leaves_what_wants_gradients_as_it_is() -> None:
-    layer = nn.Linear(3, 3)
-
-    def freeze(x: Tensor) -> Tensor:
-        layer.requires_grad_(False)
-        y = layer(x).sin()
-        layer.requires_grad_(True)  # nothing is saved after it
-        return y
-
-    x = torch.randn(2, 3, requires_grad=True)
-    checkpoint(freeze, x, reads={"layer": layer}).sum().backward()
-    assert layer.weight.requires_grad and layer.weight.grad is None
-    assert x.grad is not None
-    assert torch.equal(x.grad, layer(x).cos() @ layer.weight)
+def change_input(layer: nn.Linear, x: Tensor) -> None:
+    x.data_ptr()
+    with torch.no_grad():
+        x.mul_(2)
 
 
-def test_a_segment_within_another_does_not_hold_what_it_is_given() -> None:
-    given = []
+def step_optimizer(layer: nn.Linear, x: Tensor) -> None:
+    with torch.no_grad():
+        layer.weight.mul_(2)
+
+
+def replace_weight(layer: nn.Linear, x: Tensor) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach() * 2)
+
+
+def freeze_weight(layer: nn.Linear, x: Tensor) -> None:
+    layer.weight.requires_grad_(False)
+
+
+CHANGES = {
+    "its input was modified in place since forward": change_input,
+    r"its parameter of \(torch.Size\(\[4, 4\]\), torch.float32\) was modified or": step_optimizer,
+    r"its parameter of \(torch.Size\(\[4, 4\]\), torch.float32\) was mod": replace_weight,
+    r"it saves \(torch.Size\(\[4, 4\]\), torch.float32\) in the place of": freeze_weight,
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("told", CHANGES)
+def test_what_changed_since_forward_is_told(told: str, nested: bool) -> None:
+    layer, x = nn.Linear(4, 4), torch.randn(4, 4, requires_grad=True) * 1
+
+    def segment(x: Tensor) -> Tensor:
+        return layer(x).sin()  # type: ignore[no-any-return]
 
     def outer(x: Tensor) -> Tensor:
-        mask = torch.ones(3)
-        given.append(weakref.ref(mask))
-        return checkpoint(lambda y, m: (y * m).exp(), x.sin(), mask)  # type: ignore[no-any-return]
+        return checkpoint(segment, x, name="layer").exp()  # type: ignore[no-any-return]
 
-    x = torch.randn(3, requires_grad=True)
-    y = checkpoint(outer, x)
-    assert given[0]() is None
-    y.sum().backward()
-    assert torch.equal(x.grad, y.detach() * x.detach().cos())  # type: ignore[arg-type]
+    y = checkpoint(outer if nested else segment, x, name="layer")
+    CHANGES[told](layer, x)
+    with pytest.raises(fxmem.UsageError, match=f"^layer of the plan cannot be recomputed.* {told}"):
+        y.sum().backward()
+
+
+def test_other_shapes_and_fewer_tensors_are_told() -> None:
+    for later in (r"it saves \(torch.Size\(\[3\]\), .* in the place of", "it saves 0 of 1"):
+        sizes = iter([4, 3])
+
+        def segment(x: Tensor, later: str = later, sizes: Any = sizes) -> Tensor:
+            size = next(sizes)
+            return x[:size].sin().sum() if "place" in later or size == 4 else x.sum()
+
+        y = checkpoint(segment, torch.ones(4, requires_grad=True))
+        with pytest.raises(fxmem.UsageError, match=later):
+            y.backward()
+
+
+def test_an_optimizer_may_step_within_backward() -> None:
+    def step(parameter: Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(get_gradient(parameter), alpha=0.1)
+
+    def train(run: Run) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for _ in range(2):
+            y = torch.ones(2, 4)
+            for block in model:
+                y = run(block, y)
+            y.square().sum().backward()
+        return [p.detach() for p in model.parameters()]
+
+    assert all(map(torch.equal, train(checkpoint), train(lambda segment, x: segment(x))))
+
+
+@pytest.mark.filterwarnings("ignore:.*", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiler_leaves_segments_alone(backend: str) -> None:
+    torch.compiler.reset()
+    norm, drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def train(run: Run) -> list[Any]:
+        norm.reset_running_stats()
+        x = torch.linspace(0, 1, 20).reshape(5, 4).requires_grad_()
+
+        def block(x: Tensor) -> Tensor:
+            return drop(norm(x).sin()).exp()  # type: ignore[no-any-return]
+
+        torch.manual_seed(0)
+        torch.compile(lambda x: run(block, x.cos()).sum(), backend=backend)(x).backward()
+        return [get_gradient(x), norm.running_mean, norm.num_batches_tracked]
+
+    expected = [tensor.clone() for tensor in train(lambda segment, x: segment(x))]
+    found = train(lambda segment, x: checkpoint(segment, x, norms=(norm,)))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_transform_of_functions_runs_without_segments() -> None:
+    x = torch.randn(3)
+    with pytest.warns(fxmem.FxmemWarning, match=r"torch.func's transforms allow no checkpoints"):
+        found = torch.func.grad(lambda x: checkpoint(torch.sin, x).sum())(x)
+    assert torch.equal(found, x.cos())

@@ -20,7 +20,7 @@ from fxmem.planning.strategies.bound import bound_cost
 def test_no_plan_costs_less(name: str) -> None:
     make, spec = PLANNED[name]
     graph = analyze(make(), (spec,), device="cpu").graph
-    facts = build_index(graph, counts_host=True)
+    facts = build_index(graph)
     costs = [1.0 + operation.index % 5 for operation in graph.operations]
     scorer = Scorer(facts, costs)
     for seed in range(12):

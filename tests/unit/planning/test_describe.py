@@ -61,7 +61,7 @@ NAMES = [
 def facts() -> StepIndex:
     graph = fxmem.analyze(Net(), ("4x8",), device="cpu").graph
     assert [node.name for node in graph.nodes[:-1]] == NAMES
-    return build_index(graph, counts_host=True)
+    return build_index(graph)
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,6 @@ def test_what_nodes_change_and_draw(
     assert any(facts.draws) == draws
 
 
-def test_the_generator_s_state_counts_where_it_lies_in_the_memory_that_counts() -> None:
-    graph = record(lambda m, x: x.exp())
-    assert build_index(graph).storages == graph.storages
-    *given, state = build_index(graph, counts_host=True).storages
-    assert tuple(given) == graph.storages
-    assert state.nbytes == torch.get_rng_state().nbytes
-
-
 class _Biased(nn.Module):
     """A block whose first module is not given all that the block is."""
 

@@ -32,7 +32,7 @@ class Model(nn.Module):
 def find(run: Callable[[Model, Tensor], Tensor], **options: object) -> tuple[StepIndex, Limits]:
     options = {"device": "cpu", **options}
     graph = fxmem.analyze(Model(run), ("4x8",), **options).graph  # type: ignore[arg-type]
-    facts = build_index(graph, counts_host=True)
+    facts = build_index(graph)
     return facts, find_limits(facts)
 
 
@@ -205,5 +205,5 @@ def test_gradients_through_such_noise_are_the_plain_ones(style: str) -> None:
 
 def test_a_recurrent_layer_that_works_in_place_is_computed_again() -> None:
     analysis = fxmem.analyze(nn.GRU(8, 8), "6x4x8", device="cpu")
-    facts = build_index(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph)
     assert not find_limits(facts).fixed

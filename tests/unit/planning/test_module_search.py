@@ -44,7 +44,7 @@ def analysis() -> Any:
 
 
 def gather(analysis: Any) -> tuple[StepIndex, tuple[ModuleChoice, ...], list[float]]:
-    facts = build_index(analysis.graph, counts_host=True, keeps_frames=True)
+    facts = build_index(analysis.graph, keeps_frames=True)
     choices, _ = list_modules(facts, find_limits(facts))
     costs = [float(operation.flops) + 1 for operation in analysis.graph.operations]
     return facts, choices, costs

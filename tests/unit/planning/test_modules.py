@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 def look_up(model: nn.Module, **options: Any) -> tuple[StepIndex, dict[str, ModuleChoice], Any]:
     analysis = analyze(model, ("4x8",), device="cpu", **options)
-    facts = build_index(analysis.graph, counts_host=True, keeps_frames=True)
+    facts = build_index(analysis.graph, keeps_frames=True)
     choices, reasons = list_modules(facts, find_limits(facts))
     return facts, {choice.fqn: choice for choice in choices}, reasons
 
@@ -190,7 +190,7 @@ def test_the_step_as_it_was_is_simulated_as_it_was() -> None:
 
     model = nn.Sequential(Block(Mlp()), nn.Linear(8, 8), Holding())
     analysis = analyze(model, ("4x8",), device="cpu")
-    facts = build_index(analysis.graph, counts_host=True, keeps_frames=True)
+    facts = build_index(analysis.graph, keeps_frames=True)
     assert simulate_segments(facts, ()).peak_bytes == analysis.peak_bytes
 
 

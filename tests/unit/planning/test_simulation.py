@@ -127,7 +127,7 @@ def check_planned(model: Model, regions: tuple[SegmentRange, ...], **options: An
     """The planned model, analysed, holds what was computed of it."""
     inputs = (torch.zeros(8, 64, requires_grad=True),)
     analysis = fxmem.analyze(model, inputs, device="cpu", **options)
-    facts = build_index(analysis.graph, counts_host=True)
+    facts = build_index(analysis.graph)
     segments = describe_segments(facts, regions, [0.0] * len(analysis.graph.operations))
     planned = build_module(model, analysis.fx_graph, segments)
     recorded = fxmem.analyze(planned, inputs, device="cpu", **options)

@@ -41,7 +41,7 @@ def facts() -> StepIndex:
     assert [n.name for n in graph.nodes][:-1] == [
         *("x", "blocks.0", "blocks.1", "blocks.2", "add", "tanh")
     ]
-    return build_index(graph, counts_host=True)
+    return build_index(graph)
 
 
 def test_what_crosses_a_position_is_made_before_it_and_used_after(facts: StepIndex) -> None:

@@ -63,7 +63,7 @@ def measure_edges(
     for life in simulation.lives:
         if life.storage in made:
             continue
-        storage = step.storages[life.storage]
+        storage = step.graph.storages[life.storage]
         passes = life.born != RESIDENT and storage.category is not Category.GRADIENT
         passes = passes and step.graph.operations[storage.born].phase is Phase.BACKWARD
         totals = gradients if passes else held
