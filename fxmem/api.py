@@ -269,13 +269,11 @@ def apply(
 
     Returns:
         A module with the same parameters, buffers and names in its ``state_dict``. With style
-        ``"modules"`` it is of the model's own class, with copies of its modules that share what
-        these hold.
+        ``"modules"`` it is an instance of the model's own class, with the very same attributes.
 
     Raises:
         UsageError: The plan is not this model's, or is from a file and no inputs were given; or
-            the model's graph cannot be run, or an object outside of the model holds one of its
-            modules and would go on calling that.
+            the model's graph cannot be run.
     """
     from fxmem.applying import applying
 

@@ -262,7 +262,7 @@ def test_a_model_from_which_the_plan_is_taken_makes_no_other(
     original = fxmem.unapply(model)
     assert type(original) is Own
     assert not hasattr(original, "plan")
-    monkeypatch.setattr(lazy, "_Held", None)  # what asks for a plan fails
+    monkeypatch.setattr(lazy, "PlannedModule", None)  # what asks for a plan fails
     plain = make()
     plain.load_state_dict(original.state_dict())
     expected = take_steps(plain)

@@ -82,8 +82,8 @@ def test_each_segment_is_a_function_that_takes_and_gives_what_crosses_it() -> No
                     tanh = torch.tanh(drop);  drop = None
                     return tanh
 
-                norm = CHECKPOINT(segment_2_1, getitem, getitem_1, size, norms = (self.norm,),\
- reads = {'norm': self.norm});  getitem = getitem_1 = size = None
+                norm = CHECKPOINT(segment_2_1, getitem, getitem_1, size, norms = (self.norm,));\
+  getitem = getitem_1 = size = None
                 drop = self.drop(norm);  norm = None
                 tanh = CHECKPOINT(segment_2_2, drop)
                 weight = self.weight
@@ -91,13 +91,11 @@ def test_each_segment_is_a_function_that_takes_and_gives_what_crosses_it() -> No
                 return (drop, mul_1)
 
             size = x.size(0)
-            segment_1_results = CHECKPOINT(segment_1, x, reads = {'layer': self.layer,\
- 'weight': self.weight});  x = None
+            segment_1_results = CHECKPOINT(segment_1, x);  x = None
             getitem_1 = segment_1_results[0]
             getitem = segment_1_results[1];  segment_1_results = None
-            segment_2_results = CHECKPOINT(segment_2, getitem, getitem_1, size, random = True,\
- norms = (self.norm,), reads = {'norm': self.norm, 'drop': self.drop, 'weight': self.weight});\
-  getitem = getitem_1 = size = None
+            segment_2_results = CHECKPOINT(segment_2, getitem, getitem_1, size,\
+ norms = (self.norm,));  getitem = getitem_1 = size = None
             drop = segment_2_results[0]
             mul_1 = segment_2_results[1];  segment_2_results = None
             return (mul_1, drop)"""

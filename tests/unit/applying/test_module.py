@@ -312,12 +312,11 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("style", ["graph", "modules"])
-def test_a_normalised_weight_is_compiled_without_the_plan(style: str) -> None:
+def test_a_normalised_weight_is_compiled_without_the_plan() -> None:
     torch.manual_seed(0)
     model, x = Normalised(), torch.randn(16, 8)
     analysis = fxmem.analyze(model, (x,), device="cpu", loss=lambda output: output)
-    plan = fxmem.pareto(analysis, time_limit_s=1, style=style)[-1]
+    plan = fxmem.pareto(analysis, time_limit_s=1, style="graph")[-1]
     assert plan.segments
     planned = fxmem.apply(copy.deepcopy(model), plan)
     torch.compiler.reset()
