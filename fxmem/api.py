@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fxmem.advice.record import Advice
+    from fxmem.planning.strategies.problem import Strategy
     from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.verifying.verification import Verification
 
@@ -138,12 +139,13 @@ def plan(
     max_overhead_flops: float | None = None,
     time_limit_s: float | None = None,
     style: str | None = None,
+    strategy: str | Strategy | None = None,
 ) -> Plan:
     """Finds the plan that keeps a limit.
 
     A plan of a training step says what to recompute in backward, and what can run in place
-    beside that. In inference nothing is recomputed: the plan says what runs in place, what is
-    freed early and what runs earlier, and needs no limit.
+    beside that. In inference nothing is recomputed: the plan says what runs in place and what is
+    freed early, and needs no limit.
 
     Args:
         analysis: Of the step.
@@ -151,11 +153,14 @@ def plan(
         max_overhead: Most time that a plan may add, as a share of the step's: the plan with the
             lowest peak.
         max_overhead_flops: Most FLOPs that a plan may add, as a share of the step's.
-        time_limit_s: About how many seconds the search may take.
+        time_limit_s: Seconds after which the search is cut short. Without it the search ends
+            after so many trials, and finds the same plan on any machine.
         style: ``"graph"`` for any consecutive operations, by rewriting the model's graph;
             ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
             model's code as it is. None for the first where the ``fx`` frontend served, else the
             second.
+        strategy: Function that proposes segments, or the name of one of fxmem's; None for the best
+            of these. See :class:`fxmem.planning.strategies.problem.Strategy`.
 
     Raises:
         InfeasibleError: No plan within the budget was found.
@@ -177,6 +182,7 @@ def plan(
         max_overhead_flops=max_overhead_flops,
         time_limit_s=time_limit_s,
         style=style,
+        strategy=strategy,
     )
 
 
@@ -187,6 +193,7 @@ def pareto(
     points: int = 20,
     time_limit_s: float | None = None,
     style: str | None = None,
+    strategy: str | Strategy | None = None,
 ) -> tuple[Plan, ...]:
     """Lists the trade-offs of a step between memory and time.
 
@@ -194,8 +201,9 @@ def pareto(
         analysis: Of a training step.
         by_flops: Count costs in FLOPs, else in time.
         points: Most plans to return, spread over the peaks.
-        time_limit_s: About how many seconds the search may take.
+        time_limit_s: As for :func:`fxmem.plan`.
         style: As for :func:`fxmem.plan`.
+        strategy: As for :func:`fxmem.plan`.
 
     Returns:
         Plans, cheapest first; the first one recomputes nothing. Only :func:`fxmem.plan` says what
@@ -208,7 +216,12 @@ def pareto(
     from fxmem.planning import planner
 
     return planner.pareto(
-        analysis, by_flops=by_flops, points=points, time_limit_s=time_limit_s, style=style
+        analysis,
+        by_flops=by_flops,
+        points=points,
+        time_limit_s=time_limit_s,
+        style=style,
+        strategy=strategy,
     )
 
 

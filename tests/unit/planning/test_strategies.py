@@ -1,0 +1,90 @@
+"""Strategies: fxmem's by name, the user's own, and what becomes of bad proposals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.planning.strategies.problem import PlanProblem
+from fxmem.planning.strategies.search import STRATEGIES
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Tanh()) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def analysis() -> fxmem.Analysis:
+    return fxmem.analyze(Net(), ("4096x64",), device="cpu")
+
+
+def every_nth_block(problem: PlanProblem) -> Iterator[list[tuple[int, int]]]:
+    blocks = [(c.start, c.stop) for c in problem.calls if re.fullmatch(r"blocks\.\d+", c.fqn)]
+    for n in (1, 2, 3):
+        yield blocks[::n]
+
+
+@pytest.mark.parametrize("style", ["graph", "modules"])
+def test_a_strategy_of_ones_own(analysis: fxmem.Analysis, style: str) -> None:
+    front = fxmem.pareto(analysis, strategy=every_nth_block, style=style)
+    assert {tuple(s.fqn for s in plan.segments) for plan in front} <= {
+        (),
+        ("blocks.0", "blocks.1", "blocks.2", "blocks.3"),
+        ("blocks.0", "blocks.2"),
+        ("blocks.0", "blocks.3"),
+    }
+    leanest = fxmem.plan(analysis, max_overhead=1.0, strategy=every_nth_block, style=style)
+    assert leanest.segments and leanest.peak_bytes < analysis.peak_bytes
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_have_names(analysis: fxmem.Analysis, name: str) -> None:
+    front = fxmem.pareto(analysis, strategy=name)
+    assert front[0].segments == () and front[-1].peak_bytes < analysis.peak_bytes
+
+
+def test_a_strategy_sees_what_its_proposals_scored(analysis: fxmem.Analysis) -> None:
+    seen: list[Any] = []
+
+    def propose(problem: PlanProblem) -> Iterator[list[tuple[int, int]]]:
+        seen.append(problem.front)
+        yield [(1, 4)]
+        seen.append(problem.score([(1, 4)]))
+
+    fxmem.pareto(analysis, strategy=propose)
+    (plain,), scored = seen
+    assert plain.cost == 0 < scored.cost and plain.segments == ()
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ([(1, 99)], "nodes 1 to 99 of"),
+        ([(1, 5), (3, 7)], "segments lie apart or within each other"),
+        ([3], "pairs of a first node and the node after the last"),
+    ],
+    ids=["beyond", "crossing", "no pairs"],
+)
+def test_bad_proposals_are_refused(analysis: fxmem.Analysis, segments: Any, message: str) -> None:
+    with pytest.raises(fxmem.UsageError, match=re.escape(message)):
+        fxmem.pareto(analysis, strategy=lambda problem: iter([segments]))
+
+
+@pytest.mark.parametrize("strategy", ["none", 3])
+def test_a_strategy_is_a_name_or_a_function(analysis: fxmem.Analysis, strategy: Any) -> None:
+    with pytest.raises(fxmem.UsageError, match="strategy"):
+        fxmem.pareto(analysis, strategy=strategy)
