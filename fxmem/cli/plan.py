@@ -95,7 +95,7 @@ def _add_limit_options(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=float,
         metavar="SECONDS",
-        help="when the search stops (default: 10)",
+        help="cut the search short after so many seconds (default: it ends by itself)",
     )
 
 

@@ -25,7 +25,7 @@ from fxmem.planning.strategies.candidates import Candidate, CandidatePool, Goal
 
 SMALL_STEP_TRIALS = 400
 """Trials for each node, in steps so small that there is not more to try."""
-LARGE_STEP_NODES = 2000
+LARGE_STEP_NODES = 200
 """From so many nodes on, trials take so long each that there are fewer."""
 
 
@@ -79,6 +79,10 @@ class PlanProblem:
         if self.whole_modules:
             return any((start, stop) in choice.spans for choice in self.modules)
         return stop <= self.step.nodes and self.limits.allows(SegmentRange(start, stop))
+
+    def score(self, segments: Iterable[SegmentRange | Span]) -> Candidate:
+        """Scores segments, or finds the score that they have."""
+        return self.pool.score(_check_segments(self, segments))
 
     def limit_trials(self, proposals: Iterator[Segments], trials: int) -> Iterator[Segments]:
         """Proposals until so many were new, or twice as many were proposed."""

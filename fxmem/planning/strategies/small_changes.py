@@ -18,7 +18,7 @@ from fxmem.planning.strategies.problem import PlanProblem
 _TRIALS = 6500
 _TRIALS_NEAR = 9000
 """Of smaller changes, next to a goal."""
-_ROUNDS = 3
+_ROUNDS = 2
 """How often it is then looked for better plans elsewhere, at most, and near the goal again."""
 _MOST_STAGES = 8
 """That a new segment spans."""
