@@ -114,7 +114,11 @@ class NodeLog:
         self._traced_in = TraceContext(
             self._context.autocast,
             list_ties(tensors),
-            training=frozenset(n for n, module in self._model.named_modules() if module.training),
+            training=frozenset(
+                name  # of each module, also of one that has several
+                for name, module in self._model.named_modules(remove_duplicate=False)
+                if module.training
+            ),
             frozen=frozenset(n for n, parameter in parameters if not parameter.requires_grad),
             inputs=make_specs(args, kwargs),
         )
