@@ -68,23 +68,6 @@ class InPlace(nn.Module):
         return self.layer(x).tanh()
 
 
-class Remembering(nn.Module):
-    """Counts through a closure, and computes with what it counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        seen: list[int] = []
-
-        def count() -> int:
-            seen.append(len(seen))
-            return len(seen)
-
-        self.count = count
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sin(x * self.count())
-
-
 class Running(nn.Module):
     """Compares with a mean that it updates: how many rows it keeps depends on the data."""
 
@@ -174,7 +157,6 @@ PITFALLS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "own generator": (lambda: Net(OwnGenerator()), checkpoint_again, "gradient first.weight"),
     "in place": (lambda: Net(InPlace(by_view=False)), checkpoint_again, "error step"),
     "in place by a view": (lambda: Net(InPlace(by_view=True)), checkpoint_again, "error step"),
-    "closure": (lambda: Net(Remembering()), checkpoint_again, "gradient first.weight"),
     "data": (lambda: Net(Running()), checkpoint_again, "error step"),
     "cache": (Cached, checkpoint_again, "error step"),
     "autocast": (Casting, compute_again, "error step"),
