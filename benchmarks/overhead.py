@@ -12,19 +12,21 @@ import argparse
 import gc
 import statistics
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from tabulate import tabulate
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from benchmarks.cases import import_torchvision
 from benchmarks.planner_cases import CASES, PlannerCase
 from benchmarks.planner_measure import Trainer
-from fxmem.planning.plan import GRAPH, MODULES
+from fxmem.planning.plan import GRAPH, MODULES, Segment
 
 THREADS = 1  # the steadiest
 POINTS = 3
@@ -72,22 +74,68 @@ def time_plans(case: PlannerCase, rounds: int) -> list[Row]:
     return rows
 
 
-def time_calls(rounds: int) -> list[tuple[str, str, float]]:
-    """Seconds that a segment adds besides what it computes again: style, kind and seconds."""
-    found = []
+def time_calls(rounds: int) -> list[dict[str, str]]:
+    """Times what a segment adds to a step: ours in both styles, and PyTorch's by hand.
+
+    The layers compute next to nothing, and each is one segment. A segment's own overhead is what it
+    adds beyond running its layer a second time. Times are the process's, the least of the rounds.
+    """
+    rows = []
     for kind, layer in (("a linear layer", nn.Linear), ("one with dropout", _Dropping)):
         model = nn.Sequential(*(nn.Sequential(layer(4, 4), nn.Tanh()) for _ in range(_LAYERS)))
         x = torch.randn(1, 4, requires_grad=True)
-        analysis = fxmem.analyze(model, x, device="cpu")
-        trainer = Trainer(model, (x,), {})
+        runs = {"plain": model, "by hand": _ByHand(model)}
         for style in (GRAPH, MODULES):
-            plan = max(fxmem.pareto(analysis, style=style), key=lambda p: len(p.segments))
-            planned = fxmem.apply(model, plan)
-            trainer.run(planned)
-            times = [(trainer.time_step(planned), trainer.time_step(model)) for _ in range(rounds)]
-            ours, theirs = (min(side) for side in zip(*times, strict=True))
-            found.append((style, kind, (ours - theirs) / max(1, len(plan.segments))))
-    return found
+            runs[style] = fxmem.apply(model, _plan_layers(model, x, style))
+        least = dict.fromkeys((*runs, "again"), float("inf"))
+        for _ in range(rounds):
+            for name, run in runs.items():
+                start = time.process_time()
+                run(x).sum().backward()
+                least[name] = min(least[name], time.process_time() - start)
+            start = time.process_time()
+            model(x)
+            least["again"] = min(least["again"], time.process_time() - start)
+        unavoidable = least["plain"] + least["again"]
+        by_hand = least["by hand"] - unavoidable
+        for name in ("by hand", GRAPH, MODULES):
+            added = least[name] - least["plain"]
+            rows.append(
+                {
+                    "segment": kind,
+                    "style": "torch.utils.checkpoint by hand" if name == "by hand" else name,
+                    "added µs": f"{1e6 * added / _LAYERS:.0f}",
+                    "its own overhead µs": f"{1e6 * (least[name] - unavoidable) / _LAYERS:.0f}",
+                    "of by hand": f"{(least[name] - unavoidable) / by_hand:.2f}",
+                }
+            )
+    return rows
+
+
+def _plan_layers(model: nn.Module, x: torch.Tensor, style: str) -> fxmem.Plan:
+    """Puts each layer under a segment of its own."""
+    analysis = fxmem.analyze(model, x, device="cpu")
+    plan = fxmem.pareto(analysis, style=style, time_limit_s=1)[0]
+    names: dict[str, list[str]] = {}
+    for node in analysis.nodes:
+        if node.op == "call_module":
+            names.setdefault(node.fqn.split(".")[0], []).append(node.name)
+    segments = tuple(Segment(n[0], n[-1], len(n), fqn=fqn) for fqn, n in names.items())
+    assert len(segments) == _LAYERS
+    return replace(plan, segments=segments, style=style)
+
+
+class _ByHand(nn.Module):
+    """Layers under checkpoints of PyTorch's, as they are written by hand."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
 
 
 class _Dropping(nn.Sequential):
@@ -109,17 +157,13 @@ def describe(row: Row) -> dict[str, str]:
     }
 
 
-def write_page(rows: Sequence[Row], calls: Sequence[tuple[str, str, float]]) -> str:
+def write_page(rows: Sequence[Row], calls: Sequence[dict[str, str]]) -> str:
     """The page, as Markdown."""
     errors = [100 * abs(row.error) for row in rows]
     summary = (
         f"Estimate and measurement are {statistics.median(errors):.1f} % of the plain step's time"
         f" apart in the median of {len(rows)} plans, at most {max(errors):.1f} %."
     )
-    costs = [
-        {"style": style, "segment": kind, "added µs": f"{1e6 * seconds:.0f}"}
-        for style, kind, seconds in calls
-    ]
     return "\n\n".join(
         [
             "# Time that plans add",
@@ -128,8 +172,9 @@ def write_page(rows: Sequence[Row], calls: Sequence[tuple[str, str, float]]) -> 
             tabulate([describe(r) for r in rows], "keys", "github", disable_numparse=True),
             "## Beside arithmetic",
             "What each segment adds in Python and in autograd, forward and backward, whatever it"
-            " computes:",
-            tabulate(costs, "keys", "github", disable_numparse=True),
+            " computes, beside torch.utils.checkpoint(use_reentrant=False) by hand on the same"
+            " layers:",
+            tabulate(calls, "keys", "github", disable_numparse=True),
             "",
         ]
     )
@@ -152,15 +197,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     names = [case.case.name for case in CASES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these alone")
+    parser.add_argument("--calls", action="store_true", help="only what segments add by themselves")
     parser.add_argument("--rounds", type=int, default=3, help="how often each step is timed")
     parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
+    if options.calls:
+        print(tabulate(time_calls(20 * options.rounds), "keys", "github", disable_numparse=True))
+        return
     import_torchvision()
     gc.freeze()
     cases = [case for case in CASES if options.only is None or case.case.name in options.only]
     rows = [row for case in cases for row in time_plans(case, options.rounds)]
-    page = write_page(rows, time_calls(4 * options.rounds))
+    page = write_page(rows, time_calls(20 * options.rounds))
     if options.output is None:
         print(page)
     else:
