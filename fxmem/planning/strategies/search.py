@@ -9,7 +9,7 @@ from fxmem.planning.model.segments import Segments
 from fxmem.planning.strategies.problem import PlanProblem, Proposer, Strategy, check_proposals
 from fxmem.planning.strategies.schedules import propose_schedules
 from fxmem.planning.strategies.small_changes import change_segments
-from fxmem.planning.strategies.whole_modules import choose_modules, grow_modules
+from fxmem.planning.strategies.whole_modules import choose_modules, propose_modules
 
 
 def search(problem: PlanProblem) -> Iterator[Segments]:
@@ -17,14 +17,14 @@ def search(problem: PlanProblem) -> Iterator[Segments]:
     if problem.whole_modules:
         yield from choose_modules(problem)
     else:
-        yield from grow_modules(problem)
+        yield from propose_modules(problem)
         yield from propose_schedules(problem)
         yield from change_segments(problem)
 
 
 STRATEGIES: Mapping[str, Proposer] = {
     "search": search,
-    "modules": grow_modules,
+    "modules": propose_modules,
     "schedules": propose_schedules,
     "changes": change_segments,
 }

@@ -47,27 +47,27 @@ class _Choices:
         return segments
 
 
-def grow_modules(problem: PlanProblem) -> Iterator[Segments]:
-    """Adds to nothing the module of all blocks that saves most for its cost, again and again."""
-    yield from _grow_blocks(_Choices(problem))
+def propose_modules(problem: PlanProblem) -> Iterator[Segments]:
+    """Grows choices of modules from nothing, and tries patterns."""
+    yield from _propose(_Choices(problem))
 
 
 def choose_modules(problem: PlanProblem) -> Iterator[Segments]:
     """Grows choices from nothing, tries patterns, and changes the best of them."""
     choices = _Choices(problem)
-    yield from _grow_blocks(choices)
-    if not problem.modules:
-        return
-    for chosen in _propose_patterns(choices.groups):
-        yield choices.place(chosen)
-    if len(problem.modules) <= _MANY:
-        yield from _grow(choices, [frozenset({at}) for at in range(len(problem.modules))])
-    yield from problem.limit_trials(_change(choices), _TRIALS)
+    yield from _propose(choices)
+    if problem.modules:
+        yield from problem.limit_trials(_change(choices), _TRIALS)
 
 
-def _grow_blocks(choices: _Choices) -> Iterator[Segments]:
+def _propose(choices: _Choices) -> Iterator[Segments]:
     yield choices.place(frozenset())
     yield from _grow(choices, [frozenset(group) for group in choices.groups])
+    for chosen in _propose_patterns(choices.groups):
+        yield choices.place(chosen)
+    modules = choices.problem.modules
+    if len(modules) <= _MANY:
+        yield from _grow(choices, [frozenset({at}) for at in range(len(modules))])
 
 
 def _grow(choices: _Choices, units: Sequence[Chosen]) -> Iterator[Segments]:
