@@ -120,7 +120,11 @@ def test_another_dtype(pair: tuple[nn.Module, nn.Module, Tensor], dtype: torch.d
     assert planned.to(dtype) is planned
     model.to(dtype)
     assert {p.dtype for p in planned.parameters()} == {dtype}
-    check_same(take_steps(planned, x.to(dtype)), take_steps(model, x.to(dtype)))
+    is_graph = planned.plan.style == "graph"  # of float32: the model's own forward runs
+    told = pytest.warns(fxmem.FxmemWarning, match="another dtype") if is_graph else nullcontext()
+    with told:
+        steps = take_steps(planned, x.to(dtype))
+    check_same(steps, take_steps(model, x.to(dtype)))
 
 
 @pytest.mark.parametrize("frozen", [[0], [1, 2], [0, 1, 2]])
@@ -150,7 +154,7 @@ def test_modes_of_the_whole_and_of_parts(pair: tuple[nn.Module, nn.Module, Tenso
             module.eval()
     # The graph of a plan has what the code decided by its mode.
     is_graph = planned.plan.style == "graph"
-    told = r"has stages\.1 in the mode of the model, and its code may ask for it: this step runs"
+    told = r"module 'stages\.1' is in eval mode, and the plan was traced in train mode"
     with pytest.warns(fxmem.FxmemWarning, match=told) if is_graph else nullcontext():
         check_same(take_steps(planned, x), take_steps(model, x))
     for net in (model, planned):
