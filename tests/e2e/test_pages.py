@@ -25,8 +25,6 @@ VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
 )
 """What CUDA's numbers depend on besides."""
-SEARCH_S = "1"
-"""Seconds that a search for plans may take here."""
 MODEL = """
 import torch
 from torch import nn
@@ -107,8 +105,6 @@ def run(command: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of an fxmem command, run in this process."""
     program, *arguments = shlex.split(command)
     assert program == "fxmem"
-    if arguments[0] == "plan":
-        arguments += ["--time-limit", SEARCH_S]
     if arguments[0] == "verify":
         step = command.partition(" --plan ")[0].replace("verify", "plan", 1)
         assert run(f"{step} --max-overhead 10% -o plan.json")[0] == 0
