@@ -59,7 +59,9 @@ def checkpoint(
         return segment(*inputs)
     has_hooks = _autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
     if not has_hooks or torch._C._functorch.peek_interpreter_stack() is not None:
-        warn_caller("torch.func's transforms allow no checkpoints: this step runs without them")
+        warn_caller(
+            "torch.func's transforms do not allow checkpoints: this step runs without the plan"
+        )
         return segment(*inputs)
     held = [(m, key, getattr(m, key).detach().clone()) for m, key in states]
     frame = _Frame(segment, norms, held, name or getattr(segment, "__name__", "a segment"))
@@ -95,8 +97,10 @@ class _Record:
 
     def refill(self, tensor: Tensor) -> Tensor:
         then, now = self.saved[self.refilled], self.describe(tensor)
-        if then[:3] != now[:3]:
+        if then[:2] != now[:2]:
             raise self.refuse(f"it saves {now[:2]} in the place of {then[:2]}")
+        if then[2] != now[2]:
+            raise self.refuse("parameters were frozen or unfrozen since forward")
         if then != now:
             raise self.refuse(f"its parameter of {now[:2]} was modified or replaced since forward")
         slot = self.slots[self.refilled]()

@@ -176,7 +176,7 @@ TRANSFORMS: dict[str, Transformed] = {
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("style", ["graph", "modules"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_what_a_transform_wraps_meets_the_model_s_own_code(name: str, style: str) -> None:
+def test_under_a_transform_the_model_s_own_code_runs(name: str, style: str) -> None:
     blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(2)]
     model, x = nn.Sequential(*blocks), torch.randn(64, 8)
     plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=0.5)[-1]
