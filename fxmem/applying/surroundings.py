@@ -1,4 +1,4 @@
-"""Contexts around a call: autocast, function transforms, cached parametrizations, compilers."""
+"""Contexts around a call: autocast, function transforms, compilers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
@@ -17,21 +16,6 @@ MISCOMPILED = (
     "PyTorch compiles spectral normalisation to other values where segments break the graph: this"
     " model is compiled without the plan"
 )
-
-TRANSFORMED = (
-    "nothing can be computed again here (torch.func's transforms do not allow it): this step runs"
-    " without the plan"
-)
-
-CACHED = (
-    "nothing can be computed again here (torch.nn.utils.parametrize.cached() keeps weights that a"
-    " second run would compute): this step runs without the plan"
-)
-
-
-def is_caching() -> bool:
-    """Whether parametrized weights are computed once for all calls that are made now."""
-    return bool(parametrize._cache_enabled)
 
 
 def is_transforming() -> bool:
