@@ -80,19 +80,20 @@ def _try_folding(
     if analysis.setup.mode != "infer" or analysis.frontend != "fx":
         return None
     try:
-        folded = fold_norms(model, analysis.fx_graph)
+        with fold_norms(model, analysis.fx_graph) as folded:
+            if folded is None:
+                return None
+            without, count = folded
+            plural = "s" if count > 1 else ""
+            variant = Variant(
+                change=f"Fold {count} batch normalisation{plural} into the "
+                f"convolution{plural} before",
+                option="torch.nn.utils.fusion.fuse_conv_bn_eval(conv, norm)",
+                cost="For inference alone; the last digits differ. It is faster too.",
+            )
+            return _try_variant(analysis, without, args, kwargs, options, variant)
     except FxmemError:
         return None
-    if folded is None:
-        return None
-    without, count = folded
-    variant = Variant(
-        change=f"Fold {count} batch normalisation{'s' if count > 1 else ''} into the convolution"
-        f"{'s' if count > 1 else ''} before",
-        option="torch.nn.utils.fusion.fuse_conv_bn_eval(conv, norm)",
-        cost="For inference alone; the last digits differ. It is faster too.",
-    )
-    return _try_variant(analysis, without, args, kwargs, options, variant)
 
 
 def _estimate(analysis: Analysis) -> Iterator[Advice]:

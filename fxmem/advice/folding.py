@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,6 @@ from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
 from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.swapping import swap_in_fakes
 
 _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,
@@ -24,36 +23,40 @@ _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
 """Convolutions, by their own class alone, with the batch normalisation that follows them."""
 
 
-def fold_norms(model: nn.Module | str, fx_graph: Any) -> tuple[nn.Module, int] | None:
-    """A copy of a model, on fake tensors, in which convolutions do what followed them.
+@contextlib.contextmanager
+def fold_norms(model: nn.Module | str, fx_graph: Any) -> Iterator[tuple[nn.Module, int] | None]:
+    """Has convolutions of a model do what followed them; at the end the model is as it was.
 
     Args:
         model: A module, or a TARGET.
         fx_graph: The ``torch.fx.Graph`` of its inference.
 
-    Returns:
-        The copy, and how many batch normalisations are gone; None where there are none to fold.
+    Yields:
+        The model, and how many batch normalisations are gone; None where there are none to fold.
 
     Raises:
-        FxmemError: The TARGET cannot be loaded, or the model not be copied.
+        FxmemError: The TARGET cannot be loaded.
     """
     pairs = [*_find_pairs(fx_graph)]
     if not pairs:
-        return None
-    fake_mode = make_fake_mode()
-    with (
-        torch.inference_mode(False),
-        prepare_targets(model),
-        silence_fake_kernels(),
-        keep_default_on_cpu(),
-    ):
-        with replace_devices(set()):
-            source = load_target(model, fake_mode) if isinstance(model, str) else model
-        with swap_in_fakes(source, fake_mode, train=False):
-            fake = copy.deepcopy(source)
-        with fake_mode:
-            count = sum(_fold(fake, conv, norm) for conv, norm in pairs)
-    return (fake, count) if count else None
+        yield None
+        return
+    if isinstance(model, str):
+        with (
+            torch.inference_mode(False),
+            prepare_targets(model),
+            silence_fake_kernels(),
+            keep_default_on_cpu(),
+            replace_devices(set()),
+        ):
+            model = load_target(model, make_fake_mode())
+    before: list[tuple[nn.Module, str, Any]] = []
+    try:
+        count = sum(_fold(model, conv, norm, before) for conv, norm in pairs)
+        yield (model, count) if count else None
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
 
 
 def _find_pairs(fx_graph: Any) -> Iterator[tuple[str, str]]:
@@ -69,7 +72,9 @@ def _find_pairs(fx_graph: Any) -> Iterator[tuple[str, str]]:
             yield before.target, node.target
 
 
-def _fold(model: nn.Module, conv_name: str, norm_name: str) -> bool:
+def _fold(
+    model: nn.Module, conv_name: str, norm_name: str, before: list[tuple[nn.Module, str, Any]]
+) -> bool:
     """Folds a pair as far as memory goes: weights keep their shape, and there is a bias.
 
     Source: ``torch/nn/utils/fusion.py``, ``fuse_conv_bn_weights``.
@@ -78,7 +83,9 @@ def _fold(model: nn.Module, conv_name: str, norm_name: str) -> bool:
     if type(norm) is not _FOLDED.get(type(conv)) or norm.running_mean is None:
         return False
     if conv.bias is None:
+        before.append((conv, "bias", None))
         conv.bias = nn.Parameter(conv.weight.new_empty(conv.weight.shape[0]))
     parent, _, own = norm_name.rpartition(".")
+    before.append((model.get_submodule(parent), own, norm))
     setattr(model.get_submodule(parent), own, nn.Identity())
     return True

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import _get_grad_fn_or_grad_acc
 from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -38,6 +39,7 @@ from fxmem.tracing.reach import (
     read_slots,
 )
 from fxmem.tracing.tensor_copier import TensorCopier
+from fxmem.tracing.views import take_again
 
 Fakes = dict[int, Tensor]
 """The fake of each tensor, by the tensor's id."""
@@ -196,7 +198,9 @@ def _make_fakes(
         if tensor is None or id(tensor) in fakes or is_lazy(tensor):
             return
         try:
-            fakes[id(tensor)] = copier.copy(tensor, dtype)
+            with fake_mode, torch.enable_grad():
+                view = take_again(tensor, fakes)
+            fakes[id(tensor)] = copier.copy(tensor, dtype) if view is None else view
         except TraceError as error:
             raise TraceError(f"{name}: {error.cause}", hint=error.hint) from error
         except Exception as error:
@@ -211,7 +215,7 @@ def _make_fakes(
             copy(tensor, dtype, repr(fqn))
             if tensor is not None and tensor.is_leaf:
                 copy(tensor.grad, dtype, f"the gradient of {fqn!r}")
-    for tensor in reached:
+    for tensor in sorted(reached, key=lambda tensor: not tensor.is_leaf):  # views after their bases
         copy(tensor, None, f"a tensor of {type(model).__name__}")
     return fakes
 
@@ -245,6 +249,10 @@ def _replace(value: Any, fakes: Fakes) -> Any:
     """A value with fakes in the place of tensors; the value itself where it holds none."""
     if isinstance(value, Tensor):
         return fakes.get(id(value), value)
+    if type(value) is int and value in fakes:  # optimizers by the ids of their parameters
+        return id(fakes[value])
+    if type(value).__name__ == "AccumulateGrad" and id(value.variable) in fakes:
+        return _get_grad_fn_or_grad_acc(fakes[id(value.variable)])  # register_multi_grad_hook
     if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
         elements = [_replace(element, fakes) for element in value]
         if all(new is old for new, old in zip(elements, value, strict=True)):

@@ -119,24 +119,6 @@ def steps_from_a_method() -> nn.Module:
     return model
 
 
-@builder
-def steps_from_the_node() -> nn.Module:
-    """As it was done before there were hooks for it."""
-    model = make_mlp()
-    kept = GLOBALS["nodes"] = []
-    optimizers = make_optimizers(model)
-    for parameter in model.parameters():
-        node: Any = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-
-        def update(*_: Any, p: Any = parameter) -> None:
-            optimizers[p].step()
-            p.grad = None
-
-        node.register_hook(update)
-        kept.append(node)
-    return model
-
-
 # -- hooks that see or change gradients ------------------------------------------------------------
 
 
