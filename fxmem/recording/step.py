@@ -44,6 +44,7 @@ from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.leaves import is_leaf
+from fxmem.tracing.swapping import forget_replaced
 from fxmem.tracing.tracer import Tracer
 
 
@@ -214,6 +215,7 @@ class _StepRunner:
             self._label_residents()
             others, total = self._prefetch(), self._start_log()
             self._run_once(self._run_first_model, _call)
+            forget_replaced()
             # Reference cycles of the first step are gone in a steady run, sooner or later; all of
             # them are in the youngest generation.
             gc.collect(0)

@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
@@ -46,6 +46,9 @@ Fakes = dict[int, Tensor]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _FOREIGN = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 _CACHE: Any = functools._lru_cache_wrapper
+_CLEARED = (list, dict, OrderedDict, set, deque)
+_FORGETS: list[Callable[[], None]] = []
+"""One for each swap that is under way."""
 
 
 @contextmanager
@@ -57,7 +60,7 @@ def swap_in_fakes(
     *,
     dtype: str | None = None,
     train: bool,
-    readers: Iterable[object] = (),
+    readers: Sequence[object] = (),
 ) -> Iterator[Inputs]:
     """Has a model hold fake CPU tensors; at the end it is as it was, in every attribute.
 
@@ -107,15 +110,36 @@ def swap_in_fakes(
         deque(iterate_reached(reader, seen), maxlen=0)
     places = [place for holder in seen.values() for place in _list_places(holder)]
     before = [(place, place.read()) for place in places]
+    containers: list[Any] = [holder for holder in seen.values() if type(holder) in _CLEARED]
+
+    def forget() -> None:
+        reached: dict[int, object] = {}
+        for root in (model, *objects, *inputs, *readers):
+            deque(iterate_reached(root, reached), maxlen=0)
+        for container in containers:
+            if id(container) not in reached:
+                container.clear()
+
+    _FORGETS.append(forget)
     try:
         _write_fakes(before, tensors, fakes)
         del fakes  # a gradient, for instance, must be able to go
         model.train(train)
         yield inputs
     finally:
-        for place, contents in before:
-            if not _are_same(contents, place.read()):
-                place.write(contents)
+        _FORGETS.remove(forget)
+        with ExitStack() as stack:  # goes on after one that fails
+            for place, contents in before:
+                stack.callback(_put_back, place, contents)
+
+
+def forget_replaced() -> None:
+    """Empties the lists and tables that the model has let go of within :func:`swap_in_fakes`.
+
+    The results of a step before (``self.pyramid = [...]`` in forward) would live on in them.
+    """
+    for forget in _FORGETS:
+        forget()
 
 
 @contextmanager
@@ -315,6 +339,11 @@ class _Place:
 
     read: Callable[[], list[Any]]
     write: Callable[[list[Any]], None]
+
+
+def _put_back(place: _Place, contents: list[Any]) -> None:
+    if not _are_same(contents, place.read()):
+        place.write(contents)
 
 
 def _list_places(holder: Any) -> Iterator[_Place]:

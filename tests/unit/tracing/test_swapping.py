@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
+from fxmem.tracing.swapping import forget_replaced, settle_lazy, swap_in_fakes
 
 
 class Shared(nn.Module):
@@ -113,6 +114,18 @@ def test_the_users_model_is_as_it_was(fake_mode: FakeTensorMode, fails: bool) ->
     assert model.layers[0].weight is weight and weight.grad is grad
     assert torch.equal(grad, torch.ones(2, 2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_a_step_replaces_can_go(fake_mode: FakeTensorMode) -> None:
+    model: Any = nn.Linear(2, 2)
+    kept = model.pyramid = [torch.ones(3)]  # as torchvision's RAFT
+    first = kept[0]
+    with swap_in_fakes(model, fake_mode, train=True), fake_mode:
+        fake = weakref.ref(kept[0])
+        model.pyramid = [torch.ones(3)]
+        forget_replaced()
+        assert fake() is None and len(model.pyramid) == 1
+    assert model.pyramid is kept and kept[0] is first
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
