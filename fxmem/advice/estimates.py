@@ -60,7 +60,7 @@ def estimate_offloads(analysis: Analysis) -> tuple[Advice, ...]:
 def _can_offload(
     graph: MemoryGraph, storage: Storage, saves: Iterable[Save], uses: Iterable[Operation]
 ) -> bool:
-    """Whether it is an activation of forward that autograd alone holds in backward."""
+    """Tells whether it is an activation of forward that autograd alone holds in backward."""
     if storage.category is not Category.ACTIVATION or storage.born < 0 or storage.died is None:
         return False
     if not storage.saved_by:  # nothing to name

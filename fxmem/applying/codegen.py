@@ -240,7 +240,7 @@ def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
 
 
 def _is_found_by_name(function: Any) -> bool:
-    """Whether the name that torch.fx writes for a function of torch leads back to it.
+    """Tells whether the name that torch.fx writes for a function of torch leads back to it.
 
     It does not for ``Function.apply``, nor for what ``torch/_tensor.py`` makes of operators.
     """

@@ -251,7 +251,7 @@ def _iterate_plain(module: nn.Module, is_root: bool) -> Iterator[tuple[str, Any]
 
 
 def are_all_watched() -> bool:
-    """Whether there are hooks on all modules, PyTorch's own counters left out."""
+    """Tells whether there are hooks on all modules, PyTorch's own counters left out."""
     if not any(GLOBAL_HOOKS):
         return False
     hooks = (hook for table in GLOBAL_HOOKS for hook in table.values())
@@ -259,7 +259,7 @@ def are_all_watched() -> bool:
 
 
 def _is_equal(value: Any, other: Any) -> bool:
-    """Whether a value is another, its type and the sign of a zero included."""
+    """Tells whether a value is another, its type and the sign of a zero included."""
     if value is other:
         return True
     if type(value) is not type(other) or not isinstance(value, (*PLAIN, torch.dtype, tuple, list)):

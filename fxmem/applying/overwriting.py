@@ -107,7 +107,7 @@ def overwrite_by_module(
 
 
 def _may_overwrite(value: Tensor, makers: Sequence[nn.Module], takers: Sequence[nn.Module]) -> bool:
-    """Whether nobody else looks at a value, and autograd lets it be changed."""
+    """Tells whether nobody else looks at a value, and autograd lets it be changed."""
     if torch.compiler.is_compiling():  # which decides that itself
         return False
     if torch.is_grad_enabled() and (value._is_view() or (value.is_leaf and value.requires_grad)):

@@ -170,7 +170,7 @@ class _Trials:
         return self._try(dict.fromkeys(dims, size)) == _SAME
 
     def _try(self, sizes: Mapping[_Dim, int]) -> str:
-        """Whether the graph is the same with some other sizes."""
+        """Tells whether the graph is the same with some other sizes."""
         if not self._left:
             return _OTHER
         self._left -= 1

@@ -45,7 +45,7 @@ def find_device(inputs: Any) -> str:
 
 
 def is_normalised(modules: Iterable[nn.Module]) -> bool:
-    """Whether a weight's norm is computed with ``out=``, into a buffer.
+    """Tells whether a weight's norm is computed with ``out=``, into a buffer.
 
     Where a compiled part of a model overwrites what it was given, PyTorch 2.13 then returns the
     buffer in the place of a result.

@@ -198,7 +198,7 @@ def _check_result(arguments: argparse.Namespace, limit: dict[str, Any]) -> None:
 
 
 def _chooses_plan(arguments: argparse.Namespace, limit: dict[str, Any]) -> bool:
-    """Whether the result is one plan, and no table of all."""
+    """Tells whether the result is one plan, and no table of all."""
     return bool(limit or arguments.fit or arguments.mode != "train")
 
 

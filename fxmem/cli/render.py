@@ -150,7 +150,7 @@ def _is_report(target: str) -> bool:
 
 
 def _tells_trades(kind: str, target: str, plan: Plan | None) -> bool:
-    """Whether what is written tells the trade-offs besides, where they can be worked out."""
+    """Tells whether what is written tells the trade-offs besides, where they can be worked out."""
     return kind == "html" and plan is not None and plan.mode == "train" and not _is_report(target)
 
 

@@ -32,7 +32,7 @@ _FAKE_ERRORS = (
 
 
 def raised_by_fakes(error: Exception) -> bool:
-    """Whether real tensors might not have raised it."""
+    """Tells whether real tensors might not have raised it."""
     return isinstance(error, _FAKE_ERRORS) or "fake" in str(error).lower()
 
 

@@ -93,7 +93,7 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _is_dict_of_inputs(signature: inspect.Signature, args: Sequence[Any]) -> bool:
-    """Whether the only input is a dict of those that ``forward`` takes by name."""
+    """Tells whether the only input is a dict of those that ``forward`` takes by name."""
     is_dict = len(args) == 1 and isinstance(args[0], Mapping) and bool(args[0])
     return is_dict and {*args[0]} <= {*signature.parameters}
 

@@ -254,7 +254,7 @@ def answer_operator(
 
 
 def takes_hint(func: Any) -> bool:
-    """Whether a size hint answers an operator."""
+    """Tells whether a size hint answers an operator."""
     return func in _HINTED
 
 

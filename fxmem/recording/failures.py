@@ -122,7 +122,7 @@ def explain_failure(
 
 
 def is_traced(error: BaseException) -> bool:
-    """Whether an error passed through the tracer: without it, the step might not fail."""
+    """Tells whether an error passed through the tracer: without it, the step might not fail."""
     frames = _iterate_frames(error.__traceback__)
     return any(frame.f_code.co_filename == tracer.__file__ for frame in frames)
 

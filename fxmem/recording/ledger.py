@@ -104,7 +104,7 @@ class Ledger:
         self.recording = self._begun = True
 
     def is_counted(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on the device."""
+        """Tells whether a tensor lies on the device."""
         if self.counts_all:
             return True
         return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device

@@ -365,7 +365,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_on_engine_thread(function: Any) -> bool:
-    """Whether the autograd engine would run this function in its thread for the GPU.
+    """Tells whether the autograd engine would run this function in its thread for the GPU.
 
     Source: ``torch/csrc/autograd/engine.cpp``, ``Engine::ready_queue``.
     """

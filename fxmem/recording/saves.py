@@ -74,7 +74,7 @@ class SaveLog:
 
 
 def is_own_output(maker: Any) -> bool:
-    """Whether a tensor with this ``grad_fn`` is saved by the function that made it."""
+    """Tells whether a tensor with this ``grad_fn`` is saved by the function that made it."""
     return maker is not None and maker._sequence_nr() == _get_sequence_nr() - 1
 
 
@@ -208,7 +208,7 @@ class UserReferences:
         self._watched[key] = storage, weakref.ref(tensor, see_end)
 
     def includes(self, tensor: Tensor) -> bool:
-        """Whether a node returned a tensor, or the base that it is a view of and so keeps."""
+        """Tells whether a node returned a tensor, or the base that it is a view of and so keeps."""
         if id(tensor) in self._watched:
             return True
         return tensor._is_view() and id(tensor._base) in self._watched

@@ -134,7 +134,7 @@ def freeze_plain(value: Any) -> Hashable:
 
 
 def is_same(before: Snapshot, after: Snapshot) -> bool:
-    """Whether two snapshots of the same objects show no change.
+    """Tells whether two snapshots of the same objects show no change.
 
     Args:
         before: The earlier one.

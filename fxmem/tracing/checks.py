@@ -132,7 +132,7 @@ def _ends_in_raise(body: list[ast.stmt]) -> bool:
 
 
 def _only_tells(statement: ast.If, function: ast.FunctionDef) -> bool:
-    """Whether a branch only warns or logs: nothing that it sets is read elsewhere."""
+    """Tells whether a branch only warns or logs: nothing that it sets is read elsewhere."""
     if statement.orelse or not all(map(_is_telling, statement.body)):
         return False
     inner = {*ast.walk(statement)}

@@ -106,7 +106,7 @@ class _ReplaceDevices(TorchFunctionMode):
     def _replace_arguments(
         self, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether a device was replaced among the arguments."""
+        """Tells whether a device was replaced among the arguments."""
         is_moved = False
         for position, value in enumerate(args if func in _BY_POSITION else ()):
             match = _TYPE.fullmatch(value) if isinstance(value, str) else None
@@ -133,7 +133,7 @@ class _ReplaceDevices(TorchFunctionMode):
 
 
 def lies_on_accelerator(tensor: Tensor) -> bool:
-    """Whether the user put a tensor on an accelerator, were there one."""
+    """Tells whether the user put a tensor on an accelerator, were there one."""
     return tensor.device.type not in ("cpu", "meta") or _MARK in tensor.__dict__
 
 

@@ -26,12 +26,12 @@ _RESULT_HOOKS = tuple(key for key in CALLED_HOOKS if key != "_forward_pre_hooks"
 
 
 def sees_arguments(module: nn.Module) -> bool:
-    """Whether hooks of a module may keep what it is given."""
+    """Tells whether hooks of a module may keep what it is given."""
     return any(getattr(module, key) for key in CALLED_HOOKS)
 
 
 def sees_result(module: nn.Module) -> bool:
-    """Whether hooks of a module may keep what it makes.
+    """Tells whether hooks of a module may keep what it makes.
 
     One that runs before ``forward``, as those that normalise weights do, does not see it, unless
     the module returns what it is given: ``Identity`` does, and nothing that computes with weights.

@@ -92,7 +92,7 @@ def mark_held(fake: torch.Tensor) -> None:
 
 
 def comes_of_held(arguments: Any, answer: Any) -> bool:
-    """Whether what code was told of tensors' values may be otherwise in another step.
+    """Tells whether what code was told of tensors' values may be otherwise in another step.
 
     Args:
         arguments: What it asked with.

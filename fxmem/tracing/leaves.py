@@ -19,7 +19,7 @@ then a whole encoder is one node; see docs/decisions."""
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
+    """Tells whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
     is_own = find_class(module).__module__.startswith(("torch.nn", "torch.ao.nn"))

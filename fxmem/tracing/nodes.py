@@ -215,7 +215,7 @@ class NodeLog:
 
 
 def _is_access(call: Call) -> bool:
-    """Whether it reads or writes an attribute of a tensor."""
+    """Tells whether it reads or writes an attribute of a tensor."""
     return call.target in ACCESSORS
 
 

@@ -266,7 +266,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _allocates_as_told(tensor: torch.Tensor) -> bool:
-    """Whether ``empty_strided`` with its shape and stride allocates what it has."""
+    """Tells whether ``empty_strided`` with its shape and stride allocates what it has."""
     last = sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

@@ -83,7 +83,7 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
 
 
 def reaches_state(value: object) -> bool:
-    """Whether a tensor, a module or an optimizer is reached from a value."""
+    """Tells whether a tensor, a module or an optimizer is reached from a value."""
     return any(isinstance(reached, _STATE) for reached in iterate_reached(value))
 
 

@@ -11,7 +11,7 @@ _BUILDING = ("__new__", "__init__", "__setitem__")
 
 
 def is_plain_container(value: Any) -> bool:
-    """Whether the class of a list, tuple or dict makes the same of the same elements.
+    """Tells whether the class of a list, tuple or dict makes the same of the same elements.
 
     >>> from collections import defaultdict
     >>> class Names(list): ...
@@ -35,7 +35,7 @@ def _has_state(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def is_plain_dataclass(value: Any) -> bool:
-    """Whether a dataclass makes the same of its fields: its own code would run twice."""
+    """Tells whether a dataclass makes the same of its fields: its own code would run twice."""
     kind: Any = type(value)
     fields = dataclasses.fields(value)
     code = getattr(kind.__init__, "__code__", None)

@@ -439,7 +439,7 @@ def _write_class(kind: type, items: list[Any]) -> None:
 
 
 def _are_same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two readings of a place hold the same objects."""
+    """Tells whether two readings of a place hold the same objects."""
     flat, others = _flatten(one), _flatten(other)
     return len(flat) == len(others) and all(a is b for a, b in zip(flat, others, strict=True))
 

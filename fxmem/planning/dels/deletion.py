@@ -208,7 +208,7 @@ class _Holders:
         return end
 
     def _is_intermediate(self, node: Node, source: SourceLocation) -> bool:
-        """Whether a result is used up by the statement that it is part of."""
+        """Tells whether a result is used up by the statement that it is part of."""
         statement = find_statement(source)
         consumers = self._consumers.get(node.index, ())
         if statement is None or statement.is_discarded:
@@ -217,7 +217,7 @@ class _Holders:
 
 
 def _is_run_by(statement: Statement, frame: SourceLocation, node: Node) -> bool:
-    """Whether a node belongs to a statement, or to what it calls, as far as names tell."""
+    """Tells whether a node belongs to a statement, or to what it calls, as far as names tell."""
     if node.source is None:
         return False
     if is_same_function(frame, node.source):

@@ -141,7 +141,7 @@ def find_statement(source: SourceLocation) -> Statement | None:
 
 
 def is_same_function(source: SourceLocation, other: SourceLocation | None) -> bool:
-    """Whether two lines are in one function.
+    """Tells whether two lines are in one function.
 
     Args:
         source: A line.
@@ -222,7 +222,7 @@ def _read_target(part: _Part | None) -> str:
 
 
 def _is_shared(function: _Function, parts: Sequence[_Part], name: str) -> bool:
-    """Whether something else than this name may hold its value, or see the name."""
+    """Tells whether something else than this name may hold its value, or see the name."""
     for node in ast.walk(function):
         if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
             return True

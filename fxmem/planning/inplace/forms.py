@@ -151,7 +151,7 @@ def find_form(op: str, target: str, operator: str) -> InplaceForm | None:
 
 
 def is_commutative(operator: str) -> bool:
-    """Whether the two values of an operator can change places.
+    """Tells whether the two values of an operator can change places.
 
     >>> is_commutative("aten.add.Tensor"), is_commutative("aten.sub.Tensor")
     (True, False)
@@ -178,7 +178,7 @@ def may_return_input(op: str, target: str) -> bool:
 
 
 def copies_where_it_must(target: str, operator: str) -> bool:
-    """Whether an operator makes a result that other sizes or dtypes would not need.
+    """Tells whether an operator makes a result that other sizes or dtypes would not need.
 
     ``reshape``, ``contiguous`` and ``to`` return their input, or a view of it, where they can.
 

@@ -199,7 +199,7 @@ def _find_source(graph: MemoryGraph, node: Node, storage: int) -> Node | None:
 def _is_free(
     graph: MemoryGraph, uses: _Uses, node: Node, operation: Operation, target: int
 ) -> bool:
-    """Whether nothing needs what a storage held before an operation of this node."""
+    """Tells whether nothing needs what a storage held before an operation of this node."""
     storage = graph.storages[target]
     if storage.born == RESIDENT or storage.died is None:
         return False

@@ -48,7 +48,7 @@ class Activation:
     consumers: tuple[tuple[int, int], ...] = ()
 
     def comes_into(self, nodes: range) -> bool:
-        """Whether nodes in a row, all later than its own, are given it."""
+        """Tells whether nodes in a row, all later than its own, are given it."""
         return any(node in nodes for node in self.readers) or any(
             first in nodes and last in nodes for first, last in self.consumers
         )

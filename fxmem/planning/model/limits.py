@@ -30,7 +30,7 @@ class Limits:
     starts: Mapping[int, str]
 
     def allows(self, segment: SegmentRange) -> bool:
-        """Whether a segment, and those within it, may be computed again."""
+        """Tells whether a segment, and those within it, may be computed again."""
         if any(segment.start <= node < segment.stop for node in self.fixed):
             return False
         every = iterate_segments([segment])

@@ -31,12 +31,12 @@ def find_states(graph: MemoryGraph, operations: Sequence[Operation]) -> tuple[in
 
 
 def may_draw(node: Node, operations: Sequence[Operation]) -> bool:
-    """Whether a node may draw random numbers: a dropout module's share may be set later."""
+    """Tells whether a node may draw random numbers: a dropout module's share may be set later."""
     return "Dropout" in node.target or any(o.effect is not None for o in operations)
 
 
 def _is_state(storage: Storage) -> bool:
-    """Whether a storage is one that a module holds under a name, and no parameter."""
+    """Tells whether a storage is one that a module holds under a name, and no parameter."""
     return (
         storage.born == RESIDENT
         and storage.category is Category.BUFFER

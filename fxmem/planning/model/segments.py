@@ -29,7 +29,7 @@ class SegmentRange:
     children: tuple[SegmentRange, ...] = ()
 
     def __contains__(self, node: int | None) -> bool:
-        """Whether a node lies in the segment, by its index."""
+        """Tells whether a node lies in the segment, by its index."""
         return node is not None and self.start <= node < self.stop
 
 

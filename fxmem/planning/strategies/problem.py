@@ -75,7 +75,7 @@ class PlanProblem:
         return self.pool.front
 
     def allows(self, start: int, stop: int) -> bool:
-        """Whether the nodes from one to another, which is left out, may be a segment."""
+        """Tells whether the nodes from one to another, which is left out, may be a segment."""
         if self.whole_modules:
             return any((start, stop) in choice.spans for choice in self.modules)
         return stop <= self.step.nodes and self.limits.allows(SegmentRange(start, stop))
