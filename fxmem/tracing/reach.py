@@ -27,7 +27,7 @@ from types import (
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -52,7 +52,6 @@ LEAVES = (
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _LIBRARIES = frozenset({"torch", *sys.stdlib_module_names}) - {"__main__"}
-_STATE = (Tensor, nn.Module, torch.optim.Optimizer)
 
 
 def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Iterator[object]:
@@ -80,11 +79,6 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
         seen[id(current)] = current
         yield current
         stack.extend(reversed([*find_held(current)]))
-
-
-def reaches_state(value: object) -> bool:
-    """Tells whether a tensor, a module or an optimizer is reached from a value."""
-    return any(isinstance(reached, _STATE) for reached in iterate_reached(value))
 
 
 def find_globals(function: FunctionType) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.reach import find_attributes, iterate_reached, reaches_state
+from fxmem.tracing.reach import find_attributes, iterate_reached
 
 TABLE: dict[str, Any] = {}
 
@@ -83,6 +83,11 @@ def test_a_tensor_is_found_wherever_it_is_held(hold: Any) -> None:
     held = hold(tensor)
     found = [thing for thing in iterate_reached(held) if isinstance(thing, Tensor)]
     assert any(thing is tensor or torch.equal(thing, tensor) for thing in found)
+
+
+def reaches_state(value: object) -> bool:
+    kinds = (Tensor, nn.Module, torch.optim.Optimizer)
+    return any(isinstance(reached, kinds) for reached in iterate_reached(value))
 
 
 def test_globals_are_followed_through_functions_that_name_them() -> None:
