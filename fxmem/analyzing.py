@@ -292,9 +292,11 @@ def _note_recording(served: Served, options: Options) -> Iterator[str]:
         nbytes = format_bytes(sum(storage.nbytes for storage in held))
         yield f"Results of the step before take {nbytes} until those of this one are there."
     yield from served.recording.notes
-    known = {str(operator): reason for operator, reason in options.target.unmodelled.items()}
-    for name in dict.fromkeys(o.name for o in graph.operations if o.name in known):
-        yield f"What {name} holds inside itself is not counted: {known[name]}."
+    reasons = {str(operator): reason for operator, reason in options.target.unmodelled.items()}
+    names = dict.fromkeys(o.name for o in graph.operations if o.name in reasons)
+    for reason in dict.fromkeys(map(reasons.__getitem__, names)):
+        operators = ", ".join(name for name in names if reasons[name] == reason)
+        yield f"Memory inside {operators} is not counted: {reason}."
 
 
 def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:

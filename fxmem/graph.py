@@ -200,7 +200,7 @@ class Operation:
         node: Index of the node it belongs to; in backward, the node it is the backward of.
         autograd_node: The autograd function that ran it in backward (``MmBackward0``).
         reads: Indices of the storages that its arguments lie on.
-        workspace_bytes: What the kernel holds inside itself, above its outputs.
+        workspace_bytes: Scratch memory inside the kernel, above its outputs.
         flops: As ``torch.utils.flop_counter`` counts them.
         library_bytes: The most that a library behind the kernel may take besides, as it chooses;
             in no other number.

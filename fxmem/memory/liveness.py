@@ -28,7 +28,7 @@ class Peak:
         operation: The operator that was running.
         node: The node that it belongs to; in backward, the node it is the backward of.
         live: The storages alive, largest first, then in order of allocation.
-        workspace_bytes: What that operator's kernel holds inside itself.
+        workspace_bytes: Scratch memory inside that operator's kernel.
         parameters: Names of those whose update it is part of; empty outside the optimizer.
     """
 

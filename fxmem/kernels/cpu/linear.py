@@ -22,9 +22,7 @@ from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 _aten = torch.ops.aten
 
-CPU.leave_out(
-    "LAPACK serves: copies by column, and a workspace of its own", *unmodelled.LINEAR_ALGEBRA
-)
+CPU.leave_out("LAPACK takes a workspace and copies in column order", *unmodelled.LINEAR_ALGEBRA)
 CPU.leave_out(
     "scratch of a kernel that few models run",
     "_sample_dirichlet", "dist", "renorm", "soft_margin_loss", "soft_margin_loss_backward",

@@ -125,7 +125,7 @@ _CUTLASS_MAJORS = (9, 10)
 _ALIGNMENT_BYTES = 16
 
 CUDA.unmodelled[_grouped_mm] = (
-    "in bfloat16 on compute capability 9 and 10, CUTLASS's tensor maps of less than 100 KiB"
+    "in bfloat16 on compute capability 9 and 10 CUTLASS takes less than 100 KiB for tensor maps"
 )
 
 
@@ -157,11 +157,11 @@ def _keep_cublas_of_groups(call: Call) -> tuple[tuple[str, int], ...]:
 # -- Linear algebra that libraries serve --
 
 CUDA.leave_out(
-    "cuSOLVER or MAGMA serves: copies by column, and a workspace that the library states",
+    "cuSOLVER or MAGMA takes a workspace and copies in column order",
     *unmodelled.LINEAR_ALGEBRA,
 )
 CUDA.leave_out(
-    "cuFFT serves: clones by dimension, and a plan's workspace that the library states",
+    "cuFFT takes a workspace, and clones by dimension",
     "_fft_r2c",
     "_fft_c2r",
     "_fft_c2c",

@@ -36,7 +36,7 @@ MODES: Mapping[Function, int] = {
 _LSTM = 2
 for _operator in (_forward, _backward):
     CUDA.unmodelled[_operator] = (
-        "cuDNN's workspace, and the states of its dropout: cuDNN alone knows"
+        "cuDNN chooses its workspace and the state of its dropout at run time"
     )
 _KEPT_PER_LAYER = (1, 1, 5, 6)
 """States of every time step that cuDNN keeps for each layer and direction, by mode."""

@@ -22,7 +22,7 @@ _forward = _aten._scaled_dot_product_cudnn_attention.default
 _backward = _aten._scaled_dot_product_cudnn_attention_backward.default
 
 CUDA.unmodelled[_forward] = CUDA.unmodelled[_backward] = (
-    "cuDNN's plan may take a workspace of its own, which cuDNN alone knows"
+    "cuDNN may take a workspace, which it chooses at run time"
 )
 
 

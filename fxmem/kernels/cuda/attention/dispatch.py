@@ -32,7 +32,7 @@ _ALIGNMENT = 8
 """Elements that a row of flash attention's inputs, or of a mask, is a multiple of."""
 
 CUDA.leave_out(
-    "a fused attention called past scaled_dot_product_attention",
+    "a fused attention that is not called through scaled_dot_product_attention",
     *("_flash_attention_forward", "_flash_attention_backward"),
     *("_efficient_attention_forward", "_efficient_attention_backward"),
     *("_cudnn_attention_forward", "_cudnn_attention_backward"),

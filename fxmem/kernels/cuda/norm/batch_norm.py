@@ -30,7 +30,7 @@ _CUDNN_TYPES = (torch.float32, torch.float64)
 _MOST_IN_TRAINING = 880801
 _MOST_IN_EVALUATION = 65535
 _MOST_ELEMENTS = 2**31 - 1
-_UNMODELLED = "cuDNN's workspace, and its reserve for channels last: cuDNN alone knows"
+_UNMODELLED = "cuDNN chooses its workspace and channels-last reserve at run time"
 
 
 def _takes_cudnn(
