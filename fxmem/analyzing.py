@@ -36,11 +36,11 @@ from fxmem.recording.options import (
     resolve_options,
 )
 from fxmem.recording.step import Recording
-from fxmem.tracing.contexts import leave_autocast
-from fxmem.tracing.description import describe_model, remember_model
+from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
-from fxmem.tracing.generators import save_random_states
+from fxmem.tracing.modules import describe_model, remember_model
+from fxmem.tracing.state import save_random_states
 from fxmem.tracing.swapping import restore_user_state
 from fxmem.units import format_bytes
 

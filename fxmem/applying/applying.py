@@ -19,7 +19,7 @@ from fxmem.applying.surroundings import find_autocast
 from fxmem.errors import UsageError
 from fxmem.planning.describe import check_fingerprint
 from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment
-from fxmem.tracing.description import describe_model, find_difference, recall_model
+from fxmem.tracing.modules import describe_model, find_difference, recall_model
 
 
 def unapply(model: nn.Module) -> nn.Module:

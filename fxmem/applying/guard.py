@@ -17,18 +17,16 @@ from torch.utils.module_tracker import ModuleTracker
 
 from fxmem.applying.sizes import SizeRange
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.contexts import read_autocast_on
-from fxmem.tracing.description import INTERNAL, PLAIN
-from fxmem.tracing.fxgraph import CONSTANT, ENTERED
-from fxmem.tracing.hooks import CALLED_HOOKS, GLOBAL_HOOKS
-from fxmem.tracing.leaves import find_class, is_leaf
-from fxmem.tracing.signatures import (
+from fxmem.tracing.conditions import (
     CONTEXT,
     SIGNATURE,
     Signature,
     TraceContext,
     describe_structure,
+    read_autocast_on,
 )
+from fxmem.tracing.fxgraph import CONSTANT, ENTERED
+from fxmem.tracing.modules import CALLED_HOOKS, GLOBAL_HOOKS, INTERNAL, PLAIN, find_class, is_leaf
 
 
 class _Missing:

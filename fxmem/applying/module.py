@@ -18,7 +18,7 @@ from fxmem.applying.surroundings import MISCOMPILED, is_normalised, is_transform
 from fxmem.applying.warning import warn_caller
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
-from fxmem.tracing.hooks import HOOK_TABLES
+from fxmem.tracing.modules import HOOK_TABLES
 
 _SHARED = (
     "_parameters",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fxmem.applying.guard import are_all_watched
-from fxmem.tracing.hooks import sees_arguments, sees_result
+from fxmem.tracing.modules import sees_arguments, sees_result
 
 
 def overwrite_by_method(

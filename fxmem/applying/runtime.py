@@ -28,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fxmem.applying.warning import warn_caller
 from fxmem.errors import UsageError
 from fxmem.tracing import calls
-from fxmem.tracing.generators import list_generators, read_state, set_state
+from fxmem.tracing.state import list_generators, read_state, set_state
 
 _alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
 

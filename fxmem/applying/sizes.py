@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from fxmem.analyzing import trace_model
 from fxmem.specs import TensorSpec
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.signatures import CONTEXT, TraceContext
+from fxmem.tracing.conditions import CONTEXT, TraceContext
 
 _RANGES = "fxmem_size_ranges"
 """Key of the output's ``meta``: what :func:`find_size_ranges` found."""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils._pytree import tree_leaves
 
-from fxmem.tracing.contexts import read_autocast_on
+from fxmem.tracing.conditions import read_autocast_on
 
 MISCOMPILED = (
     "PyTorch compiles spectral normalisation to other values where segments break the graph: this"

@@ -25,8 +25,8 @@ from fxmem.loading.importing import (
     keep_importable,
 )
 from fxmem.loading.parsing import Target, check_call, is_target, parse_target
-from fxmem.tracing.generators import save_random_states
 from fxmem.tracing.source import find_raising_source
+from fxmem.tracing.state import save_random_states
 
 
 def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:

@@ -17,7 +17,7 @@ from fxmem.graph import (
 )
 from fxmem.recording.recorder import NodeRecord, Recorder
 from fxmem.recording.saves import SaveRecord
-from fxmem.tracing.module_calls import CallLog
+from fxmem.tracing.calls import CallLog
 from fxmem.tracing.nodes import TracedNode
 
 _LISTED = (Category.PARAMETER, Category.BUFFER, Category.INPUT)

@@ -20,7 +20,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from fxmem.recording.ledger import Ledger
 from fxmem.specs import strip_torch
-from fxmem.tracing.contexts import read_autocast_on
+from fxmem.tracing.conditions import read_autocast_on
 
 _clone = torch.ops.aten.clone.default
 _to_copy = torch.ops.aten._to_copy.default

@@ -41,9 +41,8 @@ from fxmem.recording.residents import (
     label_residents,
 )
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.leaves import is_leaf
+from fxmem.tracing.state import ForwardState
 from fxmem.tracing.swapping import forget_replaced
 from fxmem.tracing.tracer import Tracer
 
@@ -314,7 +313,7 @@ class _StepRunner:
             self._output = None
 
     def _run_first_model(self) -> Any:
-        state = ForwardState(self._step.model, is_leaf, is_first=True)
+        state = ForwardState(self._step.model, is_first=True)
         output = self._run_model()
         self._first_change = state.find_change()
         return output

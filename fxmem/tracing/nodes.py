@@ -13,16 +13,7 @@ from torch.fx import traceback
 from fxmem.graph import Phase, SourceLocation
 from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.contexts import read_context, read_settings, run_within
-from fxmem.tracing.fxgraph import (
-    CONSTANT,
-    NODE,
-    WATCHED,
-    GraphBuilder,
-    iterate_tensors,
-)
-from fxmem.tracing.hooks import sees_arguments, sees_result
-from fxmem.tracing.signatures import (
+from fxmem.tracing.conditions import (
     CONTEXT,
     SIGNATURE,
     TraceContext,
@@ -30,7 +21,18 @@ from fxmem.tracing.signatures import (
     describe_value,
     list_ties,
     make_specs,
+    read_context,
+    read_settings,
+    run_within,
 )
+from fxmem.tracing.fxgraph import (
+    CONSTANT,
+    NODE,
+    WATCHED,
+    GraphBuilder,
+    iterate_tensors,
+)
+from fxmem.tracing.modules import sees_arguments, sees_result
 from fxmem.tracing.source import find_source
 
 ACCESSORS = (getattr, setattr, delattr)

@@ -20,17 +20,15 @@ import torch
 from torch import fx, nn
 
 from fxmem.graph import Phase
-from fxmem.tracing.calls import patch_calls
+from fxmem.tracing.calls import CallLog, patch_calls
 from fxmem.tracing.checks import find_passing_answer
-from fxmem.tracing.forward_state import ForwardState
 from fxmem.tracing.fxgraph import ENTERED, describe_function, iterate_tensors
-from fxmem.tracing.hooks import sees_arguments
 from fxmem.tracing.known_values import comes_of_held
-from fxmem.tracing.leaves import is_leaf
-from fxmem.tracing.module_calls import CallLog
+from fxmem.tracing.modules import is_leaf, sees_arguments
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
+from fxmem.tracing.state import ForwardState
 
 _SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})
@@ -101,7 +99,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             What the model returns, on fake tensors.
         """
         self._log.begin(args, kwargs)
-        state = ForwardState(self.model, is_leaf) if self._symbolic_sizes else None
+        state = ForwardState(self.model) if self._symbolic_sizes else None
         with self._tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
         self._log.end(output)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import fxmem
-from fxmem.tracing.leaves import is_leaf
+from fxmem.tracing.modules import is_leaf
 
 
 class Doubled(nn.Module):

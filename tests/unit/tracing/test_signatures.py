@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.tracing.signatures import describe_value
+from fxmem.tracing.conditions import describe_value
 
 X = torch.randn(8, 4)
 

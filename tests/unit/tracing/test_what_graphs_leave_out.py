@@ -116,16 +116,6 @@ def draw(net: Net, y: Tensor) -> Tensor:
     return y * random.random()
 
 
-def make_counter() -> Callable[[Net, Tensor], Tensor]:
-    seen: list[int] = []
-
-    def run(net: Net, y: Tensor) -> Tensor:
-        seen.append(1)
-        return y * len(seen)
-
-    return run
-
-
 def drop(net: Net, y: Tensor) -> Tensor:
     return net.other(y) if torch.rand([]) < 0.9 else y * 2
 
@@ -135,7 +125,6 @@ REASONS = {
     "gradients": (freeze, "the code itself turns gradients on or off"),
     "counter": (count, "the model changes what it holds in its forward"),
     "tensor": (remember, "the model changes what it holds in its forward"),
-    "closure": (make_counter(), "the model changes what it holds in its forward"),
     "random": (draw, "it draws random numbers that are not PyTorch's"),
     "drawn way": (drop, "a random draw decides which way it goes"),
 }

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fxmem
-from fxmem.tracing.generators import read_random_states
+from fxmem.tracing.state import read_random_states
 
 FEW = torch.tensor(3)
 

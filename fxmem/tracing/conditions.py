@@ -1,0 +1,282 @@
+"""Conditions that a traced graph is specialised on: the context of its call and its arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fxmem.errors import UsageError
+from fxmem.specs import TensorSpec, strip_torch
+
+SIGNATURE = "fxmem_signature"
+"""Key of a placeholder's ``meta``: the :class:`Signature` of the argument."""
+CONTEXT = "fxmem_context"
+"""Key of the output's ``meta``: the :class:`TraceContext`."""
+PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
+"""Types of arguments that are compared by value."""
+_DEVICES = ("cpu", "cuda")
+
+Autocast = tuple[torch.dtype | None, ...]
+"""By device, the dtype that code is autocast to; None where it is not."""
+Tie = tuple[int, int]
+"""The position of a tensor among others, and that of the same one before it."""
+
+
+# -- contexts --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Context:
+    """The context that code runs in.
+
+    Attributes:
+        grad: Whether autograd records.
+        autocast: By device, the dtype of autocast.
+    """
+
+    grad: bool
+    autocast: Autocast
+
+
+def read_context() -> Context:
+    """Reads the context of the caller.
+
+    >>> with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    ...     read_context()
+    Context(grad=False, autocast=(torch.bfloat16, None))
+    """
+    return Context(torch.is_grad_enabled(), read_autocast())
+
+
+def read_autocast() -> Autocast:
+    """Reads what the caller's code is autocast to.
+
+    >>> read_autocast()
+    (None, None)
+    """
+    return tuple([read_autocast_on(device) for device in _DEVICES])
+
+
+def read_autocast_on(device: str) -> torch.dtype | None:
+    """Reads what the caller's code is autocast to on a device; None for nothing."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+@contextlib.contextmanager
+def leave_autocast() -> Iterator[None]:
+    """Leaves all autocast that the caller is in: one that is entered within is the outermost.
+
+    The outermost one frees what was cast when it ends (``torch/amp/autocast_mode.py``).
+    """
+    enabled = {device: torch.is_autocast_enabled(device) for device in _DEVICES}
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    try:
+        for device in _DEVICES:
+            torch.set_autocast_enabled(device, False)
+        yield
+    finally:
+        for device, is_enabled in enabled.items():
+            torch.set_autocast_enabled(device, is_enabled)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+
+
+def read_settings() -> dict[str, tuple[Any, ...]]:
+    """Reads what else code sets around its calls, which no call of a graph can set.
+
+    Of :func:`torch.nn.attention.sdpa_kernel`, ``torch.backends`` and their like, and
+    :class:`torch.autograd.graph.saved_tensors_hooks`, by what each decides.
+    """
+    read: Any = torch._C
+    return {
+        "which kernels run": (
+            read._get_flash_sdp_enabled(),
+            read._get_mem_efficient_sdp_enabled(),
+            read._get_math_sdp_enabled(),
+            read._get_cudnn_sdp_enabled(),
+            read._get_cudnn_enabled(),
+            read._get_deterministic_algorithms(),
+            read._get_float32_matmul_precision(),
+        ),
+        "the default dtype": (torch.get_default_dtype(),),
+        "what autograd does with what it saves": (
+            read._autograd._top_saved_tensors_default_hooks(True) or ()
+        ),
+    }
+
+
+class Within:
+    """A function that runs without gradients, without autocast, or both.
+
+    Attributes:
+        function: The function.
+        without_grad: Whether autograd does not record it.
+        without_autocast: The devices for which it is not autocast.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], without_grad: bool, without_autocast: tuple[str, ...]
+    ) -> None:
+        self.function = function
+        self.without_grad = without_grad
+        self.without_autocast = without_autocast
+        # As torch.fx wants to know them of what a node calls.
+        self.__name__ = self.__qualname__ = f"run_{function.__name__}"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        with contextlib.ExitStack() as stack:
+            if self.without_grad:
+                stack.enter_context(torch.no_grad())
+            for device in self.without_autocast:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return self.function(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=256)
+def run_within(function: Callable[..., Any], outer: Context, inner: Context) -> Within | None:
+    """Makes a function that runs as one context has it, to be called in another.
+
+    Args:
+        function: The function.
+        outer: The context that it is called in.
+        inner: The context that it runs in.
+
+    Returns:
+        None where single calls cannot be so: autocast keeps the casts of weights to its end
+            (``torch/amp/autocast_mode.py``), and what autograd shall record again was not.
+
+    >>> outer = read_context()
+    >>> with torch.no_grad():
+    ...     double = run_within(torch.mul, outer, read_context())
+    >>> double(torch.ones(1, requires_grad=True), 2)
+    tensor([2.])
+    """
+    if inner.grad and not outer.grad:
+        return None
+    without = []
+    for device, ours, theirs in zip(_DEVICES, inner.autocast, outer.autocast, strict=True):
+        if ours is not None and ours != theirs:
+            return None
+        if ours != theirs:
+            without.append(device)
+    return Within(function, outer.grad and not inner.grad, tuple(without))
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+class Signature(NamedTuple):
+    """The signature of an argument, tensors' values aside.
+
+    Attributes:
+        structure: Types, plain values, and of each tensor its rank, dtype and ``requires_grad``.
+        sizes: The size of each tensor.
+    """
+
+    structure: Hashable
+    sizes: tuple[tuple[int, ...], ...]
+
+
+class TraceContext(NamedTuple):
+    """The call that a graph was traced in, and the model's modes.
+
+    Attributes:
+        autocast: By device, the dtype of autocast.
+        ties: Tensors among the arguments that were given twice: the graph may take either.
+        training: Names of the modules that were in train mode.
+        frozen: Names of the parameters that wanted no gradient.
+        inputs: The call's ``(args, kwargs)`` with a :class:`TensorSpec` for each tensor; None where
+            objects that only copying reproduces are among them.
+    """
+
+    autocast: Autocast
+    ties: tuple[Tie, ...]
+    training: frozenset[str]
+    frozen: frozenset[str]
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+
+
+def describe_value(value: Any) -> Signature:
+    """Describes an argument; equal for those that differ in tensors' values only.
+
+    >>> describe_value([torch.zeros(2, 3), 2])
+    Signature(structure=(<class 'list'>, (2, torch.float32, False), (<class 'int'>, 2)), sizes=((2, 3),))
+    """  # noqa: E501
+    tensors: list[Tensor] = []
+    structure = describe_structure(value, tensors)
+    return Signature(structure, tuple(tuple(map(int, tensor.shape)) for tensor in tensors))
+
+
+def describe_structure(value: Any, tensors: list[Tensor]) -> Hashable:
+    """Describes an argument without the sizes of its tensors, and gathers those.
+
+    Args:
+        value: The argument; tensors are found in lists, tuples, mappings and dataclasses.
+        tensors: Gets them, in order.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.dim(), value.dtype, value.requires_grad
+    if isinstance(value, PLAIN_TYPES):
+        return type(value), value or repr(value)  # 0.0 and -0.0 differ
+    held: list[Any]
+    if isinstance(value, (list, tuple)):
+        held = [*value]
+    elif isinstance(value, Mapping):
+        held = [*value, *value.values()]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    elif isinstance(value, slice):
+        held = [value.start, value.stop, value.step]
+    else:
+        return type(value), value if isinstance(value, Hashable) else id(value)
+    return (type(value), *[describe_structure(element, tensors) for element in held])
+
+
+def list_ties(tensors: Sequence[Tensor]) -> tuple[Tie, ...]:
+    """Lists which of some tensors are the same object as one before.
+
+    >>> one, other = torch.ones(1), torch.ones(1)
+    >>> list_ties([one, other, one])
+    ((2, 0),)
+    """
+    known: dict[int, int] = {}
+    firsts = [known.setdefault(id(tensor), at) for at, tensor in enumerate(tensors)]
+    return tuple((at, first) for at, first in enumerate(firsts) if at != first)
+
+
+def make_specs(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Puts a :class:`TensorSpec` in the place of each tensor, one for all places of a tensor.
+
+    Returns:
+        ``(args, kwargs)``; None where an object that is no plain value is among them, or a tensor
+            of a dtype that has no spec.
+    """
+    leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
+    made: dict[int, TensorSpec] = {}
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            shape = tuple(map(int, leaf.shape))
+            try:
+                spec = TensorSpec(shape, strip_torch(leaf.dtype), leaf.requires_grad)
+            except UsageError:
+                return None
+            leaves[at] = made.setdefault(id(leaf), spec)
+        elif not isinstance(leaf, PLAIN_TYPES):
+            return None
+    given: Any = tree_unflatten(leaves, structure)
+    return given  # type: ignore[no-any-return]

@@ -1,0 +1,142 @@
+"""Modules as the tracer sees them: which are leaves, their hooks, and what they are by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+# -- leaves ----------------------------------------------------------------------------------------
+
+_CONTAINERS = (
+    nn.Sequential,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+"""torch.nn's own modules that only call others. torch.fx makes a leaf of all but the first, and
+then a whole encoder is one node; see docs/decisions."""
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Tells whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    is_own = find_class(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
+    return is_own and not isinstance(module, _CONTAINERS)
+
+
+def find_class(module: nn.Module) -> type[nn.Module]:
+    """Finds the class whose code a module runs: a parametrization puts one of its own before it."""
+    kind = type(module)
+    if kind.__module__ == parametrize.__name__ and parametrize.is_parametrized(module):
+        return kind.__mro__[1]
+    return kind
+
+
+# -- hooks -----------------------------------------------------------------------------------------
+
+CALLED_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""The tables that a module has its hooks in."""
+HOOK_TABLES = (
+    *CALLED_HOOKS,
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+"""Those, and the tables of what each hook takes."""
+GLOBAL_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = tuple(
+    getattr(torch.nn.modules.module, f"_global{name}") for name in CALLED_HOOKS
+)
+"""The tables of hooks that are called for all modules."""
+
+_RESULT_HOOKS = tuple(key for key in CALLED_HOOKS if key != "_forward_pre_hooks")
+
+
+def sees_arguments(module: nn.Module) -> bool:
+    """Tells whether hooks of a module may keep what it is given."""
+    return any(getattr(module, key) for key in CALLED_HOOKS)
+
+
+def sees_result(module: nn.Module) -> bool:
+    """Tells whether hooks of a module may keep what it makes.
+
+    One that runs before ``forward``, as those that normalise weights do, does not see it, unless
+    the module returns what it is given: ``Identity`` does, and nothing that computes with weights.
+    """
+    return any(getattr(module, key) for key in _RESULT_HOOKS) or (
+        bool(module._forward_pre_hooks) and not module._parameters
+    )
+
+
+# -- descriptions ----------------------------------------------------------------------------------
+
+_KEY = "fxmem_model"
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""Types of attributes that are compared by value."""
+INTERNAL = frozenset({*vars(nn.Module()), "_is_torch_compile"})
+"""Attributes that every module has, and the one with which ``torch.compile`` marks a module."""
+_UNKNOWN = "?"
+
+Description = tuple[tuple[str, object], ...]
+
+
+def describe_model(model: nn.Module) -> Description:
+    """Lists modules by name with their class, their tensors with shape, and plain attributes.
+
+    >>> dict(describe_model(nn.Linear(2, 1)))["weight"]
+    ((1, 2), 'torch.float32')
+    """
+
+    def describe() -> Iterator[tuple[str, object]]:
+        for name, module in model.named_modules(remove_duplicate=False):
+            prefix = f"{name}." if name else ""
+            tensors = [*module._parameters.items(), *module._buffers.items()]
+            if any(tensor is not None and is_lazy(tensor) for _, tensor in tensors):
+                yield name or "the model", _UNKNOWN  # what it is comes with its first input
+                continue
+            yield name or "the model", type(module).__name__
+            for held, tensor in tensors:
+                if tensor is not None:
+                    yield f"{prefix}{held}", (tuple(tensor.shape), str(tensor.dtype))
+            for attribute, value in vars(module).items():
+                if attribute not in INTERNAL and isinstance(value, PLAIN):
+                    yield f"{prefix}{attribute}", value
+
+    return tuple(describe())
+
+
+def remember_model(graph: fx.Graph, description: Description) -> None:
+    """Keeps with a graph the description of the model that it was traced from."""
+    for output in graph.find_nodes(op="output"):
+        output.meta[_KEY] = description
+
+
+def recall_model(graph: fx.Graph) -> Description | None:
+    """Returns what :func:`remember_model` kept; None for a graph of another origin."""
+    outputs = graph.find_nodes(op="output")
+    found: Description | None = outputs[0].meta.get(_KEY) if outputs else None
+    return found
+
+
+def find_difference(one: Description, other: Description) -> str:
+    """Names the first difference of two models; empty where they are alike.
+
+    >>> small, large = describe_model(nn.Linear(2, 1)), describe_model(nn.Linear(3, 1))
+    >>> find_difference(small, large)
+    'weight'
+    """
+    if any(value == _UNKNOWN for _, value in (*one, *other)):
+        return ""  # the nodes of the graph have the modules' names
+    for mine, theirs in zip(one, other, strict=False):
+        if mine[0] != theirs[0] or repr(mine[1]) != repr(theirs[1]):
+            return mine[0]
+    if len(one) == len(other):
+        return ""
+    return max(one, other, key=len)[min(len(one), len(other))][0]
