@@ -66,7 +66,8 @@ def test_the_readme_counts_published_measurements_as_they_are_recorded() -> None
         f"[{len(rows):,} figures of {len({row.case.repository for row in rows})} publications]",
         f"Of {len(ours)} allocated and requested figures whose configuration is wholly stated, "
         f"{equal} ({100 * equal / len(ours):.0f} %) are equal to the KiB.",
-        f"{len(sizes) - len(ours)} more were measured with a torch that allocates otherwise",
+        f"{len(sizes) - len(ours)} more were measured with a torch version that allocates "
+        "differently",
         f"low by {-100 * worst:.0f} % for a convolution of four channels",
         f"Of {len(reserved)} figures of reserved memory "
         f"{sum(row.is_equal for row in reserved)} are "
