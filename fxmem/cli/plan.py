@@ -229,13 +229,12 @@ def _make_result(
 
 
 def _render_advice(analysis: Analysis, step: StepChoice, *, alone: bool = True) -> str:
-    from fxmem.report.document import describe_subject
     from fxmem.report.plan_text import render_advice
 
     return render_advice(
         advise_step(step, analysis),
         analysis.peak_bytes,
-        describe_subject(analysis) if alone else None,
+        analysis.setup if alone else None,
         width=choose_width(None),
     )
 
@@ -245,12 +244,11 @@ def _render_front(
 ) -> str:
     if arguments.json:
         return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
-    from fxmem.report.document import describe_subject
     from fxmem.report.plan_text import render_front
 
     return render_front(
         plans,
-        describe_subject(analysis),
+        analysis.setup,
         width=choose_width(None),
     )
 
@@ -259,7 +257,6 @@ def _render_plan(plan: Plan, analysis: Analysis, arguments: argparse.Namespace) 
     if arguments.json:
         return f"{plan.to_json()}\n"
     from fxmem.planning.outcome import find_planned_peak
-    from fxmem.report.document import describe_subject
     from fxmem.report.plan_text import render_plan
     from fxmem.report.suggestions import render_suggestions, suggest_code
 
@@ -269,7 +266,7 @@ def _render_plan(plan: Plan, analysis: Analysis, arguments: argparse.Namespace) 
             sources[path] = Path(path).read_text(encoding="utf-8")
     text = render_plan(
         plan,
-        describe_subject(analysis),
+        analysis.setup,
         peak=find_planned_peak(analysis, plan),
         width=choose_width(None),
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
-from fxmem.analysis import Analysis
+from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category, Node, Phase, SourceLocation
 from fxmem.memory.allocation import Exhaustion
 from fxmem.memory.labels import label_operator
 
 _ALIKE = 0.01
-"""The share of it by which the peaks of the first and the second step may differ unsaid."""
+"""Share of the peak by which the first step's may differ without a word in the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,49 +32,13 @@ class Headline:
     phase: Phase
     node: str | None
     source: SourceLocation | None
-    optimizer: str | None
-    parameters: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The setup of an analysis, as :class:`fxmem.analysis.Setup` has it.
-
-    Attributes:
-        context: The context that disables gradients in inference, where memory may depend on it.
-        loop: The training loop; empty where that does not matter.
-    """
-
-    model: str
-    inputs: tuple[str, ...]
-    mode: str
-    device: str
-    gpu: str | None
-    autocast: str | None
-    optimizer: str | None
-    loss: str | None
-    context: str = ""
-    loop: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """One number of the whole step, in bytes."""
-
-    label: str
-    nbytes: int
+    optimizer: str | None = None
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A figure to compare with one that the device reports.
-
-    Attributes:
-        label: Its name.
-        least_bytes: The figure, or the least of a range.
-        most_bytes: The most of the range; the same where it is one figure.
-        compare_with: The call or program that reports it.
-    """
+    """A figure, or the ends of a range, and the call or program that reports it on the device."""
 
     label: str
     least_bytes: int
@@ -97,15 +61,6 @@ class Fit:
     capacity_bytes: int
     exhaustion: Exhaustion | None = None
     retries: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BreakdownRow:
-    """One category's bytes at the peak, and their share of it, from 0 to 1."""
-
-    category: Category
-    nbytes: int
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +89,7 @@ class LiveRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow(Node):
-    """A node of the traced model, and its memory at the peak.
-
-    Attributes:
-        live_bytes: Alive at the peak: its result, what its backward makes, and the workspace of
-            its kernel there.
-    """
+    """A node, and the bytes alive at the peak of its result, its backward and its workspace."""
 
     live_bytes: int = 0
 
@@ -150,34 +100,34 @@ class Document:
 
     Attributes:
         headline: The peak.
-        subject: The setup.
-        device: Figures to compare with the device's own; none on the CPU.
-        fit: The step in the memory of the target GPU; None without one.
-        totals: Parameters, saved activations and the like, over the whole step.
+        setup: The analysed step.
+        nodes: In order of execution.
+        breakdown: Bytes at the peak by category, largest first; sums to the peak; no zeros.
+        live: The storages alive at the peak, largest first; sums to the peak.
+        storage_bytes: The size of each storage, by its index (``NodeRow.results``).
+        totals: Bytes of parameters, saved activations and the like, over the whole step.
         forward_flops: Floating-point operations of forward and loss.
         backward_flops: Those of backward.
-        breakdown: Largest first; sums to the peak; no zero rows.
-        live: The storages alive at the peak, largest first; sums to the peak.
-        nodes: In order of execution.
-        notes: Remarks on the figures, a sentence each.
-        storage_bytes: The size of each storage, by its index (``NodeRow.results``).
+        device: Figures to compare with the device's own; none on the CPU.
+        fit: The step in the memory of the target GPU; None without one.
         first_step: The peak of the first step, where it differs from that of the headline, of
             the second step, by more than 1 %; else None.
+        notes: Remarks on the figures, a sentence each.
     """
 
     headline: Headline
-    subject: Subject
-    device: tuple[DeviceRow, ...]
-    fit: Fit | None
-    totals: tuple[Total, ...]
-    forward_flops: int
-    backward_flops: int
-    breakdown: tuple[BreakdownRow, ...]
-    live: tuple[LiveRow, ...]
+    setup: Setup
     nodes: tuple[NodeRow, ...]
-    notes: tuple[str, ...]
-    storage_bytes: tuple[int, ...] = ()
+    breakdown: Mapping[Category, int]
+    live: tuple[LiveRow, ...]
+    storage_bytes: tuple[int, ...]
+    totals: Mapping[str, int]
+    forward_flops: int = 0
+    backward_flops: int = 0
+    device: tuple[DeviceRow, ...] = ()
+    fit: Fit | None = None
     first_step: Headline | None = None
+    notes: tuple[str, ...] = ()
 
 
 def build_document(analysis: Analysis) -> Document:
@@ -186,14 +136,7 @@ def build_document(analysis: Analysis) -> Document:
     node = peak.node.name if peak.node else None
     first, first_step = analysis.first_step, None
     if first is not None and abs(first.peak_bytes - peak.nbytes) > _ALIKE * peak.nbytes:
-        first_step = Headline(
-            first.peak_bytes, first.phase, first.node, first.source, optimizer, parameters=()
-        )
-    breakdown = [
-        BreakdownRow(category, nbytes, nbytes / peak.nbytes)
-        for category, nbytes in analysis.breakdown.items()
-        if nbytes
-    ]
+        first_step = Headline(first.peak_bytes, first.phase, first.node, first.source, optimizer)
     totals = {
         "parameters": analysis.parameter_bytes,
         "buffers": analysis.buffer_bytes,
@@ -205,51 +148,37 @@ def build_document(analysis: Analysis) -> Document:
     fit = None
     if analysis.gpu is not None and run is not None:
         fit = Fit(analysis.gpu.name, analysis.gpu.capacity_bytes, run.exhaustion, run.retries)
+    breakdown = sorted(analysis.breakdown.items(), key=lambda row: -row[1])
     return Document(
         headline=Headline(peak.nbytes, peak.phase, node, peak.source, optimizer, peak.parameters),
-        subject=describe_subject(analysis),
-        device=tuple(_list_device(analysis)),
-        fit=fit,
-        totals=tuple(Total(label, nbytes) for label, nbytes in totals.items() if nbytes),
-        forward_flops=analysis.forward_flops,
-        backward_flops=analysis.backward_flops,
-        breakdown=tuple(sorted(breakdown, key=lambda row: -row.nbytes)),
+        setup=analysis.setup,
+        nodes=tuple(_list_nodes(analysis)),
+        breakdown={category: nbytes for category, nbytes in breakdown if nbytes},
         # The sort is stable: storages of one size stay in their order of allocation.
         live=tuple(sorted(_list_live(analysis), key=lambda row: -row.nbytes)),
-        nodes=tuple(_list_nodes(analysis)),
-        notes=tuple(_write_notes(analysis)),
         storage_bytes=tuple(storage.nbytes for storage in analysis.allocated_graph.storages),
+        totals={label: nbytes for label, nbytes in totals.items() if nbytes},
+        forward_flops=analysis.forward_flops,
+        backward_flops=analysis.backward_flops,
+        device=tuple(_list_device(analysis)),
+        fit=fit,
         first_step=first_step,
-    )
-
-
-def describe_subject(analysis: Analysis) -> Subject:
-    """Describes the setup of an analysis."""
-    setup = analysis.setup
-    context = "no_grad()" if setup.mode == "infer" and setup.autocast else ""
-    return Subject(
-        model=setup.model,
-        inputs=setup.inputs,
-        mode=setup.mode,
-        device=setup.device,
-        gpu=setup.gpu,
-        autocast=setup.autocast,
-        optimizer=setup.optimizer,
-        loss=setup.loss,
-        context="inference_mode()" if setup.inference_mode else context,
-        loop=setup.loop.describe() if setup.mode == "train" else "",
+        notes=tuple(_write_notes(analysis)),
     )
 
 
 def _list_device(analysis: Analysis) -> Iterator[DeviceRow]:
     if analysis.process_bytes is None:
         return
-    peak, most = analysis.peak_bytes, analysis.library_peak_bytes
+    peak, most, reserved = (
+        analysis.peak_bytes,
+        analysis.library_peak_bytes,
+        analysis.reserved_bytes,
+    )
     yield DeviceRow("allocated", peak, peak, "torch.cuda.max_memory_allocated()")
     if most > peak:
         note = "the same; cuDNN chooses at run time"
         yield DeviceRow("with cuDNN's workspaces", peak, most, note)
-    reserved = analysis.reserved_bytes
     yield DeviceRow("reserved", reserved, reserved, "torch.cuda.max_memory_reserved()")
     yield DeviceRow("process", *analysis.process_bytes, "nvidia-smi")
 

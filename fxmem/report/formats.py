@@ -1,26 +1,24 @@
 """The table of output formats.
 
-A further format is a module with a function that writes it, and a line in :data:`FORMATS`.
+A further format is a module with a function that writes it, and a line in :data:`FORMATS`; the
+help of ``fxmem render`` and its errors list what the table has. Modules of formats are imported
+when they draw: each has libraries of its own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
-from fxmem.planning.describe import check_fingerprint
-from fxmem.planning.outcome import find_planned_step
-from fxmem.planning.plan import Plan
-from fxmem.report.document import build_document
-from fxmem.report.graph.dot import Picture, build_picture, draw_dot, find_engine
-from fxmem.report.graph.tree import Detail
-from fxmem.report.graph.view import NO_OVERLAY, build_view, lay_plan
-from fxmem.report.html import Page, write_html
-from fxmem.report.plots import draw_timeline, draw_tradeoff, find_matplotlib
-from fxmem.report.snapshot import write_snapshot
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+    from fxmem.planning.plan import Plan
+    from fxmem.report.graph.dot import Picture
 
 GRAPH, TIMELINE, TRADEOFF, SNAPSHOT, REPORT = "graph", "timeline", "tradeoff", "snapshot", "report"
 """Views of a step: drawn by Graphviz; by matplotlib, twice; for PyTorch's viewer; all in one."""
@@ -76,49 +74,62 @@ def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
     Raises:
         UsageError: The plan is for another model, or other inputs.
     """
-    document = build_document(analysis)
-    overlay = NO_OVERLAY
+    from fxmem.planning.describe import check_fingerprint
+    from fxmem.report.document import build_document
+    from fxmem.report.graph.dot import build_picture
+    from fxmem.report.graph.tree import Detail
+    from fxmem.report.graph.view import NO_OVERLAY, build_view, lay_plan
+
+    document, overlay = build_document(analysis), NO_OVERLAY
     if options.plan is not None:
         check_fingerprint(options.plan, analysis.graph, "fxmem plan -o")
         overlay = lay_plan(options.plan, document.nodes)
-    detail = Detail(options.depth, options.expand)
-    return build_picture(build_view(document, overlay, detail))
+    return build_picture(build_view(document, overlay, Detail(options.depth, options.expand)))
 
 
 def _draw_graph(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
+    from fxmem.report.graph.engine import draw_dot
+
     source: str = draw_picture(analysis, options).source
     return source.encode() if kind == "dot" else draw_dot(source, kind)
 
 
 def _draw_timeline(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
-    plan = options.plan
-    planned = None if plan is None else find_planned_step(analysis, plan)
-    return draw_timeline(analysis, kind, plan, planned)
+    from fxmem.planning.outcome import find_planned_step
+    from fxmem.report.plots import draw_timeline
+
+    planned = None if options.plan is None else find_planned_step(analysis, options.plan)
+    return draw_timeline(analysis, kind, options.plan, planned)
 
 
 def _draw_tradeoff(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
+    from fxmem.report.plots import draw_tradeoff
+
     return draw_tradeoff(analysis, kind, options.front, options.plan)
 
 
 def _write_snapshot(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
-    if options.plan is None:
-        return write_snapshot(analysis)
-    planned = find_planned_step(analysis, options.plan)
-    if planned is None:
+    from fxmem.planning.outcome import find_planned_step
+    from fxmem.report.snapshot import write_snapshot
+
+    step = analysis if options.plan is None else find_planned_step(analysis, options.plan)
+    if step is None:
         raise UsageError(
             "the step with this plan does not have the plan's peak",
             hint="make the plan again with this version of fxmem",
         )
-    return write_snapshot(planned)
+    return write_snapshot(step)
 
 
 def _write_page(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
+    from fxmem.report.html import write_html
+
     svg, note = b"", ""
     try:
         svg = _draw_graph(analysis, options, "svg")
     except UsageError as error:  # the report is worth having without a picture
         note = f"The graph is not drawn: {error}."
-    return write_html(Page(analysis, options.plan, options.front, svg, note)).encode()
+    return write_html(analysis, options.plan, options.front, svg, note).encode()
 
 
 _PICTURES = {GRAPH: _draw_graph, TIMELINE: _draw_timeline, TRADEOFF: _draw_tradeoff}
@@ -127,9 +138,10 @@ FORMATS: Mapping[str, Format] = {
     "svg": Format((".svg",), _PICTURES, is_text=True, needs_engine=True),
     "png": Format((".png",), _PICTURES, needs_engine=True),
     "pdf": Format((".pdf",), _PICTURES, needs_engine=True),
-    "pickle": Format((".pickle",), {SNAPSHOT: _write_snapshot}),
     "html": Format((".html", ".htm"), {REPORT: _write_page}, is_text=True),
+    "pickle": Format((".pickle",), {SNAPSHOT: _write_snapshot}),
 }
+SUFFIXES = ", ".join(entry.suffixes[0] for entry in FORMATS.values())
 
 
 def find_format(path: str | os.PathLike[str]) -> str:
@@ -145,8 +157,9 @@ def find_format(path: str | os.PathLike[str]) -> str:
     for kind, entry in FORMATS.items():
         if name.lower().endswith(entry.suffixes):
             return kind
-    suffixes = ", ".join(entry.suffixes[0] for entry in FORMATS.values())
-    raise UsageError(f"unknown output format of {name!r}", hint=f"use {suffixes}")
+    suffix = os.path.splitext(name)[1]
+    cause = f"unknown output format {suffix!r}" if suffix else f"{name!r} has no suffix"
+    raise UsageError(cause, hint=f"use {SUFFIXES}")
 
 
 def find_view(kind: str, options: RenderOptions) -> str:
@@ -170,9 +183,11 @@ def find_view(kind: str, options: RenderOptions) -> str:
     if (options.depth or options.expand) and view in (TIMELINE, TRADEOFF, SNAPSHOT):
         raise UsageError(f"depth and expand are for the graph, not for a {view}")
     if FORMATS[kind].needs_engine and view == GRAPH:
+        from fxmem.report.graph.engine import find_engine
+
         find_engine(kind)
-    if view in (TIMELINE, TRADEOFF):
-        find_matplotlib()
+    if view in (TIMELINE, TRADEOFF) and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("matplotlib is not installed", hint="pip install matplotlib")
     return view
 
 
@@ -193,6 +208,8 @@ def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
     Raises:
         UsageError: It cannot be drawn so, or the plan is for another model.
     """
+    from fxmem.planning.describe import check_fingerprint
+
     view = find_view(kind, options)
     if options.plan is not None:
         check_fingerprint(options.plan, analysis.graph, "fxmem plan -o")

@@ -6,8 +6,7 @@ import base64
 import hashlib
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,6 +17,7 @@ from markupsafe import Markup
 from fxmem.analysis import Analysis
 from fxmem.planning.outcome import PlannedStep, trace_plan
 from fxmem.planning.plan import Plan
+from fxmem.report.categories import STYLES
 from fxmem.report.document import build_document
 from fxmem.report.page_data import build_page_data
 from fxmem.report.tables import escape_controls
@@ -25,6 +25,7 @@ from fxmem.report.text import (
     write_first_step,
     write_fit,
     write_headline,
+    write_range,
     write_source,
     write_subject,
 )
@@ -33,7 +34,7 @@ from fxmem.units import format_bytes, format_flops
 _TEMPLATES = files("fxmem.report") / "templates"
 _SCRIPTS = ("base.js", "chart.js", "timeline.js", "tables.js", "plan.js", "main.js")
 _SVG = "{http://www.w3.org/2000/svg}"
-_DRAWING = ("svg", "g", "title", "path", "polygon", "polyline", "ellipse", "text")
+_DRAWING = ("a", "g", "title", "path", "polygon", "polyline", "ellipse", "text")
 """What Graphviz draws with, and all that the page takes of a picture."""
 _LOOK = {
     *("width", "height", "viewBox", "transform", "d", "points", "cx", "cy", "rx", "ry", "x", "y"),
@@ -42,53 +43,46 @@ _LOOK = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The parts of an HTML report.
+def write_html(
+    analysis: Analysis,
+    plan: Plan | None = None,
+    front: Sequence[Plan] = (),
+    svg: bytes = b"",
+    graph_note: str = "",
+) -> str:
+    """Writes the report as one file.
 
-    Attributes:
+    Its script and its style are part of it, and its content policy lets nothing else run and
+    nothing be loaded. Names are data: the template escapes them, and the script sets texts only.
+
+    Args:
         analysis: Of the step.
         plan: A plan of it, or None.
         front: The trade-offs of the step; may be empty.
         svg: The graph as Graphviz draws it; empty where there is none.
         graph_note: The reason why there is none.
     """
-
-    analysis: Analysis
-    plan: Plan | None = None
-    front: tuple[Plan, ...] = ()
-    svg: bytes = b""
-    graph_note: str = ""
-
-
-def write_html(page: Page) -> str:
-    """Writes the report as one file.
-
-    Its script and its style are part of it, and its content policy lets nothing else run and
-    nothing be loaded. Names are data: the template escapes them, and the script sets texts only.
-    """
-    analysis, plan = page.analysis, page.plan
-    document = build_document(analysis)
-    planned = None if plan is None else _trace(analysis, plan)
-    data = build_page_data(analysis, document, planned, plan, page.front)
-    style, script = read_style(), read_script()
+    document, planned = build_document(analysis), None
+    # A saved report lacks what it takes to trace a plan.
+    if plan is not None and (analysis.graph.saves or not analysis.graph.saved):
+        planned = trace_plan(analysis, plan)
     text: str = _load_template().render(
         document=document,
         headline=write_headline(document.headline),
-        subject=write_subject(document.subject),
+        subject=write_subject(document.setup),
         first_step=[*write_first_step(document)],
         fit=None if document.fit is None else write_fit(document.fit),
         plan=plan,
         has_planned=planned is not None,
-        plan_notes=[*_list_plan_notes(page, planned)],
-        front=page.front,
-        graph=Markup(clean_svg(page.svg)) if page.svg else "",
-        graph_note=page.graph_note,
-        data=Markup(embed_json(data)),
-        style=Markup(style),
-        style_hash=_hash(style),
-        script=Markup(script),
-        script_hash=_hash(script),
+        plan_notes=[] if plan is None else [*_list_plan_notes(plan, planned, front)],
+        front=front,
+        graph=Markup(clean_svg(svg)) if svg else "",
+        graph_note=graph_note,
+        data=Markup(embed_json(build_page_data(analysis, document, planned, plan, front))),
+        style=Markup(read_style()),
+        style_hash=_hash(read_style()),
+        script=Markup(read_script()),
+        script_hash=_hash(read_script()),
     )
     return text
 
@@ -111,27 +105,27 @@ def clean_svg(svg: bytes) -> str:
     root = ElementTree.fromstring(svg)
     for element in [*root.iter()]:
         for child in [*element]:
-            if child.tag not in {f"{_SVG}{name}" for name in (*_DRAWING, "a")}:
+            if child.tag not in {f"{_SVG}{name}" for name in _DRAWING}:
                 element.remove(child)
         if element.tag == f"{_SVG}a":  # a box with a tooltip is a link to nowhere, titled so
-            _add_title(element, element.get("{http://www.w3.org/1999/xlink}title", ""))
+            element.tag = f"{_SVG}g"
+            title = ElementTree.Element(f"{_SVG}title")
+            title.text = element.get("{http://www.w3.org/1999/xlink}title", "")
+            element.insert(0, title)
         for name in [*element.attrib]:
             if name not in _LOOK:
                 del element.attrib[name]
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _add_title(element: ElementTree.Element, text: str) -> None:
-    element.tag = f"{_SVG}g"
-    title = ElementTree.Element(f"{_SVG}title")
-    title.text = text
-    element.insert(0, title)
-
-
 @cache
 def read_style() -> str:
-    """Reads the style of every report."""
-    return _read("report.css")
+    """Reads the style of every report, and adds the colours of the categories."""
+    colors = "".join(
+        f"  --{category.value}: light-dark({style.light}, {style.dark});\n"
+        for category, style in STYLES.items()
+    )
+    return f"{_read('report.css')}\n:root {{\n{colors}}}\n"
 
 
 @cache
@@ -156,24 +150,18 @@ def _load_template() -> Any:
     )
     environment.filters |= {
         "bytes": format_bytes,
+        "range": lambda row: write_range(row.least_bytes, row.most_bytes),
         "flops": format_flops,
-        "share": lambda share: f"{share:.1%}".replace("%", " %"),
+        "share": lambda share: f"{100 * share:.1f} %",
         "clean": escape_controls,
         "source": lambda source: escape_controls(write_source(source)),
     }
     return environment.from_string(_read("report.html"))
 
 
-def _trace(analysis: Analysis, plan: Plan) -> PlannedStep | None:
-    """Traces the step with the plan; None for a saved report, which lacks what that takes."""
-    is_whole = bool(analysis.graph.saves) or not analysis.graph.saved
-    return trace_plan(analysis, plan) if is_whole else None
-
-
-def _list_plan_notes(page: Page, planned: PlannedStep | None) -> Iterator[str]:
-    plan = page.plan
-    if plan is None:
-        return
+def _list_plan_notes(
+    plan: Plan, planned: PlannedStep | None, front: Sequence[Plan]
+) -> Iterator[str]:
     if plan.inplace:
         calls = ", ".join(f"{change.call} at {change.node}" for change in plan.inplace)
         yield escape_controls(f"Computed in place: {calls}.")
@@ -182,8 +170,8 @@ def _list_plan_notes(page: Page, planned: PlannedStep | None) -> Iterator[str]:
         yield escape_controls(f"Freed early: {names}.")
     if planned is None:
         yield (
-            "The timeline with the plan is not shown: it needs the model in place of a saved "
+            "The timeline with the plan is not shown: that takes the model itself, not a saved "
             "report, and a plan made with the same version of fxmem."
         )
-    if not page.front and plan.mode == "train":
-        yield "The trade-offs are not shown: they were not computed."
+    if not front and plan.mode == "train":
+        yield "The trade-offs are not shown because they were not computed."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any, TypeVar
@@ -22,15 +22,21 @@ from fxmem.graph import (
     Storage,
 )
 from fxmem.loop import Loop
-from fxmem.memory.liveness import Peak
 
 SCHEMA_VERSION = 1
 _Record = TypeVar("_Record")
-_ENUMS = {"phase": Phase, "category": Category, "effect": Effect}
+_TYPES: Mapping[str, Callable[[Any], Any]] = {
+    "phase": Phase,
+    "category": Category,
+    "effect": Effect,
+    "source": lambda fields: SourceLocation(**fields),
+    "loop": lambda fields: Loop(**fields),
+}
 
 
 def list_values(analysis: Analysis) -> dict[str, Any]:
-    """Lists all values of an analysis as plain data: what a report holds."""
+    """Lists all values of an analysis as plain data, as a saved report holds them."""
+    peak = analysis.peak
     return {
         "schema_version": SCHEMA_VERSION,
         **_list_fields(analysis.setup),
@@ -42,7 +48,16 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
         "process_bytes": None if analysis.process_bytes is None else list(analysis.process_bytes),
         "exhaustion": None if analysis.exhaustion is None else _list_fields(analysis.exhaustion),
         "first_step": None if analysis.first_step is None else _list_fields(analysis.first_step),
-        "peak": _describe_peak(analysis.peak),
+        "peak": {
+            "step": peak.step,
+            "phase": peak.phase.value,
+            "operation": peak.operation.name,
+            "node": peak.node.name if peak.node else None,
+            "source": _list_fields(peak.source) if peak.source else None,
+            "parameters": list(peak.parameters),
+            "workspace_bytes": peak.workspace_bytes,
+            "live": [storage.index for storage in peak.live],
+        },
         "breakdown": {category.value: n for category, n in analysis.breakdown.items()},
         "saved_bytes": analysis.saved_bytes,
         "parameter_bytes": analysis.parameter_bytes,
@@ -91,24 +106,11 @@ def _to_plain(value: Any) -> Any:
     return value
 
 
-def _describe_peak(peak: Peak) -> dict[str, Any]:
-    return {
-        "step": peak.step,
-        "phase": peak.phase.value,
-        "operation": peak.operation.name,
-        "node": peak.node.name if peak.node else None,
-        "source": _list_fields(peak.source) if peak.source else None,
-        "parameters": list(peak.parameters),
-        "workspace_bytes": peak.workspace_bytes,
-        "live": [storage.index for storage in peak.live],
-    }
-
-
 def read_analysis(text: str) -> Analysis:
-    """Reads the analysis of a saved report, as far as a picture of it goes.
+    """Reads the analysis of a saved report, which serves for drawing alone.
 
-    Its sizes are those that the allocator handed out. What it reserved, and what a plan is made
-    from, is not in a report: the result serves for drawing alone.
+    Its sizes are those that the allocator handed out; its reserved bytes and all that a plan is
+    made from are not in a report.
 
     Args:
         text: What ``fxmem analyze --json`` or ``Analysis.to_json()`` wrote.
@@ -143,14 +145,10 @@ def read_analysis(text: str) -> Analysis:
 def _read(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
     # Fields may be added to a report without a new version.
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: _read_value(name, record[name]) for name in names if name in record})
-
-
-def _read_value(name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    if name == "source" and value is not None:
-        return SourceLocation(**value)
-    if name == "loop":
-        return Loop(**value)
-    return value if value is None or name not in _ENUMS else _ENUMS[name](value)
+    values = {name: record[name] for name in names if name in record}
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+        elif value is not None and name in _TYPES:
+            values[name] = _TYPES[name](value)
+    return kind(**values)

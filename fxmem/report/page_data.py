@@ -9,32 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Category, Operation, Storage
+from fxmem.graph import Category, Storage
 from fxmem.memory.labels import label_operator
 from fxmem.planning.outcome import PlannedStep
 from fxmem.planning.plan import Plan
+from fxmem.report.categories import STYLES
 from fxmem.report.document import Document, NodeRow
 from fxmem.report.tables import escape_controls
 from fxmem.report.text import write_shape
 
 NONE = -1
 """Stands for no node, no text, and no operation."""
-STACK = (
-    *(Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.INPUT),
-    *(Category.GRADIENT, Category.ACTIVATION, Category.OUTPUT),
-    *(Category.TEMPORARY, Category.WORKSPACE),
-)
-"""Categories as they lie on each other, from the bottom: what changes least comes first."""
-
-
 _SUMS = ("output_bytes", "saved_bytes", "live_bytes", "forward_flops", "backward_flops")
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleRow:
+class ModuleRow(NamedTuple):
     """A module with all that is in it, or one operation.
 
     Attributes:
@@ -80,15 +72,20 @@ def build_page_data(
         front: The trade-offs; may be empty.
     """
     texts, graph, nodes = _Texts(), analysis.allocated_graph, document.nodes
-    operations, storages = graph.operations, graph.storages
+    operations, storages, categories = graph.operations, graph.storages, [*STYLES]
     used = [NONE] * len(storages)
     for operation in operations:
         for index in (*operation.reads, *operation.writes):
             used[index] = operation.index
+    phases = []  # the runs of one phase: its name, its first operation, the one after its last
+    for phase, run in groupby(operations, key=lambda operation: operation.phase):
+        indices = [operation.index for operation in run]
+        phases.append((phase.value, indices[0], indices[-1] + 1))
     data = {
         "peak": analysis.peak.step,
-        "categories": [category.value for category in STACK],
-        "phases": [*_list_phases(operations)],
+        "categories": [category.value for category in categories],
+        "hatches": [style.hatch for style in STYLES.values()],
+        "phases": phases,
         "operations": {
             "name": [texts.add(label_operator(operation)) for operation in operations],
             "node": [_index(operation.node) for operation in operations],
@@ -105,7 +102,7 @@ def build_page_data(
         },
         "storages": {
             **_list_lives(storages),
-            "category": [STACK.index(storage.category) for storage in storages],
+            "category": [categories.index(storage.category) for storage in storages],
             "label": [texts.add(label) for label in analysis.labels],
             "shape": [texts.add(write_shape(storage.shape)) for storage in storages],
             "dtype": [texts.add(storage.dtype) for storage in storages],
@@ -117,10 +114,18 @@ def build_page_data(
             [texts.add(row.name), row.level, row.node, *row.sums]
             for row in list_modules(nodes, storages)
         ],
-        "planned": None if planned is None else _describe_planned(planned),
+        "planned": None,
         "front": [_describe_trade(trade) for trade in front],
         "chosen": None if plan is None else _describe_trade(plan),
     }
+    if planned is not None:
+        changed = planned.analysis.allocated_graph
+        data["planned"] = {
+            "operation": [index for index, _ in planned.order],
+            "again": [place for place, (_, again) in enumerate(planned.order) if again],
+            "workspace": [operation.workspace_bytes for operation in changed.operations],
+            **_list_lives([storage for storage in changed.storages if storage.nbytes]),
+        }
     return {**data, "texts": [*texts.indices]}
 
 
@@ -128,30 +133,11 @@ def _index(index: int | None) -> int:
     return NONE if index is None else index
 
 
-def _list_phases(operations: Sequence[Operation]) -> Iterator[tuple[str, int, int]]:
-    """Lists the runs of one phase: its name, its first operation and the one after its last."""
-    for phase, run in groupby(operations, key=lambda operation: operation.phase):
-        indices = [operation.index for operation in run]
-        yield phase.value, indices[0], indices[-1] + 1
-
-
-def _list_lives(storages: Iterable[Storage]) -> dict[str, list[int]]:
-    storages = [*storages]
+def _list_lives(storages: Sequence[Storage]) -> dict[str, list[int]]:
     return {
         "bytes": [storage.nbytes for storage in storages],
         "born": [storage.born for storage in storages],
         "died": [_index(storage.died) for storage in storages],
-    }
-
-
-def _describe_planned(planned: PlannedStep) -> dict[str, Any]:
-    """Describes the step with a plan: which operation each is, and what the step then holds."""
-    graph = planned.analysis.allocated_graph
-    return {
-        "operation": [index for index, _ in planned.order],
-        "again": [place for place, (_, again) in enumerate(planned.order) if again],
-        "workspace": [operation.workspace_bytes for operation in graph.operations],
-        **_list_lives(s for s in graph.storages if s.nbytes),
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from fxmem.analysis import Setup
 from fxmem.graph import Phase
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import (
@@ -16,7 +17,6 @@ from fxmem.planning.plan import (
     Plan,
     Segment,
 )
-from fxmem.report.document import Subject
 from fxmem.report.tables import join_blocks, wrap, write_table
 from fxmem.report.text import write_place, write_source, write_subject
 from fxmem.units import format_bytes, parse_bytes
@@ -32,31 +32,42 @@ _NUMBERS = (
     *("nodes", "off the peak", "added time", "added FLOPs"),
     *("peak", "of the step's", "segments", "in place", "del"),
 )
-_NAMES = (*("recomputed", "computed in place", "freed early", "after", "source"),)
+_NAMES = ("recomputed", "computed in place", "freed early", "after", "source")
 
 _Row = TypeVar("_Row")
 
 
 def render_plan(
-    plan: Plan, subject: Subject, *, peak: Peak | None = None, width: int | None = None
+    plan: Plan, setup: Setup, *, peak: Peak | None = None, width: int | None = None
 ) -> str:
     """Writes a plan; its first line has the new peak and its cost.
 
     Args:
         plan: The plan.
-        subject: The step that it was made for.
+        setup: The step that it was made for.
         peak: The peak of the step with the plan; None where that is not known.
         width: Columns that the lines of tables and notes may take; None for no limit.
 
     Returns:
         Lines, each ended by a newline.
     """
-    place = [] if peak is None else [f"The new peak is in {_write_new_place(peak)}."]
+    before, after = format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes)
+    share = write_share(plan.peak_bytes / (plan.baseline_peak_bytes or 1))
+    cost = ", nothing is recomputed"
+    if plan.segments:
+        time, flops = write_share(plan.overhead), write_share(plan.overhead_flops)
+        cost = f" for {time} more time, {flops} more FLOPs"
+    place = []
+    if peak is not None:
+        where = write_place(peak.phase, peak.node.name if peak.node else None, peak.source)
+        if peak.phase is Phase.OPTIMIZER:
+            where = "the optimizer step"
+        place.append(f"The new peak is in {where}.")
     if plan.reserved_bytes > plan.peak_bytes:  # not on the CPU, where nothing is reserved
         place.append(f"The allocator reserves {format_bytes(plan.reserved_bytes)}.")
     return join_blocks(
         [
-            f"{_write_headline(plan)}\n{write_subject(subject)}",
+            f"Peak {before} -> {after} ({share}){cost}\n{write_subject(setup)}",
             wrap(" ".join(place), width),
             write_segments(plan, width),
             *_write_changes(plan, width),
@@ -66,26 +77,25 @@ def render_plan(
     )
 
 
-def render_front(plans: Sequence[Plan], subject: Subject, *, width: int | None = None) -> str:
+def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = None) -> str:
     """Writes the trade-offs of a step, cheapest first, and how to choose one.
 
     Args:
         plans: As :func:`fxmem.pareto` returns them.
-        subject: The step that they were made for.
+        setup: The step that they were made for.
         width: Columns that the lines may take; None for no limit.
 
     Returns:
         Lines, each ended by a newline.
     """
     baseline_bytes = plans[0].baseline_peak_bytes
-    count = f"{len(plans)} plan{'s' if len(plans) > 1 else ''}"
     least = format_bytes(min(plan.peak_bytes for plan in plans))
     fields: dict[str, Callable[[Plan], str]] = {
         "peak": lambda plan: write_limit(plan.peak_bytes),
         "of the step's": lambda plan: write_share(plan.peak_bytes / (baseline_bytes or 1)),
         "added time": lambda plan: write_share(plan.overhead),
         "added FLOPs": lambda plan: write_share(plan.overhead_flops),
-        "segments": lambda plan: str(sum(1 for _ in _iterate_segments(plan.segments))),
+        "segments": lambda plan: str(len([*_iterate_segments(plan.segments)])),
         "in place": lambda plan: str(len(plan.inplace) or ""),
         "del": lambda plan: str(len(plan.dels) or ""),
     }
@@ -94,13 +104,13 @@ def render_front(plans: Sequence[Plan], subject: Subject, *, width: int | None =
         chosen = [plan for plan in plans[1:] if plan.overhead <= _ALLOWED] or plans[1:2]
         size = write_limit(chosen[-1].peak_bytes).replace(" ", "")
         advice = (
-            f"Choose a row by its peak, as --budget {size}, or by its time, as "
-            f"--max-overhead {_ALLOWED}; -o plan.json saves the plan."
+            f"Choose a row by its peak (--budget {size}) or by its added time "
+            f"(--max-overhead {_ALLOWED}); -o plan.json saves the plan."
         )
+    title = f"Peak {format_bytes(baseline_bytes)}; {_count(len(plans), 'plan')}, down to {least}"
     return join_blocks(
         [
-            f"Peak {format_bytes(baseline_bytes)}; {count}, down to {least}\n"
-            f"{write_subject(subject)}",
+            f"{title}\n{write_subject(setup)}",
             _write_rows(fields, plans, width),
             _write_limits(plans[0].limits, width),
             wrap(advice, width),
@@ -111,7 +121,7 @@ def render_front(plans: Sequence[Plan], subject: Subject, *, width: int | None =
 def render_advice(
     advice: Sequence[Advice],
     baseline_bytes: int,
-    subject: Subject | None = None,
+    setup: Setup | None = None,
     *,
     width: int | None = None,
 ) -> str:
@@ -120,17 +130,17 @@ def render_advice(
     Args:
         advice: As :func:`fxmem.advise` returns it.
         baseline_bytes: The peak without any of it.
-        subject: The step, where the text stands alone; None where it follows a plan's.
+        setup: The step, where the text stands alone; None where it follows a plan's.
         width: Columns that the lines may take; None for no limit.
 
     Returns:
         Lines, each ended by a newline.
     """
     peak = format_bytes(baseline_bytes)
-    title = "Nothing else that was tried lowers the peak by 0.5 % or 1 MiB."
+    title = "No other change that was tried lowers the peak by 0.5 % or 1 MiB."
     if advice:
         title = f"Other ways to lower the peak of {peak}, each by itself and without a plan:"
-    blocks = [] if subject is None else [f"Peak {peak}\n{write_subject(subject)}"]
+    blocks = [] if setup is None else [f"Peak {peak}\n{write_subject(setup)}"]
     blocks.append(wrap(title, width))
     for each in advice:
         saving, left = format_bytes(each.saving_bytes), format_bytes(each.peak_bytes)
@@ -153,13 +163,17 @@ def write_segments(plan: Plan, width: int | None) -> str:
     # Plans of a front do not have the saving of each segment.
     has_savings = any(segment.saving_bytes for segment in plan.segments)
 
+    def write_name(segment: Segment) -> str:
+        ends = (segment.first, segment.last)
+        return segment.fqn or " .. ".join(ends[: 1 if segment.first == segment.last else 2])
+
     def outer(write: Callable[[Segment], str]) -> Callable[[tuple[Segment, int]], str]:
         return lambda row: "" if row[1] else write(row[0])
 
     fields: dict[str, Callable[[tuple[Segment, int]], str]] = {
-        "recomputed": lambda row: "- " * row[1] + (row[0].fqn or _name_range(row[0])),
+        "recomputed": lambda row: "- " * row[1] + write_name(row[0]),
         "nodes": lambda row: str(row[0].nodes),
-        "off the peak": outer(lambda s: _write_saving(s.saving_bytes) if has_savings else ""),
+        "off the peak": outer(lambda s: _write_saving(s) if has_savings else ""),
         "added time": outer(lambda s: write_share(s.recompute_s * time_scale)),
         "added FLOPs": outer(lambda s: write_share(s.recompute_flops * flops_scale)),
         "source": lambda row: write_source(row[0].source),
@@ -188,45 +202,23 @@ def write_share(share: float) -> str:
     return "<0.1 %" if share > 0 and text == "0.0 %" else text
 
 
-def _write_headline(plan: Plan) -> str:
-    before, after = format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes)
-    share = write_share(plan.peak_bytes / (plan.baseline_peak_bytes or 1))
-    text = f"Peak {before} -> {after} ({share})"
-    if not plan.segments:
-        return f"{text}, nothing is recomputed"
-    time, flops = write_share(plan.overhead), write_share(plan.overhead_flops)
-    return f"{text} for {time} more time, {flops} more FLOPs"
-
-
-def _write_new_place(peak: Peak) -> str:
-    if peak.phase is Phase.OPTIMIZER:
-        return "the optimizer step"
-    return write_place(peak.phase, peak.node.name if peak.node else None, peak.source)
-
-
 def _write_changes(plan: Plan, width: int | None) -> Iterator[str]:
     """Writes tables of what is computed in place and freed early."""
-    yield _write_rows(
-        {
-            "computed in place": lambda change: change.node,
-            "call": lambda change: change.call,
-            "off the peak": lambda change: _write_saving(change.saving_bytes),
-            "source": lambda change: write_source(change.source),
-        },
-        plan.inplace,
-        width,
-    )
-    yield _write_rows(
-        {
-            "freed early": lambda point: point.value,
-            "variable": lambda point: point.variable,
-            "after": lambda point: point.after,
-            "off the peak": lambda point: _write_saving(point.saving_bytes),
-            "source": lambda point: write_source(point.source),
-        },
-        plan.dels,
-        width,
-    )
+    inplace: dict[str, Callable[[InplaceChange], str]] = {
+        "computed in place": lambda change: change.node,
+        "call": lambda change: change.call,
+        "off the peak": _write_saving,
+        "source": lambda change: write_source(change.source),
+    }
+    dels: dict[str, Callable[[DelPoint], str]] = {
+        "freed early": lambda point: point.value,
+        "variable": lambda point: point.variable,
+        "after": lambda point: point.after,
+        "off the peak": _write_saving,
+        "source": lambda point: write_source(point.source),
+    }
+    yield _write_rows(inplace, plan.inplace, width)
+    yield _write_rows(dels, plan.dels, width)
 
 
 def _write_limits(limits: Sequence[Limit], width: int | None) -> str:
@@ -235,9 +227,8 @@ def _write_limits(limits: Sequence[Limit], width: int | None) -> str:
     lines = []
     if fixed:
         noun = "module" if fixed[0].kind is LimitKind.MODULE else "node"
-        lines.append(
-            f"{_count(fixed, noun)} {'is' if len(fixed) == 1 else 'are'} never recomputed:"
-        )
+        verb = "is" if len(fixed) == 1 else "are"
+        lines.append(f"{_count(len(fixed), noun)} {verb} never recomputed:")
     by_reason: dict[str, list[Limit]] = {}
     for limit in fixed:
         by_reason.setdefault(limit.reason, []).append(limit)
@@ -248,17 +239,17 @@ def _write_limits(limits: Sequence[Limit], width: int | None) -> str:
     rest = sum(len(group) for group in [*by_reason.values()][_REASONS:])
     if rest:
         lines.append(f"- {rest} more for other reasons")
-    starts = [limit for limit in limits if limit.kind is LimitKind.BEGIN]
+    starts = len(limits) - len(fixed)
     if starts:
-        what = "its input is" if len(starts) == 1 else "their inputs are"
+        inputs = "whose input is" if starts == 1 else "whose inputs are"
         lines.append(
-            f"No segment begins at {_count(starts, 'node')}: {what} modified in place later."
+            f"No segment starts at {_count(starts, 'node')} {inputs} modified in place later."
         )
     return "\n".join(wrap(line, width) for line in lines)
 
 
-def _count(items: Collection[object], noun: str) -> str:
-    return f"1 {noun}" if len(items) == 1 else f"{len(items)} {noun}s"
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _write_notes(plan: Plan) -> Iterator[str]:
@@ -271,13 +262,11 @@ def _write_notes(plan: Plan) -> Iterator[str]:
     if plan.inplace or plan.dels:
         # Where no graph takes the place of the user's own code, only the user can change that.
         if plan.style == GRAPH:
-            yield (
-                "For rows in place and freed early, it is what that change saves in your own code."
-            )
+            yield "For in-place and freed-early rows, that is the saving in your own code."
         else:
             yield (
-                "Rows in place and freed early are changes to make in your own code; the new peak "
-                "does not count them."
+                "In-place and freed-early rows are changes to make in your own code; the new peak "
+                "does not include them."
             )
     if plan.lower_bound_overhead and plan.gap is not None:
         bound, gap = write_share(plan.lower_bound_overhead), write_share(plan.gap)
@@ -299,15 +288,11 @@ def _write_rows(
     )
 
 
-def _write_saving(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes else "-"
+def _write_saving(change: Segment | InplaceChange | DelPoint) -> str:
+    return format_bytes(change.saving_bytes) if change.saving_bytes else "-"
 
 
 def _iterate_segments(segments: Iterable[Segment], depth: int = 0) -> Iterator[tuple[Segment, int]]:
     for segment in segments:
         yield segment, depth
         yield from _iterate_segments(segment.children, depth + 1)
-
-
-def _name_range(nodes: Segment) -> str:
-    return nodes.first if nodes.first == nodes.last else f"{nodes.first} .. {nodes.last}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import warnings
 from collections import Counter
@@ -18,7 +17,8 @@ from fxmem.errors import UsageError
 from fxmem.graph import Category, Operation, Phase
 from fxmem.memory.liveness import list_category_bytes
 from fxmem.planning.plan import Plan
-from fxmem.report.document import build_document, describe_subject
+from fxmem.report.categories import STYLES
+from fxmem.report.document import build_document
 from fxmem.report.tables import escape_controls, shorten
 from fxmem.report.text import write_headline, write_subject
 from fxmem.units import format_bytes
@@ -27,21 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMNS = 200
+_COLUMNS = 200
 """The moments that are drawn at most; of those between, the one with the most bytes."""
-STYLES = {
-    Category.PARAMETER: ("#56718C", ""),
-    Category.BUFFER: ("#9AA5B1", "||||"),
-    Category.INPUT: ("#F0E442", "++"),
-    Category.OPTIMIZER_STATE: ("#0072B2", "\\\\"),
-    Category.GRADIENT: ("#009E73", "//"),
-    Category.ACTIVATION: ("#E69F00", ""),
-    Category.OUTPUT: ("#CC79A7", "xx"),
-    Category.TEMPORARY: ("#56B4E9", "---"),
-    Category.WORKSPACE: ("#D8D3C8", "||"),
-}
-"""Colours of Okabe and Ito, distinct with any colour vision, and hatches, in grey too; in the
-order in which they are stacked, what stays at the bottom. No dots: an SVG writes out each."""
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PALE, _PEAK, _PLAN, _FRONT = "#6B727C", "#B23A00", "#54206A", "#0B5A94"
 _WIDEST_TITLE = 105
 _SETTINGS: dict[Any, Any] = {
@@ -56,16 +44,11 @@ _SETTINGS: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
 }
-
-
-def find_matplotlib() -> None:
-    """Checks that plots can be drawn.
-
-    Raises:
-        UsageError: There is no matplotlib.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("matplotlib is not installed", hint="pip install matplotlib")
+_METADATA: dict[str, dict[str, str | None]] = {
+    "svg": {"Date": None, "Creator": "fxmem"},
+    "png": {"Software": "fxmem"},
+    "pdf": {"CreationDate": None, "Creator": "fxmem", "Producer": None},
+}
 
 
 @contextlib.contextmanager
@@ -92,30 +75,11 @@ def draw_timeline(
         plan: A plan of it, whose peak is drawn too; or None.
         planned: The step with the plan; None where that is not known.
     """
-    steps, peak = len(analysis.graph.operations), analysis.peak
-    unit, unit_name = _choose_unit(analysis.peak_bytes)
     headline = write_headline(build_document(analysis).headline)
-    figure, axes = _start_figure(analysis, headline, title_pad=18)
-    axes.set(xlim=(0, steps), ylim=(0, max(analysis.peak_bytes, 1) / unit * 1.12))
+    figure, axes, unit, unit_name = _start_figure(analysis, headline, title_pad=18)
+    axes.set(xlim=(0, len(analysis.graph.operations)))
     axes.set(xlabel="operations of the step, in order", ylabel=f"live memory ({unit_name})")
-    series = list_category_bytes(analysis.allocated_graph)
-    present = [category for category in STYLES if any(series[category])] or [Category.PARAMETER]
-    moments = choose_moments(analysis.profile.live_bytes, COLUMNS)
-    labels = [
-        f"{each.value.replace('_', ' ').lower()} {format_bytes(series[each][peak.step])}"
-        for each in present
-    ]
-    areas = axes.stackplot(
-        np.linspace(0, steps, len(moments) + 1),
-        [[series[each][at] / unit for at in (*moments, moments[-1])] for each in present],
-        step="post",
-        colors=[STYLES[each][0] for each in present],
-        hatch=[STYLES[each][1] for each in present],
-        labels=labels,
-        edgecolor="#16191D70",
-        linewidth=0.3,
-    )
-    handles: list[Any] = [*reversed(areas)]
+    handles = _stack_categories(axes, analysis, unit)
     _mark_phases(axes, analysis.graph.operations)
     if plan is not None:
         less = 1 - plan.peak_bytes / max(analysis.peak_bytes, 1)
@@ -128,20 +92,10 @@ def draw_timeline(
     if planned is not None:
         xs = fit_phases(planned.graph.operations, analysis.graph.operations)
         live = planned.profile.live_bytes
-        moments = choose_moments(live, COLUMNS)
+        moments = choose_moments(live, _COLUMNS)
         ys = [live[at] / unit for at in moments]
         axes.plot([xs[at] for at in moments], ys, color=_PLAN, linewidth=1.7)
-    x, y = peak.step + 0.5, peak.nbytes / unit
-    axes.plot([x], [y], marker="o", color=_PEAK, markersize=7, zorder=7, clip_on=False)
-    axes.annotate(
-        f"peak {format_bytes(peak.nbytes)}",
-        (x, y),
-        xytext=(0, 6),
-        textcoords="offset points",
-        ha="left" if x < 0.2 * steps else "right" if x > 0.8 * steps else "center",
-        color=_PEAK,
-        weight="bold",
-    )
+    _mark_peak(axes, analysis, unit)
     axes.legend(handles=handles, title="alive at the peak", loc="upper left", bbox_to_anchor=(1, 1))
     return _save(figure, kind)
 
@@ -163,43 +117,30 @@ def draw_tradeoff(
     """
     if not front:
         raise UsageError("there are no trade-offs to draw", hint="front=fxmem.pareto(analysis)")
-    unit, unit_name = _choose_unit(analysis.peak_bytes)
+    peak = format_bytes(analysis.peak_bytes)
     chosen = plan or min(front, key=lambda p: (p.peak_bytes, p.overhead))
-    figure, axes = _start_figure(
+    figure, axes, unit, unit_name = _start_figure(
         analysis,
-        f"Peak {format_bytes(analysis.peak_bytes)}; {'with the plan' if plan else 'down to'} "
+        f"Peak {peak}; {'with the plan' if plan else 'down to'} "
         f"{format_bytes(chosen.peak_bytes)} for {chosen.overhead:.1%} more time",
     )
     most = max(*(p.overhead for p in (*front, chosen)), 0.01)
-    axes.set(xlim=(-0.03 * most, 1.08 * most), ylim=(0, analysis.peak_bytes / unit * 1.12))
-    axes.set(
-        xlabel="time added to the step, by the target's roofline", ylabel=f"peak ({unit_name})"
-    )
+    axes.set(xlim=(-0.03 * most, 1.08 * most), ylabel=f"peak ({unit_name})")
+    axes.set(xlabel="time added to the step, by the target's roofline")
     axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     axes.grid(axis="y", color="#E4E7EB", linewidth=0.7)
     ordered = sorted(front, key=lambda p: (p.overhead, -p.peak_bytes))
     xs = [*(p.overhead for p in ordered), 1.08 * most]
     ys = [p.peak_bytes / unit for p in (*ordered, ordered[-1])]
-    axes.axhline(
-        analysis.peak_bytes / unit,
-        color=_PEAK,
-        linestyle="--",
-        linewidth=1.0,
-        label=f"without a plan {format_bytes(analysis.peak_bytes)}",
-    )
+    level, label = analysis.peak_bytes / unit, f"without a plan {peak}"
+    axes.axhline(level, label=label, color=_PEAK, linestyle="--", linewidth=1.0)
     axes.fill_between(xs, ys, step="post", color="#DCEAF7")
     axes.plot(xs, ys, drawstyle="steps-post", color=_FRONT, linewidth=1.2)
-    axes.plot(xs[:-1], ys[:-1], linestyle="", marker="o", color=_FRONT, label=f"{len(front)} plans")
+    axes.plot(xs[:-1], ys[:-1], "o", color=_FRONT, label=f"{len(front)} plans")
     if plan is not None:
         label = f"chosen {format_bytes(plan.peak_bytes)}, {plan.overhead:.1%} more time"
-        axes.plot(
-            *([plan.overhead], [plan.peak_bytes / unit]),
-            marker="D",
-            color=_PLAN,
-            markersize=9,
-            linestyle="",
-            label=label,
-        )
+        at = plan.overhead, plan.peak_bytes / unit
+        axes.plot(*at, "D", color=_PLAN, markersize=9, label=label)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return _save(figure, kind)
 
@@ -252,53 +193,72 @@ def _list_phases(operations: Sequence[Operation]) -> dict[tuple[Phase, int], int
     return starts
 
 
+def _stack_categories(axes: Axes, analysis: Analysis, unit: int) -> list[Any]:
+    """Draws the areas of the categories; returns the handles of their legend."""
+    series = list_category_bytes(analysis.allocated_graph)
+    present = [category for category in STYLES if any(series[category])] or [Category.PARAMETER]
+    moments = choose_moments(analysis.profile.live_bytes, _COLUMNS)
+    names = [each.value.replace("_", " ").lower() for each in present]
+    sizes = [format_bytes(series[each][analysis.peak.step]) for each in present]
+    areas = axes.stackplot(
+        np.linspace(0, len(analysis.graph.operations), len(moments) + 1),
+        [[series[each][at] / unit for at in (*moments, moments[-1])] for each in present],
+        step="post",
+        colors=[STYLES[each].light for each in present],
+        # An SVG writes out each dot.
+        hatch=[2 * STYLES[each].hatch.replace(".", "") for each in present],
+        labels=[f"{name} {size}" for name, size in zip(names, sizes, strict=True)],
+        edgecolor="#16191D70",
+        linewidth=0.3,
+    )
+    return [*reversed(areas)]
+
+
 def _mark_phases(axes: Axes, operations: Sequence[Operation]) -> None:
     """Draws lines between the phases, and above the names of those that are wide enough."""
     starts = _list_phases(operations)
     edges = pairwise([*starts.values(), len(operations)])
+    above = axes.get_xaxis_transform()
     for (phase, _), (start, stop) in zip(starts, edges, strict=True):
         axes.axvline(start, color=_PALE, linewidth=0.8, linestyle=":")
         if (stop - start) / len(operations) > 0.012 * len(phase.value):
             middle = (start + stop) / 2
-            axes.text(
-                *(middle, 1.01, phase.value),
-                transform=axes.get_xaxis_transform(),
-                ha="center",
-                color=_PALE,
-            )
+            axes.text(middle, 1.01, phase.value, transform=above, ha="center", color=_PALE)
 
 
-def _start_figure(analysis: Analysis, answer: str, title_pad: int = 6) -> tuple[Figure, Axes]:
+def _mark_peak(axes: Axes, analysis: Analysis, unit: int) -> None:
+    peak, steps = analysis.peak, len(analysis.graph.operations)
+    x, y = peak.step + 0.5, peak.nbytes / unit
+    axes.plot(x, y, marker="o", color=_PEAK, markersize=7, zorder=7, clip_on=False)
+    axes.annotate(
+        f"peak {format_bytes(peak.nbytes)}",
+        (x, y),
+        xytext=(0, 6),
+        textcoords="offset points",
+        ha="left" if x < 0.2 * steps else "right" if x > 0.8 * steps else "center",
+        color=_PEAK,
+        weight="bold",
+    )
+
+
+def _start_figure(
+    analysis: Analysis, answer: str, title_pad: int = 6
+) -> tuple[Figure, Axes, int, str]:
+    """Makes a figure titled with the answer, whose heights are in a unit of short numbers."""
     from matplotlib.figure import Figure
 
-    subject = describe_subject(analysis)
-    rest = write_subject(subject).removeprefix(f"{escape_controls(subject.model)}; ")
-    lines = [
-        shorten(escape_controls(text), _WIDEST_TITLE) for text in (subject.model, answer, rest)
-    ]
+    model = escape_controls(analysis.setup.model)
+    rest = write_subject(analysis.setup).removeprefix(f"{model}; ")
+    lines = [shorten(line, _WIDEST_TITLE) for line in (model, answer, rest)]
     figure = Figure(figsize=(10.0, 5.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title("\n".join(lines), pad=title_pad)
-    return figure, axes
+    power = min(max(analysis.peak_bytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    axes.set(ylim=(0, max(analysis.peak_bytes, 1) / 1024**power * 1.12))
+    return figure, axes, 1024**power, _UNITS[power]
 
 
 def _save(figure: Figure, kind: str) -> bytes:
-    metadata: dict[str, dict[str, str | None]] = {
-        "svg": {"Date": None, "Creator": "fxmem"},
-        "png": {"Software": "fxmem"},
-        "pdf": {"CreationDate": None, "Creator": "fxmem", "Producer": None},
-    }
     drawn = io.BytesIO()
-    figure.savefig(drawn, format=kind, dpi=150, metadata=metadata[kind])
+    figure.savefig(drawn, format=kind, dpi=150, metadata=_METADATA[kind])
     return drawn.getvalue()
-
-
-def _choose_unit(nbytes: int) -> tuple[int, str]:
-    """Chooses a unit in which an axis up to so many bytes has short numbers.
-
-    >>> _choose_unit(3 * 2**30), _choose_unit(5_000)
-    ((1073741824, 'GiB'), (1024, 'KiB'))
-    """
-    names = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-    power = min(max(nbytes.bit_length() - 1, 0) // 10, len(names) - 1)
-    return 1024**power, names[power]

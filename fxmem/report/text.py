@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fxmem.analysis import Setup
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Phase, SourceLocation
-from fxmem.memory.allocation import Exhaustion
-from fxmem.report.document import Document, Fit, Headline, Subject
+from fxmem.report.document import Document, Fit, Headline
 from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
 from fxmem.units import format_bytes, format_flops
 
@@ -27,15 +27,12 @@ def render_text(
     Returns:
         Lines, each ended by a newline.
     """
-    about = [write_subject(document.subject), *write_first_step(document)]
+    about = [write_subject(document.setup), *write_first_step(document)]
     lines = (wrap(line, width) for line in about)
     return join_blocks(
         [
             "\n".join([write_headline(document.headline), *lines]),
-            _write_device(document),
-            "" if document.fit is None else wrap(write_fit(document.fit), width),
-            _write_totals(document),
-            _write_breakdown(document),
+            *_write_figures(document, width),
             _write_live(document, top, width),
             _write_nodes(document, width) if nodes else "",
             "\n".join(wrap(note, width) for note in document.notes),
@@ -85,18 +82,21 @@ def write_source(source: SourceLocation | None) -> str:
     return str(source) if source else ""
 
 
-def write_subject(subject: Subject) -> str:
-    """Writes the setup in one line."""
-    mode = f"{subject.mode} under {subject.context}" if subject.context else subject.mode
-    inputs = ", ".join(subject.inputs) or "no inputs"
-    parts = [subject.model, inputs, mode, subject.gpu or subject.device]
-    if subject.autocast:
-        parts.append(f"autocast {subject.autocast}")
-    if subject.mode == "train":
-        parts.append(f"optimizer {subject.optimizer or 'none'}")
-        parts.append(f"loss {subject.loss or 'default'}")
-    if subject.loop:
-        parts.append(f"loop {subject.loop}")
+def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
+    """Writes the analysed step in one line, with its training loop where that matters."""
+    mode = setup.mode
+    if setup.inference_mode:
+        mode = f"{mode} under inference_mode()"
+    elif mode == "infer" and setup.autocast:  # which keeps the casts of weights alive there
+        mode = f"{mode} under no_grad()"
+    parts = [setup.model, ", ".join(setup.inputs) or "no inputs", mode, setup.gpu or setup.device]
+    if setup.autocast:
+        parts.append(f"autocast {setup.autocast}")
+    if setup.mode == "train":
+        parts.append(f"optimizer {setup.optimizer or 'none'}")
+        parts.append(f"loss {setup.loss or 'default'}")
+        if has_loop:
+            parts.append(f"loop {setup.loop.describe()}")
     return escape_controls("; ".join(parts))
 
 
@@ -108,7 +108,15 @@ def write_fit(fit: Fit) -> str:
         times = f"{fit.retries} times" if fit.retries > 1 else "once"
         cached = f", after the allocator has given back its cache {times}" if fit.retries else ""
         return escape_controls(f"Fits {gpu}{cached}.")
-    where = f"{_write_exhaustion(ran_out)}: {ran_out.cause}"
+    step = "" if ran_out.step is not None else "the first step's "
+    if ran_out.phase is None:
+        where = f"moving {ran_out.storage or 'the model'} to the GPU"
+    elif ran_out.phase is Phase.OPTIMIZER:
+        at = f", at {ran_out.storage}" if ran_out.storage else ""
+        where = f"in {step}optimizer step{at}"
+    else:
+        where = f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
+    where = f"{where}: {ran_out.cause}"
     if ran_out.is_certain:
         return escape_controls(f"Does not fit {gpu}, {where}.")
     least, most = map(format_bytes, CONTEXT_BYTES)
@@ -117,62 +125,63 @@ def write_fit(fit: Fit) -> str:
     )
 
 
-def _write_exhaustion(ran_out: Exhaustion) -> str:
-    if ran_out.phase is None:
-        return f"moving {ran_out.storage or 'the model'} to the GPU"
-    step = "" if ran_out.step is not None else "the first step's "
-    if ran_out.phase is Phase.OPTIMIZER:
-        return f"in {step}optimizer step{f', at {ran_out.storage}' if ran_out.storage else ''}"
-    return f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
+def write_range(least_bytes: int, most_bytes: int) -> str:
+    """Writes one size, or a range of sizes."""
+    least, most = format_bytes(least_bytes), format_bytes(most_bytes)
+    return least if least == most else f"{least} to {most}"
 
 
-def _write_device(document: Document) -> str:
-    def write_range(least_bytes: int, most_bytes: int) -> str:
-        least, most = format_bytes(least_bytes), format_bytes(most_bytes)
-        return least if least == most else f"{least} to {most}"
+def write_shape(shape: Sequence[int] | None) -> str:
+    """Writes a shape as ``--input`` takes it; empty for none.
 
-    rows = [
-        (row.label, write_range(row.least_bytes, row.most_bytes), row.compare_with)
-        for row in document.device
+    >>> write_shape((8, 3, 224)), write_shape(())
+    ('8x3x224', 'scalar')
+    """
+    return "" if shape is None else "x".join(map(str, shape)) or "scalar"
+
+
+def _write_figures(document: Document, width: int | None) -> Iterator[str]:
+    """Writes tables of the device's figures, the whole step and the categories at the peak."""
+    if document.device:
+        device = [
+            (row.label, write_range(row.least_bytes, row.most_bytes), row.compare_with)
+            for row in document.device
+        ]
+        yield write_table(["on the GPU", "peak", "compare with"], device, right=["peak"])
+    if document.fit is not None:
+        yield wrap(write_fit(document.fit), width)
+    totals = [(label, format_bytes(nbytes)) for label, nbytes in document.totals.items()]
+    totals.append(("forward", format_flops(document.forward_flops)))
+    if document.setup.mode == "train":
+        totals.append(("backward", format_flops(document.backward_flops)))
+    yield write_table(["over the step", "total"], totals, right=["total"])
+    peak = document.headline.peak_bytes
+    shares = [
+        (category.value, format_bytes(nbytes), f"{100 * nbytes / peak:.1f} %")
+        for category, nbytes in document.breakdown.items()
     ]
-    headers = ["on the GPU", "peak", "compare with"]
-    return write_table(headers, rows, right=["peak"]) if rows else ""
-
-
-def _write_totals(document: Document) -> str:
-    rows = [(total.label, format_bytes(total.nbytes)) for total in document.totals]
-    rows.append(("forward", format_flops(document.forward_flops)))
-    if document.subject.mode == "train":
-        rows.append(("backward", format_flops(document.backward_flops)))
-    return write_table(["over the step", "total"], rows, right=["total"])
-
-
-def _write_breakdown(document: Document) -> str:
-    rows = [
-        (row.category.value, format_bytes(row.nbytes), f"{100 * row.share:.1f} %")
-        for row in document.breakdown
-    ]
-    rows.append(("peak", format_bytes(document.headline.peak_bytes), "100.0 %"))
-    return write_table(["at the peak", "bytes", "share"], rows, right=["bytes", "share"])
+    shares.append(("peak", format_bytes(peak), "100.0 %"))
+    yield write_table(["at the peak", "bytes", "share"], shares, right=["bytes", "share"])
 
 
 def _write_live(document: Document, top: int, width: int | None) -> str:
     shown, rest = document.live[:top], document.live[top:]
-    headers = ["bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"]
-    rows = [
-        (
-            format_bytes(row.nbytes),
-            row.category.value,
-            row.label,
-            "" if row.shape is None else write_shape(row.shape),
-            row.dtype,
-            _count_names(row.saved_by),
-            write_source(row.source),
+    rows = []
+    for row in shown:
+        saved = row.saved_by
+        rows.append(
+            (
+                format_bytes(row.nbytes),
+                row.category.value,
+                row.label,
+                write_shape(row.shape),
+                row.dtype,
+                ", ".join(saved) if len(saved) < 3 else f"{saved[0]}, {len(saved) - 1} more",
+                write_source(row.source),
+            )
         )
-        for row in shown
-    ]
     table = write_table(
-        headers,
+        ["bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"],
         rows,
         right=["bytes"],
         names=["alive at the peak", "saved by", "source"],
@@ -184,34 +193,15 @@ def _write_live(document: Document, top: int, width: int | None) -> str:
     return f"{table}\n... and {len(rest)} more, {format_bytes(sum(row.nbytes for row in rest))}"
 
 
-def _count_names(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) < 3 else f"{names[0]}, {len(names) - 1} more"
-
-
-def write_shape(shape: Sequence[int]) -> str:
-    """Writes a shape as ``--input`` takes it.
-
-    >>> write_shape((8, 3, 224)), write_shape(())
-    ('8x3x224', 'scalar')
-    """
-    return "x".join(map(str, shape)) or "scalar"
-
-
 def _write_nodes(document: Document, width: int | None) -> str:
     sizes, flops = ["output", "saved", "transient"], ["forward", "backward"]
-    rows = [
-        (
-            row.name,
-            row.target,
-            "" if row.shape is None else write_shape(row.shape),
-            row.dtype or "",
-            *(format_bytes(getattr(row, f"{name}_bytes")) for name in sizes),
-            *(format_flops(getattr(row, f"{name}_flops")) for name in flops),
-            write_source(row.source),
-        )
-        for row in document.nodes
-    ]
-    rows = [tuple("-" if cell in ("0 B", "0 FLOP") else cell for cell in row) for row in rows]
+    rows = []
+    for row in document.nodes:
+        figures = [format_bytes(getattr(row, f"{name}_bytes")) for name in sizes]
+        figures += [format_flops(getattr(row, f"{name}_flops")) for name in flops]
+        figures = ["-" if figure.startswith("0 ") else figure for figure in figures]
+        tensor = (write_shape(row.shape), row.dtype or "")
+        rows.append((row.name, row.target, *tensor, *figures, write_source(row.source)))
     return write_table(
         ["node", "target", "shape", "dtype", *sizes, *flops, "source"],
         rows,

@@ -4,34 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fxmem.report.document import Subject
+from fxmem.analysis import Setup
 from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from fxmem.verifying.verification import Difference, StepFigures, Verification
+    from fxmem.verifying.verification import Difference, Verification
 
 _MOST = 10
-"""Differences that are told; the rest are counted."""
-_UNKNOWN = "-"
+"""Differences that are listed; the rest are counted."""
 _PLURALS = {"loss": "losses"}
 
 
 def render_verification(verification: Verification, *, width: int | None = None) -> str:
-    """What came of a verification, its first line the answer.
+    """Writes a verification; its first line is the answer.
 
     Args:
-        verification: What to tell of.
+        verification: The verification.
         width: Columns that the lines of tables and notes may take; None for no limit.
 
     Returns:
         Lines, each ended by a newline.
     """
+    setup = Setup(
+        model=verification.model,
+        inputs=verification.inputs,
+        mode=verification.mode,
+        device=verification.device,
+        optimizer=verification.optimizer,
+        loss=verification.loss,
+        autocast=verification.autocast,
+        frontend="",
+    )
+    subject = write_subject(setup, has_loop=False)
+    counts = [
+        f"{count} {kind if count == 1 else _PLURALS.get(kind, f'{kind}s')}"
+        for kind, count in verification.compared.items()
+    ]
     blocks = [
-        f"{_write_headline(verification)}\n{_write_subject(verification)}",
+        f"{_write_headline(verification)}\n{subject}; seed {verification.seed}",
         _write_differences(verification.differences, width),
-        wrap(_write_compared(verification), width),
+        wrap(f"Compared in each step: {', '.join(counts)}." if counts else "", width),
         _write_figures(verification, width),
         "\n".join(wrap(note, width) for note in verification.notes),
     ]
@@ -58,7 +72,7 @@ def _write_headline(verification: Verification) -> str:
 
 
 def describe_difference(difference: Difference) -> str:
-    """A difference in a line.
+    """Writes a difference in a line.
 
     >>> from fxmem.verifying.verification import Difference, Kind
     >>> describe_difference(Difference(1, Kind.BUFFER, "mean", "value", (2,), "0.5", "1.5", 1, 1.0))
@@ -80,20 +94,6 @@ def _name_element(difference: Difference) -> str:
     return f"{difference.name}[{index}]" if index else difference.name
 
 
-def _write_subject(verification: Verification) -> str:
-    subject = Subject(
-        model=verification.model,
-        inputs=verification.inputs,
-        mode=verification.mode,
-        device=verification.device,
-        gpu=None,
-        autocast=verification.autocast,
-        optimizer=verification.optimizer,
-        loss=verification.loss,
-    )
-    return f"{write_subject(subject)}; seed {verification.seed}"
-
-
 def _write_differences(differences: tuple[Difference, ...], width: int | None) -> str:
     headers = ["different", "name", "in", "model", "with the plan", "elements", "apart at most"]
     rows = [
@@ -104,9 +104,10 @@ def _write_differences(differences: tuple[Difference, ...], width: int | None) -
             difference.baseline,
             difference.planned,
             str(difference.elements or ""),
-            _write_distance(difference.max_difference),
+            "" if apart is None else f"{apart:.3g}",
         )
         for difference in differences[:_MOST]
+        for apart in [difference.max_difference]
     ]
     if not rows:
         return ""
@@ -115,38 +116,17 @@ def _write_differences(differences: tuple[Difference, ...], width: int | None) -
     return f"{table}\n... and {rest} more" if rest > 0 else table
 
 
-def _write_distance(distance: float | None) -> str:
-    return "" if distance is None else f"{distance:.3g}"
-
-
-def _write_compared(verification: Verification) -> str:
-    counts = [
-        f"{count} {kind if count == 1 else _PLURALS.get(kind, f'{kind}s')}"
-        for kind, count in verification.compared.items()
-    ]
-    return f"Compared in each step: {', '.join(counts)}." if counts else ""
-
-
 def _write_figures(verification: Verification, width: int | None) -> str:
-    kinds = (("model", verification.baseline), ("with the plan", verification.planned))
-    first = f"on the {'GPU' if verification.device == 'cuda' else 'CPU'}"
-    promise = verification.promise
-    kept = None if promise is None else promise.peak_bytes
-    rows = [
-        ("peak, measured", *(_write_bytes(f.peak_bytes) for _, f in kinds)),
-        ("peak, promised", "", _write_bytes(kept)),
-        ("peak, analyzed", *(_write_bytes(f.predicted_peak_bytes) for _, f in kinds)),
-        ("time of a step", *(_write_time(f) for _, f in kinds)),
-    ]
-    if promise is None:
-        del rows[1]
-    names = [name for name, _ in kinds]
-    return write_table([first, *names], rows, right=names, width=width)
+    def write(nbytes: int | None) -> str:
+        return "-" if nbytes is None else format_bytes(nbytes)
 
-
-def _write_bytes(nbytes: int | None) -> str:
-    return _UNKNOWN if nbytes is None else format_bytes(nbytes)
-
-
-def _write_time(figures: StepFigures) -> str:
-    return _UNKNOWN if figures.step_s is None else f"{1000 * figures.step_s:.1f} ms"
+    figures = (verification.baseline, verification.planned)
+    times = ["-" if f.step_s is None else f"{1000 * f.step_s:.1f} ms" for f in figures]
+    rows = [("peak, measured", *(write(f.peak_bytes) for f in figures))]
+    if verification.promise is not None:
+        rows.append(("peak, promised", "", write(verification.promise.peak_bytes)))
+    rows.append(("peak, analyzed", *(write(f.predicted_peak_bytes) for f in figures)))
+    rows.append(("time of a step", *times))
+    names = ["model", "with the plan"]
+    device = f"on the {'GPU' if verification.device == 'cuda' else 'CPU'}"
+    return write_table([device, *names], rows, right=names, width=width)

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from evil_names import EVIL, make_evil_analysis
@@ -17,7 +17,6 @@ import fxmem
 from fxmem.graph import Category, MemoryGraph
 from fxmem.planning.planner import pareto, plan
 from fxmem.report.formats import RenderOptions, render
-from fxmem.report.html import Page as Report
 from fxmem.report.html import write_html
 from fxmem.units import format_bytes
 
@@ -25,6 +24,17 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+
+
+class Report(NamedTuple):
+    """What a page is written from."""
+
+    analysis: fxmem.Analysis
+    plan: fxmem.Plan | None = None
+    front: tuple[fxmem.Plan, ...] = ()
+    svg: bytes = b""
+
+
 PLOT = {"left": 74, "right": 14, "top": 44, "bottom": 46}
 
 
@@ -63,7 +73,7 @@ def open_report(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     def open_page(report: Report, **options: Any) -> Any:
         path = tmp_path / "report.html"
-        path.write_text(write_html(report), encoding="utf-8")
+        path.write_text(write_html(*report), encoding="utf-8")
         context = browser.new_context(
             **{"offline": True, "viewport": {"width": 1200, "height": 900}, **options}
         )
@@ -342,7 +352,7 @@ def test_any_step_makes_a_page(browser: Any, graph: MemoryGraph) -> None:
     page = browser.new_page()
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.set_content(write_html(Report(analysis)))
+    page.set_content(write_html(analysis))
     for key, step in (("p", analysis.peak.step), ("Home", 0), ("End", -1)):
         page.locator("#chart").press(key)
         text = page.locator("#chart").get_attribute("aria-valuetext")

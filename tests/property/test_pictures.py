@@ -55,12 +55,12 @@ def test_a_name_neither_breaks_nor_adds_to_a_picture(
 def test_every_node_is_in_one_box_or_left_out(graph: MemoryGraph, detail: Detail) -> None:
     document = build_document(make_analysis(graph))
     view = build_view(document, detail=detail)
-    nodes = [node for box in list_boxes(view.children) for node in box.nodes]
+    nodes = [row.index for box in list_boxes(view.children) for copy in box.rows for row in copy]
     assert sorted(nodes) == list(range(len(graph.nodes)))
     keys = [box.key for box in list_boxes(view.children)]
     assert len(set(keys)) == len(keys)
     assert {end for edge in view.edges for end in (edge.tail, edge.head)} <= set(keys)
-    assert sum(sum(box.live_bytes) for box in list_boxes(view.children)) == sum(
+    assert sum(sum(box.list_bytes("live")) for box in list_boxes(view.children)) == sum(
         row.live_bytes for row in document.nodes
     )
 
@@ -74,6 +74,6 @@ def test_folding_and_cutting_lose_no_bytes(
 ) -> None:
     names = [f"m{i}.{j}.{name}" for i, j, name in path]
     view = build_view(make_chain(names), detail=detail)
-    nodes = [node for box in list_boxes(view.children) for node in box.nodes]
+    nodes = [row.index for box in list_boxes(view.children) for copy in box.rows for row in copy]
     assert sorted(nodes) == list(range(len(names)))
     assert build_picture(view).source

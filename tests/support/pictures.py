@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fxmem.analysis import Setup
 from fxmem.graph import Category, Phase
-from fxmem.report.document import BreakdownRow, Document, Headline, NodeRow, Subject
+from fxmem.report.document import Document, Headline, NodeRow
 from fxmem.report.graph.view import Box, Cluster
 
 MIB = 1024**2
@@ -28,18 +29,13 @@ def make_row(name: str, index: int, inputs: Sequence[int] = (), **fields: object
 def make_document(rows: Iterable[NodeRow], peak: str | None = None) -> Document:
     rows = tuple(rows)
     return Document(
-        headline=Headline(64 * MIB, Phase.BACKWARD, peak, None, None, ()),
-        subject=Subject("net.py:Net", ("8x16:float32",), "train", "cpu", None, None, None, None),
-        device=(),
-        fit=None,
-        totals=(),
-        forward_flops=0,
-        backward_flops=0,
-        breakdown=(BreakdownRow(Category.ACTIVATION, 64 * MIB, 1.0),),
-        live=(),
+        headline=Headline(64 * MIB, Phase.BACKWARD, peak, None),
+        setup=Setup("net.py:Net", ("8x16:float32",), "train", "cpu", None, None, "fx"),
         nodes=rows,
-        notes=(),
+        breakdown={Category.ACTIVATION: 64 * MIB},
+        live=(),
         storage_bytes=(MIB,) * len(rows),
+        totals={},
     )
 
 

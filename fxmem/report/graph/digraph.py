@@ -21,7 +21,7 @@ def build_digraph(document: Document) -> networkx.DiGraph[str]:
     """
     nodes, headline = document.nodes, document.headline
     graph = networkx.DiGraph(
-        model=document.subject.model, peak_bytes=headline.peak_bytes, phase=headline.phase.value
+        model=document.setup.model, peak_bytes=headline.peak_bytes, phase=headline.phase.value
     )
     for row in nodes:
         graph.add_node(

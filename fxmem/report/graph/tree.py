@@ -21,7 +21,7 @@ MOST_BOXES = 1_000
 
 
 class Kind(str, Enum):
-    """The reason why the nodes of a subtree belong together."""
+    """The reason why the nodes of a subtree belong together; a run is of joined views."""
 
     MODULE = "module"
     SEGMENT = "segment"
@@ -44,7 +44,7 @@ class Tree:
     """A module, a segment of a plan, or consecutive nodes that are shown as one.
 
     Attributes:
-        kind: Which of these.
+        kind: One of these.
         names: The qualified name of each copy, in order; empty for the model itself.
         children: Its leaves and subtrees, in order of execution.
         is_open: Whether a picture shows its inside.
@@ -106,22 +106,21 @@ def grow_tree(nodes: Sequence[NodeRow]) -> Tree:
         nodes: All of them, in order of execution.
     """
     paths = [(index, find_module(node).split(".")) for index, node in enumerate(nodes)]
-    return Tree(Kind.MODULE, ("",), _grow(paths, ()))
 
+    def grow(paths: Iterable[tuple[int, list[str]]], around: tuple[str, ...]) -> tuple[Item, ...]:
+        depth, items = len(around), list[Item]()
+        for part, group in groupby(paths, key=lambda path: "".join(path[1][depth : depth + 1])):
+            if not part:
+                items += [Leaf((index,)) for index, _ in group]
+                continue
+            inside = grow(group, (*around, part))
+            # A subtree of one node says no more than the node.
+            is_one = len(inside) == 1 and isinstance(inside[0], Leaf)
+            name = ".".join((*around, part))
+            items.append(inside[0] if is_one else Tree(Kind.MODULE, (name,), inside))
+        return tuple(items)
 
-def _grow(paths: Iterable[tuple[int, list[str]]], around: tuple[str, ...]) -> tuple[Item, ...]:
-    depth = len(around)
-    items: list[Item] = []
-    for part, group in groupby(paths, key=lambda path: "".join(path[1][depth : depth + 1])):
-        if not part:
-            items += [Leaf((index,)) for index, _ in group]
-            continue
-        inside = _grow(group, (*around, part))
-        # A subtree of one node says no more than the node.
-        is_one = len(inside) == 1 and isinstance(inside[0], Leaf)
-        name = ".".join((*around, part))
-        items.append(inside[0] if is_one else Tree(Kind.MODULE, (name,), inside))
-    return tuple(items)
+    return Tree(Kind.MODULE, ("",), grow(paths, ()))
 
 
 def wrap_segments(tree: Tree, segments: Iterable[tuple[str, Collection[int]]]) -> Tree:
@@ -133,27 +132,27 @@ def wrap_segments(tree: Tree, segments: Iterable[tuple[str, Collection[int]]]) -
         tree: The tree.
         segments: The name and the nodes of each; one that lies within another after it.
     """
-    for name, nodes in segments:
-        tree = _wrap_segment(tree, name, frozenset(nodes))
-    return tree
 
+    def wrap(tree: Tree, name: str, nodes: frozenset[int]) -> Tree:
+        children: list[Item] = []
+        for where, group in groupby(tree.children, key=lambda item: place(item, nodes)):
+            if where == "wholly":
+                children.append(Tree(Kind.SEGMENT, (name,), tuple(group)))
+            elif where == "partly":
+                children += [wrap(child, name, nodes) for child in group if isinstance(child, Tree)]
+            else:
+                children += group
+        return replace(tree, children=tuple(children))
 
-def _wrap_segment(tree: Tree, name: str, nodes: frozenset[int]) -> Tree:
-    def place(item: Item) -> str:
+    def place(item: Item, nodes: frozenset[int]) -> str:
         inside = [node in nodes for node in list_nodes(item)]
         if isinstance(item, Tree) and item.kind is Kind.SEGMENT and any(inside):
             return "partly"  # a segment that came before this one is around it
         return "wholly" if all(inside) else "partly" if any(inside) else "not"
 
-    children: list[Item] = []
-    for where, group in groupby(tree.children, key=place):
-        if where == "wholly":
-            children.append(Tree(Kind.SEGMENT, (name,), tuple(group)))
-        elif where == "partly":
-            children += [_wrap_segment(c, name, nodes) for c in group if isinstance(c, Tree)]
-        else:
-            children += group
-    return replace(tree, children=tuple(children))
+    for name, nodes in segments:
+        tree = wrap(tree, name, frozenset(nodes))
+    return tree
 
 
 def fold_repeats(
@@ -250,23 +249,21 @@ def cut_tree(
     """
     notes: list[str] = []
     if not detail.expand:
-        tree, hidden = _hide_sizes(tree, nodes)
+        hidden: list[int] = []
+        tree = _simplify(tree, nodes, frozenset((*peak, *noted)), hidden)
         if hidden:
-            what = "operation on sizes is" if hidden == 1 else "operations on sizes are"
-            notes.append(f"{hidden} {what} left out.")
-        tree = _skip_wrappers(_join_views(tree, nodes, frozenset((*peak, *noted))))
+            operations = "operation on sizes is" if len(hidden) == 1 else "operations on sizes are"
+            notes.append(f"{len(hidden)} {operations} left out.")
     opened = frozenset(peak) if detail.depth is None else frozenset()
     levels = _count_levels(tree)
     wanted = levels if detail.expand else _choose_depth(tree, opened, aim)
     if detail.depth is not None:
         wanted = min(detail.depth, levels)
-    depth = wanted
-    if count_boxes(tree, depth, opened) > MOST_BOXES:
-        depth = min(wanted, _choose_depth(tree, opened, MOST_BOXES))
-        if depth < wanted:
-            notes.append(f"Cut to a depth of {depth}: more than {MOST_BOXES} boxes otherwise.")
+    depth = min(wanted, _choose_depth(tree, opened, MOST_BOXES))
+    if depth < wanted:
+        notes.append(f"Cut to a depth of {depth}: more than {MOST_BOXES} boxes otherwise.")
     tree = _close(tree, depth, opened)
-    count = count_boxes(tree, depth, opened)
+    count = _count_boxes(tree)
     if count > MOST_BOXES:
         raise UsageError(
             f"the graph has {count} boxes at its first level, more than the {MOST_BOXES} that "
@@ -276,23 +273,72 @@ def cut_tree(
     return tree, tuple(notes)
 
 
-def count_boxes(item: Item, depth: int, opened: frozenset[int] = frozenset()) -> int:
-    """Counts the boxes that a part of the tree makes.
+def _simplify(
+    tree: Tree, nodes: Sequence[NodeRow], apart: frozenset[int], hidden: list[int]
+) -> Tree:
+    """Leaves out work on sizes, joins views that follow each other, and unwraps lists of modules.
 
     Args:
-        item: The part.
-        depth: How many levels of modules are opened, this one included.
-        opened: Indices of nodes; what is around them is opened at any depth.
+        tree: The tree.
+        nodes: All nodes.
+        apart: Indices of nodes that are not joined with others.
+        hidden: Gets the indices of the nodes that are left out.
     """
-    if isinstance(item, Leaf) or not _is_opened(item, depth, opened):
+
+    def is_empty(node: NodeRow) -> bool:
+        is_held = node.output_bytes or node.saved_bytes or node.live_bytes
+        return not is_held and node.op not in ("placeholder", "output")
+
+    def is_size(node: NodeRow) -> bool:
+        return node.shape is None and not node.results
+
+    def follows(last: Item, item: Leaf) -> bool:
+        if isinstance(last, Tree) and last.kind is not Kind.RUN:
+            return False
+        indices = (*list_nodes(last), *item.nodes)
+        if not apart.isdisjoint(indices) or not all(is_empty(nodes[i]) for i in indices):
+            return False
+        return max(list_nodes(last)[:: len(item.nodes)]) in nodes[item.nodes[0]].inputs
+
+    children: list[Item] = []
+    for child in tree.children:
+        if isinstance(child, Tree):
+            child = _simplify(child, nodes, apart, hidden)
+            children += [child] if child.children else []
+        elif is_empty(nodes[child.nodes[0]]) and is_size(nodes[child.nodes[0]]):
+            hidden += child.nodes
+        elif children and follows(children[-1], child):
+            last = children[-1]
+            parts = last.children if isinstance(last, Tree) else (last,)
+            names = ("",) * len(child.nodes)
+            children[-1] = Tree(Kind.RUN, names, (*parts, child), is_open=False)
+        else:
+            children.append(child)
+    if len(children) == 1 and tree.kind is Kind.MODULE and tree.names != ("",):
+        only = children[0]
+        if isinstance(only, Tree) and only.kind is Kind.MODULE:
+            return only
+    return replace(tree, children=tuple(children))
+
+
+def _close(tree: Tree, depth: int, opened: frozenset[int]) -> Tree:
+    """Closes the modules below a depth, except around some nodes."""
+    below = depth - 1 if tree.kind is Kind.MODULE else depth
+
+    def close(child: Item) -> Item:
+        if isinstance(child, Leaf) or not child.is_open:
+            return child
+        if child.kind is Kind.SEGMENT or below > 0 or not opened.isdisjoint(list_nodes(child)):
+            return _close(child, below, opened)
+        return replace(child, is_open=False)
+
+    return replace(tree, children=tuple(map(close, tree.children)))
+
+
+def _count_boxes(item: Item) -> int:
+    if isinstance(item, Leaf) or not item.is_open:
         return 1
-    return sum(count_boxes(child, _descend(item, depth), opened) for child in item.children)
-
-
-def _choose_depth(tree: Tree, opened: frozenset[int], most: int) -> int:
-    depths = range(1, _count_levels(tree) + 1)
-    fitting = bisect_right(depths, most, key=lambda depth: count_boxes(tree, depth, opened))
-    return max(fitting, 1)
+    return sum(map(_count_boxes, item.children))
 
 
 def _count_levels(item: Item) -> int:
@@ -301,91 +347,8 @@ def _count_levels(item: Item) -> int:
     return 1 + max(map(_count_levels, item.children), default=0)
 
 
-def _is_opened(tree: Tree, depth: int, opened: frozenset[int]) -> bool:
-    if not tree.is_open or tree.kind is Kind.RUN:
-        return False
-    return tree.kind is Kind.SEGMENT or depth > 0 or not opened.isdisjoint(list_nodes(tree))
-
-
-def _descend(tree: Tree, depth: int) -> int:
-    return depth - 1 if tree.kind is Kind.MODULE else depth
-
-
-def _close(tree: Tree, depth: int, opened: frozenset[int]) -> Tree:
-    def close(child: Item) -> Item:
-        below = _descend(tree, depth)
-        if isinstance(child, Leaf):
-            return child
-        if _is_opened(child, below, opened):
-            return _close(child, below, opened)
-        return replace(child, is_open=False)
-
-    return replace(tree, children=tuple(map(close, tree.children)))
-
-
-def _hide_sizes(tree: Tree, nodes: Sequence[NodeRow]) -> tuple[Tree, int]:
-    """Leaves out the nodes that only work on sizes, and counts them."""
-    children: list[Item] = []
-    hidden = 0
-    for child in tree.children:
-        if isinstance(child, Tree):
-            child, inside = _hide_sizes(child, nodes)
-            hidden += inside
-            if child.children:
-                children.append(child)
-        elif _has_no_memory(nodes[child.nodes[0]], is_size=True):
-            hidden += len(child.nodes)
-        else:
-            children.append(child)
-    return replace(tree, children=tuple(children)), hidden
-
-
-def _has_no_memory(node: NodeRow, *, is_size: bool) -> bool:
-    """Tells operations on sizes, or views, from those that make or keep memory."""
-    if node.output_bytes or node.saved_bytes or node.live_bytes:
-        return False
-    is_tensor = node.shape is not None or bool(node.results)
-    return is_tensor is not is_size and node.op not in ("placeholder", "output")
-
-
-def _skip_wrappers(tree: Tree) -> Tree:
-    """Leaves out modules that hold one other and nothing else, such as lists of layers."""
-    children = tuple(_skip_wrappers(c) if isinstance(c, Tree) else c for c in tree.children)
-    if len(children) == 1 and tree.kind is Kind.MODULE and tree.names != ("",):
-        inner = children[0]
-        if isinstance(inner, Tree) and inner.kind is Kind.MODULE:
-            return inner
-    return replace(tree, children=children)
-
-
-def _join_views(tree: Tree, nodes: Sequence[NodeRow], apart: frozenset[int]) -> Tree:
-    """Joins nodes that follow from each other and neither make nor keep memory."""
-
-    def follows(last: Item, item: Item) -> bool:
-        if isinstance(item, Tree) or (isinstance(last, Tree) and last.kind is not Kind.RUN):
-            return False
-        indices = (*list_nodes(last), *item.nodes)
-        if not apart.isdisjoint(indices):
-            return False
-        if not all(_has_no_memory(nodes[index], is_size=False) for index in indices):
-            return False
-        return max(list_nodes(last)[:: len(item.nodes)]) in nodes[item.nodes[0]].inputs
-
-    children: list[Item] = []
-    for child in tree.children:
-        child = _join_views(child, nodes, apart) if isinstance(child, Tree) else child
-        if children and follows(children[-1], child):
-            children[-1] = _join(children[-1], child)
-        else:
-            children.append(child)
-    return replace(tree, children=tuple(children))
-
-
-def _join(*items: Item) -> Tree:
-    """Makes one closed subtree of several parts of the tree, all copies of them."""
-    parts: list[Item] = []
-    for item in items:
-        is_run = isinstance(item, Tree) and item.kind is Kind.RUN
-        parts += item.children if isinstance(item, Tree) and is_run else (item,)
-    copies = next(len(p.nodes) if isinstance(p, Leaf) else len(p.names) for p in parts)
-    return Tree(Kind.RUN, ("",) * copies, tuple(parts), is_open=False)
+def _choose_depth(tree: Tree, opened: frozenset[int], most: int) -> int:
+    """Chooses the largest depth with at most so many boxes, but not less than 1."""
+    depths = range(1, _count_levels(tree) + 1)
+    fitting = bisect_right(depths, most, key=lambda d: _count_boxes(_close(tree, d, opened)))
+    return max(fitting, 1)

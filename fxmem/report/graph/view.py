@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
-from fxmem.graph import SourceLocation
 from fxmem.planning.plan import Plan, Segment
 from fxmem.report.document import Document, NodeRow
 from fxmem.report.graph.digraph import build_digraph
@@ -18,10 +16,10 @@ from fxmem.report.graph.tree import (
     Item,
     Kind,
     Leaf,
+    Tree,
     cut_tree,
     fold_repeats,
     grow_tree,
-    list_nodes,
     wrap_segments,
 )
 
@@ -67,16 +65,6 @@ def lay_plan(plan: Plan, nodes: Sequence[NodeRow]) -> Overlay:
     return Overlay(segments, again, notes, plan.peak_bytes)
 
 
-class Mark(str, Enum):
-    """A property of a box that a picture shows."""
-
-    PEAK = "peak"
-    LIVE = "live"
-    SAVED = "saved"
-    AGAIN = "again"
-    CHANGED = "changed"
-
-
 @dataclass(frozen=True, slots=True)
 class Box:
     """A node, or several that are shown as one.
@@ -85,37 +73,27 @@ class Box:
         key: Unique in the picture.
         title: Its name within the cluster around it.
         name: Its whole name, or the first and the last of several.
-        target: What is called; empty where the box holds several nodes.
-        nodes: Indices of the nodes that it stands for, those of all copies.
-        copies: How many identical ones were folded into it.
-        operations: How many nodes each of them has.
+        rows: The nodes of each of the identical ones that were folded into it.
+        copies: How many of those lie in each copy of the cluster around it.
         is_module: Whether it stands for a module whose inside is not shown.
-        shape: Of its result, the last one's where it holds several.
-        dtype: Of that.
-        output_bytes: New storages in the results, of each copy.
-        saved_bytes: What it saves for backward, of each copy.
-        live_bytes: What of it is alive at the peak, of each copy.
-        marks: What it is marked as.
-        notes: What a plan changes there.
-        source: The user's line; None where it holds several nodes.
+        is_peak: Whether the step holds most while it, or its backward, runs.
+        is_again: Whether backward recomputes some of it.
+        notes: Changes of a plan there.
     """
 
     key: str
     title: str
     name: str
-    target: str
-    nodes: tuple[int, ...]
+    rows: tuple[tuple[NodeRow, ...], ...]
     copies: int
-    operations: int
     is_module: bool
-    shape: tuple[int, ...] | None
-    dtype: str | None
-    output_bytes: tuple[int, ...]
-    saved_bytes: tuple[int, ...]
-    live_bytes: tuple[int, ...]
-    marks: frozenset[Mark]
+    is_peak: bool
+    is_again: bool
     notes: tuple[str, ...]
-    source: SourceLocation | None
+
+    def list_bytes(self, kind: str) -> tuple[int, ...]:
+        """Lists the ``output``, ``saved`` or ``live`` bytes of each copy."""
+        return tuple(sum(getattr(row, f"{kind}_bytes") for row in copy) for copy in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +105,6 @@ class Cluster:
         kind: MODULE or SEGMENT.
         names: The whole name of each of the identical ones that were folded into it.
         copies: How many of them lie in each copy of the cluster around it.
-        saved_bytes: What it saves for backward, all copies together.
-        live_bytes: What of it is alive at the peak, all copies together.
         children: Its clusters and boxes.
     """
 
@@ -136,8 +112,6 @@ class Cluster:
     kind: Kind
     names: tuple[str, ...]
     copies: int
-    saved_bytes: int
-    live_bytes: int
     children: tuple[Cluster | Box, ...]
 
 
@@ -229,83 +203,41 @@ class _Drawing:
         if isinstance(item, Leaf) or not item.is_open:
             return self._draw_box(item, around, copies_around)
         self._clusters += 1
-        key, indices = f"cluster_{self._clusters}", list_nodes(item)
+        key = f"cluster_{self._clusters}"
         within = item.names[0] if item.kind is Kind.MODULE else around
-        return Cluster(
-            key=key,
-            kind=item.kind,
-            names=item.names,
-            copies=len(item.names) // copies_around,
-            saved_bytes=sum(self._nodes[i].saved_bytes for i in indices),
-            live_bytes=sum(self._nodes[i].live_bytes for i in indices),
-            children=tuple(self.draw(c, within, len(item.names)) for c in item.children),
-        )
+        children = tuple(self.draw(child, within, len(item.names)) for child in item.children)
+        return Cluster(key, item.kind, item.names, len(item.names) // copies_around, children)
 
     def _draw_box(self, item: Item, around: str, copies_around: int) -> Box:
-        copies = [*_split_copies(item)]
-        rows = [[self._nodes[i] for i in copy] for copy in copies]
+        copies, overlay = [*_split_copies(item)], self._overlay
+        indices, first = [i for copy in copies for i in copy], copies[0]
         number = 1 + max(self.boxes.values(), default=-1)
-        self.boxes |= {i: number for copy in copies for i in copy}
-        first = rows[0]
-        shaped = next((row for row in reversed(first) if row.shape is not None), first[-1])
-        name, title = self._name_box(item, around)
+        self.boxes |= dict.fromkeys(indices, number)
+        names = [self._nodes[index].name for index in first]
+        local = [name.removeprefix(f"{around}.") if around else name for name in names]
+        name = join_names(names)
+        if isinstance(item, Leaf):
+            title = name if local[0].isdecimal() else local[0]
+        elif item.kind is Kind.RUN:
+            title = join_names(local) if len(local) > 3 else ", ".join(local)
+        else:
+            name = title = join_names(item.names)
+        notes, again = list[str](), sum(index in overlay.again for index in first)
+        if again:
+            notes.append("recomputed" if again == len(first) else f"{again} of them recomputed")
+        changes = Counter(note for index in first for note in overlay.notes.get(index, ()))
+        notes += [n if count == 1 else f"{n} ({count} times)" for n, count in changes.items()]
         return Box(
             key=f"box_{number}",
             title=title,
             name=name,
-            target=first[0].target if len(first) == 1 else "",
-            nodes=tuple(i for copy in copies for i in copy),
+            rows=tuple(tuple(self._nodes[index] for index in copy) for copy in copies),
             copies=len(copies) // copies_around,
-            operations=len(first),
-            is_module=not isinstance(item, Leaf) and item.kind is Kind.MODULE,
-            shape=shaped.shape,
-            dtype=shaped.dtype,
-            output_bytes=tuple(sum(row.output_bytes for row in copy) for copy in rows),
-            saved_bytes=tuple(sum(row.saved_bytes for row in copy) for copy in rows),
-            live_bytes=tuple(sum(row.live_bytes for row in copy) for copy in rows),
-            marks=frozenset(self._mark(i for copy in copies for i in copy)),
-            notes=tuple(self._note(copies[0])),
-            source=first[0].source if len(first) == 1 else None,
+            is_module=isinstance(item, Tree) and item.kind is Kind.MODULE,
+            is_peak=not self._peak.isdisjoint(indices),
+            is_again=not overlay.again.isdisjoint(indices),
+            notes=tuple(notes),
         )
-
-    def _name_box(self, item: Item, around: str) -> tuple[str, str]:
-        """Finds the whole name, and the one within the cluster around it."""
-        if isinstance(item, Leaf):
-            name = self._nodes[item.nodes[0]].name
-            short = _shorten(name, around)
-            return name, name if short.isdecimal() else short
-        name = join_names(item.names)
-        if item.kind is not Kind.RUN:
-            return name, name
-        whole = [self._nodes[i].name for i in next(_split_copies(item))]
-        local = [_shorten(name, around) for name in whole]
-        return join_names(whole), join_names(local) if len(local) > 3 else ", ".join(local)
-
-    def _mark(self, indices: Iterable[int]) -> Iterator[Mark]:
-        for index in indices:
-            row = self._nodes[index]
-            if index in self._peak:
-                yield Mark.PEAK
-            if row.live_bytes:
-                yield Mark.LIVE
-            if row.saved_bytes:
-                yield Mark.SAVED
-            if index in self._overlay.again:
-                yield Mark.AGAIN
-            if index in self._overlay.notes:
-                yield Mark.CHANGED
-
-    def _note(self, indices: Sequence[int]) -> Iterator[str]:
-        again = sum(i in self._overlay.again for i in indices)
-        if again:
-            yield "recomputed" if again == len(indices) else f"{again} of them recomputed"
-        notes = [note for index in indices for note in self._overlay.notes.get(index, ())]
-        for note, count in Counter(notes).items():
-            yield note if count == 1 else f"{note} ({count} times)"
-
-
-def _shorten(name: str, around: str) -> str:
-    return name.removeprefix(f"{around}.") if around else name
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -325,17 +257,14 @@ def _split_copies(item: Item) -> Iterator[list[int]]:
     leaves = [*_list_leaves(item)]
     for copy in range(len(item.names)):
         # A leaf lies in a copy more than once where something in it was folded as well.
-        sizes = [len(leaf.nodes) // len(item.names) for leaf in leaves]
-        yield sorted(
-            node
-            for leaf, size in zip(leaves, sizes, strict=True)
-            for node in leaf.nodes[copy * size : (copy + 1) * size]
-        )
+        sizes = [len(leaf) // len(item.names) for leaf in leaves]
+        parts = (leaf[copy * n : (copy + 1) * n] for leaf, n in zip(leaves, sizes, strict=True))
+        yield sorted(node for part in parts for node in part)
 
 
-def _list_leaves(item: Item) -> Iterator[Leaf]:
+def _list_leaves(item: Item) -> Iterator[tuple[int, ...]]:
     if isinstance(item, Leaf):
-        yield item
+        yield item.nodes
         return
     for child in item.children:
         yield from _list_leaves(child)

@@ -105,10 +105,8 @@ function readColor(name) {
   return color;
 }
 
-// Each category has a pattern besides its colour: lines in one of four directions, crossed, dots.
-const PATTERNS = [[], ["|"], ["/"], ["-"], ["\\"], ["."], ["-", "|"], ["/", "\\"], ["|", "/"]];
-
-function makePattern(context, color, strokes) {
+// A category has a pattern besides its colour: lines in one of four directions, crossed, or dots.
+function makePattern(context, color, hatch) {
   const size = 8, tile = make("canvas", { width: size, height: size }), pen = tile.getContext("2d");
   pen.fillStyle = color;
   pen.fillRect(0, 0, size, size);
@@ -118,7 +116,7 @@ function makePattern(context, color, strokes) {
     "/": [[-2, 2, 2, -2], [-1, 9, 9, -1], [6, 10, 10, 6]],
     "\\": [[-2, 6, 2, 10], [-1, -1, 9, 9], [6, -2, 10, 2]],
   };
-  for (const stroke of strokes) {
+  for (const stroke of hatch) {
     if (stroke === ".") pen.fillRect(3, 3, 2, 2);
     for (const [x, y, toX, toY] of lines[stroke] || []) {
       pen.beginPath();

@@ -15,7 +15,7 @@ class Timeline extends Chart {
 
   draw() {
     const pen = this.begin();
-    const patterns = categories.map((name, index) => makePattern(pen, readColor(name), PATTERNS[index]));
+    const patterns = categories.map((name, index) => makePattern(pen, readColor(name), data.hatches[index]));
     // From the top of the stack to its bottom: each covers what lies below it.
     const below = Float64Array.from(this.columns, (step) => totals[step]);
     for (let band = categories.length - 1; band >= 0; band -= 1) {
@@ -155,7 +155,7 @@ const legendRows = categories.map((name) => {
 function paintLegend() {
   legendRows.forEach(({ swatch }, index) => {
     const pen = swatch.getContext("2d");
-    pen.fillStyle = makePattern(pen, readColor(categories[index]), PATTERNS[index]);
+    pen.fillStyle = makePattern(pen, readColor(categories[index]), data.hatches[index]);
     pen.fillRect(0, 0, 26, 16);
   });
 }

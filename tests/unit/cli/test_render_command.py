@@ -15,7 +15,7 @@ from fxmem.cli import main
 from fxmem.planning import planner
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Segment
-from fxmem.report.graph import dot
+from fxmem.report.graph import engine
 from fxmem.report.plots import draw_timeline, draw_tradeoff
 from fxmem.report.snapshot import write_snapshot
 
@@ -143,7 +143,7 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(dot.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(engine.sysconfig, "get_path", lambda _: str(tmp_path))
     assert fail(capsys, *COMMAND, "-o", str(tmp_path / "a.svg")) == (
         "fxmem: error: no Graphviz that draws svg is installed (pip install graphviz-pure, or "
         "write the graph itself: -o FILE.dot)"
@@ -155,7 +155,7 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["-o", "peak.bmp"], "unknown output format of 'peak.bmp' (use .dot, .svg, "),
+        (["-o", "peak.bmp"], "unknown output format '.bmp' (use .dot, .svg, "),
         (["--format", "bmp"], "unknown output format 'bmp' (use dot, svg, png, pdf"),
         (["--view", "sunset"], "dot has no view 'sunset' (use graph)"),
         (["--view", "timeline"], "dot has no view 'timeline' (use svg, png, pdf)"),

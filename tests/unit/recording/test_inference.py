@@ -15,7 +15,6 @@ from torch.profiler import ProfilerActivity, profile
 import fxmem
 from fxmem.errors import UsageError
 from fxmem.recording.isolation import replace_inference_mode
-from fxmem.report.document import describe_subject
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
@@ -116,7 +115,7 @@ def test_a_report_says_for_which_of_the_two_it_is_and_the_other_s_peak() -> None
     )
     assert inference.setup.inference_mode
     for analysis, context in ((no_grad, "no_grad()"), (inference, "inference_mode()")):
-        subject = write_subject(describe_subject(analysis))
+        subject = write_subject(analysis.setup)
         assert subject == f"Sequential; 64x64:float32; infer under {context}; cuda; autocast bf16"
 
 
@@ -125,7 +124,7 @@ def test_without_casts_of_weights_the_two_are_one() -> None:
     no_grad, inference = (analyze(model, inference_mode=mode) for mode in (False, True))
     assert no_grad.graph == inference.graph
     assert no_grad.setup.notes == inference.setup.notes == ()
-    assert write_subject(describe_subject(no_grad)) == "Linear; 64x64:float32; infer; cuda"
+    assert write_subject(no_grad.setup) == "Linear; 64x64:float32; infer; cuda"
     frozen = analyze(model.requires_grad_(False), autocast="bf16")
     assert frozen.setup.notes == ()
 

@@ -18,8 +18,8 @@ from fxmem.graph import Category
 from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.plan import Segment
 from fxmem.report.formats import RenderOptions, render
-from fxmem.report.graph import dot
-from fxmem.report.html import Page, clean_svg, embed_json, read_script, read_style, write_html
+from fxmem.report.graph import engine
+from fxmem.report.html import clean_svg, embed_json, read_script, read_style, write_html
 
 
 class Elements(HTMLParser):
@@ -50,7 +50,7 @@ def read_data(page: str) -> dict[str, Any]:
 
 
 def test_the_answer_is_there_without_the_script() -> None:
-    page = write_html(Page(make_analysis()))
+    page = write_html(make_analysis())
     told = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert "<h1>Peak 30.00 MiB in backward of block.relu, net.py:12</h1>" in told
     assert "nets/net.py:Net; 8x1024:float32; train; cpu; optimizer adam; loss default" in told
@@ -60,7 +60,7 @@ def test_the_answer_is_there_without_the_script() -> None:
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
-    page = write_html(Page(make_analysis(), make_plan(), make_front()))
+    page = write_html(make_analysis(), make_plan(), make_front())
     elements = Elements(page)
     loading = {"src", "href", "srcset", "data", "action", "formaction", "poster", "background"}
     assert {(tag, value) for tag, name, value in elements.attributes if name in loading} == {
@@ -72,7 +72,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_only_its_own_script_and_style_may_run() -> None:
-    page = write_html(Page(make_analysis()))
+    page = write_html(make_analysis())
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
@@ -93,9 +93,9 @@ def test_names_are_text_and_nothing_else(with_graph: bool) -> None:
         inplace=(),
         dels=(),
     )
-    plain = Elements(write_html(Page(make_analysis(), make_plan(inplace=(), dels=()))))
+    plain = Elements(write_html(make_analysis(), make_plan(inplace=(), dels=())))
     svg = render(analysis, "svg", RenderOptions(None, None, True)) if with_graph else b""
-    page = write_html(Page(analysis, plan, (), svg))
+    page = write_html(analysis, plan, (), svg)
     elements = Elements(page)
     drawn = {"svg", "g", "title", "path", "polygon", "polyline", "ellipse", "text"}
     assert elements.tags.keys() <= plain.tags.keys() | (drawn if with_graph else set())
@@ -131,7 +131,7 @@ def test_without_an_engine_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(dot.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(engine.sysconfig, "get_path", lambda _: str(tmp_path))
     make_analysis().render(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<svg" not in page.split("<script")[0]
@@ -142,7 +142,7 @@ def test_without_an_engine_it_says_what_to_install(
 
 
 def test_a_plan_is_told_in_words() -> None:
-    page = write_html(Page(make_analysis(), make_plan(segments=()), make_front()))
+    page = write_html(make_analysis(), make_plan(segments=()), make_front())
     assert (
         "The peak falls from 30.00 MiB to <strong>21.00 MiB</strong>, for 25.0 % more time and "
         "10.0 % more FLOPs."
@@ -154,9 +154,9 @@ def test_a_plan_is_told_in_words() -> None:
 
 
 def test_what_cannot_be_told_of_a_plan_is_said() -> None:
-    page = write_html(Page(make_analysis(), make_plan()))
-    assert "The timeline with the plan is not shown: it needs the model" in page
-    assert "The trade-offs are not shown: they were not computed." in page
+    page = write_html(make_analysis(), make_plan())
+    assert "The timeline with the plan is not shown: that takes the model itself" in page
+    assert "The trade-offs are not shown because they were not computed." in page
     assert 'id="overlay"' not in page and 'id="curve"' not in page
 
 

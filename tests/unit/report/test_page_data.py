@@ -14,7 +14,7 @@ from fxmem.analysis import Analysis
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Storage
 from fxmem.planning.outcome import PlannedStep
 from fxmem.report.document import build_document
-from fxmem.report.page_data import NONE, STACK, ModuleRow, build_page_data, list_modules
+from fxmem.report.page_data import NONE, ModuleRow, build_page_data, list_modules
 
 
 def build(analysis: Analysis | None = None, **more: Any) -> dict[str, Any]:
@@ -98,10 +98,6 @@ def test_the_lives_sum_up_to_the_profile(graph: MemoryGraph) -> None:
     assert sum_lives(data["storages"], workspace) == expected
     assert sum_lives(data["planned"], data["planned"]["workspace"]) == expected
     assert data["peak"] == expected.index(max(expected))
-
-
-def test_every_category_is_in_the_stack_once() -> None:
-    assert sorted(STACK) == sorted(Category)
 
 
 def make_parameter(index: int, name: str, nbytes: int) -> Storage:

@@ -13,7 +13,6 @@ from fxmem.advice.record import Advice
 from fxmem.graph import Phase
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
-from fxmem.report.document import describe_subject
 from fxmem.report.plan_text import (
     render_advice,
     render_front,
@@ -25,7 +24,7 @@ from fxmem.report.tables import measure_width
 from fxmem.report.text import write_subject
 from fxmem.units import parse_bytes
 
-SUBJECT = describe_subject(make_analysis())
+SETUP = make_analysis().setup
 
 
 def move_peak(phase: Phase, node: int | None) -> Peak:
@@ -38,42 +37,42 @@ def move_peak(phase: Phase, node: int | None) -> Peak:
 
 
 def test_the_report_of_a_plan(check_golden: Callable[[str, str], None]) -> None:
-    check_golden("plan.txt", render_plan(make_plan(), SUBJECT, peak=make_analysis().peak))
+    check_golden("plan.txt", render_plan(make_plan(), SETUP, peak=make_analysis().peak))
 
 
 def test_the_report_fits_80_columns(check_golden: Callable[[str, str], None]) -> None:
-    text = render_plan(make_plan(), SUBJECT, peak=make_analysis().peak, width=80)
+    text = render_plan(make_plan(), SETUP, peak=make_analysis().peak, width=80)
     check_golden("plan_80.txt", text)
     tables = text.split("\n\n")[2:]
     assert max(measure_width(line) for table in tables for line in table.splitlines()) <= 80
 
 
 def test_the_table_of_trade_offs(check_golden: Callable[[str, str], None]) -> None:
-    check_golden("plan_front.txt", render_front(make_front(5), SUBJECT, width=80))
+    check_golden("plan_front.txt", render_front(make_front(5), SETUP, width=80))
 
 
 def test_empty_parts_of_a_plan_is_left_out() -> None:
     nothing = {"inplace": (), "dels": (), "limits": ()}
     plan = make_plan(**nothing, lower_bound_overhead=None, reserved_bytes=0)
-    text = render_plan(plan, SUBJECT)
+    text = render_plan(plan, SETUP)
     assert [
         w
-        for w in ("in place", "freed", "new peak", "reserves", "Any plan", "never", "begins")
+        for w in ("in place", "freed", "new peak", "reserves", "Any plan", "never", "starts")
         if w in text
     ] == []
 
 
 def test_changes_are_counted_where_the_graph_of_the_plan_runs_them() -> None:
-    note, counted = "the new peak does not count them", "saves in your own code"
-    written = render_plan(make_plan(style="modules"), SUBJECT)
+    note, counted = "the new peak does not include them", "the saving in your own code"
+    written = render_plan(make_plan(style="modules"), SETUP)
     assert note in written and counted not in written
     for plan in (make_plan(), make_plan(segments=(), mode="infer")):
-        written = render_plan(plan, SUBJECT)
+        written = render_plan(plan, SETUP)
         assert counted in written and note not in written
 
 
 def test_a_plan_that_changes_nothing_says_so() -> None:
-    text = render_plan(Plan("0", 30 * MIB, 30 * MIB), SUBJECT)
+    text = render_plan(Plan("0", 30 * MIB, 30 * MIB), SETUP)
     first, _ = text.splitlines()
     assert first == "Peak 30.00 MiB -> 30.00 MiB (100.0 %), nothing is recomputed"
 
@@ -88,7 +87,7 @@ def test_a_plan_that_changes_nothing_says_so() -> None:
 )
 def test_the_place_of_the_new_peak(phase: Phase, node: int | None, line: str) -> None:
     plan = make_plan(reserved_bytes=21 * MIB)
-    assert line in render_plan(plan, SUBJECT, peak=move_peak(phase, node)).splitlines()
+    assert line in render_plan(plan, SETUP, peak=move_peak(phase, node)).splitlines()
 
 
 def test_of_many_reasons_the_first_are_told_and_the_rest_counted() -> None:
@@ -98,33 +97,33 @@ def test_of_many_reasons_the_first_are_told_and_the_rest_counted() -> None:
         "9 nodes are never recomputed:",
         *(f"- n{i}: reason {i}" for i in range(5)),
         "- 4 more for other reasons",
-        "No segment begins at 2 nodes: their inputs are modified in place later.",
+        "No segment starts at 2 nodes whose inputs are modified in place later.",
     ]
     plan = make_plan(limits=tuple(limits))
-    for text in (render_plan(plan, SUBJECT), render_front([plan], SUBJECT)):
+    for text in (render_plan(plan, SETUP), render_front([plan], SETUP)):
         assert "\n\n{}\n\n".format("\n".join(told)) in text
 
 
 def test_one_node_that_is_never_recomputed() -> None:
     plan = make_plan(limits=(Limit("a\x1b", LimitKind.RECOMPUTE, "is new"),))
     lines = ["1 node is never recomputed:", r"- a\x1b: is new"]
-    assert "\n".join(lines) in render_plan(plan, SUBJECT)
+    assert "\n".join(lines) in render_plan(plan, SETUP)
 
 
 def test_names_are_made_printable() -> None:
     segment = Segment("a\x1b[2J", "b\n", 2)
     plan = make_plan(segments=(segment,))
-    assert r"a\x1b[2J .. b\n" in render_plan(plan, SUBJECT)
+    assert r"a\x1b[2J .. b\n" in render_plan(plan, SETUP)
 
 
 def test_savings_that_are_not_told_are_left_out() -> None:
-    text = render_plan(make_front()[2], SUBJECT)
+    text = render_plan(make_front()[2], SETUP)
     assert "recomputed" in text
     assert "off the peak" not in text.lower()
 
 
 def test_a_front_of_one_plan_says_so() -> None:
-    text = render_front(make_front(1), SUBJECT)
+    text = render_front(make_front(1), SETUP)
     assert text.startswith("Peak 30.00 MiB; 1 plan, down to 30.00 MiB\n")
     assert text.endswith("\n\nNo plan with a lower peak was found.\n")
 
@@ -174,9 +173,9 @@ Other ways to lower the peak of 30.00 MiB, each by itself and without a plan:
 
 def test_advice_after_a_plan_and_by_itself() -> None:
     assert render_advice(ADVICE, 30 * MIB) == ADVICE_TEXT
-    text = render_advice(ADVICE, 30 * MIB, SUBJECT)
-    assert text == f"Peak 30.00 MiB\n{write_subject(SUBJECT)}\n\n{ADVICE_TEXT}"
-    expected = "Nothing else that was tried lowers the peak by 0.5 % or 1 MiB.\n"
+    text = render_advice(ADVICE, 30 * MIB, SETUP)
+    assert text == f"Peak 30.00 MiB\n{write_subject(SETUP)}\n\n{ADVICE_TEXT}"
+    expected = "No other change that was tried lowers the peak by 0.5 % or 1 MiB.\n"
     assert render_advice((), 30 * MIB) == expected
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -16,12 +15,11 @@ from hypothesis import given, settings
 
 from fxmem.errors import UsageError
 from fxmem.graph import Category, MemoryGraph, Operation, Phase
+from fxmem.report.categories import STYLES
 from fxmem.report.plots import (
-    STYLES,
     choose_moments,
     draw_timeline,
     draw_tradeoff,
-    find_matplotlib,
     fit_phases,
 )
 
@@ -48,11 +46,11 @@ def test_a_timeline_has_the_answer_the_phases_and_what_is_alive_at_the_peak() ->
 
 def test_areas_differ_in_more_than_colour() -> None:
     assert set(STYLES) == set(Category)
-    # Two without a hatch are the largest of most steps, and never next to each other.
-    plain = [at for at, (_, hatch) in enumerate(STYLES.values()) if not hatch]
+    # Plots leave out dots: two areas are plain, and never next to each other.
+    hatches = [style.hatch.replace(".", "") for style in STYLES.values()]
+    plain = [at for at, hatch in enumerate(hatches) if not hatch]
     assert len(plain) == 2 and plain[1] - plain[0] > 1
-    hatches = [hatch for _, hatch in STYLES.values() if hatch]
-    assert len(set(hatches)) == len(hatches)
+    assert len({style.hatch for style in STYLES.values()}) == len(Category)
     assert draw_timeline(make_analysis(), "svg").count(b"<pattern") >= 7
 
 
@@ -134,14 +132,7 @@ def test_a_front_has_its_ends_and_the_chosen_plan() -> None:
     assert not any(text.startswith("chosen") for text in texts)
 
 
-def test_plots_of_nothing_and_without_matplotlib_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_plots_of_nothing_are_refused() -> None:
     with pytest.raises(UsageError) as caught:
         draw_tradeoff(make_analysis(), "svg", ())
     assert str(caught.value) == "there are no trade-offs to draw (front=fxmem.pareto(analysis))"
-    find_matplotlib()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError) as caught:
-        find_matplotlib()
-    assert str(caught.value) == "matplotlib is not installed (pip install matplotlib)"

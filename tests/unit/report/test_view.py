@@ -11,7 +11,7 @@ from fxmem.errors import UsageError
 from fxmem.planning.plan import DelPoint, InplaceChange, Segment
 from fxmem.report.document import build_document
 from fxmem.report.graph.tree import Detail
-from fxmem.report.graph.view import Box, Edge, GraphView, Mark, build_view, lay_plan, list_boxes
+from fxmem.report.graph.view import Box, Edge, GraphView, build_view, lay_plan, list_boxes
 
 BLOCKS = [f"h.{block}.{name}" for block in range(4) for name in ("norm", "linear")]
 
@@ -21,27 +21,16 @@ def find_box(view: GraphView, title: str) -> Box:
     return box
 
 
-class TestMarks:
-    view = build_view(build_document(make_analysis()))
-
-    def test_the_peak_what_is_alive_there_and_what_is_saved_are_marked(self) -> None:
-        marks = {box.name: box.marks for box in list_boxes(self.view.children)}
-        assert marks == {
-            "x": {Mark.LIVE},
-            "fc1": frozenset(),
-            "block.relu": {Mark.PEAK, Mark.LIVE, Mark.SAVED},
-            "fc2": {Mark.LIVE},
-            "loss.sum": {Mark.LIVE},
+class TestBytes:
+    def test_a_box_has_the_bytes_of_its_node_and_the_peak(self) -> None:
+        boxes = {
+            box.name: box
+            for box in list_boxes(build_view(build_document(make_analysis())).children)
         }
-
-    def test_a_box_has_the_bytes_of_its_node(self) -> None:
-        box = find_box(self.view, "block.relu")
         # What it saved, the gradient that its backward makes, and the workspace of that.
-        assert (box.output_bytes, box.saved_bytes, box.live_bytes) == (
-            (4 * MIB,),
-            (4 * MIB,),
-            (12 * MIB,),
-        )
+        sizes = [boxes["block.relu"].list_bytes(kind) for kind in ("output", "saved", "live")]
+        assert sizes == [(4 * MIB,), (4 * MIB,), (12 * MIB,)]
+        assert [name for name, box in boxes.items() if box.is_peak] == ["block.relu"]
 
     def test_an_edge_has_the_bytes_of_the_storages_that_it_hands_on(self) -> None:
         rows = [make_row("a", 0), make_row("b", 1, [0]), make_row("c", 2, [0, 1])]
@@ -61,7 +50,8 @@ class TestFolding:
             ("module", "h.0", "h.1", "h.2", "h.3", 4, ["norm", "linear"])
         ]
         box = find_box(view, "norm")
-        assert (box.nodes, box.copies, box.output_bytes) == ((0, 2, 4, 6), 1, (MIB,) * 4)
+        assert ([row.index for (row,) in box.rows], box.copies) == ([0, 2, 4, 6], 1)
+        assert box.list_bytes("output") == (MIB,) * 4
 
     def test_what_goes_from_one_copy_to_the_next_is_an_edge_back(self) -> None:
         assert build_view(make_chain(BLOCKS)).edges == (
@@ -78,7 +68,7 @@ class TestFolding:
         assert (outer.copies, inner.copies, len(inner.names)) == (3, 2, 6)
         cut = build_view(make_chain(names), detail=Detail(depth=2))
         box = find_box(cut, "h.0.g.0 ... h.2.g.1")
-        assert (box.copies, box.operations, box.output_bytes) == (2, 2, (2 * MIB,) * 6)
+        assert (box.copies, len(box.rows[0]), box.list_bytes("output")) == (2, 2, (2 * MIB,) * 6)
 
 
 class TestCutting:
@@ -88,7 +78,7 @@ class TestCutting:
         view = build_view(make_chain(self.names), detail=Detail(depth=1))
         assert outline(view.children) == ["x", "a", "b"]
         box = find_box(view, "a")
-        assert (box.operations, box.output_bytes, box.is_module) == (3, (3 * MIB,), True)
+        assert (len(box.rows[0]), box.list_bytes("output"), box.is_module) == (3, (3 * MIB,), True)
         assert [(e.tail, e.head, e.nbytes) for e in view.edges] == [
             ("box_0", "box_1", (MIB,)),
             ("box_1", "box_2", (MIB,)),
@@ -171,8 +161,8 @@ class TestPlan:
         ]
 
     def test_what_a_plan_changes_is_marked_and_told(self) -> None:
-        boxes = {box.name: (box.marks, box.notes) for box in list_boxes(self.view().children)}
-        assert boxes["h.0.linear"] == ({Mark.AGAIN}, ("recomputed",))
-        assert boxes["h.2.norm"] == ({Mark.CHANGED}, ("in place: relu_",))
-        assert boxes["h.3.linear"] == ({Mark.CHANGED}, ("then del x", "then del h.0.linear"))
-        assert boxes["h.0.norm"] == (frozenset(), ())
+        boxes = {box.name: (box.is_again, box.notes) for box in list_boxes(self.view().children)}
+        assert boxes["h.0.linear"] == (True, ("recomputed",))
+        assert boxes["h.2.norm"] == (False, ("in place: relu_",))
+        assert boxes["h.3.linear"] == (False, ("then del x", "then del h.0.linear"))
+        assert boxes["h.0.norm"] == (False, ())
