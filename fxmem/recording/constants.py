@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -35,6 +36,7 @@ from fxmem.tracing.known_values import (
     find_attached,
     find_known,
     find_value,
+    remember_constant,
 )
 
 _aten = torch.ops.aten
@@ -72,76 +74,72 @@ def remember_inputs(fakes: Any, given: Any) -> None:
     data, and differ in any other batch. Both arguments have the same containers.
     """
     for fake, real in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
-        if type(real) is torch.Tensor and real.device.type == "cpu" and _is_index(real):
-            with _disable_current_modes():
-                attach_value(fake, real.detach().clone(), Memory(held=True))
+        if type(real) is Tensor and _is_index(real):
+            remember_constant(fake, real)
 
 
-def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
-    """Keeps the value of a small real tensor that the user's code holds."""
-    if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
-        with _disable_current_modes():
-            attach_value(fake, real.detach().clone(), Memory(held=True))
+def _replace_test(function: Callable[..., Tensor], element: bool) -> None:
+    def run(x: Tensor) -> Tensor:
+        result = function(x)
+        result.__dict__[_ALL] = element
+        return result
+
+    ANY.function(function, getattr(Tensor, function.__name__))(run)
 
 
-def _mark_all(function: Callable[..., torch.Tensor], element: bool, x: torch.Tensor) -> Any:
-    result = function(x)
-    result.__dict__[_ALL] = element
-    return result
+_replace_test(torch.isfinite, True)
+_replace_test(torch.isinf, False)
+_replace_test(torch.isnan, False)
 
 
-for _name, _element in (("isfinite", True), ("isinf", False), ("isnan", False)):
-    _function = getattr(torch, _name)
-    _replacement = functools.partial(_mark_all, _function, _element)
-    ANY.function(_function, getattr(torch.Tensor, _name))(_replacement)
-
-
-def _is_index(tensor: torch.Tensor) -> bool:
+def _is_index(tensor: Tensor) -> bool:
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     return whole and tensor.numel() <= MAX_ELEMENTS
 
 
-def comes_of_draw(arguments: Any) -> bool:
-    """Whether the value of a tensor among some arguments was computed from a random number."""
-    found = map(find_known, list_tensors((arguments,)))
-    return any(value.drawn for value in found if value)
+def is_known_index(args: tuple[Any, ...]) -> bool:
+    first = args[0] if args else None
+    return isinstance(first, Tensor) and find_attached(first) is not None and _is_index(first)
 
 
-def answer_from_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Computes the result of an operator that looks at values, if these are known.
+def answer_operator(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size_hint: int | None
+) -> tuple[Any] | None:
+    """Answers an operator that looks at values: from those that are known, else as assumed.
 
     Returns:
         The result in a tuple, or None where the operator must be run.
     """
     if func is _aten.index.Tensor:
-        return _answer_index(args)
-    if not _looks_at_values(func):
+        return _answer_index(args[0], args[1], size_hint)
+    if not looks_at_values(func):
         return None
-    if func is _aten.masked_select.default:  # the mask alone decides the size
-        return _answer_index((args[0], [args[1]])) if args[0].shape == args[1].shape else None
-    values = [find_known(tensor) for tensor in list_tensors((args, kwargs))]
-    if not all(values):
+    if func is _aten.masked_select.default and args[0].shape == args[1].shape:
+        return _answer_index(args[0], [args[1]], size_hint)  # the mask alone decides the size
+    if all(map(find_known, list_tensors((args, kwargs)))):
+        real = _run_real(func, args, kwargs)
+        return (tree_map_only(Tensor, lambda tensor: _make_fake(tensor, args[0]), real),)
+    is_truth = func is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
+    if is_truth or func is _aten.equal.default:
+        passing = find_passing_answer(sys._getframe(1))
+        return None if passing is None else (passing,)
+    if size_hint is None or func not in HINTED:
         return None
-    real = _run_real(func, args, kwargs)
-    fake = tree_map_only(torch.Tensor, lambda tensor: _make_fake(tensor, args[0]), real)
-    return (fake,)
-
-
-def is_known_index(args: tuple[Any, ...]) -> bool:
-    first = args[0] if args else None
-    return isinstance(first, torch.Tensor) and find_attached(first) is not None and _is_index(first)
+    return (HINTED[func](size_hint, *args, **kwargs),)
 
 
 def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Attaches a value to an operator's result, if all its arguments have one."""
     if func in _REDUCTIONS and args[0].__dict__.get(_ALL) is not None:
-        _fill(result, args[0].__dict__[_ALL], True)
+        _fill(result, args[0].__dict__[_ALL], 1)
         if (value := find_attached(result)) is not None:
             value.memory.held = True  # it need not be that of each step
         return
-    if func in _DRAWS or func in _FILLS:
-        drawn = func in _DRAWS
-        _fill(result, 0.5 if drawn else _FILLS[func](args), drawn, drawn)
+    if func in _DRAWS:
+        _fill(result, 0.5, 1, drawn=True)
+        return
+    if func in _FILLS:
+        _fill(result, _FILLS[func](args), MAX_ELEMENTS)
         return
     found: list[Value] = []
     for tensor in list_tensors((args, kwargs)):
@@ -154,68 +152,71 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
                             old.memory.known = False
             return
         found.append(value)
-    if not found and func not in _FACTORIES:
-        return
     fakes = list_tensors((result,))
-    if fakes and sum(fake.numel() for fake in fakes) <= MAX_ELEMENTS:
-        real = _run_real(func, args, kwargs)
-        for fake, computed in zip(fakes, list_tensors((real,)), strict=True):
-            _attach(fake, computed, found)
+    if (not found and func not in _FACTORIES) or not fakes:
+        return
+    if sum(fake.numel() for fake in fakes) > MAX_ELEMENTS:
+        return
+    for fake, real in zip(fakes, list_tensors((_run_real(func, args, kwargs),)), strict=True):
+        # Views share their memory with the value that they are a view of.
+        address = real.untyped_storage()._cdata
+        same = (v.memory for v in found if v.real.untyped_storage()._cdata == address)
+        memory = next(same, None) or Memory()
+        memory.held |= any(value.memory.held for value in found)
+        attach_value(fake, real, memory, drawn=any(value.drawn for value in found))
 
 
-def _answer_index(args: tuple[Any, ...]) -> Any:
-    """Indexes with the integers that boolean masks of known values stand for."""
-    counted: list[torch.Tensor | None] = []
+def _answer_index(
+    tensor: Tensor, indices: Sequence[Tensor | None], size_hint: int | None
+) -> tuple[Tensor] | None:
+    """Indexes with the integers that boolean masks stand for."""
+    counted: list[Tensor | None] = []
     masks = 0
-    for index in args[1]:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            mask = find_value(index)
-            if mask is None:
-                return None
-            masks += 1
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            counted.append(index)
+            continue
+        masks += 1
+        mask = find_value(index)
+        if mask is not None:
             with _disable_current_modes():
                 positions = mask.nonzero().unbind(1)
             counted += [_make_fake(position, index) for position in positions]
+        elif size_hint is not None:
+            counted += [index.new_empty((size_hint,), dtype=torch.int64)] * index.dim()
         else:
-            counted.append(index)
-    return (_aten.index.Tensor(args[0], counted),) if masks else None
+            return None
+    return (_aten.index.Tensor(tensor, counted),) if masks else None
 
 
 @functools.cache
-def _looks_at_values(func: Any) -> bool:
+def looks_at_values(func: Any) -> bool:
+    """Tells whether an operator's result depends on values of its arguments, by its tags."""
     return (
         torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
     )
 
 
-def _attach(fake: torch.Tensor, real: torch.Tensor, sources: list[Value]) -> None:
-    address = real.untyped_storage()._cdata
-    memory = next((s.memory for s in sources if s.real.untyped_storage()._cdata == address), None)
-    memory = memory or Memory()
-    memory.held |= any(source.memory.held for source in sources)
-    attach_value(fake, real, memory, drawn=any(source.drawn for source in sources))
-
-
 def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    real_args, real_kwargs = tree_map_only(torch.Tensor, find_value, (args, kwargs))
+    real_args, real_kwargs = tree_map_only(Tensor, find_value, (args, kwargs))
     with _disable_current_modes():
         return func(*real_args, **real_kwargs)
 
 
-def _make_fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _make_fake(real: Tensor, like: Tensor) -> Tensor:
     fake = like.new_empty(real.shape, dtype=real.dtype)
     attach_value(fake, real)
     return fake
 
 
-def _fill(result: torch.Tensor, number: Any, single: bool, drawn: bool = False) -> None:
-    if result.numel() <= (1 if single else MAX_ELEMENTS):
+def _fill(result: Tensor, number: Any, most: int, *, drawn: bool = False) -> None:
+    if result.numel() <= most:
         with _disable_current_modes():
             real = torch.full(tuple(result.shape), number, dtype=result.dtype)
         attach_value(result, real, drawn=drawn)
 
 
-def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = None) -> Any:
+def list_tensors(arguments: Iterable[Any], found: list[Tensor] | None = None) -> Any:
     """Lists the tensors in an operator's arguments or results, which nest in lists and dicts.
 
     >>> len(list_tensors((torch.ones(1), [torch.ones(2), None], 3, {"alpha": 1})))
@@ -223,7 +224,7 @@ def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = No
     """
     found = [] if found is None else found
     for argument in arguments:
-        if isinstance(argument, torch.Tensor):
+        if isinstance(argument, Tensor):
             found.append(argument)
         elif isinstance(argument, (list, tuple)):
             list_tensors(argument, found)
@@ -232,47 +233,12 @@ def list_tensors(arguments: Iterable[Any], found: list[torch.Tensor] | None = No
     return found
 
 
-# -- size hints and checks -------------------------------------------------------------------------
-
-
-def answer_operator(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size_hint: int | None
-) -> tuple[Any] | None:
-    """Assumes the result of an operator that would have to look at data.
-
-    Returns:
-        The result in a tuple, or None where the operator must be run.
-    """
-    is_truth = func is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
-    if is_truth or func is _aten.equal.default:
-        passing = find_passing_answer(sys._getframe(1))
-        return None if passing is None else (passing,)
-    if size_hint is None:
-        return None
-    answer = _HINTED.get(func)
-    return None if answer is None else (answer(size_hint, *args, **kwargs),)
-
-
-def takes_hint(func: Any) -> bool:
-    """Tells whether a size hint answers an operator."""
-    return func in _HINTED
-
-
-def _hint_nonzero(hint: int, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty((hint, tensor.dim()), dtype=torch.int64)
-
-
-def _hint_masked_select(hint: int, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty((hint,))
+# -- results of the size that the user's hint says ------------------------------------------------
 
 
 def _hint_unique(
-    hint: int,
-    tensor: torch.Tensor,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[torch.Tensor, ...]:
+    hint: int, tensor: Tensor, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, ...]:
     return (
         tensor.new_empty((hint,)),
         tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64),
@@ -280,31 +246,9 @@ def _hint_unique(
     )
 
 
-def _hint_runs(
-    hint: int,
-    tensor: torch.Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """aten/src/ATen/native/Unique.cpp: runs and counts are cut from as many as there may be."""
-    if dim is not None:
-        raise DataDependentOutputException(_aten.unique_consecutive.default)
-    most = max(hint, tensor.numel())
-    return (
-        _cut(tensor.new_empty((most,)), hint),
-        tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64),
-        _cut(tensor.new_empty((most * return_counts,), dtype=torch.int64), hint * return_counts),
-    )
-
-
-def _cut(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    return tensor.as_strided((count,), (1,))
-
-
 def _hint_bincount(
-    hint: int, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
-) -> torch.Tensor:
+    hint: int, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0
+) -> Tensor:
     """aten/src/ATen/native/SummaryOps.cpp, ``_bincount_cpu_template``."""
     dtype = torch.int64
     if weights is not None:
@@ -312,38 +256,21 @@ def _hint_bincount(
     return tensor.new_empty((max(hint, minlength),), dtype=dtype)
 
 
-def _hint_repeat(
-    hint: int, repeats: torch.Tensor, *, output_size: int | None = None
-) -> torch.Tensor:
-    return repeats.new_empty((hint if output_size is None else output_size,))
-
-
-def _hint_item(hint: int, tensor: torch.Tensor) -> int:
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+def _hint_item(hint: int, tensor: Tensor) -> int:
+    if not _is_index(tensor) or tensor.dtype == torch.bool:  # no size
         raise DataDependentOutputException(_aten._local_scalar_dense.default)
     return hint
 
 
-def _hint_index(
-    hint: int, tensor: torch.Tensor, indices: list[torch.Tensor | None]
-) -> torch.Tensor:
-    counted: list[torch.Tensor | None] = []
-    for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            counted += [index.new_empty((hint,), dtype=torch.int64)] * index.dim()
-        else:
-            counted.append(index)
-    result: torch.Tensor = _aten.index.Tensor(tensor, counted)
-    return result
-
-
-_HINTED: dict[Any, Callable[..., Any]] = {
-    _aten.nonzero.default: _hint_nonzero,
-    _aten.masked_select.default: _hint_masked_select,
-    _aten._unique2.default: _hint_unique,
-    _aten.unique_consecutive.default: _hint_runs,
-    _aten.repeat_interleave.Tensor: _hint_repeat,
+HINTED: dict[Any, Callable[..., Any]] = {
+    _aten.nonzero.default: lambda hint, x: x.new_empty((hint, x.dim()), dtype=torch.int64),
+    _aten.masked_select.default: lambda hint, x, mask: x.new_empty((hint,)),
+    _aten._unique2.default: lambda hint, x, is_sorted=True, *flags: _hint_unique(hint, x, *flags),
+    _aten.unique_consecutive.default: _hint_unique,
+    _aten.repeat_interleave.Tensor: lambda hint, repeats, output_size=None: repeats.new_empty(
+        (hint if output_size is None else output_size,)
+    ),
     _aten.bincount.default: _hint_bincount,
     _aten._local_scalar_dense.default: _hint_item,
-    _aten.index.Tensor: _hint_index,
 }
+"""Operators that a size hint answers, and functions of the hint and their arguments that do."""

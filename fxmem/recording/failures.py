@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from fxmem.errors import DataDependentError, FxmemError, TraceError, summarize_error
 from fxmem.loading.inputs import suggest_shape
-from fxmem.recording.constants import takes_hint
+from fxmem.recording.constants import HINTED
 from fxmem.tracing import tracer
 from fxmem.tracing.fxgraph import describe_function
 from fxmem.tracing.source import find_raising_source, find_raising_step, find_span, is_machinery
@@ -181,10 +181,16 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
             "the lengths decide sizes: from Python, give them as a real tensor (of integers, on "
             "the CPU) or numbers; or make them in the model, torch.full(...)"
         )
-    elif size_hint is None and takes_hint(operator) and operator is not _ITEM:
+    elif (
+        size_hint is None
+        and (operator in HINTED or operator is torch.ops.aten.index.Tensor)
+        and operator is not _ITEM
+    ):
         hint = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
     elif size_hint is None and operator is _ITEM and is_integer:
         hint = "if it is a size, give a size hint: --size-hint N or size_hint=N"
+    elif size_hint is None and operator is not _ITEM and operator in (_INDEX, *HINTED):
+        hint = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
     elif label in ("bool", "equal"):
         hint = "let a shape or an argument of the model decide, not the data"
     else:
@@ -194,6 +200,7 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
     )
 
 
+_INDEX = torch.ops.aten.index.Tensor
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 

@@ -7,13 +7,24 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
 from fxmem.recording.recorder import Recorder
 
-_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
-"""Of ``torch.cuda``; those of the CPU all come to its generator."""
+_CUDA_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
+
+
+class _WatchedGenerator:
+    """Stands for the CPU's generator, which stays unchanged."""
+
+    def __init__(self, see_seeding: Callable[..., Any]) -> None:
+        self._see_seeding = see_seeding
+
+    def __getattr__(self, name: str) -> Any:
+        is_setter = name in ("manual_seed", "set_state")
+        return self._see_seeding if is_setter else getattr(torch.default_generator, name)
 
 
 @contextlib.contextmanager
@@ -31,56 +42,34 @@ def watch_random_state(recorder: Recorder) -> Iterator[None]:
             recorder.see_random_state(state)
         return state
 
-    def see_seeding(*_args: Any, **_kwargs: Any) -> None:
+    def see_seeding(*_args: Any, **_kwargs: Any) -> torch.Generator:
         recorder.see_seeding()
+        return torch.default_generator
 
-    with contextlib.ExitStack() as stack:
-        for module in (torch, torch.random):
-            stack.enter_context(_replace(module, "get_rng_state", get_watched_state))
-        for name in _SETTERS:
-            stack.enter_context(_replace(torch.cuda, name, see_seeding))
-        # As `from torch import manual_seed` finds it too.
-        watched = _WatchedGenerator(torch.default_generator, see_seeding)
-        stack.enter_context(_replace(torch.random, "default_generator", watched))
+    cuda_setters: dict[str, Any] = dict.fromkeys(_CUDA_SETTERS, see_seeding)
+    with (
+        mock.patch.multiple(torch.cuda, **cuda_setters),
+        mock.patch.object(torch, "get_rng_state", get_watched_state),
+        mock.patch.multiple(
+            torch.random,
+            get_rng_state=get_watched_state,
+            # As `from torch import manual_seed` finds it too.
+            default_generator=_WatchedGenerator(see_seeding),
+        ),
+    ):
         yield
 
 
-@contextlib.contextmanager
-def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+class _Inference(threading.local):
+    """A thread's own inference mode."""
 
-
-class _WatchedGenerator:
-    """Stands for the CPU's generator, which stays unchanged."""
-
-    def __init__(self, generator: torch.Generator, see_seeding: Callable[[], None]) -> None:
-        self._generator = generator
-        self._see_seeding = see_seeding
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-    def manual_seed(self, _seed: int) -> torch.Generator:
-        self._see_seeding()
-        return self._generator
-
-    def seed(self) -> int:
-        self._see_seeding()
-        return self._generator.initial_seed()
-
-    def set_state(self, _state: torch.Tensor) -> torch.Generator:
-        self._see_seeding()
-        return self._generator
+    is_on = False
+    caches_outside = True
 
 
 @contextlib.contextmanager
 def replace_inference_mode() -> Iterator[None]:
-    """Replaces ``torch.inference_mode`` with ``no_grad`` and its other effects, in this thread.
+    """Replaces ``torch.inference_mode`` with ``no_grad`` and its other effects.
 
     The real one leaves autograd's keys out of the dispatcher. Then composite operators reach a
     ``TorchDispatchMode`` whole, and some views of fake tensors that were made outside fail. Memory
@@ -92,51 +81,38 @@ def replace_inference_mode() -> Iterator[None]:
     ...     torch.is_inference_mode_enabled(), torch.zeros(1).is_inference()
     (True, False)
     """
-    thread = threading.get_ident()
-    guard, set_grad_enabled = torch._C._InferenceMode, torch._C._set_grad_enabled
-    set_cache_enabled = torch.set_autocast_cache_enabled
-    is_enabled = torch.is_inference_mode_enabled
-    is_on, caches_outside = False, True
+    inference = _Inference()
+    set_grad, set_cache = torch._C._set_grad_enabled, torch.set_autocast_cache_enabled
 
     @contextlib.contextmanager
     def enter(mode: bool) -> Iterator[None]:
-        nonlocal is_on, caches_outside
-        before = is_on, torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
-        if not is_on:
-            caches_outside = torch.is_autocast_cache_enabled()
-        is_on = mode
-        set_grad_enabled(not mode)
-        set_cache_enabled(caches_outside and not mode)
+        was_on, has_grad = inference.is_on, torch.is_grad_enabled()
+        caches = torch.is_autocast_cache_enabled()
+        if not was_on:
+            inference.caches_outside = caches
+        inference.is_on = mode
+        set_grad(not mode)
+        set_cache(inference.caches_outside and not mode)
         try:
             yield
         finally:
-            is_on, has_grad, caches = before
-            set_grad_enabled(has_grad)
-            set_cache_enabled(caches)
+            inference.is_on = was_on
+            set_grad(has_grad)
+            set_cache(caches)
 
-    def is_here() -> bool:
-        return threading.get_ident() == thread
-
-    def make_guard(mode: bool) -> Any:
-        return enter(mode) if is_here() else guard(mode)
-
-    def set_grad(enabled: bool) -> None:
-        set_grad_enabled(enabled and not (is_on and is_here()))
-
-    def set_cache(enabled: bool) -> None:
-        set_cache_enabled(enabled and not (is_on and is_here()))
-
-    torch._C._InferenceMode = make_guard  # type: ignore[assignment,misc]
-    torch._C._set_grad_enabled = set_grad
-    torch.set_autocast_cache_enabled = set_cache
-    torch.is_inference_mode_enabled = lambda: is_on if is_here() else is_enabled()
-    try:
+    replacements: dict[str, Any] = {
+        "_InferenceMode": enter,
+        "_set_grad_enabled": lambda enabled: set_grad(enabled and not inference.is_on),
+    }
+    with (
+        mock.patch.multiple(torch._C, **replacements),
+        mock.patch.multiple(
+            torch,
+            set_autocast_cache_enabled=lambda enabled: set_cache(enabled and not inference.is_on),
+            is_inference_mode_enabled=lambda: inference.is_on,
+        ),
+    ):
         yield
-    finally:
-        torch._C._InferenceMode = guard  # type: ignore[misc]
-        torch._C._set_grad_enabled = set_grad_enabled
-        torch.set_autocast_cache_enabled = set_cache_enabled
-        torch.is_inference_mode_enabled = is_enabled
 
 
 @contextlib.contextmanager

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxmem.errors import TraceError
 from fxmem.graph import Effect, SourceLocation
 from fxmem.kernels.registry import Call, Target, Workspace
 from fxmem.recording.constants import (
-    answer_from_values,
     answer_operator,
-    comes_of_draw,
     is_known_index,
     list_tensors,
-    remember_constant,
+    looks_at_values,
     see_result,
 )
 from fxmem.recording.ledger import Ledger
 from fxmem.specs import strip_torch
 from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.known_values import find_known, remember_constant
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
 from fxmem.tracing.tensor_copier import TensorCopier
@@ -34,40 +31,25 @@ from fxmem.tracing.tensor_copier import TensorCopier
 _aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LOW = (torch.bfloat16, torch.float16)
-# Arguments of one dtype; the tests hold this against what real tensors do.
-_ALIKE = {
+_SAME_DTYPE = {
     _aten.mm.default: (0, 1),
     _aten.addmm.default: (1, 2),
     _aten.mv.default: (0, 1),
     _aten.addmv.default: (1, 2),
     _aten.convolution.default: (0, 1),
-}
-# Input and parameters: alike, or parameters in float32 beside a low-precision input
-# (``check_mixed_data_type`` in ``aten/src/ATen/native/cpu/mixed_data_type.h``).
-_NORMS = {
     _aten.native_batch_norm.default: (0, 1),
     _aten.native_layer_norm.default: (0, 2),
     _aten.native_group_norm.default: (0, 1),
 }
+"""Positions of two arguments of one dtype; the tests hold this against what real tensors do."""
+_NORMS = (
+    _aten.native_batch_norm.default,
+    _aten.native_layer_norm.default,
+    _aten.native_group_norm.default,
+)
+"""Take parameters in float32 beside an input of low precision: ``check_mixed_data_type`` in
+``aten/src/ATen/native/cpu/mixed_data_type.h``."""
 _MASKS = (torch.bool, torch.uint8)
-_index = torch.ops.aten.index.Tensor
-_DATA_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-
-
-def refuse_sparse(made: Iterable[torch.Tensor]) -> None:
-    """Raises TraceError if an operator has made a sparse tensor, as sparse gradients are."""
-    if any(tensor.layout is not torch.strided for tensor in made):
-        raise TraceError(
-            "sparse gradients and tensors are not supported",
-            hint="use sparse=False, or dense tensors",
-        )
-
-
-def _make_norm_gradients(
-    x: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, *_statistics: Any
-) -> tuple[torch.Tensor, ...]:
-    """aten/src/ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm_backward``."""
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
 
 
 def _make_gradient(
@@ -79,7 +61,12 @@ def _make_gradient(
 
 
 _FAST: dict[Any, Callable[..., Any]] = {
-    _aten.cudnn_batch_norm_backward.default: _make_norm_gradients,
+    # aten/src/ATen/native/cudnn/BatchNorm.cpp, cudnn_batch_norm_backward
+    _aten.cudnn_batch_norm_backward.default: lambda x, gradient, weight, *_statistics: (
+        torch.empty_like(x),
+        torch.empty_like(weight),
+        torch.empty_like(weight),
+    ),
     **{
         func: functools.partial(_make_gradient, func)
         for func in (
@@ -118,10 +105,6 @@ class RealTensorCache:
             remember_constant(fake, tensor)
         return fake
 
-    def replace(self, arguments: Any) -> Any:
-        """Replaces real tensors in an operator's arguments with fakes."""
-        return tree_map_only(torch.Tensor, self.find_fake, arguments)
-
     def restore_gradients(self) -> None:
         """Removes the fake gradients that backward has set on the user's tensors."""
         for tensor in self._fakes:
@@ -130,7 +113,7 @@ class RealTensorCache:
 
 
 class OperatorRunner:
-    """Runs operators on fake tensors, as the target's kernels would.
+    """Runs operators on fake tensors, as the target's kernels would, and estimates their costs.
 
     Attributes:
         draws: Lines that look at a single random number, in their order.
@@ -138,27 +121,24 @@ class OperatorRunner:
 
     def __init__(self, target: Target, ledger: Ledger, size_hint: int | None) -> None:
         self.draws: dict[SourceLocation | None, None] = {}
+        self._target = target
         self._kernels = target.kernels
         self._ledger = ledger
         self._size_hint = size_hint
         self._cache = OperatorCache()
+        self._flops: dict[Key, int] = {}
 
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool
     ) -> Any:
         """Runs an operator; ``in_forward`` if the user's own code runs it, whose values count."""
-        answer = answer_from_values(func, args, kwargs)
-        if answer and comes_of_draw((args, kwargs)):
+        answer = answer_operator(func, args, kwargs, self._size_hint)
+        if answer and any(v.drawn for v in map(find_known, list_tensors((args, kwargs))) if v):
             self.draws[find_source()] = None
-        answer = answer or answer_operator(func, args, kwargs, self._size_hint)
         result = answer[0] if answer else self._run_kernel(func, args, kwargs)
         if in_forward or is_known_index(args):
             see_result(func, args, kwargs, result)
         return result
-
-    def run_unwatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator of the recording's own, which is no part of the step."""
-        return self._cache.run(func, args, kwargs)
 
     def _run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_dtypes(func, args)
@@ -169,17 +149,47 @@ class OperatorRunner:
         if _is_foreach_in_place(func) and all(tensor.constant is None for tensor in args[0]):
             return None  # FakeTensorMode would run it tensor by tensor, for no result
         result = self._cache.run(func, args, kwargs, _FAST.get(func))
-        # What is changed in place has its device; the result that the mode returns is dropped.
-        if not (self._ledger.counts_all or "device" in kwargs or func._schema.is_mutable):
-            self._keep_on_device(args, result)
-        return result
-
-    def _keep_on_device(self, args: tuple[Any, ...], result: Any) -> None:
-        # FakeTensorMode computes with known scalars on the host, and leaves the result there.
-        if isinstance(result, FakeTensor) and result.constant is not None:
+        # FakeTensorMode computes with known scalars on the host, and leaves the result there. What
+        # is changed in place has its device; the result that the mode returns is dropped.
+        is_on_host = isinstance(result, FakeTensor) and result.constant is not None
+        if is_on_host and not (
+            self._ledger.counts_all or "device" in kwargs or func._schema.is_mutable
+        ):
             for tensor in list_tensors(args):
                 if isinstance(tensor, FakeTensor) and self._ledger.is_counted(tensor):
                     result.fake_device = tensor.fake_device
+        return result
+
+    def count_flops(self, func: Any, call: Call) -> int:
+        """Counts FLOPs as ``torch.utils.flop_counter`` does, once for like calls."""
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
+            return 0
+        key = make_key(func, call.args, call.kwargs)  # type: ignore[arg-type]
+        if key not in self._flops:
+            flops = int(count(*call.args, **call.kwargs, out_val=call.outputs))
+            if key is None:
+                return flops
+            self._flops[key] = flops
+        return self._flops[key]
+
+    def estimate_workspace(self, func: Any, call: Call) -> Workspace:
+        tensors = iterate_tensors((call.args, call.kwargs, call.outputs))
+        if not (self._ledger.counts_all or any(map(self._ledger.is_counted, tensors))):
+            return 0
+        return self._target.estimate_workspace(func, call)
+
+    def estimate_library_bytes(self, func: Any, call: Call) -> int:
+        """Estimates the most that the library behind the kernel may choose to take besides."""
+        estimate = self._target.libraries.get(func)
+        if estimate is None or not self._ledger.is_counted(call.args[0]):
+            return 0
+        return estimate(call)
+
+    def list_kept(self, func: Any, args: tuple[Any, ...]) -> tuple[tuple[str, int], ...]:
+        """Lists names and bytes of memory that the library keeps from its first use on."""
+        keeper = self._target.keepers.get(func)
+        return () if keeper is None else keeper(Call(args, {}))
 
 
 def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
@@ -190,21 +200,17 @@ def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
     Raises:
         RuntimeError: Two arguments must be of one dtype and are not.
     """
-    pair, norm = _ALIKE.get(func), _NORMS.get(func)
-    if pair is not None:
-        first, second = (args[position].dtype for position in pair)
-        if first != second:
-            raise RuntimeError(
-                f"two tensors must have the same dtype, but got {strip_torch(first)} and "
-                f"{strip_torch(second)}"
-            )
-    elif norm is not None and args[norm[1]] is not None:
-        first, second = (args[position].dtype for position in norm)
-        if first != second and not (first in _LOW and second == torch.float32):
-            raise RuntimeError(
-                f"an input of {strip_torch(first)} cannot be normalized with parameters of "
-                f"{strip_torch(second)}"
-            )
+    first_at, second_at = _SAME_DTYPE.get(func, (0, 0))
+    if first_at == second_at or args[second_at] is None:
+        return
+    first, second = args[first_at].dtype, args[second_at].dtype
+    if func in _NORMS and first in _LOW and second == torch.float32:
+        return
+    if first != second:
+        raise RuntimeError(
+            f"two tensors must have the same dtype, but got {strip_torch(first)} and "
+            f"{strip_torch(second)}"
+        )
 
 
 def find_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -238,7 +244,9 @@ def find_effect(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """
     if kwargs.get("generator") is not None:
         return Effect.GENERATOR
-    if func is _index and not any(index is not None and index.dtype in _MASKS for index in args[1]):
+    if func is _aten.index.Tensor and not any(
+        index is not None and index.dtype in _MASKS for index in args[1]
+    ):
         return None
     return _read_tags(func)
 
@@ -254,10 +262,9 @@ def _list_written(func: Any) -> tuple[tuple[int, str], ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _read_tags(func: Any) -> Effect | None:
-    tags = set(func.tags)
-    if torch.Tag.nondeterministic_seeded in tags:
+    if torch.Tag.nondeterministic_seeded in func.tags:
         return Effect.RANDOM
-    return Effect.DATA if tags & _DATA_TAGS else None
+    return Effect.DATA if looks_at_values(func) else None
 
 
 def find_overwritable(
@@ -295,50 +302,3 @@ def _is_alike(tensor: torch.Tensor, result: torch.Tensor) -> bool:
         and tensor.is_conj() == result.is_conj()
         and tensor.is_neg() == result.is_neg()
     )
-
-
-class KernelCosts:
-    """Estimates the FLOPs and the memory inside the target's kernels."""
-
-    def __init__(self, target: Target, ledger: Ledger) -> None:
-        self._target = target
-        self._ledger = ledger
-        self._flops: dict[Key, int] = {}
-
-    def count_flops(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> int:
-        """Counts FLOPs as ``torch.utils.flop_counter`` does, once for like calls."""
-        count = flop_registry.get(func._overloadpacket)
-        if count is None:
-            return 0
-        key = make_key(func, args, kwargs)
-        flops = self._flops.get(key) if key is not None else None
-        if flops is None:
-            flops = int(count(*args, **kwargs, out_val=result))
-            if key is not None:
-                self._flops[key] = flops
-        return flops
-
-    def estimate_workspace(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Workspace:
-        if not self._ledger.counts_all:
-            tensors = iterate_tensors((args, kwargs, result))
-            if not any(map(self._ledger.is_counted, tensors)):
-                return 0
-        return self._target.estimate_workspace(func, Call(args, kwargs, result))
-
-    def estimate_library_bytes(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> int:
-        """Estimates the most that the library behind the kernel may choose to take besides."""
-        estimate = self._target.libraries.get(func)
-        if estimate is None or not self._ledger.is_counted(args[0]):
-            return 0
-        return estimate(Call(args, kwargs, result))
-
-    def list_kept(self, func: Any, args: tuple[Any, ...]) -> tuple[tuple[str, int], ...]:
-        """Lists names and bytes of memory that the library keeps from its first use on."""
-        keeper = self._target.keepers.get(func)
-        return () if keeper is None else keeper(Call(args, {}))

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
 
+from fxmem.errors import TraceError
 from fxmem.graph import (
     RESIDENT,
     Category,
@@ -24,18 +26,16 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
-from fxmem.kernels.registry import Target, Workspace
+from fxmem.kernels.registry import Call, Target, Workspace
 from fxmem.recording.constants import list_tensors
 from fxmem.recording.engine import EngineWatch
 from fxmem.recording.ledger import NO_STORAGE, FirstStepLog, Ledger
 from fxmem.recording.operators import (
-    KernelCosts,
     OperatorRunner,
     RealTensorCache,
     find_effect,
     find_overwritable,
     find_written,
-    refuse_sparse,
 )
 from fxmem.recording.saves import CastLog, SaveLog, SequenceLog, UserReferences, is_own_output
 from fxmem.tracing.dispatch import LeanDispatchMode
@@ -54,20 +54,6 @@ class NodeRecord:
     output_bytes: int = 0
     transient_bytes: int = 0
     results: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class _Call:
-    """An operator that ran: its arguments, results and memory."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-    read: list[torch.Tensor]
-    made: list[torch.Tensor]
-    workspace: Workspace
-    kept: tuple[tuple[str, int], ...]
 
 
 class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
@@ -103,7 +89,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.user_references = UserReferences(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
         self.first_step = FirstStepLog()
-        self._costs = KernelCosts(target, self.ledger)
         self.seeding: dict[SourceLocation | None, None] = {}
         self._packing = False
         self._phase = Phase.FORWARD
@@ -155,8 +140,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.sequences.exit_node(index)
         results = {self.track(tensor) for tensor in iterate_tensors(result)}
         self.casts.exit_node(results)
-        if self.ledger.recording:
-            self._watch_results(result)
+        for tensor in iterate_tensors(result) if self.ledger.recording else ():
+            storage = self.track(tensor)
+            if storage != NO_STORAGE and not isinstance(tensor, torch.nn.Parameter):
+                self.user_references.watch(tensor, storage)
         self.node_records[index] = NodeRecord(
             output_bytes=sum(
                 self.ledger.storages[i].nbytes for i in results if i >= self._node_storages
@@ -173,14 +160,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         )
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
-    def _watch_results(self, result: Any) -> None:
-        for tensor in iterate_tensors(result):
-            if isinstance(tensor, torch.nn.Parameter):
-                continue
-            index = self.track(tensor)
-            if index != NO_STORAGE:
-                self.user_references.watch(tensor, index)
-
     @contextmanager
     def watch_saved(self) -> Iterator[None]:
         """Records what autograd saves for backward while active."""
@@ -192,30 +171,26 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
-            return self._pack_tensor(tensor)
-
-    def _pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        for part in iterate_tensors(tensor):
-            index = self.track(part, RESIDENT)  # before the operator that reads it
-            if index != NO_STORAGE:
-                self._note_saved(index, part, tensor.grad_fn)
-        if not (is_own_output(tensor.grad_fn) or self.user_references.includes(tensor)):
-            return tensor
-        # The saving operator's own output would hold its graph, and the graph the output; and the
-        # user's release of a tensor is seen only where autograd holds another tensor on the
-        # storage. Source: ``SavedVariable::unpack`` gives an unpacked tensor its function back.
-        self._packing = True
-        try:
-            detached: torch.Tensor = _detach(tensor)
-            return detached
-        finally:
-            self._packing = False
-
-    def _note_saved(self, index: int, tensor: torch.Tensor, maker: Any) -> None:
-        self.saving.add(index, tensor, maker, self._node, len(self.operations))
-        saved_by = self.ledger.storages[index].saved_by
-        if self._node is not None and self._node not in saved_by:
-            saved_by.append(self._node)
+            maker, node = tensor.grad_fn, self._node
+            for part in iterate_tensors(tensor):
+                index = self.track(part, RESIDENT)  # before the operator that reads it
+                if index == NO_STORAGE:
+                    continue
+                self.saving.add(index, part, maker, node, len(self.operations))
+                saved_by = self.ledger.storages[index].saved_by
+                if node is not None and node not in saved_by:
+                    saved_by.append(node)
+            if not (is_own_output(maker) or self.user_references.includes(tensor)):
+                return tensor
+            # The saving operator's own output would hold its graph, and the graph the output; and
+            # the user's release of a tensor is seen only where autograd holds another tensor on the
+            # storage. ``SavedVariable::unpack`` gives an unpacked tensor its function back.
+            self._packing = True
+            try:
+                detached: torch.Tensor = _detach(tensor)
+                return detached
+            finally:
+                self._packing = False
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -228,7 +203,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if self._packing:
-            return self.runner.run_unwatched(func, args, kwargs)
+            return func(*args, **kwargs)  # the recorder's own, no part of the step
         if func is _prim_device:
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
@@ -238,7 +213,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             if func is _lift_fresh:  # its argument is the memory of its result, torch.tensor(...)
                 read = []
             elif not all(isinstance(tensor, FakeTensor) for tensor in read):
-                args, kwargs = self.real_tensors.replace((args, kwargs))
+                find_fake = self.real_tensors.find_fake
+                args, kwargs = tree_map_only(torch.Tensor, find_fake, (args, kwargs))
                 read = list_tensors((args, kwargs))
             return self._watch(func, args, kwargs, read)
 
@@ -248,77 +224,92 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """Runs an operator and records it."""
         running, result = torch._C._current_autograd_node(), None
         in_backward = self._phase is Phase.BACKWARD
-        autograd = running if in_backward else None
         if running is not None or in_backward:  # forward may run a backward of its own
-            self._see_autograd_node(running)
-            result = self._engine.find_reused(func, args, sys._getframe(2), self._is_fresh)
+            function = None if running is None else (running.name(), running._sequence_nr())
+            if function != self._autograd:
+                self._autograd, self._autograd_start = function, len(self.ledger.storages)
+            result = self._engine.find_reused(
+                func, args, sys._getframe(2), lambda x: self.track(x) >= self._autograd_start
+            )
         if not in_backward:
             self.sequences.see_early(running)
         if result is None:
             in_forward = self._phase in (Phase.FORWARD, Phase.LOSS)
             result = self.runner.run(func, args, kwargs, in_forward=in_forward)
-        if self.ledger.is_warming_up:
-            self.first_step.see(func, self._phase, len(self.ledger.warmup))
-        kept = self._costs.list_kept(func, args)
         made = list_tensors((result,))
-        refuse_sparse(made)
-        workspace = self._costs.estimate_workspace(func, args, kwargs, result)
-        if not self.ledger.recording:
+        if any(tensor.layout is not torch.strided for tensor in made):
+            raise TraceError(
+                "sparse gradients and tensors are not supported",
+                hint="use sparse=False, or dense tensors",
+            )
+        call = Call(args, kwargs, result)
+        workspace = self.runner.estimate_workspace(func, call)
+        kept = self.runner.list_kept(func, args)
+        if self.ledger.recording:
+            autograd = running if in_backward else None
+            self._record(func, call, read, made, workspace, autograd, kept)
+        else:
+            if self.ledger.is_warming_up:
+                self.first_step.see(func, self._phase, len(self.ledger.warmup))
             for tensor in read:
                 self.track(tensor)
             self.ledger.allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
-        else:
-            self._record(_Call(func, args, kwargs, result, read, made, workspace, kept), autograd)
         for name, nbytes in kept:  # a kernel asks its library for a handle once its result is there
             self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
         return result
 
-    def _record(self, ran: _Call, autograd: Any) -> None:
+    def _record(
+        self,
+        func: Any,
+        call: Call,
+        read: list[torch.Tensor],
+        made: list[torch.Tensor],
+        workspace: Workspace,
+        autograd: Any,
+        kept: tuple[tuple[str, int], ...],
+    ) -> None:
         """Records an operator, run by a function of autograd or by none."""
-        index, func, call = len(self.operations), ran.func, (ran.args, ran.kwargs, ran.result)
+        index = len(self.operations)
         if autograd is not None:
             # A function without a number belongs to the node whose backward ran last.
             found = self.sequences.find_node(autograd)
             self._node = self._node if found is None else found
             self.sequences.see_operation(autograd, index, func)
             if func is _detach:  # ``SavedVariable::unpack`` makes a tensor of the function's own
-                self.sequences.watch_unpacked(autograd, ran.result, self.ledger)
-        node = self._node
-        reads = self._list_storages(ran.read, RESIDENT)
-        writes = self._list_storages(find_written(func, *call[:2]))
+                self.sequences.watch_unpacked(autograd, call.outputs, self.ledger)
+        node, is_forward = self._node, self._phase in (Phase.FORWARD, Phase.LOSS)
+        reads = self._list_storages(read, RESIDENT)
+        writes = self._list_storages(find_written(func, call.args, call.kwargs))
+        overwritable = find_overwritable(call.args, call.kwargs, call.outputs) if is_forward else ()
         self.ledger.operation = index
-        self.operations.append(
-            Operation(
-                index,
-                operator_name(func),
-                self._phase,
-                node,
-                autograd.name() if autograd is not None else "",
-                reads,
-                ran.workspace if isinstance(ran.workspace, int) else 0,
-                self._costs.count_flops(func, *call),
-                # The engine runs backward without gradients: code that enables them recomputes.
-                recomputed=autograd is not None and torch.is_grad_enabled(),
-                library_bytes=self._costs.estimate_library_bytes(func, *call),
-                writes=writes,
-                effect=find_effect(func, *call[:2]),
-                keeps=tuple(name for name, nbytes in ran.kept if nbytes),
-                overwritable=self._list_overwritable(*call),
-            )
+        operation = Operation(
+            index,
+            operator_name(func),
+            self._phase,
+            node,
+            autograd.name() if autograd is not None else "",
+            reads,
+            workspace if isinstance(workspace, int) else 0,
+            self.runner.count_flops(func, call),
+            # The engine runs backward without gradients: code that enables them recomputes.
+            recomputed=autograd is not None and torch.is_grad_enabled(),
+            library_bytes=self.runner.estimate_library_bytes(func, call),
+            writes=writes,
+            effect=find_effect(func, call.args, call.kwargs),
+            keeps=tuple(name for name, nbytes in kept if nbytes),
+            overwritable=self._list_storages(overwritable),
         )
+        self.operations.append(operation)
 
         def see(tensor: torch.Tensor) -> None:
-            self.casts.see(func, ran.args, tensor, self.track(tensor, index, node))
+            self.casts.see(func, call.args, tensor, self.track(tensor, index, node))
 
         count = len(self.ledger.storages)
-        blocks = self.ledger.allocate(ran.made, ran.workspace, see)
+        blocks = self.ledger.allocate(made, workspace, see)
         if blocks:
             results = [storage.nbytes for storage in self.ledger.storages[count:]]
-            self.operations[-1] = replace(
-                self.operations[-1],
-                workspace_bytes=measure_blocks(blocks, results),
-                blocks=blocks,
-            )
+            nbytes = measure_blocks(blocks, results)
+            self.operations[-1] = replace(operation, workspace_bytes=nbytes, blocks=blocks)
 
     def _list_storages(
         self, tensors: Iterable[torch.Tensor], born: int | None = None
@@ -326,21 +317,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """Tracks tensors and lists their storages, each once."""
         indices = [self.track(tensor, born) for tensor in tensors]
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
-
-    def _list_overwritable(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> tuple[int, ...]:
-        if self._phase not in (Phase.FORWARD, Phase.LOSS):
-            return ()
-        return self._list_storages(find_overwritable(args, kwargs, result))
-
-    def _see_autograd_node(self, autograd: Any) -> None:
-        running = (autograd.name(), autograd._sequence_nr()) if autograd is not None else None
-        if running != self._autograd:
-            self._autograd, self._autograd_start = running, len(self.ledger.storages)
-
-    def _is_fresh(self, tensor: torch.Tensor) -> bool:
-        return self.track(tensor) >= self._autograd_start
 
     def see_random_state(self, state: torch.Tensor) -> None:
         """Records a copy of the random number generator's state, made without an operator."""

@@ -18,18 +18,11 @@ NamedInputs = Iterable[tuple[str, Any]]
 
 def allocate_model(recorder: Recorder, model: nn.Module) -> None:
     """Tracks a model's tensors in the order of ``model.to(device)``: children first."""
-    order: list[nn.Module] = []
-
-    def visit(module: nn.Module) -> None:
-        for child in module.children():
-            visit(child)
-        order.append(module)
-
-    visit(model)
-    for module in order:
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                recorder.track(tensor)
+    for child in model.children():
+        allocate_model(recorder, child)
+    for tensor in (*model._parameters.values(), *model._buffers.values()):
+        if tensor is not None:
+            recorder.track(tensor)
 
 
 def label_residents(
@@ -47,10 +40,8 @@ def label_residents(
     Tensors of the user's loss function are labelled if the step has met them.
     """
     label, inputs = recorder.label, [*inputs]
-    names: dict[torch.Tensor, str] = {
-        parameter: name for name, parameter in model.named_parameters()
-    }
-    for name, parameter in model.named_parameters():
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, name in names.items():
         label(parameter, Category.PARAMETER, name)
     for name, buffer in model.named_buffers():
         label(buffer, Category.BUFFER, name)
@@ -76,12 +67,9 @@ def label_residents(
 
 def label_gradients(recorder: Recorder, model: nn.Module, inputs: NamedInputs) -> None:
     """Labels the gradients of parameters and inputs."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
-    for name, value in inputs:
+    for name, value in (*model.named_parameters(), *inputs):
         for tensor in iterate_tensors(value):
-            if tensor.is_leaf and tensor.grad is not None:
+            if tensor.is_leaf:
                 recorder.label(tensor.grad, Category.GRADIENT, f"{name}.grad")
 
 
@@ -90,10 +78,6 @@ def iterate_held(model: nn.Module) -> Iterator[tuple[str, object]]:
     seen: dict[int, object] = {}
     for prefix, module in model.named_modules():
         for name, attribute in vars(module).items():
-            if attribute is None or isinstance(attribute, (bool, int, float, str)):
-                continue
-            if isinstance(attribute, (dict, list, tuple)) and not attribute:
-                continue
             holders = attribute if name in ("_parameters", "_buffers") else {name: attribute}
             for holder, held in holders.items() if name != "_modules" else ():
                 held_by = f"{prefix}.{holder}".strip(".")

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
-import fxmem.recording.lengths  # noqa: F401 - registers kernels
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Target
@@ -99,11 +98,7 @@ class Recording:
 
 
 def record_step(
-    step: Step,
-    target: Target,
-    *,
-    symbolic_sizes: bool = True,
-    size_hint: int | None = None,
+    step: Step, target: Target, *, symbolic_sizes: bool = True, size_hint: int | None = None
 ) -> Recording:
     """Runs a step twice and records the second time, the steady state.
 
@@ -116,17 +111,10 @@ def record_step(
         size_hint: See :class:`fxmem.recording.recorder.Recorder`.
     """
     recorder = Recorder(target, size_hint)
-    with (
-        stop_garbage_collection(),
-        watch_random_state(recorder),
-        recorder.casts.watch_exits(),
-        lower_functions(target) as notes,
-        refuse_real_parameters(),
-        replace_inference_mode(),
-    ):
+    with _watch(recorder, target) as notes:
         try:
             recording = _StepRunner(step, target, recorder).run(symbolic_sizes)
-            return replace(recording, notes=(*recording.notes, *notes))
+            return replace(recording, notes=(*_note_draws(recorder), *notes))
         except NoGradientError as error:
             if not recorder.runner.draws:
                 raise
@@ -141,27 +129,28 @@ def record_step(
 def trace_forward(
     step: Step, target: Target, *, size_hint: int | None = None
 ) -> tuple[fx.Graph, str]:
-    """Traces the forward of a step, once, and records nothing.
-
-    Must be called with the step's fake mode active.
-
-    Args:
-        step: Whose model and inputs.
-        target: As for :func:`record_step`.
-        size_hint: Likewise.
+    """Traces the forward of a step, once, and records nothing; arguments as for `record_step`.
 
     Returns:
         The FX graph, and what it cannot express.
     """
     recorder = Recorder(target, size_hint)
+    with _watch(recorder, target):
+        return _StepRunner(step, target, recorder).trace()
+
+
+@contextlib.contextmanager
+def _watch(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
+    """Runs PyTorch as on the target, and yields notes on what runs otherwise."""
     with (
         stop_garbage_collection(),
         watch_random_state(recorder),
         recorder.casts.watch_exits(),
-        lower_functions(target),
+        lower_functions(target) as notes,
+        refuse_real_parameters(),
         replace_inference_mode(),
     ):
-        return _StepRunner(step, target, recorder).trace()
+        yield notes
 
 
 def _note_draws(recorder: Recorder) -> Iterator[str]:
@@ -200,7 +189,6 @@ class _StepRunner:
         self._loss: Any = None
         self._last_loss: Any = None
         self._norm: Any = None
-        self._first_change = ""
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self._optimizer = step.make_optimizer(parameters) if step.make_optimizer else None
         for _, value in iterate_held(step.model):
@@ -208,17 +196,39 @@ class _StepRunner:
                 answer_values(value)
 
     def run(self, symbolic_sizes: bool) -> Recording:
-        step, recorder = self._step, self._recorder
+        """Runs the step twice, and describes the second time."""
+        step, recorder, loop = self._step, self._recorder, self._step.loop
+        first_change = ""
+
+        def run_first_model() -> Any:
+            nonlocal first_change
+            state = ForwardState(step.model, is_first=True)
+            output = self._run_model()
+            first_change = state.find_change()
+            return output
+
         with recorder:
             allocate_model(recorder, step.model)
             self._label_residents()
-            others, total = self._prefetch(), self._start_log()
-            self._run_once(self._run_first_model, _call)
+            others, total = [], None
+            if loop.prefetch and step.train:  # the inputs of the later micro-batches
+                others = [
+                    torch.empty_like(tensor, requires_grad=False)
+                    for _ in range(loop.accumulate - 1)
+                    for tensor in iterate_tensors((step.args, step.kwargs))
+                ]
+                recorder.label(others, Category.INPUT, "other micro-batches")
+            parameter = next(step.model.parameters(), None)
+            if loop.keep_log and step.train and parameter is not None:
+                total = parameter.detach().new_zeros((), dtype=torch.float32)
+                recorder.label(total, Category.OUTPUT, "sum of losses")
+            del parameter
+            self._run_once(run_first_model, _call)
             forget_replaced()
             # Reference cycles of the first step are gone in a steady run, sooner or later; all of
             # them are in the youngest generation.
             gc.collect(0)
-            if step.loop.zero_grad == "before forward":
+            if loop.zero_grad == "before forward":
                 self._zero_grad()
             for tensor in iterate_tensors((step.args, step.kwargs)):
                 tensor.grad = None  # each step has a batch of its own
@@ -227,18 +237,16 @@ class _StepRunner:
             recorder.begin_step()
             self._run_once(lambda: tracer.run_model(step.args, step.kwargs), tracer.run_loss)
             del others, total
-        graph = assemble_graph(recorder, tracer.nodes, tracer.calls)
         return Recording(
-            graph,
+            assemble_graph(recorder, tracer.nodes, tracer.calls),
             tracer.graph,
-            tracer.reason or self._first_change or _explain_randomness(recorder),
+            tracer.reason or first_change or _explain_randomness(recorder),
             tuple(recorder.ledger.live_bytes),
-            tuple(_note_draws(recorder)),
-            recorder.casts.casts_weights,
+            casts_weights=recorder.casts.casts_weights,
         )
 
     def trace(self) -> tuple[fx.Graph, str]:
-        """The graph of one forward, and what it cannot express."""
+        """Traces one forward."""
         step, recorder = self._step, self._recorder
         tracer = Tracer(step.model, recorder, symbolic_sizes=True)
         with recorder:
@@ -251,50 +259,39 @@ class _StepRunner:
                 tracer.run_model(step.args, step.kwargs)
         return tracer.graph, tracer.reason or _explain_randomness(recorder)
 
-    def _prefetch(self) -> list[Any]:
-        """Makes the inputs of later micro-batches, where the loop moves all at once."""
-        loop, train = self._step.loop, self._step.train
-        count = loop.accumulate - 1 if loop.prefetch and train else 0
-        others = _copy_inputs((self._step.args, self._step.kwargs), count)
-        self._recorder.label(others, Category.INPUT, "other micro-batches")
-        return others
-
-    def _start_log(self) -> Any:
-        """Makes the sum of the losses, where the loop keeps one."""
-        parameter = next(self._step.model.parameters(), None)
-        if parameter is None or not (self._step.loop.keep_log and self._step.train):
-            return None
-        total = parameter.detach().new_zeros((), dtype=torch.float32)
-        self._recorder.label(total, Category.OUTPUT, "sum of losses")
-        return total
-
     def _run_once(self, run_model: Callable[[], Any], trace: _Trace) -> None:
         """Runs one step; the recording ends before the caller's names are released."""
-        recorder, loop = self._recorder, self._step.loop
+        recorder, loop, optimizer = self._recorder, self._step.loop, self._optimizer
         recorder.set_phase(Phase.FORWARD)
         if not self._step.train:
             with self._without_grad(), self._autocast():
                 self._output = run_model()
             recorder.label(self._output, Category.OUTPUT, "output")
-            self._end_step()
-            return
-        if loop.accumulate > 1:
-            # Micro-batches after the second do what the second does.
-            self._run_forward(self._run_model, _call)
-            self._run_backward(is_first=True)
-            recorder.set_phase(Phase.FORWARD)
-        with recorder.watch_saved():
-            self._run_forward(run_model, trace)
-        self._run_backward(is_first=loop.accumulate == 1)
-        recorder.set_phase(Phase.OPTIMIZER)
-        if loop.clip_grad:
-            parameters = self._step.model.parameters()
-            norm = _clip_gradients(parameters, self._optimizer, self._scaler)
-            recorder.label(norm, Category.OUTPUT, "norm of gradients")
-            self._norm = norm if loop.keep_log else None
-            del norm
-        self._run_optimizer()
-        self._end_step()
+        else:
+            if loop.accumulate > 1:
+                # Micro-batches after the second do what the second does.
+                self._run_forward(self._run_model, _call)
+                self._run_backward(is_first=True)
+                recorder.set_phase(Phase.FORWARD)
+            with recorder.watch_saved():
+                self._run_forward(run_model, trace)
+            self._run_backward(is_first=loop.accumulate == 1)
+            recorder.set_phase(Phase.OPTIMIZER)
+            if loop.clip_grad:
+                if self._scaler is not None and optimizer is not None:
+                    self._scaler.unscale_(optimizer)
+                norm = nn.utils.clip_grad_norm_(self._step.model.parameters(), 1.0)
+                recorder.label(norm, Category.OUTPUT, "norm of gradients")
+                self._norm = norm if loop.keep_log else None
+                del norm
+            if optimizer is not None and self._scaler is not None:
+                self._scaler.step(optimizer)
+                self._scaler.update()
+            elif optimizer is not None:
+                optimizer.step()
+        recorder.end_step()
+        if loop.outputs != "next step":
+            self._output = self._loss = None
 
     def _run_forward(self, run_model: Callable[[], Any], trace: _Trace) -> None:
         recorder, loop = self._recorder, self._step.loop
@@ -311,12 +308,6 @@ class _StepRunner:
             self._loss = trace(self._run_loss, self._output)
         if loop.outputs == "loss":
             self._output = None
-
-    def _run_first_model(self) -> Any:
-        state = ForwardState(self._step.model, is_first=True)
-        output = self._run_model()
-        self._first_change = state.find_change()
-        return output
 
     def _run_model(self) -> Any:
         return self._step.model(*self._step.args, **self._step.kwargs)
@@ -339,15 +330,6 @@ class _StepRunner:
             self._loss, self._last_loss = None, loss.detach()
         label_gradients(self._recorder, self._step.model, self._named_inputs())
 
-    def _run_optimizer(self) -> None:
-        if self._optimizer is None:
-            return
-        if self._scaler is None:
-            self._optimizer.step()
-        else:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-
     def _without_grad(self) -> contextlib.AbstractContextManager[Any]:
         return torch.inference_mode() if self._step.inference_mode else torch.no_grad()
 
@@ -357,11 +339,6 @@ class _StepRunner:
             return contextlib.nullcontext()
         cache = self._step.loop.autocast_cache
         return torch.autocast(self._device_type, dtype=dtype, cache_enabled=cache)
-
-    def _end_step(self) -> None:
-        self._recorder.end_step()
-        if self._step.loop.outputs != "next step":
-            self._output = self._loss = None
 
     def _zero_grad(self) -> None:
         holder = self._optimizer if self._optimizer is not None else self._step.model
@@ -399,20 +376,3 @@ def cast_to_float32(output: Any) -> Any:
         return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
     is_half = isinstance(output, Tensor) and output.dtype in (torch.float16, torch.bfloat16)
     return output.float() if is_half else output
-
-
-def _clip_gradients(
-    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer | None, scaler: Any
-) -> Tensor:
-    """Clips the norm of all gradients, and returns that norm."""
-    if scaler is not None and optimizer is not None:
-        scaler.unscale_(optimizer)
-    return nn.utils.clip_grad_norm_(parameters, 1.0)
-
-
-def _copy_inputs(inputs: Any, times: int) -> list[Tensor]:
-    return [
-        torch.empty_like(tensor, requires_grad=False)
-        for _ in range(times)
-        for tensor in iterate_tensors(inputs)
-    ]

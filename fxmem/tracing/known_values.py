@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 MAX_ELEMENTS = 1 << 16
@@ -57,6 +58,13 @@ def attach_value(
         drawn: Whether it came of a random number.
     """
     fake.__dict__[_VALUE] = Value(real, memory or Memory(), drawn)
+
+
+def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Keeps the value of a small real tensor that the user's code holds."""
+    if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
+        with _disable_current_modes():
+            attach_value(fake, real.detach().clone(), Memory(held=True))
 
 
 def find_attached(tensor: torch.Tensor) -> Value | None:

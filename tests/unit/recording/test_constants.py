@@ -207,21 +207,6 @@ def test_what_was_found_trains_too() -> None:
     assert analysis.gradient_bytes == 4
 
 
-def test_runs_keep_the_memory_of_as_many_as_there_may_be() -> None:
-    x = torch.arange(24.0).view(12, 2) // 8
-    for hint in (3, 6, 99):
-        answers = answer_operator(
-            torch.ops.aten.unique_consecutive.default, (x, True, True), {}, hint
-        )
-        assert answers is not None
-        values, inverse, counts = answers[0]
-        if hint == values.shape[0] == torch.unique_consecutive(x).shape[0]:
-            real = torch.unique_consecutive(x, True, True)
-            sizes = [y.untyped_storage().nbytes() for y in real]
-            assert [y.untyped_storage().nbytes() for y in (values, inverse, counts)] == sizes
-        assert values.shape[0] == counts.shape[0] == hint
-
-
 @pytest.mark.parametrize("hint", [None, 5])
 def test_a_float_is_no_size(hint: int | None) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"test_constants\.py"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -240,23 +239,6 @@ def test_it_does_as_the_real_one_does(scenario: Any) -> None:
     with replace_inference_mode():
         replaced = observe(scenario)
     assert replaced == real
-
-
-def test_other_threads_have_the_real_one() -> None:
-    found = []
-
-    def run() -> None:
-        found.append(torch.is_inference_mode_enabled())
-        with torch.inference_mode():
-            found.append(torch.zeros(1).is_inference())
-        with torch.no_grad(), torch.enable_grad():
-            found.append(torch.is_grad_enabled())
-
-    with replace_inference_mode(), torch.inference_mode():
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-    assert found == [False, True, True]
 
 
 def test_nothing_is_left_behind() -> None:

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 import fxmem
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Call, Target
 from fxmem.recording.ledger import Ledger
-from fxmem.recording.operators import KernelCosts, OperatorRunner, check_dtypes, find_overwritable
+from fxmem.recording.operators import OperatorRunner, check_dtypes, find_overwritable
 from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
@@ -76,11 +76,11 @@ def make_target(device: torch.device) -> Target:
 
 def list_costs(device: torch.device, at: torch.device) -> tuple[object, int]:
     target = make_target(device)
-    costs = KernelCosts(target, Ledger(target.device))
+    runner = make_runner(target)
     with make_fake_mode():
         x = torch.zeros(4, device=at)
-        call = exp, (x,), {}, x
-        return costs.estimate_workspace(*call), costs.estimate_library_bytes(*call)
+        call = Call((x,), {}, x)
+        return runner.estimate_workspace(exp, call), runner.estimate_library_bytes(exp, call)
 
 
 def test_kernels_cost_where_the_target_runs_them() -> None:
@@ -90,12 +90,12 @@ def test_kernels_cost_where_the_target_runs_them() -> None:
 
 
 def test_like_calls_have_the_same_flops() -> None:
-    costs = KernelCosts(Target("test"), Ledger(torch.device("cpu")))
+    runner = make_runner(Target("test"))
     mm = torch.ops.aten.mm.default
     with make_fake_mode():
         a, b = torch.zeros(2, 3), torch.zeros(3, 5)
-        counted = [costs.count_flops(mm, (a, b), {}, a @ b) for _ in range(2)]
-        assert costs.count_flops(exp, (a,), {}, a) == 0
+        counted = [runner.count_flops(mm, Call((a, b), {}, a @ b)) for _ in range(2)]
+        assert runner.count_flops(exp, Call((a,), {}, a)) == 0
     assert counted == [2 * 2 * 3 * 5] * 2
 
 

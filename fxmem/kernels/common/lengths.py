@@ -1,7 +1,7 @@
 """Lengths of sequences, which C++ functions read on the host.
 
 ``pack_padded_sequence`` computes its batch sizes from lengths, and ``ctc_loss`` its own sizes,
-where the lengths are known (:mod:`fxmem.recording.constants`). Batch sizes are then a real tensor:
+where the lengths are known (:mod:`fxmem.tracing.known_values`). Batch sizes are then a real tensor:
 the loops over packed sequences, which are C++ too, read them.
 """
 
@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.registry import ANY, CPU, Call
-from fxmem.recording.constants import remember_constant
 from fxmem.tracing.checks import assume_passing
-from fxmem.tracing.known_values import find_value
+from fxmem.tracing.known_values import find_value, remember_constant
 
 _aten = torch.ops.aten
 _pack = _aten._pack_padded_sequence.default
@@ -43,12 +42,11 @@ def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> A
 def _pack_bytes(call: Call) -> int:
     # Blocks of equal batch size live until all are joined.
     input_, lengths, batch_first = call.args
-    assert isinstance(input_, Tensor) and isinstance(lengths, Tensor)
     known = find_value(lengths)
     assert known is not None  # else it has no result
     with torch._C.DisableTorchFunction(), torch.no_grad():
         steps = input_.transpose(0, 1) if batch_first else input_
-        sizes = list(_iterate_blocks(_list_lengths(known)))
+        sizes = _iterate_blocks(_list_numbers(known))
         blocks = [steps[start:end, :batch] for start, end, batch in sizes]
         return sum(b.numel() * b.element_size() for b in blocks if not b.is_contiguous())
 
@@ -67,18 +65,15 @@ def pad_packed_sequence(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
     """PackedSequence.cpp, ``_pad_packed_sequence``, operator by operator."""
-    sizes = _list_lengths(batch_sizes)
-    if 0 < total_length < len(sizes):
-        raise ValueError(
-            "Expected total_length to be at least the length of the longest sequence in input, "
-            f"but got total_length={total_length} and max sequence length being {len(sizes)}"
-        )
+    sizes = _list_numbers(batch_sizes)
     lengths = [sum(size > index for size in sizes) for index in range(sizes[0])]
     shape = (max(total_length, len(sizes)), sizes[0], *data.shape[1:])
     output = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
     offset = 0
     result = torch.empty(sizes[0], dtype=torch.int64)
-    remember_constant(result, _make_real(lengths))
+    with _disable_current_modes():
+        real_lengths = torch.tensor(lengths)
+    remember_constant(result, real_lengths)
     for start, end, batch in _iterate_blocks(lengths):
         count = batch * (end - start)
         block = data[offset : offset + count].view(end - start, batch, *data.shape[1:])
@@ -98,11 +93,12 @@ def ctc_loss(
     zero_infinity: bool = False,
 ) -> Tensor:
     """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``: its mean divides by a tensor of lengths."""
-    inputs, outputs = _list_known(input_lengths), _list_known(target_lengths)
-    if inputs is None or outputs is None:
+    given = [find_value(x) if isinstance(x, Tensor) else x for x in (input_lengths, target_lengths)]
+    if any(lengths is None for lengths in given):
         return torch.ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
         )
+    inputs, outputs = map(_list_numbers, given)
     loss, _ = torch._ctc_loss(log_probs, targets, inputs, outputs, blank, zero_infinity)
     if zero_infinity:
         loss = torch.where(loss == float("inf"), torch.zeros((), dtype=loss.dtype), loss)
@@ -111,21 +107,9 @@ def ctc_loss(
     return loss.sum() if reduction == _SUM else loss
 
 
-def _list_known(lengths: Any) -> list[int] | None:
-    if isinstance(lengths, Tensor):
-        value = find_value(lengths)
-        return None if value is None else _list_lengths(value)
-    return [*lengths]
-
-
-def _list_lengths(real: Tensor) -> list[int]:
+def _list_numbers(lengths: Any) -> list[int]:
     with _disable_current_modes():
-        return [int(length) for length in real.tolist()]
-
-
-def _make_real(lengths: Sequence[int]) -> Tensor:
-    with _disable_current_modes():
-        return torch.tensor(lengths)
+        return [int(length) for length in lengths]
 
 
 @ANY.function(torch.istft, Tensor.istft)
