@@ -94,6 +94,7 @@ class Result:
     events: int = 0
     segments: int = 0
     slack: int = 0
+    peak_bytes: int = 0
     reserved_bytes: int = 0
     difference: str = ""
 
@@ -217,6 +218,7 @@ def follow(
     blocks = restore(allocator, memory, before)
     given: set[tuple[int, int]] = set()
     result.events = result.segments = 0
+    result.peak_bytes = allocator.allocated_bytes
     for event in device.events:
         action, address, nbytes = event["action"], event.get("addr", 0), event["size"]
         if action in TAKEN:
@@ -237,6 +239,7 @@ def follow(
                 raise Difference(find_slack(before, address, block.address))
             result.events += 1
             result.segments += len(taken)
+            result.peak_bytes = max(result.peak_bytes, allocator.allocated_bytes)
             memory.coming, given = [], set()
     result.reserved_bytes = allocator.reserved_bytes
     check_end(allocator, device.segments)

@@ -34,8 +34,7 @@ from fxmem.memory.allocator import (
 )
 from fxmem.memory.timeline import Action, Event, build_timeline
 
-_BEFORE = -1
-"""The step of an event that led to the step."""
+_ACTIONS = (Action.FREE, Action.ALLOC)
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _ALIGNMENT_BYTES = 64
 """Of what the CPU's allocator hands out (``c10/core/alignment.h``, ``gAlignment``)."""
@@ -155,16 +154,12 @@ def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocatio
             elif event.storage is None and event.step >= 0:
                 workspaces.setdefault(event.step, {})[event.block] = after - before
         before = after
+    series = profile.allocated_bytes, profile.reserved_bytes, profile.requested_bytes
     return Allocation(
         _resize(graph, sizes, workspaces),
         profile.reserved_bytes[first:],
         profile.requested_bytes[first:],
-        _find_warmup_peak(
-            graph,
-            profile.allocated_bytes[:first],
-            profile.reserved_bytes[:first],
-            profile.requested_bytes[:first],
-        ),
+        _find_warmup_peak(graph, *(values[:first] for values in series)),
     )
 
 
@@ -176,16 +171,12 @@ def find_warmup_peak(graph: MemoryGraph) -> WarmupPeak | None:
 
 
 def _find_warmup_peak(
-    graph: MemoryGraph,
-    allocated_bytes: Sequence[int],
-    reserved_bytes: Sequence[int],
-    requested_bytes: Sequence[int],
+    graph: MemoryGraph, allocated: Sequence[int], reserved: Sequence[int], requested: Sequence[int]
 ) -> WarmupPeak | None:
     if not graph.warmup:
         return None
-    peak_bytes = max(allocated_bytes)
-    event = allocated_bytes.index(peak_bytes) - (len(allocated_bytes) - len(graph.warmup))
-    return WarmupPeak(peak_bytes, max(reserved_bytes), max(requested_bytes), event)
+    event = allocated.index(max(allocated)) - (len(allocated) - len(graph.warmup))
+    return WarmupPeak(max(allocated), max(reserved), max(requested), event)
 
 
 def measure_allocation(graph: MemoryGraph, settings: AllocatorSettings) -> tuple[int, int]:
@@ -194,13 +185,6 @@ def measure_allocation(graph: MemoryGraph, settings: AllocatorSettings) -> tuple
     profile = replay(events, settings)
     start = max(first - 1, 0)  # what there was when the step began
     return max(profile.allocated_bytes[start:]), max(profile.reserved_bytes[first:])
-
-
-def find_exhaustion(
-    graph: MemoryGraph, settings: AllocatorSettings, capacity_bytes: int, context_bytes: int
-) -> Exhaustion | None:
-    """Finds where a step runs out of a device's memory; None where it fits."""
-    return run_on_device(graph, settings, capacity_bytes, context_bytes).exhaustion
 
 
 def run_on_device(
@@ -331,13 +315,7 @@ def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
         if storage.born == RESIDENT and storage.index not in seen
     ]
     led = tuple(
-        Event(
-            Action.ALLOC if nbytes > 0 else Action.FREE,
-            abs(nbytes),
-            storage,
-            _BEFORE,
-            Phase.FORWARD,
-        )
+        Event(_ACTIONS[nbytes > 0], abs(nbytes), storage, step=-1, phase=Phase.FORWARD)
         for storage, nbytes in (*unseen, *graph.warmup)
     )
     return led + build_timeline(graph).events, len(led)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
-from fxmem.memory.allocation import find_exhaustion
+from fxmem.memory.allocation import run_on_device
 from fxmem.memory.liveness import Peak
 from fxmem.planning.applied import apply_plan, simulate_plan
 from fxmem.planning.model.simulate import build_graph
@@ -96,12 +96,12 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
     exhaustion = analysis.exhaustion
     for plan in plans:
         if plan.segments or plan.inplace or plan.dels:
-            exhaustion = find_exhaustion(
+            exhaustion = run_on_device(
                 apply_plan(analysis, plan),
                 analysis.settings,
                 analysis.gpu.capacity_bytes,
                 max(CONTEXT_BYTES),
-            )
+            ).exhaustion
         if exhaustion is None:
             return plan
     cause = "" if exhaustion is None else f"; with the leanest, {exhaustion.cause}"

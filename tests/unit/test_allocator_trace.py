@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+import fxmem
 from benchmarks.allocator_trace import check
 from fxmem.memory.allocator import Block, CachingAllocator, TraceEvent, parse_settings
 
@@ -71,6 +73,20 @@ def test_a_trace_is_followed(settings: str, skipped: int, tmp_path: Path) -> Non
     (result,) = check(write(tmp_path / "snapshot.pickle", make_snapshot(settings, skipped)))
     assert result.difference == ""
     assert result.events > 100 and result.segments > 5
+
+
+def test_the_snapshot_of_an_analysis_replays_to_its_peak(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.Flatten())
+    analysis = fxmem.analyze(model, ("8x3x64x64",), optimizer="adam")
+    fxmem.render(analysis, tmp_path / "step.pickle")
+    snapshot = pickle.loads((tmp_path / "step.pickle").read_bytes())
+    # The follower works out by itself what was there before the step.
+    (trace,) = snapshot["device_traces"]
+    snapshot["device_traces"] = [[e for e in trace if e["user_metadata"] != "before the step"]]
+    (result,) = check(write(tmp_path / "trace.pickle", snapshot))
+    assert (result.difference, result.events > 20) == ("", True)
+    assert result.peak_bytes == analysis.peak_bytes
+    assert result.reserved_bytes == analysis.reserved_bytes
 
 
 def test_expandable_segments_that_were_recorded_are_followed() -> None:

@@ -11,18 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fxmem.errors import FxmemError, UsageError
-from fxmem.memory.allocator.blocks import Block, BlockPool
-from fxmem.memory.allocator.expandable import expandable_size, grow_expandable
-from fxmem.memory.allocator.heap import Heap, TraceAction, TraceEvent
-from fxmem.memory.allocator.memory import DeviceMemory
-from fxmem.memory.allocator.releasing import release_all, release_oversize
+from fxmem.memory.allocator.heap import (
+    Block,
+    BlockPool,
+    DeviceMemory,
+    Heap,
+    SegmentState,
+    TraceAction,
+    TraceEvent,
+)
+from fxmem.memory.allocator.segments import grow_expandable, release_all, release_oversize
 from fxmem.memory.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_LIMIT_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorSettings,
 )
-from fxmem.memory.allocator.snapshot import SegmentState, take_snapshot
 from fxmem.units import format_bytes
 
 
@@ -74,9 +78,7 @@ class CachingAllocator:
     Attributes:
         settings: The settings.
         allocated_bytes: Sum of the blocks in use, as ``torch.cuda.memory_allocated()``.
-        peak_allocated_bytes: Its highest value.
         requested_bytes: Sum of what was asked for.
-        peak_requested_bytes: Its highest value.
         retries: How often the whole cache was given back to make room.
 
     Without other streams a freed block is free at once, so ``active_bytes`` of
@@ -88,8 +90,8 @@ class CachingAllocator:
     (3000000, 3000320, 20971520)
     >>> allocator.free(block)
     >>> allocator.empty_cache()
-    >>> allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_reserved_bytes
-    (0, 0, 20971520)
+    >>> allocator.allocated_bytes, allocator.reserved_bytes
+    (0, 0)
     """
 
     def __init__(
@@ -99,9 +101,7 @@ class CachingAllocator:
         trace: Callable[[TraceEvent], None] | None = None,
     ) -> None:
         self.settings = settings or AllocatorSettings()
-        self.allocated_bytes = self.peak_allocated_bytes = 0
-        self.requested_bytes = self.peak_requested_bytes = 0
-        self.retries = 0
+        self.allocated_bytes = self.requested_bytes = self.retries = 0
         self._heap = Heap(memory or DeviceMemory(), trace)
         if self.settings.memory_fraction < 1 and self._heap.memory.capacity_bytes is None:
             raise UsageError(
@@ -115,29 +115,9 @@ class CachingAllocator:
         """Sum of the segments, as ``torch.cuda.memory_reserved()``."""
         return self._heap.reserved_bytes
 
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """The highest value of ``reserved_bytes``."""
-        return self._heap.peak_reserved_bytes
-
-    @property
-    def inactive_split_bytes(self) -> int:
-        """Free blocks of segments that are partly in use, expandable segments apart."""
-        return self._heap.inactive_split_bytes
-
-    @property
-    def free_blocks(self) -> int:
-        """How many blocks wait in the pools."""
-        return len(self._heap.small.free) + len(self._heap.large.free)
-
-    @property
-    def largest_free_bytes(self) -> int:
-        """The largest block that waits in the pools; 0 without any."""
-        return max(self._heap.small.largest_bytes(), self._heap.large.largest_bytes())
-
     def snapshot(self) -> tuple[SegmentState, ...]:
         """All that is reserved, in the order of the addresses."""
-        return take_snapshot(self._heap)
+        return self._heap.snapshot()
 
     def allocate(self, nbytes: int, *, stream: int = 0) -> Block | None:
         """Take a block for ``nbytes`` bytes (``DeviceCachingAllocator::malloc``).
@@ -185,10 +165,9 @@ class CachingAllocator:
         self.requested_bytes -= block.requested_bytes
         heap.record(TraceAction.FREE, block.address, block.requested_bytes, block.stream)
         block.allocated = False
-        joined = heap.merge(block, block.previous) + heap.merge(block, block.next)
+        heap.merge(block, block.previous)
+        heap.merge(block, block.next)
         block.pool.add(block)
-        if block.segment is None:
-            heap.inactive_split_bytes += (block.size if block.is_split else 0) - joined
 
     def empty_cache(self) -> None:
         """Give back what is cached and not split, as ``torch.cuda.empty_cache()`` does."""
@@ -196,26 +175,18 @@ class CachingAllocator:
 
     def _occupy(self, block: Block, pool: BlockPool, size: int, nbytes: int) -> None:
         """Cut a block to size and count it (``alloc_found_block``)."""
-        heap, was_split = self._heap, block.is_split
-        inactive = -block.size if was_split else 0
-        if self._should_split(pool, block.size - size, size):
-            rest = block.split(size)
-            pool.add(rest)
-            inactive += rest.size
-        if block.segment is None:
-            heap.inactive_split_bytes += inactive
+        rest = block.size - size
+        if pool.is_small or self.settings.expandable_segments:
+            should_split = rest >= MIN_BLOCK_BYTES
+        else:
+            should_split = size < self.settings.max_split_bytes and rest > SMALL_LIMIT_BYTES
+        if should_split:
+            pool.add(block.split(size))
         block.allocated = True
         block.requested_bytes = nbytes
         self.allocated_bytes += block.size
         self.requested_bytes += nbytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
-        heap.record(TraceAction.ALLOC, block.address, nbytes, block.stream)
-
-    def _should_split(self, pool: BlockPool, rest: int, size: int) -> bool:
-        if pool.is_small or self.settings.expandable_segments:
-            return rest >= MIN_BLOCK_BYTES
-        return size < self.settings.max_split_bytes and rest > SMALL_LIMIT_BYTES
+        self._heap.record(TraceAction.ALLOC, block.address, nbytes, block.stream)
 
     def _find_free(self, pool: BlockPool, stream: int, size: int) -> Block | None:
         """Take the best free block out of the pool (``get_free_block``)."""
@@ -246,7 +217,7 @@ class CachingAllocator:
             if self.settings.expandable_segments and (
                 behind == len(free)
                 or free[behind][0] != stream
-                or expandable_size(free[behind][3]) >= expandable_size(free[at][3])
+                or free[behind][3].growable_bytes >= free[at][3].growable_bytes
             ):
                 return at
             at = behind
@@ -269,17 +240,12 @@ class CachingAllocator:
     def _ask_device(self, pool: BlockPool, stream: int, size: int) -> Block | None:
         """A new segment, or more pages of an expandable one (``alloc_block``)."""
         heap, settings = self._heap, self.settings
-        segment_bytes, allowed_bytes = settings.segment_size(size), self._allowed_bytes()
-        if allowed_bytes is not None and heap.reserved_bytes + segment_bytes > allowed_bytes:
-            return None
+        segment_bytes, capacity_bytes = settings.segment_size(size), heap.memory.capacity_bytes
+        if capacity_bytes is not None and settings.memory_fraction < 1:  # setMemoryFraction
+            allowed_bytes = int(settings.memory_fraction * capacity_bytes)
+            if heap.reserved_bytes + segment_bytes > allowed_bytes:
+                return None
         if not settings.expandable_segments:
             return heap.add_segment(segment_bytes, stream, pool)
         page_bytes = SMALL_SEGMENT_BYTES if pool.is_small else settings.large_segment_bytes
         return grow_expandable(heap, pool, stream, size, page_bytes)
-
-    def _allowed_bytes(self) -> int | None:
-        """What the memory fraction allows (``setMemoryFraction``)."""
-        capacity_bytes, fraction = self._heap.memory.capacity_bytes, self.settings.memory_fraction
-        if capacity_bytes is None or fraction >= 1:
-            return None
-        return int(fraction * capacity_bytes)

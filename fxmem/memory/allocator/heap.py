@@ -1,13 +1,198 @@
-"""Segments taken from the device, the blocks they are cut into, and what they sum to."""
+"""Segments taken from a device, the blocks they are cut into, and the pools of free blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
-from fxmem.memory.allocator.blocks import Block, BlockPool, ExpandableSegment
-from fxmem.memory.allocator.memory import DeviceMemory
+_PAGE_BYTES = 2 * 1024**2
+_FIRST_ADDRESS = 0x7F00_0000_0000
+_ADDRESS_SPACE_BYTES = 1 << 40
+"""Of an expandable segment on a device of unlimited memory."""
+
+
+class DeviceMemory:
+    """Physical memory that can run out, and addresses that cannot.
+
+    Addresses only ever grow, in steps of the driver's 2 MiB pages; a real driver hands freed
+    ones out again, and in an order of its own. An address decides nothing but which of two cached
+    blocks of one size is taken first.
+
+    Args:
+        capacity_bytes: Total memory of the device; None has no end.
+        context_bytes: What the CUDA context and other processes hold of it.
+
+    Attributes:
+        used_bytes: What is handed out, ``context_bytes`` apart.
+
+    >>> memory = DeviceMemory(capacity_bytes=3 * 2**20)
+    >>> memory.allocate(2 * 2**20) == 0x7F0000000000, memory.allocate(2 * 2**20)
+    (True, None)
+    """
+
+    __slots__ = ("_next_address", "capacity_bytes", "context_bytes", "used_bytes")
+
+    def __init__(self, capacity_bytes: int | None = None, context_bytes: int = 0) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.context_bytes = context_bytes
+        self.used_bytes = 0
+        self._next_address = _FIRST_ADDRESS
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What is left; None without a capacity."""
+        if self.capacity_bytes is None:
+            return None
+        return max(self.capacity_bytes - self.context_bytes - self.used_bytes, 0)
+
+    def allocate(self, nbytes: int) -> int | None:
+        """``cudaMalloc``: an address, or None where so much is not left."""
+        return self.reserve_addresses(nbytes) if self.take(nbytes) else None
+
+    def take(self, nbytes: int) -> bool:
+        """``cuMemCreate``: physical memory for addresses that are reserved already."""
+        free_bytes = self.free_bytes
+        if free_bytes is not None and nbytes > free_bytes:
+            return False
+        self.used_bytes += nbytes
+        return True
+
+    def reserve_addresses(self, nbytes: int) -> int:
+        """``cuMemAddressReserve``: the first of so many addresses, without memory behind them."""
+        address = self._next_address
+        self._next_address += (nbytes + _PAGE_BYTES - 1) // _PAGE_BYTES * _PAGE_BYTES
+        return address
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of a segment, allocated or free.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes, the slack behind the request included.
+        stream: The stream for which it was allocated; others never get it.
+        pool: Where it waits when it is free.
+        requested_bytes: What was asked for.
+        allocated: Whether it is in use.
+        mapped: Whether memory lies behind its addresses; only blocks of an expandable segment
+            can be without.
+        previous: The block before it in its segment.
+        next: The block behind it.
+        segment: The expandable segment it lies in; None for a segment of ``cudaMalloc``.
+    """
+
+    address: int
+    size: int
+    stream: int
+    pool: BlockPool
+    requested_bytes: int = 0
+    allocated: bool = False
+    mapped: bool = True
+    previous: Block | None = None
+    next: Block | None = None
+    segment: ExpandableSegment | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is less than its whole segment."""
+        return self.previous is not None or self.next is not None
+
+    @property
+    def growable_bytes(self) -> int:
+        """Its bytes and those of the addresses behind it that have no memory yet."""
+        behind = self.next
+        return self.size + (behind.size if behind is not None and not behind.mapped else 0)
+
+    def split(self, size: int) -> Block:
+        """Keep the first ``size`` bytes.
+
+        Returns:
+            The rest, linked behind it and in no pool.
+        """
+        rest = Block(
+            self.address + size,
+            self.size - size,
+            self.stream,
+            self.pool,
+            mapped=self.mapped,
+            previous=self,
+            next=self.next,
+            segment=self.segment,
+        )
+        if self.next is not None:
+            self.next.previous = rest
+        self.next = rest
+        self.size = size
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandableSegment:
+    """A range of addresses behind which pages of memory are mapped as they are needed.
+
+    Attributes:
+        address: Where the range begins.
+        size: Bytes of the range.
+        page_bytes: What is mapped and unmapped at once.
+    """
+
+    address: int
+    size: int
+    page_bytes: int
+
+    def round_down(self, address: int) -> int:
+        """The page boundary at or before an address."""
+        return address - (address - self.address) % self.page_bytes
+
+    def round_up(self, address: int) -> int:
+        """The page boundary at or behind an address."""
+        return address + (self.address - address) % self.page_bytes
+
+
+class BlockPool:
+    """The free blocks of one kind, for all streams.
+
+    Attributes:
+        is_small: Whether it is for blocks of at most 1 MiB.
+        free: Mapped free blocks, by stream, then size, then address
+            (``BlockComparatorSize``).
+        unmapped: Blocks of addresses without memory, by stream, then address
+            (``BlockComparatorAddress``).
+    """
+
+    __slots__ = ("free", "is_small", "unmapped")
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.free: list[tuple[int, int, int, Block]] = []
+        self.unmapped: list[tuple[int, int, Block]] = []
+
+    def add(self, block: Block) -> None:
+        """Put a free block where its size belongs."""
+        insort(self.free, (block.stream, block.size, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        """Take a free block out."""
+        del self.free[bisect_left(self.free, (block.stream, block.size, block.address))]
+
+    def find(self, stream: int, size: int) -> int:
+        """Position of the smallest block of at least ``size`` bytes, ties by address.
+
+        It may lie behind the blocks of the stream: the end, or a block of another stream.
+        """
+        return bisect_left(self.free, (stream, size))
+
+    def add_unmapped(self, block: Block) -> None:
+        """Put a block without memory where its address belongs."""
+        insort(self.unmapped, (block.stream, block.address, block))
+
+    def remove_unmapped(self, block: Block) -> None:
+        """Take a block without memory out."""
+        del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
 
 
 class TraceAction(str, Enum):
@@ -40,6 +225,44 @@ class TraceEvent:
     stream: int
 
 
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A block of a segment.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes.
+        requested_bytes: What was asked for; 0 where it is free.
+        allocated: Whether it is in use.
+    """
+
+    address: int
+    size: int
+    requested_bytes: int
+    allocated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """Memory that lies in one piece: a segment of ``cudaMalloc``, or pages next to each other.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes, which are those of its blocks.
+        stream: For which stream.
+        is_small: Whether it belongs to the small pool.
+        is_expandable: Whether it is part of an expandable segment.
+        blocks: In the order of their addresses, without gaps.
+    """
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    blocks: tuple[BlockState, ...]
+
+
 class Heap:
     """The state of a caching allocator.
 
@@ -49,9 +272,6 @@ class Heap:
         large: The other free blocks.
         heads: The first block of every segment, expandable ones included.
         reserved_bytes: Sum of the segments.
-        peak_reserved_bytes: Its highest value.
-        inactive_split_bytes: Free blocks whose segment is partly in use, expandable segments
-            apart: what no flush of the cache gives back.
     """
 
     def __init__(self, memory: DeviceMemory, trace: Callable[[TraceEvent], None] | None) -> None:
@@ -60,8 +280,6 @@ class Heap:
         self.large = BlockPool(is_small=False)
         self.heads: set[Block] = set()
         self.reserved_bytes = 0
-        self.peak_reserved_bytes = 0
-        self.inactive_split_bytes = 0
         self._trace = trace
 
     def record(self, action: TraceAction, address: int, nbytes: int, stream: int) -> None:
@@ -69,22 +287,17 @@ class Heap:
         if self._trace is not None:
             self._trace(TraceEvent(action, address, nbytes, stream))
 
-    def grow(self, nbytes: int) -> None:
-        """Count memory that came from the device."""
-        self.reserved_bytes += nbytes
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-
-    def shrink(self, nbytes: int) -> None:
-        """Give memory back to the device."""
+    def give_back(self, nbytes: int) -> None:
+        """Give memory back to the device (``cudaFree`` and ``cuMemRelease``)."""
         self.reserved_bytes -= nbytes
-        self.memory.give_back(nbytes)
+        self.memory.used_bytes -= nbytes
 
     def add_segment(self, nbytes: int, stream: int, pool: BlockPool) -> Block | None:
         """A new segment as one block that is in no pool; None where the device has no memory."""
         address = self.memory.allocate(nbytes)
         if address is None:
             return None
-        self.grow(nbytes)
+        self.reserved_bytes += nbytes
         self.record(TraceAction.SEGMENT_ALLOC, address, nbytes, stream)
         block = Block(address, nbytes, stream, pool)
         self.heads.add(block)
@@ -94,17 +307,13 @@ class Heap:
         """Give a free block that is a whole segment back to the device (``release_block``)."""
         block.pool.remove(block)
         self.heads.remove(block)
-        self.shrink(block.size)
+        self.give_back(block.size)
         self.record(TraceAction.SEGMENT_FREE, block.address, block.size, block.stream)
 
-    def merge(self, block: Block, neighbour: Block | None) -> int:
-        """Join a block that is in no pool with a free neighbour (``try_merge_blocks``).
-
-        Returns:
-            The bytes that it grew by; 0 where the neighbour is in use, or mapped otherwise.
-        """
+    def merge(self, block: Block, neighbour: Block | None) -> None:
+        """Join a block that is in no pool with a free neighbour (``try_merge_blocks``)."""
         if neighbour is None or neighbour.allocated or neighbour.mapped != block.mapped:
-            return 0
+            return
         if block.previous is neighbour:
             block.address = neighbour.address
             block.previous = neighbour.previous
@@ -122,21 +331,45 @@ class Heap:
         else:
             neighbour.pool.remove_unmapped(neighbour)
         block.size += neighbour.size
-        return neighbour.size
 
     def add_expandable(self, stream: int, pool: BlockPool, page_bytes: int) -> Block:
-        """A new range of addresses, as one block without memory."""
-        size = -(-self.memory.expandable_bytes // page_bytes) * page_bytes
+        """A new range of addresses, 9/8 of the device's memory, as one block without memory.
+
+        Source: the constructor of ``ExpandableSegment`` in ``CUDACachingAllocator.cpp``.
+        """
+        capacity_bytes = self.memory.capacity_bytes
+        room = _ADDRESS_SPACE_BYTES if capacity_bytes is None else capacity_bytes * 9 // 8
+        size = -(-room // page_bytes) * page_bytes
         segment = ExpandableSegment(self.memory.reserve_addresses(size), size, page_bytes)
         block = Block(segment.address, size, stream, pool, mapped=False, segment=segment)
         self.heads.add(block)
         pool.add_unmapped(block)
         return block
 
-    def walk(self) -> Iterator[tuple[Block, ...]]:
-        """The blocks of each segment, in the order of their addresses."""
+    def snapshot(self) -> tuple[SegmentState, ...]:
+        """All that is reserved, in the order of the addresses.
+
+        Source of the pieces: ``DeviceCachingAllocator::snapshot``.
+        """
+        segments = []
         for head in sorted(self.heads, key=lambda block: block.address):
             blocks = [head]
             while (behind := blocks[-1].next) is not None:
                 blocks.append(behind)
-            yield tuple(blocks)
+            for mapped, group in groupby(blocks, key=lambda block: block.mapped):
+                states = tuple(
+                    BlockState(b.address, b.size, b.allocated * b.requested_bytes, b.allocated)
+                    for b in group
+                )
+                if mapped:
+                    segments.append(
+                        SegmentState(
+                            address=states[0].address,
+                            size=sum(state.size for state in states),
+                            stream=head.stream,
+                            is_small=head.pool.is_small,
+                            is_expandable=head.segment is not None,
+                            blocks=states,
+                        )
+                    )
+        return tuple(segments)

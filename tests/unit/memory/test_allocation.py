@@ -10,7 +10,6 @@ from fxmem.memory.allocation import (
     DeviceRun,
     Placement,
     allocate_graph,
-    find_exhaustion,
     measure_allocation,
     run_on_device,
     trace_blocks,
@@ -105,16 +104,16 @@ def test_a_workspace_of_the_warm_up_is_none_of_the_step_s() -> None:
 
 def test_where_memory_runs_out() -> None:
     graph = make_graph(make_storage(0, 20 * MIB, RESIDENT), make_storage(1, 40 * MIB, 3))
-    assert find_exhaustion(graph, SETTINGS, 60 * MIB, 0) is None
+    assert run_on_device(graph, SETTINGS, 60 * MIB, 0).exhaustion is None
     for capacity_bytes, context_bytes in ((58 * MIB, 0), (60 * MIB, 2 * MIB)):
-        exhaustion = find_exhaustion(graph, SETTINGS, capacity_bytes, context_bytes)
+        exhaustion = run_on_device(graph, SETTINGS, capacity_bytes, context_bytes).exhaustion
         assert exhaustion is not None and exhaustion.step == 3
         assert exhaustion.cause.startswith("out of memory: 40.00 MiB more do not fit")
 
 
 def test_memory_may_run_out_before_the_step() -> None:
     graph = make_graph(warmup=((-1, 40 * MIB), (-1, -40 * MIB)))
-    exhaustion = find_exhaustion(graph, SETTINGS, 20 * MIB, 0)
+    exhaustion = run_on_device(graph, SETTINGS, 20 * MIB, 0).exhaustion
     assert exhaustion is not None and exhaustion.step is None
 
 

@@ -402,22 +402,6 @@ def test_pages_that_were_mapped_before_memory_ran_out_are_free() -> None:
     assert bench.layout() == "L+ a20M"
 
 
-def test_inactive_split_bytes_are_what_a_flush_leaves() -> None:
-    bench = Bench().run("a=5M b=5M c=20M -a -c")
-    assert bench.layout() == "L 5M b5M 10M | L 20M"
-    assert bench.allocator.inactive_split_bytes == 15 * MIB
-    assert bench.allocator.largest_free_bytes == 20 * MIB
-    assert bench.allocator.free_blocks == 3
-
-
-def test_peaks_stay() -> None:
-    bench = Bench().run("a=20M b=5000000 -a -b flush c=1")
-    allocator = bench.allocator
-    assert (allocator.requested_bytes, allocator.peak_requested_bytes) == (1, 25_971_520)
-    assert (allocator.allocated_bytes, allocator.peak_allocated_bytes) == (512, 25_971_712)
-    assert (allocator.reserved_bytes, allocator.peak_reserved_bytes) == (2 * MIB, 40 * MIB)
-
-
 def test_the_trace_has_the_words_and_addresses_of_a_snapshot() -> None:
     bench = Bench().run("a=600 b=11M -a -b flush")
     small, large = 0x7F0000000000, 0x7F0000200000
@@ -444,7 +428,7 @@ def test_a_block_is_freed_once() -> None:
 def test_nothing_is_freed_for_no_bytes() -> None:
     allocator = CachingAllocator()
     allocator.free(allocator.allocate(0))
-    assert allocator.peak_reserved_bytes == 0
+    assert allocator.reserved_bytes == 0
 
 
 def test_a_fraction_needs_a_whole() -> None:
