@@ -31,14 +31,10 @@ examples:
 
 exit codes:
   0  fine
-  1  a finding: a peak over --budget, no plan within it, or one that changes what is computed
+  1  a finding: a peak over --budget, no plan within it, or a plan that changes results
   2  bad usage, or a model that cannot be loaded or traced
 """
 _NEGATIVE = re.compile(r"-\.?\d")
-_NOT_PLANNED = {
-    "--accumulate": "a plan is for one micro-batch",
-}
-"""Options of a step that only ``analyze`` has."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,12 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stderr is None:  # closed; what is written there is for nobody
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    argv = _join_negative(sys.argv[1:] if argv is None else argv)
+    # argparse takes a negative value for an option unless ``=`` stands before it.
+    joined: list[str] = []
+    for text in sys.argv[1:] if argv is None else argv:
+        if _NEGATIVE.match(text) and joined and joined[-1].startswith("--"):
+            joined[-1] += f"={text}"
+        else:
+            joined.append(text)
     parser = _build_parser()
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        write_line(_explain_command(argv[0]))
+    if joined and not joined[0].startswith("-") and joined[0] not in COMMANDS:
+        write_line(_explain_command(joined[0]))
         return EXIT_USAGE
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args(joined)
     if unknown:
         write_line(_explain_unknown(unknown, arguments.parser))
         return EXIT_USAGE
@@ -77,18 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        return _report_error(error, arguments.debug)
-
-
-def _join_negative(argv: Sequence[str]) -> list[str]:
-    """Puts ``=`` between an option and a negative value, in which argparse sees an option."""
-    joined: list[str] = []
-    for text in argv:
-        if _NEGATIVE.match(text) and joined and joined[-1].startswith("--"):
-            joined[-1] += f"={text}"
-        else:
-            joined.append(text)
-    return joined
+        if arguments.debug:
+            # Of an error that fxmem explains, what it explains: its own text comes below.
+            traceback.print_exception(error.__cause__ or error)
+        if isinstance(error, FxmemError):
+            write_line(_write_error(error.cause, error.hint))
+            return error.exit_code
+        cause = f"internal error: {summarize_error(error)}"
+        write_line(_write_error(cause, "" if arguments.debug else "rerun with --debug"))
+        return EXIT_USAGE
 
 
 def _explain_command(name: str) -> str:
@@ -98,30 +97,30 @@ def _explain_command(name: str) -> str:
     elif ":" in name or name.endswith(".py"):
         hint = f"write fxmem analyze {name}"
     else:
-        hint = f"one of {', '.join(COMMANDS)}"
-    return _write_error(f"there is no command {name!r}", hint)
+        hint = f"use {', '.join(COMMANDS)}"
+    return _write_error(f"unknown command {name!r}", hint)
 
 
 def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str:
-    hint = f"try {parser.prog} --help"
     name = unknown[0].partition("=")[0]
-    if name.startswith("-"):
-        close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
-        if name in _NOT_PLANNED:
-            hint = _NOT_PLANNED[name]
-        elif close:
-            hint = f"did you mean {close[0]}?"
-        elif "batch" in name:
-            hint = "the batch size is the first size of each --input"
+    close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+    if name == "--accumulate":
+        hint = "a plan is for one micro-batch"
+    elif name.startswith("-") and close:
+        hint = f"did you mean {close[0]}?"
+    elif name.startswith("-") and "batch" in name:
+        hint = "the batch size is the first size of each --input"
     elif name[:1].isdigit():
         hint = f"a shape is given as --input {name}"
+    else:
+        hint = f"try {parser.prog} --help"
     return _write_error(f"unrecognized arguments: {' '.join(unknown)}", hint)
 
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="fxmem",
-        description="How much memory a PyTorch training step takes, and plans for less.",
+        description="Tells how much memory a PyTorch training step takes, and plans for less.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -130,19 +129,6 @@ def _build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS.values():
         command.add_parser(commands)
     return parser
-
-
-def _report_error(error: Exception, debug: bool) -> int:
-    if debug:
-        # Of an error that fxmem explains, what it explains: its own text comes below.
-        traceback.print_exception(error.__cause__ or error)
-    if isinstance(error, FxmemError):
-        line, code = _write_error(error.cause, error.hint), error.exit_code
-    else:
-        cause = f"internal error: {summarize_error(error)}"
-        line, code = _write_error(cause, "" if debug else "rerun with --debug"), EXIT_USAGE
-    write_line(line)
-    return code
 
 
 def _write_error(cause: str, hint: str) -> str:

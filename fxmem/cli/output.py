@@ -16,43 +16,43 @@ _LEAST_WIDTH = 60
 
 
 def choose_width(path: str | None) -> int | None:
-    """Columns that the tables of a result may take.
+    """Chooses the columns that the tables of a result take; None for no limit.
 
-    Those that the environment variable COLUMNS says, else those of the terminal. A file and a
-    pipe have no width: what goes there is for a search or an editor, which need whole names.
-
-    Args:
-        path: The file that the result goes to, or None for stdout.
-
-    Returns:
-        At least 60, or None for no limit.
+    Those of the environment variable COLUMNS, else those of the terminal, and at least 60. A file
+    (``path``) and a pipe have no width: a search or an editor needs whole names.
     """
-    told = os.environ.get("COLUMNS", "")
-    is_told = told.isdecimal() and int(told) > 0
-    is_terminal = path is None and sys.stdout.isatty()
-    if not (is_told or is_terminal):
+    given = os.environ.get("COLUMNS", "")
+    is_given = given.isdecimal() and int(given) > 0
+    if not is_given and (path is not None or not sys.stdout.isatty()):
         return None
     return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
 
 
 def write_output(result: str | bytes, path: str | None) -> None:
-    """Writes a result to a file, or to stdout.
-
-    Args:
-        result: All of it.
-        path: The file, or None for stdout.
+    """Writes a result to a file, or to stdout where ``path`` is None.
 
     Raises:
         UsageError: It cannot be written.
     """
+    data = result if isinstance(result, bytes) else result.encode("utf-8", "backslashreplace")
     try:
-        if path is None:
-            _write_stdout(result)
+        if path is not None:
+            with open(path, "wb") as file:
+                file.write(data)
             return
-        data = result if isinstance(result, bytes) else result.encode("utf-8", "backslashreplace")
-        with open(path, "wb") as stream:
-            stream.write(data)
+        stream = sys.stdout
+        if hasattr(stream, "reconfigure"):  # its encoding may lack the characters of a name
+            stream.reconfigure(errors="backslashreplace")
+        if isinstance(result, bytes):
+            stream.buffer.write(result)
+        else:
+            stream.write(result)
+        stream.flush()
+    except BrokenPipeError:  # that reader (head, a pager) has seen enough
+        _discard(sys.stdout)
     except OSError as error:
+        if path is None:
+            _discard(sys.stdout)
         place = "stdout" if path is None else repr(path)
         raise UsageError(f"cannot write {place}: {error.strerror}") from error
 
@@ -88,11 +88,7 @@ def read_text(path: str, what: str, hint: str = "") -> str:
 
 
 def write_line(text: str) -> None:
-    """Writes a line to stderr, if anybody reads it.
-
-    Args:
-        text: The line.
-    """
+    """Writes a line to stderr, if anybody reads it."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -102,9 +98,6 @@ def write_line(text: str) -> None:
 def check_output(path: str | None) -> None:
     """Checks that a result could be written, before the work that leads to it.
 
-    Args:
-        path: The file, or None for stdout.
-
     Raises:
         UsageError: stdout is closed, the file's folder is missing, or the file is a folder.
     """
@@ -113,7 +106,7 @@ def check_output(path: str | None) -> None:
             raise UsageError("stdout is closed", hint="write to a file with -o FILE")
         return
     if not path:
-        raise UsageError("the file to write has no name", hint="-o FILE")
+        raise UsageError("-o needs the name of a file")
     real_path = os.path.realpath(path)
     folder = os.path.dirname(real_path)
     if not os.path.isdir(folder):
@@ -122,22 +115,6 @@ def check_output(path: str | None) -> None:
         raise UsageError(f"cannot write {path!r}: it is a folder", hint="name a file in it")
 
 
-def _write_stdout(result: str | bytes) -> None:
-    stream = sys.stdout
-    if hasattr(stream, "reconfigure"):  # an encoding without the characters of a name must not fail
-        stream.reconfigure(errors="backslashreplace")
-    try:
-        if isinstance(result, bytes):
-            stream.buffer.write(result)
-        else:
-            stream.write(result)
-        stream.flush()
-    except OSError as error:
-        _discard(stream)
-        if not isinstance(error, BrokenPipeError):  # that reader (head, a pager) has seen enough
-            raise
-
-
 def _discard(stream: TextIO) -> None:
-    """Lets go nowhere what is still buffered: it would fail again when Python exits."""
+    """Sends nowhere what is still buffered: it would fail again when Python exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

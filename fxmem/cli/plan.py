@@ -1,4 +1,4 @@
-"""``fxmem plan``: what to compute again for a lower peak, and what that costs."""
+"""``fxmem plan``: what to recompute for a lower peak, and at what cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
-    StepChoice,
+    add_command,
     add_step_options,
     advise_step,
     analyze_step,
@@ -31,12 +31,12 @@ _ALL = 10**6
 """More trade-offs than any search finds."""
 
 _DESCRIPTION = f"""\
-Finds what forward need not keep because backward can compute it again, so that the peak
-of a training step falls, for the least time or FLOPs added. Nothing is changed: take the
+Finds which activations backward can recompute instead of keeping them, so that the peak of
+a training step falls for the least added time or FLOPs. The model is not changed: apply the
 plan in Python with fxmem.apply, or write the suggested lines into your own code.
 
-Without a limit, the table of all trade-offs. In inference, nothing is recomputed: the
-plan is what the code could do in place or free early.
+Without a limit, prints the table of all trade-offs. In inference nothing is recomputed: the
+plan is what the code could compute in place or free early.
 
 {TARGET_HELP}"""
 _EPILOG = """\
@@ -52,29 +52,14 @@ exit codes: 0 fine, 1 no plan keeps the limit, 2 bad usage or a model that canno
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``.
-
-    Args:
-        commands: What ``add_subparsers`` returned.
-    """
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "plan",
-        help="what to compute again for a lower peak, and what that costs",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run_plan, parser=parser)
+    """Adds the command to the parser of ``fxmem``."""
+    help = "what to recompute for a lower peak, and at what cost"
+    parser = add_command(commands, "plan", run_plan, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, analyzes=False)
-    _add_limit_options(parser)
-    _add_output_options(parser)
-
-
-def _add_limit_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the limit: at most one")
     limits = group.add_mutually_exclusive_group()
     limits.add_argument(
-        "--budget", metavar="SIZE", help="the cheapest plan with a peak within it, e.g. 4GiB"
+        "--budget", metavar="SIZE", help="the cheapest plan whose peak is within it, e.g. 4GiB"
     )
     limits.add_argument(
         "--fit", action="store_true", help="the cheapest plan whose step fits the --gpu"
@@ -82,9 +67,9 @@ def _add_limit_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--max-overhead",
         metavar="SHARE",
-        help="the leanest plan that adds no more to the step's time, e.g. 0.1 or 10%%",
+        help="the lowest peak for at most this share of added time, e.g. 0.1 or 10%%",
     )
-    limits.add_argument("--max-overhead-flops", metavar="SHARE", help="likewise for its FLOPs")
+    limits.add_argument("--max-overhead-flops", metavar="SHARE", help="the same for added FLOPs")
     group.add_argument(
         "--style",
         choices=["graph", "modules"],
@@ -95,11 +80,9 @@ def _add_limit_options(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=float,
         metavar="SECONDS",
-        help="cut the search short after so many seconds (default: it ends by itself)",
+        help="stop the search after so many seconds (default: it ends by itself)",
     )
 
-
-def _add_output_options(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("the result")
     kinds = output.add_mutually_exclusive_group()
     output.add_argument(
@@ -117,16 +100,13 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "memory ...), after the plan; without a limit, in place of the table",
     )
     output.add_argument(
-        "-o", "--output", metavar="FILE", help="write the plan to FILE, as JSON, besides"
+        "-o", "--output", metavar="FILE", help="also write the plan to FILE, as JSON"
     )
     output.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Plans a target's step and writes the plan, or all trade-offs.
-
-    Args:
-        arguments: What the parser of this command returned.
 
     Returns:
         The exit code: 0.
@@ -138,20 +118,37 @@ def run_plan(arguments: argparse.Namespace) -> int:
     # Mistakes in the arguments are reported before torch is imported and the model is run.
     step = parse_step(arguments)
     limit = _parse_limit(arguments)
-    _check_result(arguments, limit)
+    is_one = bool(limit or arguments.fit or arguments.mode != "train")
     if arguments.output is not None:
+        if not is_one:
+            raise UsageError(
+                "-o writes one plan, and none is chosen",
+                hint="give a limit, such as --budget 4GiB or --max-overhead 0.1",
+            )
         check_output(arguments.output)
     check_output(None)
+    chosen = None
     with show_progress(f"planning {arguments.target}"):
-        plan, text = _make_result(arguments, step, limit)
-    if plan is not None and arguments.output is not None:
-        write_output(f"{plan.to_json()}\n", arguments.output)
+        analysis = analyze_step(step)
+        if is_one:
+            chosen = _choose_plan(arguments, analysis, limit)
+            text = f"{chosen.to_json()}\n" if arguments.json else _render_plan(chosen, analysis)
+        elif not arguments.advice:
+            text = _render_front(arguments, analysis)
+        if arguments.advice:
+            from fxmem.report.plan_text import render_advice
+
+            setup, advice = None if is_one else analysis.setup, advise_step(step, analysis)
+            advised = render_advice(advice, analysis.peak_bytes, setup, width=choose_width(None))
+            text = f"{text}\n{advised}" if is_one else advised
+    if chosen is not None and arguments.output is not None:
+        write_output(f"{chosen.to_json()}\n", arguments.output)
     write_output(text, None)
     return 0
 
 
 def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The limit as :func:`fxmem.plan` takes it, and how long to search."""
+    """Reads the limit as :func:`fxmem.plan` takes it."""
     limit: dict[str, Any] = {}
     if arguments.budget is not None:
         limit["budget"] = parse_budget(arguments.budget)
@@ -161,9 +158,7 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
             limit[name] = _parse_share(text, f"--{name.replace('_', '-')}")
     trains_only = arguments.fit or arguments.style or limit.keys() - {"budget"}
     if arguments.mode != "train" and trains_only:
-        raise UsageError(
-            "inference computes nothing again", hint="--budget, or no limit, for changes of code"
-        )
+        raise UsageError("inference recomputes nothing", hint="give --budget, or no limit")
     if arguments.fit and arguments.gpu is None:
         raise UsageError("--fit needs a GPU", hint="name it: --gpu rtx4090")
     if arguments.points < 2:
@@ -189,73 +184,32 @@ def _parse_share(text: str, option: str) -> float:
     return share
 
 
-def _check_result(arguments: argparse.Namespace, limit: dict[str, Any]) -> None:
-    if arguments.output is not None and not _chooses_plan(arguments, limit):
-        raise UsageError(
-            "-o writes one plan, and none is chosen",
-            hint="give a limit, such as --budget 4GiB or --max-overhead 0.1",
-        )
+def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {"time_limit_s": arguments.time_limit, "style": arguments.style}
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def _chooses_plan(arguments: argparse.Namespace, limit: dict[str, Any]) -> bool:
-    """Tells whether the result is one plan, and no table of all."""
-    return bool(limit or arguments.fit or arguments.mode != "train")
-
-
-def _make_result(
-    arguments: argparse.Namespace, step: StepChoice, limit: dict[str, Any]
-) -> tuple[Plan | None, str]:
-    """The plan that was asked for, if one was, and what to print."""
-    analysis = analyze_step(step)
-    if arguments.advice and not _chooses_plan(arguments, limit):
-        return None, _render_advice(analysis, step)
+def _choose_plan(arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]) -> Plan:
     from fxmem.planning.outcome import choose_fitting
     from fxmem.planning.planner import pareto, plan
 
-    given = {"time_limit_s": arguments.time_limit, "style": arguments.style}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if limit or arguments.mode != "train":
-        chosen = plan(analysis, **limit, **options)
-    else:
-        points = _ALL if arguments.fit else arguments.points
-        plans = pareto(analysis, points=points, **options)
-        if not arguments.fit:
-            return None, _render_front(plans, analysis, arguments)
-        chosen = choose_fitting(analysis, plans)
-    text = _render_plan(chosen, analysis, arguments)
-    if arguments.advice:
-        text += f"\n{_render_advice(analysis, step, alone=False)}"
-    return chosen, text
+    options = _list_search_options(arguments)
+    if arguments.fit:
+        return choose_fitting(analysis, pareto(analysis, points=_ALL, **options))
+    return plan(analysis, **limit, **options)
 
 
-def _render_advice(analysis: Analysis, step: StepChoice, *, alone: bool = True) -> str:
-    from fxmem.report.plan_text import render_advice
-
-    return render_advice(
-        advise_step(step, analysis),
-        analysis.peak_bytes,
-        analysis.setup if alone else None,
-        width=choose_width(None),
-    )
-
-
-def _render_front(
-    plans: tuple[Plan, ...], analysis: Analysis, arguments: argparse.Namespace
-) -> str:
-    if arguments.json:
-        return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
+def _render_front(arguments: argparse.Namespace, analysis: Analysis) -> str:
+    from fxmem.planning.planner import pareto
     from fxmem.report.plan_text import render_front
 
-    return render_front(
-        plans,
-        analysis.setup,
-        width=choose_width(None),
-    )
-
-
-def _render_plan(plan: Plan, analysis: Analysis, arguments: argparse.Namespace) -> str:
+    plans = pareto(analysis, points=arguments.points, **_list_search_options(arguments))
     if arguments.json:
-        return f"{plan.to_json()}\n"
+        return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
+    return render_front(plans, analysis.setup, width=choose_width(None))
+
+
+def _render_plan(plan: Plan, analysis: Analysis) -> str:
     from fxmem.planning.outcome import find_planned_peak
     from fxmem.report.plan_text import render_plan
     from fxmem.report.suggestions import render_suggestions, suggest_code
@@ -264,11 +218,7 @@ def _render_plan(plan: Plan, analysis: Analysis, arguments: argparse.Namespace) 
     for path in {node.source.file for node in analysis.nodes if node.source is not None}:
         with contextlib.suppress(OSError, UnicodeDecodeError):  # such as code that was typed
             sources[path] = Path(path).read_text(encoding="utf-8")
-    text = render_plan(
-        plan,
-        analysis.setup,
-        peak=find_planned_peak(analysis, plan),
-        width=choose_width(None),
-    )
+    peak = find_planned_peak(analysis, plan)
+    text = render_plan(plan, analysis.setup, peak=peak, width=choose_width(None))
     suggestions = render_suggestions(suggest_code(plan, analysis.nodes, sources))
     return f"{text}\n{suggestions}" if suggestions else text

@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, read_plan, read_text, write_output
 from fxmem.cli.progress import show_progress
-from fxmem.cli.step import TARGET_HELP, add_step_options, analyze_step, parse_step
+from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
+from fxmem.report.formats import (
+    FORMATS,
+    SUFFIXES,
+    TRADEOFF,
+    RenderOptions,
+    find_format,
+    find_view,
+    needs_model,
+    render,
+)
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
-    from fxmem.planning.plan import Plan
-    from fxmem.report.formats import RenderOptions
 
 _DESCRIPTION = f"""\
-Draws the operations of a step with what each makes, saves for backward and has alive at
-the peak, in the modules that they belong to. TARGET may also be a report that was saved
-with fxmem analyze --json -o FILE.json.
+Draws the operations of a step inside their modules, with the memory that each allocates,
+saves for backward and holds at the peak. TARGET may also be a report that was saved with
+fxmem analyze --json -o FILE.json.
 
 Blocks that repeat are drawn once, and modules are opened as far as a reader can take in,
 those around the peak to the last operation.
@@ -40,42 +48,26 @@ exit codes: 0 fine, 2 bad usage, a model that cannot be loaded or traced, or no 
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``.
-
-    Args:
-        commands: What ``add_subparsers`` returned.
-    """
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "render",
-        help="a picture of one step, its peak marked",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Adds the command to the parser of ``fxmem``."""
+    help = "a picture of one step, its peak marked"
+    parser = add_command(commands, "render", run_render, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
     step_options = [a.dest for a in parser._actions if a.dest not in ("help", "target")]
-    parser.set_defaults(run=run_render, parser=parser, step_options=step_options)
-    _add_picture_options(parser)
-
-
-def _add_picture_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(step_options=step_options)
     picture = parser.add_argument_group("the picture")
     picture.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="write to FILE instead of stdout; its suffix chooses the format: .svg, .png, "
-        ".pdf, .dot, .html or .pickle",
+        help=f"write to FILE instead of stdout; its suffix chooses the format: {SUFFIXES}",
     )
     picture.add_argument(
-        "--format",
-        metavar="NAME",
-        help="svg, png, pdf, dot, html or pickle (default: by FILE, else dot)",
+        "--format", metavar="NAME", help=f"{', '.join(FORMATS)} (default: by FILE, else dot)"
     )
     picture.add_argument(
         "--view",
         metavar="NAME",
-        help="graph, timeline or tradeoff (default: graph, or what the format is for)",
+        help="graph, timeline or tradeoff (default: graph, or the only view of the format)",
     )
     picture.add_argument(
         "--depth",
@@ -86,17 +78,14 @@ def _add_picture_options(parser: argparse.ArgumentParser) -> None:
     picture.add_argument(
         "--expand",
         action="store_true",
-        help="every operation, and each of the blocks that repeat",
+        help="show every operation, and each of the blocks that repeat",
     )
-    picture.add_argument("--plan", metavar="FILE", help="lay a plan of fxmem plan -o over it")
+    picture.add_argument("--plan", metavar="FILE", help="show a plan of fxmem plan -o on the step")
     picture.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def run_render(arguments: argparse.Namespace) -> int:
     """Analyses a target, or reads a report, and draws it.
-
-    Args:
-        arguments: What the parser of this command returned.
 
     Returns:
         The exit code: 0.
@@ -104,66 +93,44 @@ def run_render(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, a model that cannot be loaded or traced, or no Graphviz.
     """
-    from fxmem.report.formats import TRADEOFF, RenderOptions, find_view, render
-
     # Mistakes in the arguments are reported before torch is imported and the model is run.
+    target: str = arguments.target
+    is_report = target.lower().endswith(".json")
     kind = _choose_format(arguments)
     plan = None if arguments.plan is None else read_plan(arguments.plan)
     options = RenderOptions(arguments.view, arguments.depth, arguments.expand, plan)
     find_view(kind, options)
-    _check_target(arguments.target, kind, options)
+    if is_report and needs_model(kind, options):
+        raise UsageError(
+            f"{target} is a saved report, which lacks what plans need",
+            hint="name the model instead",
+        )
     check_output(arguments.output)
-    with show_progress(f"drawing {arguments.target}"):
-        analysis = _find_analysis(arguments)
-        if options.view == TRADEOFF or _tells_trades(kind, arguments.target, plan):
-            options = replace(options, front=_find_front(analysis, plan))
+    with show_progress(f"drawing {target}"):
+        analysis = _read_report(arguments) if is_report else analyze_step(parse_step(arguments))
+        trains = plan is not None and plan.mode == "train"
+        if options.view == TRADEOFF or (kind == "html" and trains and not is_report):
+            from fxmem.planning.planner import pareto
+
+            front = pareto(analysis, style=None if plan is None else plan.style)
+            options = replace(options, front=front)
         drawn = render(analysis, kind, options)
     write_output(drawn, arguments.output)
     return 0
 
 
 def _choose_format(arguments: argparse.Namespace) -> str:
-    from fxmem.report.formats import FORMATS, RenderOptions, find_format, find_view
-
     if arguments.format is None:
         kind = "dot" if arguments.output is None else find_format(arguments.output)
     else:
         kind = arguments.format.lower().removeprefix(".")
     find_view(kind, RenderOptions(arguments.view))
     if arguments.output is None and not FORMATS[kind].is_text:
-        raise UsageError(f"{kind} is not for stdout", hint=f"write to a file: -o peak.{kind}")
+        raise UsageError(f"cannot write {kind} to stdout", hint=f"write to a file: -o peak.{kind}")
     return kind
 
 
-def _check_target(target: str, kind: str, options: RenderOptions) -> None:
-    from fxmem.report.formats import needs_model
-
-    if _is_report(target) and needs_model(kind, options):
-        raise UsageError(
-            f"{target} is a saved report, which lacks what plans need",
-            hint="name the model instead",
-        )
-
-
-def _is_report(target: str) -> bool:
-    return target.lower().endswith(".json")
-
-
-def _tells_trades(kind: str, target: str, plan: Plan | None) -> bool:
-    """Tells whether what is written tells the trade-offs besides, where they can be worked out."""
-    return kind == "html" and plan is not None and plan.mode == "train" and not _is_report(target)
-
-
-def _find_front(analysis: Analysis, plan: Plan | None) -> tuple[Plan, ...]:
-    from fxmem.planning.planner import pareto
-
-    return pareto(analysis, style=None if plan is None else plan.style)
-
-
-def _find_analysis(arguments: argparse.Namespace) -> Analysis:
-    target: str = arguments.target
-    if not _is_report(target):
-        return analyze_step(parse_step(arguments))
+def _read_report(arguments: argparse.Namespace) -> Analysis:
     from fxmem.report.json_report import read_analysis
 
     default = arguments.parser.get_default
@@ -171,6 +138,6 @@ def _find_analysis(arguments: argparse.Namespace) -> Analysis:
     if given:
         option = given[0].replace("_", "-").removesuffix("s")
         raise UsageError(
-            f"{target} is a saved report: --{option} is for a model", hint="leave it out"
+            f"{arguments.target} is a saved report: --{option} is for a model", hint="leave it out"
         )
-    return read_analysis(read_text(target, "report"))
+    return read_analysis(read_text(arguments.target, "report"))

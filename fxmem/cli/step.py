@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import write_line
-from fxmem.cli.startup import defer_torch_compile
 from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
 from fxmem.report.tables import escape_controls
 from fxmem.specs import parse_dtype, parse_input
@@ -46,8 +45,28 @@ class StepChoice:
     options: dict[str, Any]
 
 
+def add_command(
+    commands: argparse._SubParsersAction[Any],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    description: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    """Adds a command, whose arguments ``run`` takes, to the parser of ``fxmem``."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
 def add_step_options(
-    parser: argparse.ArgumentParser, *, analyzes: bool = True, checks_fit: bool | None = None
+    parser: argparse.ArgumentParser, *, analyzes: bool = True, checks_fit: bool = True
 ) -> None:
     """Adds TARGET and the options that describe a step and its device.
 
@@ -55,16 +74,10 @@ def add_step_options(
         parser: That of a command.
         analyzes: Whether it is for a command that only analyses: a step may then be one of
             several micro-batches.
-        checks_fit: Whether the step has to fit the GPU; as ``analyzes`` unless told.
+        checks_fit: Whether a command that only analyses tells if the step fits the GPU.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
     parser.set_defaults(accumulate=None)
-    _add_model_options(parser)
-    _add_loop_options(parser, analyzes)
-    _add_device_options(parser, analyzes if checks_fit is None else checks_fit)
-
-
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
     step = parser.add_argument_group("the step")
     add_input_option(step)
     step.add_argument(
@@ -76,7 +89,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--inference-mode",
         action="store_true",
-        help="infer under torch.inference_mode(), where autocast keeps no casts of weights "
+        help="infer under torch.inference_mode(), in which autocast keeps no casts of weights "
         "(default: under no_grad())",
     )
     add_training_options(step)
@@ -89,7 +102,46 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "--size-hint",
         type=int,
         metavar="N",
-        help="stands for a size that depends on values, such as that of nonzero()",
+        help="the size to assume where one depends on values, as that of nonzero() does",
+    )
+    _add_surroundings(parser, analyzes, checks_fit)
+
+
+def _add_surroundings(parser: argparse.ArgumentParser, analyzes: bool, checks_fit: bool) -> None:
+    loop = parser.add_argument_group("the loop around it")
+    loop.add_argument(
+        "--loop",
+        default="plain",
+        metavar="NAME",
+        help="plain, huggingface or lightning, with settings in parentheses where needed; it "
+        "decides who holds output and loss, and when zero_grad runs (default: %(default)s)",
+    )
+    if analyzes:
+        loop.add_argument(
+            "--accumulate",
+            type=int,
+            metavar="N",
+            help="micro-batches per optimizer step, each of the inputs",
+        )
+    loop.add_argument(
+        "--keep-gradients",
+        action="store_true",
+        help="zero_grad(set_to_none=False): gradients are zeroed in place",
+    )
+    loop.add_argument(
+        "--hold-outputs",
+        action="store_true",
+        help="keep the previous step's output and loss alive until reassigned",
+    )
+    device = parser.add_argument_group("the target device (need not be present)")
+    device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
+    exits = "; exit 1 if the step does not fit it" if checks_fit and analyzes else ""
+    device.add_argument("--gpu", metavar="NAME", help=f"the target GPU: h100, rtx4090, ...{exits}")
+    device.add_argument(
+        "--alloc-conf",
+        metavar="SETTINGS",
+        help="settings of CUDA's allocator, as PYTORCH_ALLOC_CONF takes them (default: that "
+        "variable)",
     )
 
 
@@ -115,7 +167,7 @@ def add_training_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--optimizer",
         metavar="NAME",
-        help="sgd, adam, adamw, ...; or file.py:function, which makes one of the parameters "
+        help="sgd, adam, adamw, ...; or file.py:function, which makes one from the parameters "
         "(default: none)",
     )
     group.add_argument(
@@ -127,87 +179,20 @@ def add_training_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--autocast",
         metavar="DTYPE",
-        help="autocast forward and loss: bf16; fp16 with a gradient scaler (default: none)",
-    )
-
-
-def _add_loop_options(parser: argparse.ArgumentParser, analyzes: bool) -> None:
-    loop = parser.add_argument_group("the loop around it")
-    loop.add_argument(
-        "--loop",
-        default="plain",
-        metavar="NAME",
-        help="plain, huggingface or lightning, with settings in parentheses if need be: who holds "
-        "output and loss, when zero_grad runs (default: %(default)s)",
-    )
-    if analyzes:
-        loop.add_argument(
-            "--accumulate",
-            type=int,
-            metavar="N",
-            help="micro-batches, each of the inputs, before the optimizer steps",
-        )
-    loop.add_argument(
-        "--keep-gradients",
-        action="store_true",
-        help="zero_grad(set_to_none=False): gradients are zeroed in place",
-    )
-    loop.add_argument(
-        "--hold-outputs",
-        action="store_true",
-        help="keep the previous step's output and loss alive until reassigned",
-    )
-
-
-def _add_device_options(parser: argparse.ArgumentParser, checks_fit: bool) -> None:
-    device = parser.add_argument_group("the target device (need not be present)")
-    device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
-    device.add_argument(
-        "--gpu",
-        metavar="NAME",
-        help="the target GPU: h100, rtx4090, ..."
-        f"{'; exit 1 if the step does not fit it' if checks_fit else ''}",
-    )
-    device.add_argument(
-        "--alloc-conf",
-        metavar="SETTINGS",
-        help="those of CUDA's allocator, as in PYTORCH_ALLOC_CONF (default: that variable)",
+        help="autocast forward and loss to bf16, or to fp16 with a gradient scaler (default: none)",
     )
 
 
 def parse_step(arguments: argparse.Namespace) -> StepChoice:
-    """The step that the arguments describe, checked as far as that goes without torch.
+    """Reads a step from the arguments, checked as far as that goes without torch.
 
     Raises:
         UsageError: An input or a number that cannot be understood.
     """
     args, kwargs = parse_inputs(arguments.inputs)
-    return StepChoice(arguments.target, args, kwargs, _parse_options(arguments))
-
-
-def parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword inputs that ``--input`` gives.
-
-    Raises:
-        UsageError: One cannot be understood, or two have the same name.
-    """
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for text in texts:
-        name, spec = parse_input(text)
-        if name is None:
-            args.append(spec)
-        elif name in kwargs:
-            raise UsageError(f"two inputs are called {name!r}", hint="each name once")
-        else:
-            kwargs[name] = spec
-    return tuple(args), kwargs
-
-
-def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.size_hint is not None and arguments.size_hint < 0:
         raise UsageError(f"--size-hint must be 0 or more, got {arguments.size_hint}")
-    return {
+    options = {
         "mode": arguments.mode,
         "inference_mode": arguments.inference_mode,
         "device": arguments.device,
@@ -224,10 +209,30 @@ def _parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "frontend": arguments.frontend,
         "size_hint": arguments.size_hint,
     }
+    return StepChoice(arguments.target, args, kwargs, options)
+
+
+def parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Reads the positional and the keyword inputs that ``--input`` gives.
+
+    Raises:
+        UsageError: One cannot be understood, or two have the same name.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in texts:
+        name, spec = parse_input(text)
+        if name is None:
+            args.append(spec)
+        elif name in kwargs:
+            raise UsageError(f"duplicate input {name!r}", hint="give each name once")
+        else:
+            kwargs[name] = spec
+    return tuple(args), kwargs
 
 
 def parse_budget(text: str) -> int:
-    """Bytes of a budget.
+    """Reads a budget in bytes.
 
     Raises:
         UsageError: It is no size, or so small that its unit was forgotten.
@@ -254,12 +259,7 @@ def analyze_step(step: StepChoice) -> Analysis:
 
 
 def advise_step(step: StepChoice, analysis: Analysis) -> tuple[Advice, ...]:
-    """What else lowers a step's peak; what the user's code prints goes to stderr.
-
-    Args:
-        step: The step.
-        analysis: Of it.
-    """
+    """Finds what else lowers a step's peak; what the user's code prints goes to stderr."""
     with run_user_code(step.target):
         from fxmem.advice.advising import find_advice
 
@@ -268,46 +268,31 @@ def advise_step(step: StepChoice, analysis: Analysis) -> tuple[Advice, ...]:
 
 @contextlib.contextmanager
 def run_user_code(target: str) -> Iterator[None]:
-    """What the user's code prints is no part of the result, and the arguments are not for it."""
+    """Sends what the user's code prints to stderr, and hides the command's arguments from it."""
     # fxmem has no use for NumPy, of whose absence torch warns when it is imported.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     # Of a value that is then refused, for a better reason.
     warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
-    with contextlib.redirect_stdout(sys.stderr), _hide_arguments(target), _show_warnings():
-        try:
-            import fxmem.analyzing  # noqa: F401
-        except (ImportError, OSError) as error:
-            raise LoadError(
-                f"fxmem cannot start: {summarize_error(error)}",
-                hint=f"is torch 2.13 or later installed for {sys.executable}?",
-            ) from error
-        with defer_torch_compile():
-            yield
-
-
-@contextlib.contextmanager
-def _show_warnings() -> Iterator[None]:
-    """Shows fxmem's own warnings as it shows its errors: one line, without a place in its code."""
-    show = warnings.showwarning
+    show, arguments = warnings.showwarning, sys.argv
 
     def show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        """Shows fxmem's own warnings as its errors: one line, without a place in its code."""
         if issubclass(category, FxmemWarning):
             write_line(f"fxmem: warning: {escape_controls(str(message))}")
         else:
             show(message, category, *place)
 
     warnings.showwarning = show_warning  # type: ignore[assignment]
+    sys.argv = [target.partition(":")[0]]  # for a file that reads the command line
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                import fxmem.analyzing  # noqa: F401
+            except (ImportError, OSError) as error:
+                raise LoadError(
+                    f"fxmem cannot start: {summarize_error(error)}",
+                    hint=f"is torch 2.13 or later installed for {sys.executable}?",
+                ) from error
+            yield
     finally:
-        warnings.showwarning = show
-
-
-@contextlib.contextmanager
-def _hide_arguments(target: str) -> Iterator[None]:
-    """A file that reads the command line finds nothing but its own name there."""
-    arguments, sys.argv = sys.argv, [target.partition(":")[0]]
-    try:
-        yield
-    finally:
-        sys.argv = arguments
+        warnings.showwarning, sys.argv = show, arguments

@@ -177,7 +177,7 @@ def test_the_device_reaches_analyze(
     [
         (["--top", "-1"], "--top must be 0 or more, got -1"),
         (["--size-hint", "-1"], "--size-hint must be 0 or more, got -1"),
-        (["--input", "a=1", "--input", "a=2"], "two inputs are called 'a' (each name once)"),
+        (["--input", "a=1", "--input", "a=2"], "duplicate input 'a' (give each name once)"),
         (["--budget", "8"], "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
         (["--dtype", "bf17"], "unknown dtype 'bf17' (did you mean bf16?)"),
         (

@@ -122,10 +122,10 @@ HELP = "try fxmem analyze --help"
         ),
         (
             ["nets/net.py:Net", "--input", "8x3"],
-            "there is no command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
+            "unknown command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
         ),
-        (["analyse", "x:y"], "there is no command 'analyse' (did you mean analyze?)"),
-        (["show"], "there is no command 'show' (one of analyze, plan, render, verify)"),
+        (["analyse", "x:y"], "unknown command 'analyse' (did you mean analyze?)"),
+        (["show"], "unknown command 'show' (use analyze, plan, render, verify)"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(

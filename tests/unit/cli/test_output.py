@@ -62,7 +62,7 @@ def test_a_missing_folder_is_told_early(tmp_path: Path) -> None:
 
 
 def test_a_file_has_a_name() -> None:
-    with pytest.raises(UsageError, match=r"^the file to write has no name \(-o FILE\)$"):
+    with pytest.raises(UsageError, match=r"^-o needs the name of a file$"):
         check_output("")
 
 

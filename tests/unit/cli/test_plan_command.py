@@ -274,11 +274,11 @@ def test_fit_takes_the_cheapest_that_fits(
         ),
         (
             ["--mode", "infer", "--max-overhead", "0.1"],
-            "inference computes nothing again (--budget, or no limit, for changes of code)",
+            "inference recomputes nothing (give --budget, or no limit)",
         ),
         (
             ["--mode", "infer", "--gpu", "t4", "--fit"],
-            "inference computes nothing again (--budget, or no limit, for changes of code)",
+            "inference recomputes nothing (give --budget, or no limit)",
         ),
         (
             ["--accumulate", "4"],
