@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxmem.tracing.tensor_copier import TensorCopier
+from fxmem.tracing.fakes import TensorCopier
 
 _FAKE_ERRORS = (
     DataDependentOutputException,

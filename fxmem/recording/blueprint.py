@@ -23,9 +23,9 @@ from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options
 from fxmem.recording.step import Recording, Step, record_step, trace_forward
 from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
-from fxmem.tracing.fake_checks import answer_fake_checks
 from fxmem.tracing.fakes import make_fake_inputs
 from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
+from fxmem.tracing.values import answer_fake_checks
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

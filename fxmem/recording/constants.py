@@ -6,7 +6,7 @@ have no values, so each small tensor made from constants alone carries the real 
 computed by the same operators, and ``item`` and ``nonzero`` are answered from it.
 
 Three assumptions hold in a healthy step: activations are finite, so ``isfinite(x).all()`` holds;
-a truth value that is asked for only to raise is the one that passes (:mod:`fxmem.tracing.checks`);
+a truth value that is asked for only to raise is the one that passes (:mod:`fxmem.tracing.values`);
 and a single random number is 0.5, so a layer that is dropped with a probability below one half is
 there, which takes most memory. The last one is a guess, and an analysis notes each line that it
 decides. ``nonzero`` and its kin return as many rows as the user's size hint says. The fake mode
@@ -27,14 +27,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.kernels.registry import ANY
-from fxmem.tracing.checks import find_passing_answer
-from fxmem.tracing.known_values import (
+from fxmem.tracing.values import (
     MAX_ELEMENTS,
     Memory,
     Value,
     attach_value,
     find_attached,
     find_known,
+    find_passing_answer,
     find_value,
     remember_constant,
 )

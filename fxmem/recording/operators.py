@@ -22,11 +22,11 @@ from fxmem.recording.constants import (
 )
 from fxmem.recording.ledger import Ledger
 from fxmem.specs import strip_torch
+from fxmem.tracing.fakes import TensorCopier
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.known_values import find_known, remember_constant
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
-from fxmem.tracing.tensor_copier import TensorCopier
+from fxmem.tracing.values import find_known, remember_constant
 
 _aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import parse_call
-from fxmem.tracing.dispatch import LeanDispatchMode
+from fxmem.tracing.fakes import LeanDispatchMode
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
 

@@ -38,7 +38,7 @@ from fxmem.recording.operators import (
     find_written,
 )
 from fxmem.recording.saves import CastLog, SaveLog, SequenceLog, UserReferences, is_own_output
-from fxmem.tracing.dispatch import LeanDispatchMode
+from fxmem.tracing.fakes import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
 

@@ -1,4 +1,4 @@
-"""The user's model and inputs, copied to fake CPU tensors that take no memory.
+"""Inputs and tensors of a model, copied to fake CPU tensors that take no memory.
 
 A fake tensor has a shape, a dtype, strides and a storage with a size, and no data. Whatever the
 user gives - real, meta or fake tensors, on any device - becomes fake *CPU* tensors: fake tensors
@@ -7,23 +7,55 @@ on an accelerator abort the process where torch was built without it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_map
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec, parse_spec, strip_torch
-from fxmem.tracing.tensor_copier import TensorCopier, find_spans
+from fxmem.tracing.devices import lies_on_accelerator, mark_on_accelerator
+from fxmem.tracing.values import mark_held
+
+_CPU = torch.device("cpu")
+_ALIGNMENT = 16  # the largest itemsize: complex128
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+_STARTS_LIKE_SPEC = re.compile(r"\s*(-?[0-9]|scalar\b)")
+
+
+# -- modes -----------------------------------------------------------------------------------------
+
+
+class LeanDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode without the wrapper that keeps torch.compile out of each operator.
+
+    Nothing is compiled, and the wrapper would import ``torch._dynamo``, which takes longer than a
+    whole analysis.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    __torch_dispatch__ = inspect.unwrap(FakeTensorMode.__torch_dispatch__)
 
 
 def make_fake_mode() -> FakeTensorMode:
-    """A mode for one analysis: all its fakes belong to it.
+    """Makes a mode for one analysis: all its fakes belong to it.
 
     Real tensors that the model makes on its way (from numpy, or held in a closure) may be mixed
     in, and become fakes.
@@ -35,14 +67,7 @@ def make_fake_mode() -> FakeTensorMode:
     return _LeanFakeMode(allow_non_fake_inputs=True)
 
 
-class _LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Without the wrappers that keep torch.compile out of each operator: nothing is compiled."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    __torch_dispatch__ = inspect.unwrap(FakeTensorMode.__torch_dispatch__)
+# -- inputs ----------------------------------------------------------------------------------------
 
 
 def make_fake_inputs(
@@ -53,7 +78,7 @@ def make_fake_inputs(
     dtype: str | None = None,
     fakes: dict[int, Tensor] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs as fresh fake CPU tensors, in the lists, tuples and dicts they came in.
+    """Makes fresh fake CPU tensors of the inputs, in the lists, tuples and dicts they came in.
 
     A tensor keeps its strides and ``requires_grad``; one passed twice stays one, and two on one
     storage share it, cut to the part that they cover. A :class:`TensorSpec`, or a text that
@@ -75,7 +100,7 @@ def make_fake_inputs(
     ((FakeTensor(..., size=(2, 3)), 'mean'), {'mask': None})
     """
     cast_to = find_dtype(dtype)
-    copier = TensorCopier(fake_mode, find_spans(tree_iter((args, kwargs))))
+    copier = TensorCopier(fake_mode, _find_spans(tree_iter((args, kwargs))))
     fakes = {} if fakes is None else fakes
     own: dict[int, Tensor] = {}
 
@@ -97,7 +122,7 @@ def make_fake_inputs(
 
 
 def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """The inputs as the texts that ``--input`` takes; the leaves of nested ones with their path.
+    """Describes the inputs by the texts that ``--input`` takes; nested ones with their path.
 
     >>> describe_inputs([TensorSpec((8, 3))], {"ids": torch.zeros(1, 4, dtype=torch.int64)})
     ('8x3:float32', 'ids=1x4:int64')
@@ -112,11 +137,8 @@ def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tup
     return tuple(texts)
 
 
-_STARTS_LIKE_SPEC = re.compile(r"\s*(-?[0-9]|scalar\b)")
-
-
 def read_leaf(leaf: object) -> object:
-    """An input that is a text like a spec as the spec; anything else as it is.
+    """Reads an input that is a text like a spec as the spec; anything else stays as it is.
 
     Raises:
         UsageError: The text starts like a spec and is none.
@@ -132,26 +154,22 @@ def read_leaf(leaf: object) -> object:
 def _describe_leaf(leaf: object) -> str:
     leaf = read_leaf(leaf)
     if isinstance(leaf, Tensor):
+        memory_format = ""
+        if leaf.layout is torch.strided and not leaf.is_contiguous():
+            for dims, name in ((4, "channels_last"), (5, "channels_last_3d")):
+                like: Any = getattr(torch, name)
+                if leaf.dim() == dims and leaf.is_contiguous(memory_format=like):
+                    memory_format = name
         dtype = strip_torch(leaf.dtype)
-        return str(TensorSpec(tuple(leaf.shape), dtype, memory_format=_name_format(leaf)))
+        return str(TensorSpec(tuple(leaf.shape), dtype, memory_format=memory_format))
     if isinstance(leaf, TensorSpec):
         return str(leaf)
     is_plain = leaf is None or isinstance(leaf, bool | int | float | complex | str)
     return repr(leaf) if is_plain else type(leaf).__name__
 
 
-def _name_format(tensor: Tensor) -> str:
-    """The memory format that a spec names: none for what is contiguous, or in neither."""
-    if tensor.layout is not torch.strided or tensor.is_contiguous():
-        return ""
-    for dims, name in ((4, "channels_last"), (5, "channels_last_3d")):
-        if tensor.dim() == dims and tensor.is_contiguous(memory_format=getattr(torch, name)):
-            return name
-    return ""
-
-
 def find_dtype(name: str | None) -> torch.dtype | None:
-    """The dtype that a model is cast to; None for none.
+    """Finds the dtype that a model is cast to; None for none.
 
     Raises:
         UsageError: It is not a floating one.
@@ -162,6 +180,128 @@ def find_dtype(name: str | None) -> torch.dtype | None:
             f"a model cannot be cast to {name}", hint="float32, bfloat16, float16 or float64"
         )
     return dtype
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+class TensorCopier:
+    """Copies tensors to fakes; those on one storage to fakes on one storage.
+
+    The storages that were seen are told apart by address: the tensors must outlive the copier.
+
+    Args:
+        fake_mode: The mode that the fakes belong to.
+        spans: By storage, the bytes that are copied; without an entry, all.
+    """
+
+    def __init__(
+        self, fake_mode: FakeTensorMode, spans: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
+        self.fake_mode = fake_mode
+        self._spans = spans or {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def create(self, spec: TensorSpec, dtype: torch.dtype | None) -> Tensor:
+        """Makes a fake tensor as a spec says, cast to a dtype."""
+        with no_dispatch():
+            meta = torch.empty(
+                spec.shape,
+                dtype=getattr(torch, spec.dtype),
+                device="meta",
+                memory_format=getattr(torch, spec.memory_format or "contiguous_format"),
+            )
+            fake = FakeTensor(self.fake_mode, _cast(meta, dtype), _CPU)
+        return fake.requires_grad_() if spec.requires_grad else fake
+
+    def copy(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Makes a fake of a tensor: a parameter if it is one, a leaf, without a gradient."""
+        if is_traceable_wrapper_subclass(tensor):
+            return self.fake_mode.from_tensor(tensor, static_shapes=True)
+        if tensor.layout is not torch.strided:
+            raise TraceError("sparse tensors are not supported", hint="use a dense one")
+        if tensor.is_quantized:
+            raise TraceError("a quantized tensor has no fake copy", hint="analyse the float model")
+        with no_dispatch():
+            meta = _cast(self._copy_to_meta(tensor), dtype)
+            constant = _find_constant(tensor) if meta.dtype == tensor.dtype else None
+            fake = FakeTensor(self.fake_mode, meta, _CPU, constant=constant)
+        mark_held(fake)
+        if lies_on_accelerator(tensor):
+            mark_on_accelerator(fake)
+        if type(tensor) not in _PLAIN:
+            fake.__class__ = _make_fake_class(type(tensor))  # type: ignore[assignment]
+        kinds = {"_is_param": nn.Parameter, "_is_buffer": nn.Buffer}
+        vars(fake).update({flag: True for flag, kind in kinds.items() if isinstance(tensor, kind)})
+        return fake.requires_grad_() if tensor.requires_grad else fake
+
+    def _copy_to_meta(self, tensor: Tensor) -> Tensor:
+        storage: Any = tensor.untyped_storage()
+        key = storage._cdata
+        low, high = self._spans.get(key) or (0, max(_find_span(tensor)[1], storage.nbytes()))
+        if key not in self._storages:
+            self._storages[key] = torch.UntypedStorage(  # type: ignore[no-untyped-call]
+                high - low, device="meta"
+            )
+        offset = tensor.storage_offset() - low // tensor.itemsize
+        meta = torch.empty(0, dtype=tensor.dtype, device="meta").set_(
+            self._storages[key], offset, tensor.size(), tensor.stride()
+        )
+        meta = meta.conj() if tensor.is_conj() else meta
+        return meta._neg_view() if tensor.is_neg() else meta
+
+
+@functools.lru_cache(maxsize=256)
+def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
+    """Makes a class of fake tensors that are instances of a user's subclass, with its methods."""
+    if issubclass(kind, FakeTensor):
+        return kind
+    names: dict[str, Any] = {}
+    if issubclass(kind, nn.Parameter):  # whose results are plain tensors, whatever it does
+        names["__torch_function__"] = kind.__torch_function__
+    return type(kind.__name__, (FakeTensor, kind), names)
+
+
+def _cast(meta: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Makes the meta tensor that ``.to(dtype)`` gives, for a floating or complex one."""
+    is_cast = dtype is not None and (meta.is_floating_point() or meta.is_complex())
+    return torch.empty_like(meta, dtype=dtype) if is_cast and meta.dtype != dtype else meta
+
+
+def _find_constant(tensor: Tensor) -> Tensor | None:
+    """Finds the value of a tensor of one element, which matters only to control flow."""
+    if tensor.numel() != 1 or tensor.requires_grad:
+        return None
+    known: Any = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    # In-place operators write to it.
+    return None if known is None or known.device != _CPU else known.detach().clone()
+
+
+def _find_span(tensor: Tensor) -> tuple[int, int]:
+    """Finds first and last byte, exclusive, of its storage that a strided tensor covers."""
+    if tensor.numel() == 0:
+        return (0, 0)
+    first = tensor.storage_offset()
+    sizes_strides = zip(tensor.size(), tensor.stride(), strict=True)
+    last = first + sum((size - 1) * stride for size, stride in sizes_strides)
+    return int(first * tensor.itemsize), int((last + 1) * tensor.itemsize)
+
+
+def _find_spans(leaves: Iterable[object]) -> dict[int, tuple[int, int]]:
+    """Finds for each storage the part that all tensors among the leaves cover together.
+
+    An input is often a slice of a data set, which does not come to the device with it.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for leaf in leaves:
+        is_plain = isinstance(leaf, Tensor) and not is_traceable_wrapper_subclass(leaf)
+        if is_plain and leaf.layout == torch.strided:  # type: ignore[attr-defined]
+            low, high = _find_span(leaf)  # type: ignore[arg-type]
+            low -= low % _ALIGNMENT
+            key = leaf.untyped_storage()._cdata  # type: ignore[attr-defined]
+            known = spans.get(key, (low, high))
+            spans[key] = (min(low, known[0]), max(high, known[1]))
+    return spans
 
 
 def refuse_compiled(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What Python code reaches from a value: the walk that copying and labelling share.
+"""Walk over everything that Python code reaches from a value, and the places that hold it.
 
 ``copy.deepcopy`` and ``named_parameters`` stop where a function begins. A hook, a patched
 ``forward`` or a callback reaches tensors and optimizers through what it closes over, its default
@@ -12,8 +12,9 @@ import functools
 import logging
 import sys
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -27,15 +28,20 @@ from types import (
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """The hooks on a tensor: attributes, each a dict from ids to functions, or None."""
 
-NUMBERS_AND_TEXT = (type(None), bool, int, float, complex, str, bytes)
 LEAVES = (
-    *NUMBERS_AND_TEXT,
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
     type,
     ModuleType,
     CodeType,
@@ -48,14 +54,14 @@ LEAVES = (
     torch.Generator,
     fx.Graph,
 )
-"""What holds nothing that code reaches."""
+"""Types of values that hold nothing that code reaches."""
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _LIBRARIES = frozenset({"torch", *sys.stdlib_module_names}) - {"__main__"}
 
 
 def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Iterator[object]:
-    """The objects that code reaches from a value, itself included, each once, depth first.
+    """Yields the objects that code reaches from a value, itself included, once, depth first.
 
     Classes, Python modules, numbers and texts are not entered or yielded; nor are the globals
     of torch's own functions.
@@ -82,15 +88,22 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
 
 
 def find_globals(function: FunctionType) -> dict[str, Any]:
-    """The globals that a function's code names; none for functions of torch and of Python."""
+    """Finds the globals that a function's code names; of functions of torch and Python none."""
     if (function.__module__ or "").split(".")[0] in _LIBRARIES:
         return {}
     names = _find_names(function.__code__)
     return {name: function.__globals__[name] for name in names if name in function.__globals__}
 
 
+@functools.lru_cache(maxsize=4096)
+def _find_names(code: CodeType) -> frozenset[str]:
+    """Finds the names that a function's code looks up, itself or in functions that it defines."""
+    inner = (_find_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
 def find_attributes(tensor: Tensor) -> dict[str, Any]:
-    """What a user has set on a tensor: ``weight.lr_scale = 0.1``."""
+    """Finds what a user has set on a tensor: ``weight.lr_scale = 0.1``."""
     internal = _list_internal() if isinstance(tensor, FakeTensor) else ()
     return {
         name: value
@@ -99,16 +112,15 @@ def find_attributes(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def open_cell(cell: CellType) -> object:
-    """What a closure's cell holds; None for one that is not filled yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
+@functools.cache
+def _list_internal() -> frozenset[str]:
+    """Lists the attributes that every fake tensor has."""
+    with FakeTensorMode():
+        return frozenset(vars(torch.empty(0))) | {"_is_param", "_is_buffer"}
 
 
 def find_held(value: Any) -> Iterable[object]:
-    """What a value holds on to itself."""
+    """Finds what a value holds on to itself."""
     if isinstance(value, Tensor):
         hooks = [getattr(value, name) for name in HOOKS]
         grad = value.grad if value.is_leaf else None
@@ -118,7 +130,9 @@ def find_held(value: Any) -> Iterable[object]:
         own = (value.__defaults__, value.__kwdefaults__, vars(value) or None)
         return [*own, *cells, *find_globals(value).values()]
     if isinstance(value, CellType):
-        return [open_cell(value)]
+        with contextlib.suppress(ValueError):  # not filled yet
+            return [value.cell_contents]
+        return []
     if isinstance(value, MethodType):
         return [value.__self__, value.__func__]
     if isinstance(value, BuiltinFunctionType):
@@ -138,20 +152,34 @@ def find_held(value: Any) -> Iterable[object]:
     return elements + list_attributes(value)
 
 
-def list_slots(value: object) -> tuple[str, ...]:
-    """The names of the attributes that an object has in slots, filled or not.
+def list_attributes(value: Any) -> list[object]:
+    """Lists the values of an object's attributes, in its ``__dict__`` and its slots."""
+    attributes = getattr(value, "__dict__", None)
+    values = [*attributes.values()] if isinstance(attributes, dict) else []
+    return [*values, *read_slots(value).values()]
+
+
+def read_slots(value: Any) -> dict[str, object]:
+    """Reads what an object holds in its slots, by name; those that are not filled are left out.
 
     >>> class Point:
     ...     __slots__ = ["x", "__secret"]
-    >>> sorted(list_slots(Point()))
-    ['_Point__secret', 'x']
+    >>> point = Point()
+    >>> point.x = 1
+    >>> read_slots(point)
+    {'x': 1}
     """
     kind: Any = type(value)
-    return _find_slots(kind)
+    found: dict[str, object] = {}
+    for name in list_slots(kind):
+        with contextlib.suppress(Exception):  # none is there, or a property that fails
+            found[name] = getattr(value, name)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
-def _find_slots(kind: type) -> tuple[str, ...]:
+def list_slots(kind: type) -> tuple[str, ...]:
+    """Lists the names of the attributes that objects of a class have in slots."""
     return tuple(
         name
         for owner in kind.__mro__
@@ -161,31 +189,109 @@ def _find_slots(kind: type) -> tuple[str, ...]:
     )
 
 
-def list_attributes(value: Any) -> list[object]:
-    """The values of an object's attributes, in its ``__dict__`` and its slots."""
-    attributes = getattr(value, "__dict__", None)
-    values = [*attributes.values()] if isinstance(attributes, dict) else []
-    return [*values, *read_slots(value).values()]
+# -- places ----------------------------------------------------------------------------------------
 
 
-def read_slots(value: Any) -> dict[str, object]:
-    """What an object holds in its slots, by their names; those that are not filled are left out."""
-    found: dict[str, object] = {}
-    for name in list_slots(value):
-        with contextlib.suppress(Exception):  # none is there, or a property that fails
-            found[name] = getattr(value, name)
-    return found
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something mutable that holds objects.
+
+    Attributes:
+        read: Lists them, or pairs of names and objects.
+        write: Has the place hold such a list instead.
+    """
+
+    read: Callable[[], list[Any]]
+    write: Callable[[list[Any]], None]
+
+    def restore(self, contents: list[Any]) -> None:
+        """Writes back what was read before, unless nothing has changed."""
+        if not are_same(contents, self.read()):
+            self.write(contents)
 
 
-@functools.lru_cache(maxsize=4096)
-def _find_names(code: CodeType) -> frozenset[str]:
-    """The names that a function's code looks up, itself or in functions that it defines."""
-    inner = (_find_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return frozenset(code.co_names).union(*inner)
+def list_places(holder: Any) -> Iterator[Place]:
+    """Lists the places of an object: elements, attributes, slots, cells, defaults, globals."""
+    if isinstance(holder, Tensor):
+        return
+    if isinstance(holder, CellType):
+        yield Place(lambda: [*find_held(holder)], functools.partial(_write_cell, holder))
+    elif isinstance(holder, functools.partial):
+        setstate = vars(functools.partial)["__setstate__"].__get__(holder)
+        yield Place(lambda: [holder.__reduce__()[2]], lambda new: setstate(new[0]))
+    elif isinstance(holder, FunctionType):
+        names, own = holder.__globals__, [*find_globals(holder)]
+        yield Place(lambda: [(name, names[name]) for name in own if name in names], names.update)
+        yield Place(
+            lambda: [holder.__defaults__], lambda new: setattr(holder, "__defaults__", new[0])
+        )
+    elif isinstance(holder, type):
+        yield Place(
+            lambda: [*vars(holder).items()],
+            lambda new: _write_names(dict(vars(holder)), new, holder, type),
+        )
+    else:
+        yield from _list_places_of_object(holder)
 
 
-@functools.cache
-def _list_internal() -> frozenset[str]:
-    """The attributes that every fake tensor has."""
-    with FakeTensorMode():
-        return frozenset(vars(torch.empty(0))) | {"_is_param", "_is_buffer"}
+def _list_places_of_object(holder: Any) -> Iterator[Place]:
+    # The methods of the base: a subclass may do anything in its own.
+    if isinstance(holder, dict):
+        table: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
+        yield Place(lambda: [*table.items(holder)], functools.partial(_write_dict, table, holder))
+    for base, add in ((list, list.extend), (deque, deque.extend), (set, set.update)):
+        if isinstance(holder, base):
+            yield _make_sequence_place(base, add, holder)
+    attributes = getattr(holder, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield Place(lambda: [*attributes.items()], functools.partial(_write_dict, dict, attributes))
+    kind: Any = type(holder)
+    if list_slots(kind):
+        yield Place(
+            lambda: [*read_slots(holder).items()],
+            lambda new: _write_names(read_slots(holder), new, holder, object),
+        )
+    if isinstance(holder, nn.Module):  # a lazy one becomes another
+        yield Place(lambda: [type(holder)], lambda new: setattr(holder, "__class__", new[0]))
+
+
+def _write_cell(cell: CellType, contents: list[Any]) -> None:
+    if contents:
+        cell.cell_contents = contents[0]
+    else:  # not filled yet
+        del cell.cell_contents
+
+
+def _make_sequence_place(base: Any, add: Any, holder: Any) -> Place:
+    def write(elements: list[Any]) -> None:
+        base.clear(holder)
+        add(holder, elements)
+
+    return Place(lambda: [*base.__iter__(holder)], write)
+
+
+def _write_dict(kind: Any, holder: Any, items: list[Any]) -> None:
+    kind.clear(holder)
+    for key, value in items:
+        kind.__setitem__(holder, key, value)
+
+
+def _write_names(held: dict[str, Any], items: list[Any], holder: Any, kind: Any) -> None:
+    """Writes the attributes that differ, past what a class does when it is asked to."""
+    new = dict(items)
+    for name, value in held.items():
+        if name not in new:
+            kind.__delattr__(holder, name)
+        elif new[name] is not value:
+            kind.__setattr__(holder, name, new[name])
+
+
+def are_same(one: list[Any], other: list[Any]) -> bool:
+    """Tells whether two readings of a place hold the same objects."""
+    flat, others = flatten_reading(one), flatten_reading(other)
+    return len(flat) == len(others) and all(a is b for a, b in zip(flat, others, strict=True))
+
+
+def flatten_reading(contents: list[Any]) -> list[Any]:
+    """Lists the objects in a reading, out of its pairs."""
+    return [part for value in contents for part in (value if type(value) is tuple else (value,))]

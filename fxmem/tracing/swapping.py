@@ -15,8 +15,6 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -27,19 +25,18 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError, summarize_error
-from fxmem.tracing.fakes import find_dtype, make_fake_inputs, refuse_compiled
+from fxmem.tracing.fakes import TensorCopier, find_dtype, make_fake_inputs, refuse_compiled
 from fxmem.tracing.reach import (
     HOOKS,
     LEAVES,
+    Place,
+    are_same,
     find_attributes,
-    find_globals,
     find_held,
+    flatten_reading,
     iterate_reached,
-    list_slots,
-    read_slots,
+    list_places,
 )
-from fxmem.tracing.tensor_copier import TensorCopier
-from fxmem.tracing.views import take_again
 
 Fakes = dict[int, Tensor]
 """The fake of each tensor, by the tensor's id."""
@@ -108,7 +105,7 @@ def swap_in_fakes(
     tensors += [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     for reader in readers:
         deque(iterate_reached(reader, seen), maxlen=0)
-    places = [place for holder in seen.values() for place in _list_places(holder)]
+    places = [place for holder in seen.values() for place in list_places(holder)]
     before = [(place, place.read()) for place in places]
     containers: list[Any] = [holder for holder in seen.values() if type(holder) in _CLEARED]
 
@@ -130,7 +127,7 @@ def swap_in_fakes(
         _FORGETS.remove(forget)
         with ExitStack() as stack:  # goes on after one that fails
             for place, contents in before:
-                stack.callback(_put_back, place, contents)
+                stack.callback(place.restore, contents)
 
 
 def forget_replaced() -> None:
@@ -154,53 +151,54 @@ def restore_user_state(roots: Iterable[object]) -> Iterator[None]:
         roots: Functions and classes whose code runs within.
     """
     holders = [*_iterate_holders(roots)]
-    places = [place for holder in holders for place in _list_places(holder)]
+    places = [place for holder in holders for place in list_places(holder)]
     before = [(place, place.read()) for place in places]
     try:
         yield
     finally:
         for place, contents in before:
-            known = {id(value) for value in _flatten(contents)}
-            now = _flatten(place.read())
-            if any(id(value) not in known and _holds_fake(value) for value in now):
+            known = {id(value) for value in flatten_reading(contents)}
+            new = (value for value in flatten_reading(place.read()) if id(value) not in known)
+            if any(map(_holds_fake, new)):
                 place.write(contents)
         for holder in holders:
             if isinstance(holder, _CACHE) and any(map(_holds_fake, gc.get_referents(holder))):
                 holder.cache_clear()
 
 
+def _holds_fake(value: object) -> bool:
+    return any(isinstance(reached, FakeTensor) for reached in iterate_reached(value))
+
+
 def _iterate_holders(roots: Iterable[object]) -> Iterator[object]:
-    """Everything that code reaches, each once; of classes the roots and the user's own."""
+    """Yields everything that code reaches, each once; of classes the roots and the user's own."""
     seen: dict[int, object] = {}  # the objects too, so that no id is used again
     stack = [*roots]
     own = {kind for root in roots if isinstance(root, type) for kind in root.__mro__}
     while stack:
         current = stack.pop()
-        is_class = isinstance(current, type)
-        if id(current) in seen or (isinstance(current, LEAVES) and not is_class):
+        if id(current) in seen:
             continue
-        seen[id(current)] = current
         if isinstance(current, type):
-            if not _is_foreign(current) and (current in own or not _is_installed(current)):
+            seen[id(current)] = current
+            if current.__module__.split(".")[0] in _FOREIGN:
+                continue
+            # Classes of installed packages name each other without end.
+            module = sys.modules.get(current.__module__)
+            is_installed = f"{os.sep}site-packages{os.sep}" in (
+                getattr(module, "__file__", None) or ""
+            )
+            if current in own or not is_installed:
                 yield current
                 stack += [*map(_unwrap, vars(current).values()), *current.__mro__]
-        else:
+        elif not isinstance(current, LEAVES):
+            seen[id(current)] = current
             yield current
             stack += [*find_held(current), type(current)]
 
 
-def _is_foreign(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in _FOREIGN
-
-
-def _is_installed(kind: type) -> bool:
-    """Whether a class is of an installed package, whose classes name each other without end."""
-    module = sys.modules.get(kind.__module__)
-    return f"{os.sep}site-packages{os.sep}" in (getattr(module, "__file__", None) or "")
-
-
 def _unwrap(attribute: object) -> object:
-    """The function of a static method, a class method or a property."""
+    """Finds the function of a static method, a class method or a property."""
     if isinstance(attribute, property):
         return attribute.fget
     return getattr(attribute, "__func__", attribute)
@@ -215,16 +213,19 @@ def _make_fakes(
     fake_mode: FakeTensorMode,
     dtype: torch.dtype | None,
 ) -> Fakes:
-    """A fake of each tensor, the registered ones and their gradients cast."""
+    """Makes a fake of each tensor, the registered ones and their gradients cast."""
     copier, fakes = TensorCopier(fake_mode), Fakes()
 
-    def copy(tensor: Tensor | None, dtype: torch.dtype | None, name: str) -> None:
+    def copy(tensor: Any, dtype: torch.dtype | None, name: str) -> None:
         if tensor is None or id(tensor) in fakes or is_lazy(tensor):
             return
         try:
-            with fake_mode, torch.enable_grad():
-                view = take_again(tensor, fakes)
-            fakes[id(tensor)] = copier.copy(tensor, dtype) if view is None else view
+            base = fakes.get(id(tensor._base)) if not tensor.is_leaf else None
+            if base is not None and base.is_leaf and base.dtype == tensor.dtype:
+                with fake_mode, torch.enable_grad():  # ``self.decoder = self.encoder.weight.t()``
+                    fakes[id(tensor)] = tensor._view_func_unsafe(base)
+            else:
+                fakes[id(tensor)] = copier.copy(tensor, dtype)
         except TraceError as error:
             raise TraceError(f"{name}: {error.cause}", hint=error.hint) from error
         except Exception as error:
@@ -245,32 +246,29 @@ def _make_fakes(
 
 
 def _write_fakes(
-    before: Iterable[tuple[_Place, list[Any]]], tensors: Iterable[Tensor], fakes: Fakes
+    before: Iterable[tuple[Place, list[Any]]], tensors: Iterable[Tensor], fakes: Fakes
 ) -> None:
+    """Writes fakes wherever tensors are held, and hangs on each what hangs on its original."""
     for tensor in tensors:
-        if id(tensor) in fakes:
-            _carry_over(tensor, fakes[id(tensor)], fakes)
+        fake = fakes.get(id(tensor))
+        if fake is None:
+            continue
+        for name, value in find_attributes(tensor).items():
+            vars(fake).setdefault(name, _replace(value, fakes))
+        if tensor.requires_grad and fake.requires_grad:
+            for name in HOOKS:
+                if getattr(tensor, name):
+                    setattr(fake, name, getattr(tensor, name))
+            if tensor.is_leaf and id(tensor.grad) in fakes:
+                fake.grad = fakes[id(tensor.grad)]
     for place, contents in before:
         swapped = [_replace(value, fakes) for value in contents]
-        if not _are_same(contents, swapped):
+        if not are_same(contents, swapped):
             place.write(swapped)
 
 
-def _carry_over(tensor: Tensor, fake: Tensor, fakes: Fakes) -> None:
-    """Gives a fake what hangs on the original: attributes, hooks, a gradient."""
-    for name, value in find_attributes(tensor).items():
-        vars(fake).setdefault(name, _replace(value, fakes))
-    if not (tensor.requires_grad and fake.requires_grad):
-        return
-    for name in HOOKS:
-        if getattr(tensor, name):
-            setattr(fake, name, getattr(tensor, name))
-    if tensor.is_leaf and id(tensor.grad) in fakes:
-        fake.grad = fakes[id(tensor.grad)]
-
-
 def _replace(value: Any, fakes: Fakes) -> Any:
-    """A value with fakes in the place of tensors; the value itself where it holds none."""
+    """Replaces tensors in a value by their fakes; returns the value itself where it holds none."""
     if isinstance(value, Tensor):
         return fakes.get(id(value), value)
     if type(value) is int and value in fakes:  # optimizers by the ids of their parameters
@@ -328,126 +326,3 @@ def settle_lazy(
             model(*args, **kwargs)
     finally:
         mixin.materialize = original
-
-
-# -- the places that tensors are held in -------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Something mutable that holds objects: reads them as a list, and writes such a list back."""
-
-    read: Callable[[], list[Any]]
-    write: Callable[[list[Any]], None]
-
-
-def _put_back(place: _Place, contents: list[Any]) -> None:
-    if not _are_same(contents, place.read()):
-        place.write(contents)
-
-
-def _list_places(holder: Any) -> Iterator[_Place]:
-    if isinstance(holder, Tensor):
-        return
-    if isinstance(holder, CellType):
-        yield _Place(lambda: _read_cell(holder), lambda new: _write_cell(holder, new))
-        return
-    if isinstance(holder, functools.partial):
-        setstate = vars(functools.partial)["__setstate__"].__get__(holder)
-        yield _Place(lambda: [holder.__reduce__()[2]], lambda new: setstate(new[0]))
-        return
-    if isinstance(holder, FunctionType):
-        names, own = holder.__globals__, [*find_globals(holder)]
-        yield _Place(
-            lambda: [(name, names[name]) for name in own if name in names],
-            lambda new: names.update(new),
-        )
-        yield _Place(
-            lambda: [holder.__defaults__],
-            lambda new: setattr(holder, "__defaults__", new[0]),
-        )
-        return
-    if isinstance(holder, type):
-        yield _Place(lambda: [*vars(holder).items()], functools.partial(_write_class, holder))
-        return
-    if isinstance(holder, dict):
-        table: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
-        yield _Place(lambda: [*table.items(holder)], functools.partial(_write_dict, table, holder))
-    kinds: tuple[Any, ...] = (list, deque, set)
-    for kind in kinds:
-        if isinstance(holder, kind):
-            yield _Place(
-                functools.partial(_read_sequence, kind, holder),
-                functools.partial(_write_sequence, kind, holder),
-            )
-    attributes = getattr(holder, "__dict__", None)
-    if isinstance(attributes, dict):
-        yield _Place(
-            lambda: [*attributes.items()], functools.partial(_write_dict, dict, attributes)
-        )
-    if list_slots(holder):
-        yield _Place(lambda: [*read_slots(holder).items()], functools.partial(_write_slots, holder))
-    if isinstance(holder, nn.Module):  # a lazy one becomes another
-        yield _Place(lambda: [type(holder)], lambda new: setattr(holder, "__class__", new[0]))
-
-
-def _read_cell(cell: CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # not filled yet
-        return []
-
-
-def _write_cell(cell: CellType, contents: list[Any]) -> None:
-    if contents:
-        cell.cell_contents = contents[0]
-    else:
-        del cell.cell_contents
-
-
-def _write_dict(kind: Any, holder: Any, items: list[Any]) -> None:
-    kind.clear(holder)
-    for key, value in items:
-        kind.__setitem__(holder, key, value)
-
-
-def _read_sequence(kind: Any, holder: Any) -> list[Any]:
-    return [*kind.__iter__(holder)]
-
-
-def _write_sequence(kind: Any, holder: Any, elements: list[Any]) -> None:
-    kind.clear(holder)
-    (kind.update if kind is set else kind.extend)(holder, elements)
-
-
-def _write_slots(holder: Any, items: list[Any]) -> None:
-    new = dict(items)
-    for name, value in read_slots(holder).items():
-        if name not in new:
-            object.__delattr__(holder, name)
-        elif new[name] is not value:
-            object.__setattr__(holder, name, new[name])
-
-
-def _write_class(kind: type, items: list[Any]) -> None:
-    new = dict(items)
-    for name, value in [*vars(kind).items()]:
-        if name not in new:
-            delattr(kind, name)
-        elif new[name] is not value:
-            setattr(kind, name, new[name])
-
-
-def _are_same(one: list[Any], other: list[Any]) -> bool:
-    """Tells whether two readings of a place hold the same objects."""
-    flat, others = _flatten(one), _flatten(other)
-    return len(flat) == len(others) and all(a is b for a, b in zip(flat, others, strict=True))
-
-
-def _flatten(contents: list[Any]) -> list[Any]:
-    """The objects in a reading, out of the pairs that reading makes."""
-    return [part for value in contents for part in (value if type(value) is tuple else (value,))]
-
-
-def _holds_fake(value: object) -> bool:
-    return any(isinstance(reached, FakeTensor) for reached in iterate_reached(value))

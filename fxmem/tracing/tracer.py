@@ -21,14 +21,13 @@ from torch import fx, nn
 
 from fxmem.graph import Phase
 from fxmem.tracing.calls import CallLog, patch_calls
-from fxmem.tracing.checks import find_passing_answer
 from fxmem.tracing.fxgraph import ENTERED, describe_function, iterate_tensors
-from fxmem.tracing.known_values import comes_of_held
 from fxmem.tracing.modules import is_leaf, sees_arguments
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
 from fxmem.tracing.state import ForwardState
+from fxmem.tracing.values import comes_of_held, find_passing_answer
 
 _SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})

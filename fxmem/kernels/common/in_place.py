@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.registry import ANY, Function
-from fxmem.tracing.dispatch import LeanDispatchMode
+from fxmem.tracing.fakes import LeanDispatchMode
 
 _aten = torch.ops.aten
 _add = _aten.add.Tensor

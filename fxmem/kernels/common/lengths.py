@@ -1,7 +1,7 @@
 """Lengths of sequences, which C++ functions read on the host.
 
 ``pack_padded_sequence`` computes its batch sizes from lengths, and ``ctc_loss`` its own sizes,
-where the lengths are known (:mod:`fxmem.tracing.known_values`). Batch sizes are then a real tensor:
+where the lengths are known (:mod:`fxmem.tracing.values`). Batch sizes are then a real tensor:
 the loops over packed sequences, which are C++ too, read them.
 """
 
@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.registry import ANY, CPU, Call
-from fxmem.tracing.checks import assume_passing
-from fxmem.tracing.known_values import find_value, remember_constant
+from fxmem.tracing.values import assume_passing, find_value, remember_constant
 
 _aten = torch.ops.aten
 _pack = _aten._pack_padded_sequence.default

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import raising
 
-from fxmem.tracing.checks import find_passing_answer
+from fxmem.tracing.values import find_passing_answer
 
 
 class Unknown:

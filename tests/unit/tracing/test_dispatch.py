@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxmem.tracing.dispatch import LeanDispatchMode
+from fxmem.tracing.fakes import LeanDispatchMode
 
 
 def test_nothing_is_wrapped_around_a_lean_mode() -> None:

@@ -1,0 +1,285 @@
+"""Values of tensors that an analysis knows, and the answers that checks of unknown ones must give.
+
+A fake tensor may carry a real one beside it. Where code looks at a value that is not known only to
+raise or to warn - ``assert mask.any()``, ``if (x < 0).any(): raise`` - the answer is known all the
+same: an analysis is of a step that goes well. PyTorch's own checks (the arguments of a
+distribution, the variances of ``gaussian_nll_loss``) are of that kind as much as the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from fxmem.tracing.source import Span, find_span
+
+MAX_ELEMENTS = 1 << 16
+"""Larger tensors get no value: computing them would take time and memory."""
+
+_VALUE = "_fxmem_value"
+_HELD = "_fxmem_held"
+
+
+@dataclass(slots=True)
+class Memory:
+    """Memory that values share.
+
+    Attributes:
+        known: No longer so once the step overwrites it with what is not known.
+        held: Whether it came of a tensor that was there before the step: of an input, or of what
+            the model holds. Other steps may have others.
+    """
+
+    known: bool = True
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A real tensor, and the memory that it shares with the values of its views.
+
+    Attributes:
+        real: The tensor.
+        memory: What overwriting makes unknown.
+        drawn: Whether it came of a random number.
+    """
+
+    real: torch.Tensor
+    memory: Memory
+    drawn: bool = False
+
+
+def attach_value(
+    fake: torch.Tensor, real: torch.Tensor, memory: Memory | None = None, *, drawn: bool = False
+) -> None:
+    """Lets a fake tensor carry a real one, which nothing else may change.
+
+    A view gets the memory of the value that it is a view of.
+    """
+    fake.__dict__[_VALUE] = Value(real, memory or Memory(), drawn)
+
+
+def find_attached(tensor: torch.Tensor) -> Value | None:
+    """Returns what was attached to a tensor, whether still known or not."""
+    value: Value | None = tensor.__dict__.get(_VALUE)
+    return value
+
+
+def find_known(tensor: torch.Tensor) -> Value | None:
+    """Finds the value of a tensor and its memory; None if it is not known."""
+    value = find_attached(tensor)
+    if value is not None:
+        return value if value.memory.known else None
+    if isinstance(tensor, FakeTensor):
+        # What torch.tensor(...) made; the fake mode itself forgets it when it is overwritten.
+        if tensor.constant is None:
+            return None
+        return Value(tensor.constant, Memory(held=_HELD in tensor.__dict__))
+    if type(tensor) is torch.Tensor and tensor.numel() <= MAX_ELEMENTS:  # a real one, mixed in
+        return Value(tensor, Memory(held=True))
+    return None
+
+
+def find_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Finds the real tensor beside a fake one; None if its value is not known."""
+    value = find_known(tensor)
+    return value.real if value else None
+
+
+def mark_held(fake: torch.Tensor) -> None:
+    """Notes that the value of a fake tensor is that of a tensor from before the step."""
+    fake.__dict__[_HELD] = True
+
+
+def comes_of_held(arguments: Any, answer: Any) -> bool:
+    """Tells whether what code was told of tensors' values may be otherwise in another step.
+
+    Args:
+        arguments: What it asked with.
+        answer: What it was told; where the values are not known, whether all is well, or what a
+            size hint says.
+    """
+    for tensor in tree_leaves(arguments):
+        if isinstance(tensor, torch.Tensor):
+            value = find_known(tensor)
+            if value.memory.held if value else not isinstance(answer, bool):
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def answer_fake_checks() -> Iterator[None]:
+    """Has tensors whose value is known count as real ones where transformers asks.
+
+    ``masking_utils._ignore_causal_mask_sdpa`` looks whether a mask masks anything, but not into
+    fake tensors, for which it makes masks that no run has.
+    """
+    names = vars(sys.modules.get("transformers.utils.import_utils", object))
+    asked = names.get("is_fake_tensor")
+    if asked is None:
+        yield
+        return
+    changeable: Any = names
+    changeable["is_fake_tensor"] = lambda value: (
+        isinstance(value, FakeTensor) and find_known(value) is None
+    )
+    try:
+        yield
+    finally:
+        changeable["is_fake_tensor"] = asked
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+_TORCH = os.path.dirname(torch.__file__)
+_BETWEEN = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.join(_TORCH, "_tensor.py"),
+    os.path.join(_TORCH, "overrides.py"),
+)
+"""Files between a check and the operator that it runs: fxmem, and the methods of tensors."""
+_TELLING = re.compile(
+    r"^(print|_?warn(ing)?(_once)?|rank_zero_(warn|info|debug))$"
+    r"|(^|[._])(log|logger|logging|warnings|getLogger\(.*\))"
+    r"\.(warn|warning|info|debug|error|exception|critical|log)(_once)?$"
+)
+"""Functions that warn or log and do nothing else, by name: a method of another may do anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A truth value that decides whether the code raises.
+
+    Attributes:
+        span: Place of its expression.
+        statement: Place of the statement around that.
+        passes: The answer with which the code goes on.
+    """
+
+    span: Span
+    statement: Span
+    passes: bool
+
+
+_assumed: list[bool] = []
+
+
+@contextlib.contextmanager
+def assume_passing(answer: bool) -> Iterator[None]:
+    """Has every check within pass with one answer: those of a function in C++."""
+    _assumed.append(answer)
+    try:
+        yield
+    finally:
+        _assumed.pop()
+
+
+def find_passing_answer(frame: FrameType | None) -> bool | None:
+    """Finds what the truth value that is asked for must be for the code not to raise.
+
+    Args:
+        frame: The innermost frame; those that run the operators are passed over.
+
+    Returns:
+        None where both answers let the code go on.
+    """
+    if _assumed:
+        return _assumed[-1]
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    checks = _list_checks(frame.f_code.co_filename)
+    here = find_span(frame.f_code, frame.f_lasti)
+    if here is None:
+        line = frame.f_lineno or 0
+        found = [check for check in checks if check.span[0] <= line <= check.span[1]]
+    else:
+        # Some versions of Python say that a jump belongs to the whole statement.
+        found = [check for check in checks if check.span == here]
+        found = found or [check for check in checks if check.statement == here]
+    answers = {check.passes for check in found}
+    return answers.pop() if len(answers) == 1 else None
+
+
+@functools.lru_cache(maxsize=256)
+def _list_checks(filename: str) -> tuple[_Check, ...]:
+    """Lists asserts, branches that end in ``raise``, and branches that only warn or log."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):  # no Python file, or one that has changed since
+        return ()
+    found: list[tuple[ast.stmt, ast.expr, bool]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            found.append((node, node.test, True))
+        elif isinstance(node, ast.If) and _ends_in_raise(node.body) != _ends_in_raise(node.orelse):
+            found.append((node, node.test, _ends_in_raise(node.orelse)))
+        elif isinstance(node, ast.FunctionDef):
+            branches = (inner for inner in ast.walk(node) if isinstance(inner, ast.If))
+            found += [(each, each.test, False) for each in branches if _only_tells(each, node)]
+    return tuple(
+        _Check(_span_of(operand), _span_of(statement), answer)
+        for statement, test, passes in found
+        for operand, answer in _split_test(test, passes)
+    )
+
+
+def _ends_in_raise(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Raise)
+
+
+def _only_tells(branch: ast.If, function: ast.FunctionDef) -> bool:
+    """Tells whether a branch only warns or logs, with texts that are put together in it.
+
+    As transformers' ``warn_if_padding_and_no_attention_mask`` does.
+    """
+    inner = {*ast.walk(branch)}
+    written = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    outer = (n for n in ast.walk(function) if n not in inner)
+    if branch.orelse or any(isinstance(n, ast.Name) and n.id in written for n in outer):
+        return False
+    tells = False
+    for node in inner:
+        if isinstance(node, ast.Expr):
+            call = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if not _TELLING.search(ast.unparse(call)):
+                return False
+            tells = True
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            calls = (n for n in ast.walk(node.value) if isinstance(n, ast.Call))
+            if not all(ast.unparse(call.func) in ("getattr", "len", "str") for call in calls):
+                return False
+        elif isinstance(node, ast.stmt) and not isinstance(node, ast.If):
+            return False
+    return tells
+
+
+def _split_test(test: ast.expr, passes: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """Splits a test into the operands whose truth is asked for: in ``a and b`` each decides."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield test, not passes  # the instruction that negates asks for its operand
+        yield from _split_test(test.operand, not passes)
+    elif isinstance(test, ast.BoolOp):
+        for operand in test.values:
+            yield from _split_test(operand, passes)
+    else:
+        yield test, passes
+
+
+def _span_of(node: ast.expr | ast.stmt) -> Span:
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return node.lineno, end_line, node.col_offset, end_column
