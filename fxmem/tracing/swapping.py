@@ -222,8 +222,8 @@ def _make_fakes(
         try:
             base = fakes.get(id(tensor._base)) if not tensor.is_leaf else None
             if base is not None and base.is_leaf and base.dtype == tensor.dtype:
-                with fake_mode, torch.enable_grad():  # ``self.decoder = self.encoder.weight.t()``
-                    fakes[id(tensor)] = tensor._view_func_unsafe(base)
+                with fake_mode, torch.enable_grad():
+                    fakes[id(tensor)] = _take_again(tensor, base)
             else:
                 fakes[id(tensor)] = copier.copy(tensor, dtype)
         except TraceError as error:
@@ -243,6 +243,42 @@ def _make_fakes(
     for tensor in sorted(reached, key=lambda tensor: not tensor.is_leaf):  # views after their bases
         copy(tensor, None, f"a tensor of {type(model).__name__}")
     return fakes
+
+
+_TAKES: dict[str, Callable[[Tensor, Any, Tensor], Tensor]] = {
+    "TBackward0": lambda x, node, view: x.t(),
+    "TransposeBackward0": lambda x, node, view: x.transpose(
+        _signed(node._saved_dim0), _signed(node._saved_dim1)
+    ),
+    "SelectBackward0": lambda x, node, view: x.select(
+        _signed(node._saved_dim), _signed(node._saved_index)
+    ),
+    "ViewBackward0": lambda x, node, view: x.view(view.shape),
+}
+
+
+def _signed(number: int) -> int:
+    """Restores a negative number from the unsigned one that autograd keeps."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _take_again(view: Any, base: Tensor) -> Tensor:
+    """Takes a view of a leaf, such as ``self.decoder = self.encoder.weight.t()``, of its fake.
+
+    Views that were taken by other functions than the ones above become ``as_strided``, with
+    another backward.
+    """
+    node, nodes, taken = view.grad_fn, [], base
+    while node.name() in _TAKES:
+        nodes.append(node)
+        node = node.next_functions[0][0]
+    if getattr(node, "variable", None) is view._base:
+        for step in reversed(nodes):
+            taken = _TAKES[step.name()](taken, step, view)
+        if (taken.shape, taken.stride()) == (view.shape, view.stride()):
+            return taken
+    again: Tensor = view._view_func_unsafe(base)
+    return again
 
 
 def _write_fakes(

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from fxmem.tracing.source import Span, find_span
@@ -70,6 +71,13 @@ def attach_value(
     A view gets the memory of the value that it is a view of.
     """
     fake.__dict__[_VALUE] = Value(real, memory or Memory(), drawn)
+
+
+def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Keeps the value of a small real tensor that the user's code holds."""
+    if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
+        with _disable_current_modes():
+            attach_value(fake, real.detach().clone(), Memory(held=True))
 
 
 def find_attached(tensor: torch.Tensor) -> Value | None:
