@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fxmem.graph import (
     Category,
     MemoryGraph,
-    ModuleCall,
     Node,
     Phase,
-    Save,
     SavedTensor,
     Storage,
 )
 from fxmem.recording.recorder import NodeRecord, Recorder
-from fxmem.recording.saves import SaveRecord
 from fxmem.tracing.calls import CallLog
 from fxmem.tracing.nodes import TracedNode
 
@@ -35,13 +32,20 @@ def assemble_graph(
         traced: The nodes of the model and of the loss.
         log: The calls of its modules.
     """
-    _categorise(recorder)
+    ledger, references = recorder.ledger, recorder.user_references
+    for first in recorder.autograd.saved:
+        kept = ledger.storages[first.storage]
+        if kept.category in (Category.TEMPORARY, Category.OUTPUT):
+            kept.category = Category.ACTIVATION
+    calls = () if log is None else log.calls
+    hidden = set() if log is None else log.hidden
+    held = references.held
     storages = tuple(
         Storage(
             index=index,
             nbytes=storage.nbytes,
             category=storage.category,
-            name=storage.name or _name_storage(storage.node, traced),
+            name=storage.name or ("" if storage.node is None else traced[storage.node].name),
             shape=storage.shape,
             dtype=storage.dtype,
             born=storage.born,
@@ -51,47 +55,27 @@ def assemble_graph(
             death_rank=storage.death_rank,
             cast_until=storage.cast_until,
         )
-        for index, storage in enumerate(recorder.ledger.storages)
+        for index, storage in enumerate(ledger.storages)
     )
-    saved = tuple(_describe_saved(recorder, traced))
     return MemoryGraph(
         nodes=_measure_nodes(recorder, traced),
         storages=storages,
         operations=tuple(recorder.operations),
-        saved=saved,
-        warmup=tuple(recorder.ledger.warmup),
-        saves=tuple(_list_saves(recorder)),
-        calls=() if log is None else tuple(_list_calls(log)),
-        let_go=tuple(_list_let_go(recorder)),
+        saved=_describe_saved(recorder, traced),
+        warmup=tuple(ledger.warmup),
+        saves=tuple(recorder.autograd.list_saves()),
+        calls=tuple(replace(c, obstacle=_HIDDEN) if c.fqn in hidden else c for c in calls),
+        let_go=tuple(
+            None if index in held else references.let_go.get(index)
+            for index in range(len(ledger.storages))
+        ),
         first_operations=tuple(recorder.first_step.list_operations(recorder.operations)),
     )
 
 
-def _list_calls(log: CallLog) -> Iterator[ModuleCall]:
-    for call in log.calls:
-        yield replace(call, obstacle=_HIDDEN) if call.fqn in log.hidden else call
-
-
-def _list_let_go(recorder: Recorder) -> Iterator[int | None]:
-    held = recorder.user_references.held
-    for index in range(len(recorder.ledger.storages)):
-        yield None if index in held else recorder.user_references.let_go.get(index)
-
-
-def _categorise(recorder: Recorder) -> None:
-    for saved in recorder.saving.saved:
-        storage = recorder.ledger.storages[saved.storage]
-        if storage.category in (Category.TEMPORARY, Category.OUTPUT):
-            storage.category = Category.ACTIVATION
-
-
-def _name_storage(node: int | None, traced: Sequence[TracedNode]) -> str:
-    return traced[node].name if node is not None else ""
-
-
-def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[SavedTensor]:
+def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[SavedTensor, ...]:
     described = []
-    for saved in recorder.saving.saved:
+    for saved in recorder.autograd.saved:
         node = None if saved.node is None else traced[saved.node]
         storage = recorder.ledger.storages[saved.storage]
         described.append(
@@ -106,52 +90,7 @@ def _describe_saved(recorder: Recorder, traced: Sequence[TracedNode]) -> list[Sa
                 category=storage.category,
             )
         )
-    return described
-
-
-def _list_saves(recorder: Recorder) -> Iterator[Save]:
-    saves = [*_iterate_saves(recorder)]
-    released = _find_releases(recorder, saves)
-    for save in saves:
-        unpacked, _ = recorder.sequences.ran.get(save.sequence, (None, None))
-        unpacked = recorder.sequences.copied.get(save.sequence, unpacked)
-        last = returned = released.get(save.sequence)
-        if last is not None:
-            returned = min(last, recorder.sequences.returned.get(save.sequence, last))
-        yield Save(save.storage, save.node, save.position, unpacked, last, returned)
-
-
-def _iterate_saves(recorder: Recorder) -> Iterator[SaveRecord]:
-    """Yields the saves by the functions that run: for an operator in place on a view, CopySlices.
-
-    Autograd makes it right after the operator's own function, or the copy that this one saves.
-    """
-    copies = recorder.saving.copies
-    runs = {
-        sequence - 1 - (sequence - 1 in copies): sequence for sequence in recorder.sequences.copied
-    }
-    for save in recorder.saving.saves:
-        yield replace(save, sequence=runs.get(save.sequence, save.sequence))
-
-
-def _find_releases(recorder: Recorder, saves: Sequence[SaveRecord]) -> dict[int, int]:
-    """Finds by autograd function the operation of its backward after which it releases its saves.
-
-    This is its last operation, unless the engine adds up gradients in its name afterwards: then
-    the deaths of its saves tell.
-    """
-    last = {sequence: last for sequence, (_, last) in recorder.sequences.ran.items()}
-    holders: dict[int, int] = {}  # by storage, the function that releases it last
-    for save in saves:
-        if save.sequence in last:
-            holder = holders.get(save.storage, save.sequence)
-            holders[save.storage] = max(holder, save.sequence, key=last.__getitem__)
-    seen: dict[int, int] = {}
-    for index, sequence in holders.items():
-        died = recorder.ledger.storages[index].died
-        if died is not None and recorder.sequences.ran[sequence][0] <= died <= last[sequence]:
-            seen[sequence] = max(died, seen.get(sequence, died))
-    return last | seen
+    return tuple(described)
 
 
 def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[Node, ...]:
@@ -161,7 +100,7 @@ def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[No
             backward = operation.phase is Phase.BACKWARD
             (backward_flops if backward else forward_flops)[operation.node] += operation.flops
     saved_bytes = [0] * len(traced)
-    for saved in recorder.saving.saved:
+    for saved in recorder.autograd.saved:
         storage = recorder.ledger.storages[saved.storage]
         if saved.node is not None and storage.category not in _LISTED:
             saved_bytes[saved.node] += storage.nbytes
@@ -186,7 +125,7 @@ def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[No
                 forward_flops=forward_flops[node.index],
                 backward_flops=backward_flops[node.index],
                 results=record.results,
-                early_backward=node.index in recorder.sequences.early,
+                early_backward=node.index in recorder.autograd.early,
             )
         )
     return tuple(nodes)

@@ -1,15 +1,17 @@
-"""Ledger of a step's storages: their births and deaths, and the live bytes."""
+"""Ledger of a step's storages: births, deaths, live bytes, and the references that keep them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.graph import (
@@ -23,6 +25,7 @@ from fxmem.graph import (
 )
 from fxmem.kernels.registry import Workspace
 from fxmem.specs import strip_torch
+from fxmem.tracing.conditions import read_autocast_on
 
 _HOST = torch.device("cpu")
 NO_STORAGE = -2
@@ -103,13 +106,12 @@ class Ledger:
         self.operation = 0
         self.recording = self._begun = True
 
-    def is_counted(self, tensor: torch.Tensor) -> bool:
+    def is_counted(self, tensor: Tensor) -> bool:
         """Tells whether a tensor lies on the device."""
-        if self.counts_all:
-            return True
-        return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
+        on_device = isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
+        return self.counts_all or on_device
 
-    def find(self, tensor: torch.Tensor) -> int:
+    def find(self, tensor: Tensor) -> int:
         """Finds the index of a tensor's storage; NO_STORAGE if it is not watched."""
         try:
             key = tensor.untyped_storage()._cdata
@@ -117,7 +119,7 @@ class Ledger:
             return NO_STORAGE
         return self._live.get(key, NO_STORAGE)
 
-    def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
+    def track(self, tensor: Tensor, born: int | None = None, node: int | None = None) -> int:
         """Watches a tensor's storage from now on, and returns its index.
 
         It was born in the latest operation, or in the one given: RESIDENT for a tensor that no
@@ -135,14 +137,15 @@ class Ledger:
             return index
         if nbytes == 0:
             return NO_STORAGE
-        if born is None:
-            born = self.operation
-        index = self._add(
-            key, LiveStorage(nbytes, tuple(tensor.shape), strip_torch(tensor.dtype), born, node)
-        )
+        birth = self.operation if born is None else born
+        seen = LiveStorage(nbytes, tuple(tensor.shape), strip_torch(tensor.dtype), birth, node)
+        index = self._add(key, seen)
         self._references[key] = weakref.ref(storage, functools.partial(self._see_death, key))
-        if born == RESIDENT and self.recording:
-            self._add_resident(nbytes)
+        if born == RESIDENT and self.recording:  # there all the time, though it is seen only now
+            self.resident_bytes += nbytes
+            self.live_now_bytes += nbytes
+            self.peak_bytes += nbytes
+            self.live_bytes = [live + nbytes for live in self.live_bytes]
         else:
             self.change(nbytes)
         return index
@@ -160,38 +163,11 @@ class Ledger:
         self._add(-len(self._kept), storage)  # no address
         self.change(nbytes)
 
-    def hold(self, nbytes: int) -> None:
-        """Counts memory that a kernel allocates and frees before it returns."""
-        if not nbytes:
-            return
-        if self.is_warming_up:
-            self.warmup += [(None, nbytes), (None, -nbytes)]
-        elif self.recording:
-            self.change(nbytes)
-            self.change(-nbytes)
-
-    def take(self, nbytes: int) -> int:
-        """Counts a block that a kernel allocates inside itself; returns the block's number."""
-        index = len(self.storages)
-        if self.is_warming_up:
-            self.storages.append(LiveStorage(nbytes, (nbytes,), "uint8", self.operation, None))
-            self.warmup.append((index, nbytes))
-        elif self.recording:
-            self.change(nbytes)
-        return index
-
-    def give_back(self, index: int, nbytes: int) -> None:
-        """Counts the free of a block of :meth:`take`."""
-        if self.is_warming_up:
-            self.warmup.append((index, -nbytes))
-        elif self.recording:
-            self.change(-nbytes)
-
     def allocate(
         self,
-        made: Sequence[torch.Tensor],
+        made: Sequence[Tensor],
         workspace: Workspace,
-        see: Callable[[torch.Tensor], object],
+        see: Callable[[Tensor], object],
     ) -> Blocks:
         """Counts an operator's results and its kernel's blocks, in the kernel's order.
 
@@ -201,7 +177,11 @@ class Ledger:
         if isinstance(workspace, int):
             for tensor in made:
                 see(tensor)
-            self.hold(workspace)
+            if workspace and self.is_warming_up:
+                self.warmup += [(None, workspace), (None, -workspace)]
+            elif workspace and self.recording:
+                self.change(workspace)
+                self.change(-workspace)
             return ()
         named = {~block for block, _ in workspace}
         for at, tensor in enumerate(made):
@@ -209,16 +189,19 @@ class Ledger:
                 see(tensor)
         blocks, held = list[tuple[int, int]](), dict[int, int]()
         for block, nbytes in workspace:
+            count = len(self.storages)
             if block < 0:
-                count = len(self.storages)
                 see(made[~block])
                 blocks += [(NEXT_RESULT, 0)] * (len(self.storages) - count)
                 continue
             blocks.append((block, nbytes))
-            if nbytes > 0:
-                held[block] = self.take(nbytes)
-            else:
-                self.give_back(held[block], -nbytes)
+            if self.recording:
+                self.change(nbytes)
+            elif self.is_warming_up:
+                if nbytes > 0:
+                    held[block] = count
+                    self.storages.append(LiveStorage(nbytes, (nbytes,), "uint8", -1, None))
+                self.warmup.append((held[block], nbytes))
         return tuple(blocks)
 
     def change(self, delta_bytes: int) -> None:
@@ -246,13 +229,6 @@ class Ledger:
             storage.died = self.operation
             storage.death_rank = self._deaths = self._deaths + 1
         self.change(-storage.nbytes)
-
-    def _add_resident(self, nbytes: int) -> None:
-        """Counts a storage that was there all the time, though it is seen only now."""
-        self.resident_bytes += nbytes
-        self.live_now_bytes += nbytes
-        self.peak_bytes += nbytes
-        self.live_bytes = [live + nbytes for live in self.live_bytes]
 
 
 class FirstStepLog:
@@ -286,3 +262,98 @@ class FirstStepLog:
             found = twins[rank] if phase is not Phase.OPTIMIZER and rank < len(twins) else None
             is_twin = found is not None and found.name == str(func)
             yield FirstOperation(start, phase, found.index if found and is_twin else None)
+
+
+class UserReferences:
+    """Sees the user's code release tensors that nodes returned.
+
+    Attributes:
+        let_go: By storage, the operation in which the user's code released a tensor on it last.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.let_go: dict[int, int] = {}
+        self._ledger = ledger
+        self._watched: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
+
+    @property
+    def held(self) -> set[int]:
+        """The storages that the user's code still references."""
+        return {index for index, _ in self._watched.values()}
+
+    def watch(self, tensor: Tensor, storage: int) -> None:
+        key = id(tensor)
+        see_end = functools.partial(self._see_end, key)
+        self._watched[key] = storage, weakref.ref(tensor, see_end)
+
+    def includes(self, tensor: Tensor) -> bool:
+        """Tells whether a node returned a tensor, or the base that it is a view of and so keeps."""
+        if id(tensor) in self._watched:
+            return True
+        return tensor._is_view() and id(tensor._base) in self._watched
+
+    def _see_end(self, key: int, _reference: weakref.ref[Tensor]) -> None:
+        index, _ = self._watched.pop(key)
+        if self._ledger.recording:
+            self.let_go[index] = self._ledger.operation
+
+
+class CastLog:
+    """Notes the casts of weights that autocast keeps for other uses until it exits.
+
+    Source: ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``; ``__exit__`` in
+    ``torch/amp/autocast_mode.py`` clears the cache when the outermost autocast exits.
+
+    Attributes:
+        casts_weights: Whether autocast casts weights, kept or not.
+    """
+
+    def __init__(self, ledger: Ledger, device: str) -> None:
+        self._ledger = ledger
+        self._device = device
+        self.casts_weights = False
+        self._dtype: torch.dtype | None = None
+        self._keeps = False
+        self._made: list[int] = []  # in the node that runs
+        self._kept: list[int] = []
+
+    def enter_node(self) -> None:
+        # Below a node, autocast reads as off.
+        self._dtype = read_autocast_on(self._device)
+        self._keeps = torch.is_autocast_cache_enabled()
+
+    def exit_node(self, results: Container[int]) -> None:
+        # The user's own code has made a cast that is the node's result.
+        storages = self._ledger.storages
+        made = (i for i in self._made if i not in results and storages[i].died is None)
+        self._kept.extend(made)
+        self._made.clear()
+        self._dtype = None
+
+    def see(self, func: Any, args: tuple[Any, ...], result: Tensor, storage: int) -> None:
+        """Notes a cast by an operator that has run, whose result shares that storage."""
+        is_cast = func is torch.ops.aten._to_copy.default and result.dtype == self._dtype
+        if self._dtype is None or not is_cast:
+            return
+        weight = args[0]
+        is_leaf = weight.requires_grad and weight.is_leaf and not weight._is_view()
+        if is_leaf and weight.dtype == torch.float32:
+            self.casts_weights = True
+            if self._keeps:
+                self._made.append(storage)
+
+    @contextlib.contextmanager
+    def watch_exits(self) -> Iterator[None]:
+        clear_cache = torch.clear_autocast_cache
+
+        def clear_watched() -> None:
+            for index in self._kept:
+                self._ledger.storages[index].cast_until = self._ledger.operation
+            self._kept.clear()
+            clear_cache()
+
+        torch.clear_autocast_cache = clear_watched
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache = clear_cache

@@ -27,9 +27,9 @@ from fxmem.graph import (
     measure_blocks,
 )
 from fxmem.kernels.registry import Call, Target, Workspace
+from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
 from fxmem.recording.constants import list_tensors
-from fxmem.recording.engine import EngineWatch
-from fxmem.recording.ledger import NO_STORAGE, FirstStepLog, Ledger
+from fxmem.recording.ledger import NO_STORAGE, CastLog, FirstStepLog, Ledger, UserReferences
 from fxmem.recording.operators import (
     OperatorRunner,
     RealTensorCache,
@@ -37,7 +37,6 @@ from fxmem.recording.operators import (
     find_overwritable,
     find_written,
 )
-from fxmem.recording.saves import CastLog, SaveLog, SequenceLog, UserReferences, is_own_output
 from fxmem.tracing.fakes import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
@@ -68,8 +67,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         operations: The operators since :meth:`begin_step`.
         node_records: By index of the traced node.
         runner: Runs the operators.
-        saving: The saves for backward.
-        sequences: The node of each function of autograd, and when the function ran.
+        autograd: The saves for backward, and the functions of autograd.
         real_tensors: Real tensors that the step met.
         user_references: The tensors that nodes returned.
         seeding: Lines of forward that set the state of a random number generator.
@@ -83,8 +81,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.node_records: dict[int, NodeRecord] = {}
         self.runner = OperatorRunner(target, self.ledger, size_hint)
-        self.saving = SaveLog()
-        self.sequences = SequenceLog()
+        self.autograd = AutogradLog(self.ledger)
         self.real_tensors = RealTensorCache()
         self.user_references = UserReferences(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
@@ -95,8 +92,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self._node: int | None = None
         self._node_operators = self._node_storages = 0
         self._engine = EngineWatch()
-        self._autograd: tuple[str, int] | None = None
-        self._autograd_start = 0
+        self._function: tuple[str, int] | None = None
+        self._function_start = 0
 
     # -- the step ------------------------------------------------------------------------------
 
@@ -128,16 +125,14 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
         self._node_storages = len(self.ledger.storages)
-        self.sequences.enter_node()
+        self.autograd.enter_node()
         self.casts.enter_node()
 
     def exit_node(self, index: int, result: Any) -> int:
         """Ends a node, and returns how many operators it ran."""
         self._node = None
-        if self.ledger.recording:
-            with torch._C.DisableTorchFunction():
-                self.sequences.see_views(iterate_tensors(result))
-        self.sequences.exit_node(index)
+        with torch._C.DisableTorchFunction():
+            self.autograd.exit_node(index, iterate_tensors(result) if self.ledger.recording else ())
         results = {self.track(tensor) for tensor in iterate_tensors(result)}
         self.casts.exit_node(results)
         for tensor in iterate_tensors(result) if self.ledger.recording else ():
@@ -176,7 +171,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 index = self.track(part, RESIDENT)  # before the operator that reads it
                 if index == NO_STORAGE:
                     continue
-                self.saving.add(index, part, maker, node, len(self.operations))
+                self.autograd.add_save(index, part, maker, node, len(self.operations))
                 saved_by = self.ledger.storages[index].saved_by
                 if node is not None and node not in saved_by:
                     saved_by.append(node)
@@ -226,13 +221,14 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         in_backward = self._phase is Phase.BACKWARD
         if running is not None or in_backward:  # forward may run a backward of its own
             function = None if running is None else (running.name(), running._sequence_nr())
-            if function != self._autograd:
-                self._autograd, self._autograd_start = function, len(self.ledger.storages)
+            if function != self._function:
+                self._function, self._function_start = function, len(self.ledger.storages)
             result = self._engine.find_reused(
-                func, args, sys._getframe(2), lambda x: self.track(x) >= self._autograd_start
+                func, args, sys._getframe(2), lambda x: self.track(x) >= self._function_start
             )
-        if not in_backward:
-            self.sequences.see_early(running)
+        if running is not None and not in_backward:
+            node = self.autograd.find_node(running)
+            self.autograd.early |= set() if node is None else {node}
         if result is None:
             in_forward = self._phase in (Phase.FORWARD, Phase.LOSS)
             result = self.runner.run(func, args, kwargs, in_forward=in_forward)
@@ -272,11 +268,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         index = len(self.operations)
         if autograd is not None:
             # A function without a number belongs to the node whose backward ran last.
-            found = self.sequences.find_node(autograd)
+            found = self.autograd.find_node(autograd)
             self._node = self._node if found is None else found
-            self.sequences.see_operation(autograd, index, func)
-            if func is _detach:  # ``SavedVariable::unpack`` makes a tensor of the function's own
-                self.sequences.watch_unpacked(autograd, call.outputs, self.ledger)
+            self.autograd.see_operation(autograd, index, func, call.outputs)
         node, is_forward = self._node, self._phase in (Phase.FORWARD, Phase.LOSS)
         reads = self._list_storages(read, RESIDENT)
         writes = self._list_storages(find_written(func, call.args, call.kwargs))

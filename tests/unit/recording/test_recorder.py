@@ -141,7 +141,7 @@ def test_each_storage_is_saved_once_and_by_whom(recorder: Recorder) -> None:
             recorder.enter_node(index)
             x.sin()
             recorder.exit_node(index, None)
-    assert [(s.storage, s.node, s.shape) for s in recorder.saving.saved] == [(0, 0, (4,))]
+    assert [(s.storage, s.node, s.shape) for s in recorder.autograd.saved] == [(0, 0, (4,))]
     assert recorder.ledger.storages[0].saved_by == [0, 1]
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fxmem import analyze
 from fxmem.graph import Category, Effect, MemoryGraph, Phase
-from fxmem.recording.ledger import Ledger
-from fxmem.recording.saves import SaveLog, SequenceLog, UserReferences, is_own_output
+from fxmem.recording.autograd import AutogradLog, is_own_output
+from fxmem.recording.ledger import Ledger, UserReferences
 
 
 class Net(nn.Module):
@@ -173,13 +173,13 @@ def _iterate_sizes(tree: Any) -> Iterator[int]:
         yield from _iterate_sizes(event.children)
 
 
-def watch(function: Callable[[Tensor], Tensor]) -> tuple[SaveLog, list[bool], Tensor]:
+def watch(function: Callable[[Tensor], Tensor]) -> tuple[AutogradLog, list[bool], Tensor]:
     """What a function of a leaf saves, and whether each is its own output."""
-    log, own = SaveLog(), []
+    log, own = AutogradLog(Ledger(torch.device("cpu"))), []
 
     def pack(tensor: Tensor) -> Tensor:
         own.append(is_own_output(tensor.grad_fn))
-        log.add(len(own) - 1, tensor, tensor.grad_fn, 0, 1)
+        log.add_save(len(own) - 1, tensor, tensor.grad_fn, 0, 1)
         return tensor.detach()
 
     x = torch.zeros(4, requires_grad=True)
@@ -202,9 +202,9 @@ def test_in_place_a_copy_is_saved_that_has_a_number_too(
 
 
 def test_a_storage_is_listed_once_however_often_it_is_saved() -> None:
-    log = SaveLog()
+    log = AutogradLog(Ledger(torch.device("cpu")))
     for tensor in (torch.zeros(4), torch.zeros(2, 2)):
-        log.add(3, tensor, None, 1, 9)
+        log.add_save(3, tensor, None, 1, 9)
     assert [(s.storage, s.node, s.position) for s in log.saves] == [(3, 1, 9)] * 2
     assert [(s.shape, s.dtype) for s in log.saved] == [((4,), "float32")]
 
@@ -214,7 +214,7 @@ def leaf() -> Tensor:
     return torch.zeros(4, requires_grad=True)
 
 
-def run_nodes(log: SequenceLog, x: Tensor) -> Iterator[Tensor]:
+def run_nodes(log: AutogradLog, x: Tensor) -> Iterator[Tensor]:
     """Two nodes, one without functions between them, and a function outside of all."""
     log.enter_node()
     y = x.exp()
@@ -228,7 +228,7 @@ def run_nodes(log: SequenceLog, x: Tensor) -> Iterator[Tensor]:
 
 
 def test_a_function_belongs_to_the_node_that_made_it(leaf: Tensor) -> None:
-    log = SequenceLog()
+    log = AutogradLog(Ledger(torch.device("cpu")))
     of_first, of_third, outside = (t.grad_fn for t in run_nodes(log, leaf))
     assert log.find_node(of_first) == 0
     assert log.find_node(of_third) == log.find_node(of_third.next_functions[0][0]) == 2
