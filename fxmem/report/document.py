@@ -17,16 +17,7 @@ _ALIKE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The peak, and its place in the step.
-
-    Attributes:
-        peak_bytes: Most bytes allocated at any moment.
-        phase: The part of the step in which the peak lies.
-        node: Name of the node there, or None where the operator belongs to none.
-        source: The user's own line, or None.
-        optimizer: Name of the optimizer, or None.
-        parameters: In the optimizer, the parameters whose update is under way.
-    """
+    """The peak, and its place in the step: in the optimizer, the parameters that it updates."""
 
     peak_bytes: int
     phase: Phase
@@ -48,13 +39,9 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The step in the memory of the target GPU.
+    """The step in the memory of the target GPU: where it runs out, unless the step fits.
 
-    Attributes:
-        gpu: Its name.
-        capacity_bytes: All its memory.
-        exhaustion: Where its memory runs out; None where the step fits.
-        retries: How often the allocator gives back its cache to make room.
+    To make room, the allocator gives back its cache ``retries`` times.
     """
 
     gpu: str
@@ -67,15 +54,8 @@ class Fit:
 class LiveRow:
     """A storage that is alive at the peak, or the workspace of the kernel that runs there.
 
-    Attributes:
-        nbytes: Its size.
-        category: Its category.
-        label: As :func:`fxmem.memory.labels.label_storages` has it, or the operator whose
-            workspace it is.
-        shape: Of the first tensor on it; None for a workspace.
-        dtype: Of that tensor; empty for a workspace.
-        saved_by: Names of the nodes that saved it for backward.
-        source: The user's line that made it, or None.
+    Its label is that of :func:`fxmem.memory.labels.label_storages`, or the operator whose workspace
+    it is; shape and dtype are of the first tensor on it, None and empty for a workspace.
     """
 
     nbytes: int
@@ -170,11 +150,8 @@ def build_document(analysis: Analysis) -> Document:
 def _list_device(analysis: Analysis) -> Iterator[DeviceRow]:
     if analysis.process_bytes is None:
         return
-    peak, most, reserved = (
-        analysis.peak_bytes,
-        analysis.library_peak_bytes,
-        analysis.reserved_bytes,
-    )
+    peak, most = analysis.peak_bytes, analysis.library_peak_bytes
+    reserved = analysis.reserved_bytes
     yield DeviceRow("allocated", peak, peak, "torch.cuda.max_memory_allocated()")
     if most > peak:
         note = "the same; cuDNN chooses at run time"

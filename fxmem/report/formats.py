@@ -55,7 +55,7 @@ class Format:
     """A kind of file.
 
     Attributes:
-        suffixes: Of its files, in lower case, the usual one first.
+        suffixes: In lower case, the usual one first.
         views: The function that draws each view, from the analysis, the options and the format's
             name; the first is the default.
         is_text: Whether a terminal can show it.
@@ -69,11 +69,7 @@ class Format:
 
 
 def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
-    """Builds the picture of the graph.
-
-    Raises:
-        UsageError: The plan is for another model, or other inputs.
-    """
+    """Builds the picture of the graph, with the plan on it."""
     from fxmem.planning.describe import check_fingerprint
     from fxmem.report.document import build_document
     from fxmem.report.graph.dot import build_picture
@@ -165,13 +161,9 @@ def find_format(path: str | os.PathLike[str]) -> str:
 def find_view(kind: str, options: RenderOptions) -> str:
     """Finds the view to draw, and checks that it can be drawn, before the work that leads to it.
 
-    Args:
-        kind: Name of the format.
-        options: The options of the picture.
-
     Raises:
-        UsageError: There is no such format, it has no such view, nothing is installed that draws
-            it, or the options are for another view.
+        UsageError: There is no such format, it has no such view, or nothing is installed that
+            draws it.
     """
     if kind not in FORMATS:
         raise UsageError(f"unknown output format {kind!r}", hint=f"use {', '.join(FORMATS)}")
@@ -180,8 +172,6 @@ def find_view(kind: str, options: RenderOptions) -> str:
     if view not in views:
         others = [name for name, entry in FORMATS.items() if view in entry.views]
         raise UsageError(f"{kind} has no view {view!r}", hint=f"use {', '.join(others or views)}")
-    if (options.depth or options.expand) and view in (TIMELINE, TRADEOFF, SNAPSHOT):
-        raise UsageError(f"depth and expand are for the graph, not for a {view}")
     if FORMATS[kind].needs_engine and view == GRAPH:
         from fxmem.report.graph.engine import find_engine
 
@@ -199,11 +189,6 @@ def needs_model(kind: str, options: RenderOptions) -> bool:
 
 def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
     """Draws an analysis.
-
-    Args:
-        analysis: The analysis.
-        kind: Name of the format.
-        options: The options of the picture.
 
     Raises:
         UsageError: It cannot be drawn so, or the plan is for another model.

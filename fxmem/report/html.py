@@ -54,13 +54,7 @@ def write_html(
 
     Its script and its style are part of it, and its content policy lets nothing else run and
     nothing be loaded. Names are data: the template escapes them, and the script sets texts only.
-
-    Args:
-        analysis: Of the step.
-        plan: A plan of it, or None.
-        front: The trade-offs of the step; may be empty.
-        svg: The graph as Graphviz draws it; empty where there is none.
-        graph_note: The reason why there is none.
+    Without the picture of the graph by Graphviz (``svg``), the page has ``graph_note`` instead.
     """
     document, planned = build_document(analysis), None
     # A saved report lacks what it takes to trace a plan.

@@ -33,8 +33,7 @@ class ModuleRow(NamedTuple):
         name: Within the row around it; empty for the model itself.
         level: How many rows it lies in.
         node: Index of the node where it is one; ``NONE`` for what holds several.
-        sums: Bytes of its parameters; of its nodes' new storages, of what they were the first to
-            save, of what they made that is alive at the peak; their forward and backward FLOPs.
+        sums: Bytes of its parameters; the sums of its nodes' ``_SUMS``.
     """
 
     name: str
@@ -62,15 +61,7 @@ def build_page_data(
     plan: Plan | None = None,
     front: Iterable[Plan] = (),
 ) -> dict[str, Any]:
-    """Collects everything that the script shows, as plain data.
-
-    Args:
-        analysis: Of the step.
-        document: Its report.
-        planned: The step with the plan, or None.
-        plan: The plan, or None.
-        front: The trade-offs; may be empty.
-    """
+    """Collects everything that the script shows of a step, as plain data."""
     texts, graph, nodes = _Texts(), analysis.allocated_graph, document.nodes
     operations, storages, categories = graph.operations, graph.storages, [*STYLES]
     used = [NONE] * len(storages)
@@ -159,12 +150,7 @@ class _Module:
 
 
 def list_modules(nodes: Sequence[NodeRow], storages: Iterable[Storage]) -> tuple[ModuleRow, ...]:
-    """Lists the modules of a model and the operations in them, each before its inside.
-
-    Args:
-        nodes: Those of the report.
-        storages: Of the step, of which the parameters are read.
-    """
+    """Lists the modules of a model and the operations in them, each before its inside."""
     model = _Module("")
     for index, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):

@@ -40,16 +40,10 @@ _Row = TypeVar("_Row")
 def render_plan(
     plan: Plan, setup: Setup, *, peak: Peak | None = None, width: int | None = None
 ) -> str:
-    """Writes a plan; its first line has the new peak and its cost.
+    """Writes a plan for a step, with the new peak and its cost in the first line.
 
-    Args:
-        plan: The plan.
-        setup: The step that it was made for.
-        peak: The peak of the step with the plan; None where that is not known.
-        width: Columns that the lines of tables and notes may take; None for no limit.
-
-    Returns:
-        Lines, each ended by a newline.
+    The place of the new peak is left out where ``peak`` is not known. Tables and notes take at
+    most ``width`` columns.
     """
     before, after = format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes)
     share = write_share(plan.peak_bytes / (plan.baseline_peak_bytes or 1))
@@ -78,16 +72,7 @@ def render_plan(
 
 
 def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = None) -> str:
-    """Writes the trade-offs of a step, cheapest first, and how to choose one.
-
-    Args:
-        plans: As :func:`fxmem.pareto` returns them.
-        setup: The step that they were made for.
-        width: Columns that the lines may take; None for no limit.
-
-    Returns:
-        Lines, each ended by a newline.
-    """
+    """Writes the trade-offs of a step, cheapest first, and how to choose one."""
     baseline_bytes = plans[0].baseline_peak_bytes
     least = format_bytes(min(plan.peak_bytes for plan in plans))
     fields: dict[str, Callable[[Plan], str]] = {
@@ -125,17 +110,7 @@ def render_advice(
     *,
     width: int | None = None,
 ) -> str:
-    """Writes what else lowers a peak, most first.
-
-    Args:
-        advice: As :func:`fxmem.advise` returns it.
-        baseline_bytes: The peak without any of it.
-        setup: The step, where the text stands alone; None where it follows a plan's.
-        width: Columns that the lines may take; None for no limit.
-
-    Returns:
-        Lines, each ended by a newline.
-    """
+    """Writes what else lowers a peak, most first; with the step where the text stands alone."""
     peak = format_bytes(baseline_bytes)
     title = "No other change that was tried lowers the peak by 0.5 % or 1 MiB."
     if advice:

@@ -69,11 +69,8 @@ def draw_timeline(
 ) -> bytes:
     """Draws the live memory of a step as stacked areas, with its phases and its peak.
 
-    Args:
-        analysis: Of the step.
-        kind: ``svg``, ``png`` or ``pdf``; the same file each time.
-        plan: A plan of it, whose peak is drawn too; or None.
-        planned: The step with the plan; None where that is not known.
+    The peak of a plan is a line, and so is the step with the plan, where that is known. The file
+    (``svg``, ``png`` or ``pdf``) is the same each time.
     """
     headline = write_headline(build_document(analysis).headline)
     figure, axes, unit, unit_name = _start_figure(analysis, headline, title_pad=18)
@@ -105,12 +102,6 @@ def draw_tradeoff(
     analysis: Analysis, kind: str, front: Sequence[Plan], plan: Plan | None = None
 ) -> bytes:
     """Draws the peak of each plan of a front against the time that it adds.
-
-    Args:
-        analysis: Of the step.
-        kind: ``svg``, ``png`` or ``pdf``; the same file each time.
-        front: The trade-offs, as :func:`fxmem.pareto` returns them.
-        plan: The chosen plan, which is marked; or None.
 
     Raises:
         UsageError: There are no trade-offs.
@@ -148,10 +139,6 @@ def draw_tradeoff(
 def choose_moments(live_bytes: Sequence[int], columns: int) -> tuple[int, ...]:
     """Chooses operations that stand for all: of consecutive ones, that with the most bytes.
 
-    Args:
-        live_bytes: Of each operation.
-        columns: How many are chosen at most.
-
     >>> choose_moments((1, 5, 2, 2), 2), choose_moments((1, 2), 4)
     ((1, 2), (0, 1))
     """
@@ -165,10 +152,6 @@ def choose_moments(live_bytes: Sequence[int], columns: int) -> tuple[int, ...]:
 
 def fit_phases(operations: Sequence[Operation], others: Sequence[Operation]) -> tuple[float, ...]:
     """Places operations on the axis of others, so that each phase begins where theirs does.
-
-    Args:
-        operations: Of a step.
-        others: Of the same step with more or fewer operations in its phases.
 
     >>> step = [Operation(0, "a", Phase.FORWARD), Operation(1, "b", Phase.BACKWARD)]
     >>> fit_phases([*step, Operation(2, "c", Phase.BACKWARD)], step)

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
-from fxmem.graph import Category, Node
-from fxmem.memory.allocation import BlockTrace, trace_blocks
-from fxmem.memory.allocator import SegmentState, TraceAction, TraceEvent
+from fxmem.graph import Category
+from fxmem.memory.allocation import trace_blocks
+from fxmem.memory.allocator import SegmentState, TraceAction
 from fxmem.memory.labels import label_operator
 from fxmem.memory.timeline import Action, Event
 
 PROTOCOL = 4
 """The latest of pickle that pytorch.org/memory_viz reads."""
 _POOL = (0, 0)
-_BEFORE = "before the step"
 
 
 def write_snapshot(analysis: Analysis) -> bytes:
-    """Writes the file that ``torch.cuda.memory._dump_snapshot`` would have written after a step.
-
-    Args:
-        analysis: Of the step.
-
-    Raises:
-        UsageError: It is a saved report of a step on CUDA, which does not say where blocks lie.
-    """
+    """Writes the file that ``torch.cuda.memory._dump_snapshot`` would have written after a step."""
     return pickle.dumps(build_snapshot(analysis), PROTOCOL)
 
 
@@ -37,9 +28,6 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
 
     The trace begins with what was there before, so that viewers know what it is. As in PyTorch,
     sizes of events are those of requests; the blocks are in the segments.
-
-    Args:
-        analysis: Of the step.
 
     Raises:
         UsageError: It is a saved report of a step on CUDA, which does not say where blocks lie.
@@ -51,10 +39,33 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
             "a saved report lacks the addresses of CUDA's blocks", hint="name the model instead"
         )
     trace = trace_blocks(analysis.graph, analysis.settings)
-    events = [*_list_residents(analysis, trace), *_list_events(analysis, trace)]
+    events = [
+        _write_event(
+            TraceAction.ALLOC.value,
+            place.address,
+            place.nbytes,
+            [{"filename": "fxmem", "line": 0, "name": analysis.labels[place.storage]}],
+            _find_category(analysis, place.storage),
+            "before the step",
+        )
+        for place in trace.residents
+    ]
+    last, stack = -1, list[dict[str, Any]]()
+    for happened, index in trace.events:
+        event = analysis.timeline.events[index]
+        if index != last:
+            last, stack = index, _write_stack(analysis, event)
+        names = [happened.action.value]
+        if happened.action is TraceAction.FREE:  # viewers wait for the one before they do the other
+            names.insert(0, "free_requested")
+        for name in names:
+            is_block = not name.startswith("segment")
+            category = _find_category(analysis, event.storage) if is_block else ""
+            place = (happened.address, happened.nbytes)
+            events.append(_write_event(name, *place, stack, category, event.phase.value))
     origins = {e["addr"]: e["frames"] for e in events if e["action"] == TraceAction.ALLOC.value}
     # The viewer knows colours for categories only where one of them is called unknown.
-    events.append(_write_event("snapshot", 0, 0, [], category="unknown"))
+    events.append(_write_event("snapshot", 0, 0, [], "unknown"))
     return {
         "segments": [_write_segment(segment, origins) for segment in trace.segments],
         "device_traces": [events],
@@ -71,45 +82,16 @@ def _write_stack(analysis: Analysis, event: Event) -> list[dict[str, Any]]:
         what = f"{operator} makes {analysis.labels[event.storage]}"
     else:
         what = f"{analysis.labels[event.storage]} freed after {operator}"
-    step = _write_frame(event.step, f"{operation.phase.value}: {what}")
+    name = f"{operation.phase.value}: {what}"
+    step: dict[str, Any] = {"filename": "fxmem", "line": event.step, "name": name}
     if operation.node is None:
         return [step]
-    return [*_write_node(analysis.nodes[operation.node], step), step]
-
-
-def _write_frame(line: int, name: str) -> dict[str, Any]:
-    return {"filename": "fxmem", "line": line, "name": name}
-
-
-def _write_node(node: Node, step: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    fields = {"fx_node_op": node.op, "fx_node_name": node.name}
-    source = node.source
+    node = analysis.nodes[operation.node]
+    fields, source = {"fx_node_op": node.op, "fx_node_name": node.name}, node.source
     if source is None:
-        step.update(fields)
-        return
+        return [{**step, **fields}]
     name = source.function or node.name
-    yield {"filename": source.file, "line": source.line, "name": name, **fields}
-
-
-def _list_residents(analysis: Analysis, trace: BlockTrace) -> Iterator[dict[str, Any]]:
-    for place in trace.residents:
-        yield _write_event(
-            TraceAction.ALLOC.value,
-            place.address,
-            place.nbytes,
-            [_write_frame(0, analysis.labels[place.storage])],
-            category=_find_category(analysis, place.storage),
-            metadata=_BEFORE,
-        )
-
-
-def _list_events(analysis: Analysis, trace: BlockTrace) -> Iterator[dict[str, Any]]:
-    last, stack = -1, list[dict[str, Any]]()
-    for happened, index in trace.events:
-        event = analysis.timeline.events[index]
-        if index != last:
-            last, stack = index, _write_stack(analysis, event)
-        yield from _write_action(happened, stack, _find_category(analysis, event.storage), event)
+    return [{"filename": source.file, "line": source.line, "name": name, **fields}, step]
 
 
 def _find_category(analysis: Analysis, storage: int | None) -> str:
@@ -118,29 +100,11 @@ def _find_category(analysis: Analysis, storage: int | None) -> str:
     return analysis.graph.storages[storage].category.value.lower()
 
 
-def _write_action(
-    happened: TraceEvent, stack: list[dict[str, Any]], category: str, event: Event
-) -> Iterator[dict[str, Any]]:
-    names = [happened.action.value]
-    if happened.action is TraceAction.FREE:  # viewers wait for the one before they do the other
-        names.insert(0, "free_requested")
-    for name in names:
-        yield _write_event(
-            name,
-            happened.address,
-            happened.nbytes,
-            stack,
-            category="" if name.startswith("segment") else category,
-            metadata=event.phase.value,
-        )
-
-
 def _write_event(
     action: str,
     address: int,
     nbytes: int,
     stack: list[dict[str, Any]],
-    *,
     category: str,
     metadata: str = "",
 ) -> dict[str, Any]:

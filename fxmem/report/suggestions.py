@@ -28,9 +28,9 @@ class Suggestion:
     Attributes:
         code: The new statement, without indentation.
         file: The file; empty for a line that goes where the model is built.
-        line: The first line of the statement that is there now.
+        line: The first line of the statement there, which the code replaces.
         end_line: The last one.
-        is_added: Whether the code follows that statement, as ``del`` does, or replaces it.
+        is_added: The code follows that statement, as ``del`` does, and replaces nothing.
         modules: The modules that the change is for, where the line runs for several.
     """
 
@@ -47,10 +47,10 @@ def suggest_code(
 ) -> tuple[Suggestion, ...]:
     """Finds lines of code that make a plan's changes.
 
-    A segment has one where it is the call of one module of several operations, without batch
-    normalisations, whose statistics ``torch.utils.checkpoint`` would update twice; an operation in
-    place, where its line calls it once and every node of that line changes; a ``del``, where
-    nothing reads the variable afterwards.
+    A segment has one where it is the call of one module of several operations without batch
+    normalisation, whose statistics ``torch.utils.checkpoint`` would update twice; an in-place
+    change, where its line makes one such call and every node of that line changes; a ``del``,
+    where nothing reads the variable afterwards.
 
     Args:
         plan: The plan.
@@ -75,7 +75,7 @@ def suggest_code(
 
 
 def render_suggestions(suggestions: Iterable[Suggestion]) -> str:
-    """The lines of code with where they go, or an empty text where there are none.
+    """Writes the lines of code with where they go; nothing where there are none.
 
     >>> print(render_suggestions([Suggestion("del y", "/home/me/net.py", 61, 62, True)]), end="")
     In your own code:
@@ -94,7 +94,7 @@ def render_suggestions(suggestions: Iterable[Suggestion]) -> str:
 def _suggest_checkpoints(
     segments: Iterable[Segment], nodes: Sequence[Node], trees: _Trees
 ) -> Iterator[Suggestion]:
-    """Calls of modules under ``checkpoint``, one line for all modules that a loop runs."""
+    """Suggests ``checkpoint`` of modules, one line for all modules that a loop runs."""
     called = _find_module_calls(nodes, trees)
     planned: dict[tuple[str, ast.Call], list[str]] = {}
     waiting = [*segments]
@@ -115,7 +115,7 @@ def _suggest_checkpoints(
 def _find_module_calls(
     nodes: Sequence[Node], trees: _Trees
 ) -> dict[tuple[str, ast.Call], set[str]]:
-    """The calls of modules in the user's classes, each with the fqns of what it runs."""
+    """Finds the calls of modules in the user's classes, each with the fqns of what it runs."""
     classes: dict[str, tuple[str, ast.ClassDef]] = {}  # by the fqn of the module that it runs in
     children: dict[str, set[str]] = {}
     for node in nodes:
@@ -148,7 +148,7 @@ def _find_module_calls(
 
 
 def _read_name(expression: ast.expr | ast.AST) -> str:
-    """The path below ``self``: ``self.blocks[0].norm`` is ``blocks.0.norm``; else empty."""
+    """Reads the path below ``self``: ``blocks.0.norm`` of ``self.blocks[0].norm``, else empty."""
     if not isinstance(expression, ast.Attribute | ast.Subscript):
         return ""
     name = re.sub(r"\[(\d+)\]", r".\1", ast.unparse(expression))
@@ -156,7 +156,7 @@ def _read_name(expression: ast.expr | ast.AST) -> str:
 
 
 def join_names(fqns: Iterable[str]) -> str:
-    """Names of modules in a line, those that differ in one number as one.
+    """Joins names of modules, those that differ in one number as one.
 
     >>> join_names(["h.0", "h.1", "h.2"]), join_names(["h.1.mlp", "h.5.mlp", "head"])
     ('h[0:3]', 'h[1, 5].mlp, head')
@@ -176,7 +176,7 @@ def join_names(fqns: Iterable[str]) -> str:
 
 
 def _suggest_flags(changes: Iterable[InplaceChange], nodes: Sequence[Node]) -> Iterator[Suggestion]:
-    """``inplace`` of modules, all of whose calls may run in place."""
+    """Suggests ``inplace`` of modules, all of whose calls may run in place."""
     changed = {c.node for c in changes if read_form(c.call).kind is FormKind.MODULE}
     calls: dict[str, set[str]] = {}
     for node in nodes:
@@ -190,7 +190,7 @@ def _suggest_flags(changes: Iterable[InplaceChange], nodes: Sequence[Node]) -> I
 def _suggest_inplace(
     changes: Iterable[InplaceChange], nodes: Sequence[Node], trees: _Trees
 ) -> Iterator[Suggestion]:
-    """Calls with ``inplace=True``, or as a method with an underscore."""
+    """Suggests calls with ``inplace=True``, or as a method with an underscore."""
     changes = [*changes]
     changed, targets = {c.node for c in changes}, {node.name: node.target for node in nodes}
     for change in changes:
@@ -231,7 +231,7 @@ def _write_inplace(call: ast.Call, form: InplaceForm) -> ast.Call | None:
 def _replace_call(
     path: str, tree: ast.Module, call: ast.Call, new: ast.Call, modules: str = ""
 ) -> Iterator[Suggestion]:
-    """The statement of a call with another call in its place."""
+    """Suggests the statement of a call with another call in its place."""
     statement = _find_statement(tree, call.lineno)
     if statement is not None:
         changed = copy.deepcopy(statement, {id(call): new})  # which takes the new call for the old
@@ -240,61 +240,52 @@ def _replace_call(
 
 
 def _suggest_dels(dels: Iterable[DelPoint], trees: _Trees) -> Iterator[Suggestion]:
-    """``del`` after a statement, where no code reads the variable later."""
+    """Suggests ``del`` after a statement, where no code reads the variable later.
+
+    In a loop, code before the statement may run after it, so there is no suggestion.
+    """
     for point in dels:
         if point.source is None or point.source.file not in trees or not point.variable:
             continue
-        tree, line = trees[point.source.file], point.source.line
-        functions = _find_around(tree, line, ast.FunctionDef)
-        statement = _find_statement(tree, line)
+        tree, variable = trees[point.source.file], point.variable
+        around = _find_around(tree, point.source.line, ast.stmt)
+        functions = [part for part in around if isinstance(part, ast.FunctionDef)]
+        statement = _find_statement(tree, point.source.line)
         if not functions or statement is None or isinstance(statement, ast.Return | ast.Raise):
             continue
-        function = functions[-1]
-        names = _list_names(statement, point.variable)
-        is_captured = any(
-            _list_names(inner, point.variable)
-            for inner in ast.walk(function)
-            if inner is not function and isinstance(inner, ast.FunctionDef | ast.Lambda)
+        inside = around[around.index(functions[-1]) :]
+        is_looped = any(
+            isinstance(part, ast.For | ast.While | ast.Try | ast.Match) for part in inside
         )
-        if is_captured or any(isinstance(name.ctx, ast.Store) for name in names):
+        inner = [part for part in ast.walk(functions[-1]) if part is not functions[-1]]
+        captures = [part for part in inner if isinstance(part, ast.FunctionDef | ast.Lambda)]
+        if is_looped or any(_list_uses(part, variable) for part in captures):
             continue
-        if not _is_read_later(function, statement, point.variable):
-            end_line = statement.end_lineno or line
-            code = f"del {point.variable}"
-            yield Suggestion(code, point.source.file, statement.lineno, end_line, is_added=True)
+        following = _list_following(functions[-1], statement)
+        later = next((part for part in following if _list_uses(part, variable)), None)
+        is_rebound = isinstance(later, ast.Assign) and ast.Load not in _list_uses(later, variable)
+        if ast.Store not in _list_uses(statement, variable) and (later is None or is_rebound):
+            end_line = statement.end_lineno or statement.lineno
+            place = (point.source.file, statement.lineno, end_line)
+            yield Suggestion(f"del {variable}", *place, is_added=True)
 
 
-def _is_read_later(owner: ast.AST, statement: ast.stmt, variable: str) -> bool:
-    """Whether code after a statement, or before it in a loop's next round, may read a variable."""
-    blocks = [getattr(owner, name, []) for name in ("body", "handlers", "orelse", "finalbody")]
-    for number, block in enumerate(blocks):
+def _list_following(owner: ast.stmt, statement: ast.stmt) -> list[ast.stmt]:
+    """Lists the statements that run after one: the rest of its block, then of those around it."""
+    for block in getattr(owner, "body", []), getattr(owner, "orelse", []):
         for index, part in enumerate(block):
-            if not any(node is statement for node in ast.walk(part)):
-                continue
-            if part is not statement and _is_read_later(part, statement, variable):
-                return True
-            after = block[index + 1 :]
-            if not isinstance(owner, ast.If):  # whose other branch does not run
-                after += [other for later in blocks[number + 1 :] for other in later]
-            if isinstance(owner, ast.For | ast.While):
-                test = [owner.test] if isinstance(owner, ast.While) else []
-                after += [*test, *block[: index + 1]]
-            for later in after:
-                contexts = {type(name.ctx) for name in _list_names(later, variable)}
-                if ast.Load in contexts or (contexts and isinstance(later, ast.AugAssign)):
-                    return True
-                if contexts and isinstance(later, ast.Assign | ast.AnnAssign):
-                    return False
-            return False
-    return False
+            if any(node is statement for node in ast.walk(part)):
+                return [*_list_following(part, statement), *block[index + 1 :]]
+    return []
 
 
-def _list_names(code: ast.AST, variable: str) -> list[ast.Name]:
-    return [n for n in ast.walk(code) if isinstance(n, ast.Name) and n.id == variable]
+def _list_uses(code: ast.AST, variable: str) -> set[type[ast.expr_context]]:
+    names = (n for n in ast.walk(code) if isinstance(n, ast.Name) and n.id == variable)
+    return {type(name.ctx) for name in names}
 
 
 def _find_statement(tree: ast.Module, line: int) -> ast.stmt | None:
-    """The statement on a line; None for the head of a block, and where there are several."""
+    """Finds the statement on a line; None for the head of a block, and for several."""
     around = _find_around(tree, line, ast.stmt)
     simple = [n for n in around if not (hasattr(n, "body") or hasattr(n, "cases"))]
     if len(simple) != 1 or any(n.lineno == simple[0].lineno for n in around if n is not simple[0]):
@@ -303,7 +294,7 @@ def _find_statement(tree: ast.Module, line: int) -> ast.stmt | None:
 
 
 def _find_around(tree: ast.Module, line: int, kind: type[_Kind]) -> list[_Kind]:
-    """The parts of code of a kind that span a line, outer ones first."""
+    """Finds the parts of code of a kind that span a line, outer ones first."""
     return [
         node
         for node in ast.walk(tree)

@@ -21,11 +21,7 @@ def render_text(
         document: The content.
         top: How many of the storages alive at the peak to list; the rest are one row.
         nodes: Whether to add a table with one row for each node.
-        width: Columns that the lines of tables and notes may take: where they are few, columns
-            are left out and names shortened. None for no limit.
-
-    Returns:
-        Lines, each ended by a newline.
+        width: Columns that the lines of tables and notes may take; None for no limit.
     """
     about = [write_subject(document.setup), *write_first_step(document)]
     lines = (wrap(line, width) for line in about)

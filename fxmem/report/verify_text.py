@@ -18,15 +18,7 @@ _PLURALS = {"loss": "losses"}
 
 
 def render_verification(verification: Verification, *, width: int | None = None) -> str:
-    """Writes a verification; its first line is the answer.
-
-    Args:
-        verification: The verification.
-        width: Columns that the lines of tables and notes may take; None for no limit.
-
-    Returns:
-        Lines, each ended by a newline.
-    """
+    """Writes a verification, with the answer in the first line, in ``width`` columns."""
     setup = Setup(
         model=verification.model,
         inputs=verification.inputs,

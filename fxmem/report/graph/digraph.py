@@ -13,11 +13,7 @@ def build_digraph(document: Document) -> networkx.DiGraph[str]:
     Nodes have the name of the traced node, in order of execution; an edge leads from a node to
     one that takes its result. The attributes are listed at :meth:`fxmem.Analysis.to_networkx`.
 
-    Args:
-        document: The report of the step.
-
-    Returns:
-        A graph of plain data, sizes in bytes; those of storages as the allocator hands them out.
+    All is plain data; sizes are in bytes, of storages as the allocator hands them out.
     """
     nodes, headline = document.nodes, document.headline
     graph = networkx.DiGraph(

@@ -68,15 +68,7 @@ class Picture(graphviz.Digraph):  # type: ignore[misc]
     """
 
     def pipe(self, format: str | None = None, *, encoding: str | None = None) -> bytes | str:
-        """Draws the graph.
-
-        Args:
-            format: ``svg``, ``png``, or with the system's Graphviz ``pdf``.
-            encoding: The encoding of the text to return; None for bytes.
-
-        Raises:
-            UsageError: No program that draws this is installed, it fails, or it takes too long.
-        """
+        """Draws the graph as ``svg``, ``png`` or ``pdf``; an ``encoding`` makes text of it."""
         drawn = draw_dot(self.source, format or self.format)
         return drawn if encoding is None else drawn.decode(encoding)
 

@@ -43,11 +43,7 @@ _SVG_TEXT = re.compile(
 
 
 def draw_dot(dot: str, kind: str) -> bytes:
-    """Draws a graph in DOT with the program that :func:`find_engine` finds.
-
-    Args:
-        dot: The graph.
-        kind: ``svg``, ``png`` or ``pdf``.
+    """Draws a graph in DOT as ``svg``, ``png`` or ``pdf``.
 
     Raises:
         UsageError: There is no Graphviz that draws this, or it fails, or it takes too long.
@@ -77,9 +73,6 @@ def draw_dot(dot: str, kind: str) -> bytes:
 
 def find_engine(kind: str) -> str:
     """Finds the program that draws a format: the system's dot, else graphviz-pure.
-
-    Args:
-        kind: ``svg``, ``png`` or ``pdf``.
 
     Raises:
         UsageError: There is none.

@@ -30,11 +30,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A node, or the same node of each of the identical subtrees that were folded into one.
-
-    Attributes:
-        nodes: Their indices, one for each copy, in order.
-    """
+    """A node, or the same node of each of the identical subtrees that were folded into one."""
 
     nodes: tuple[int, ...]
 
@@ -43,11 +39,8 @@ class Leaf:
 class Tree:
     """A module, a segment of a plan, or consecutive nodes that are shown as one.
 
-    Attributes:
-        kind: One of these.
-        names: The qualified name of each copy, in order; empty for the model itself.
-        children: Its leaves and subtrees, in order of execution.
-        is_open: Whether a picture shows its inside.
+    It has the qualified name of each copy that was folded into it, empty for the model itself;
+    where it is not open, a picture does not show its inside.
     """
 
     kind: Kind
@@ -61,13 +54,7 @@ Item = Leaf | Tree
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """How much of a graph to show.
-
-    Attributes:
-        depth: How many levels of modules; None for as many as fit, and all of those around
-            the peak.
-        expand: Show every operation and each of the subtrees that repeat.
-    """
+    """The levels of modules to show, or as many as fit; or every operation and repeated subtree."""
 
     depth: int | None = None
     expand: bool = False
@@ -128,9 +115,7 @@ def wrap_segments(tree: Tree, segments: Iterable[tuple[str, Collection[int]]]) -
 
     A segment may begin in one module and end in another: it is then a subtree in each of them.
 
-    Args:
-        tree: The tree.
-        segments: The name and the nodes of each; one that lies within another after it.
+    Each has a name and its nodes; one that lies within another comes after it.
     """
 
     def wrap(tree: Tree, name: str, nodes: frozenset[int]) -> Tree:
@@ -169,7 +154,7 @@ def fold_repeats(
     Args:
         tree: The tree.
         nodes: All nodes.
-        mark: What else must be the same of a node, by its index.
+        mark: Gives what else must be the same of a node, by its index.
         apart: Indices of nodes whose subtrees are not folded.
     """
     alone = frozenset(apart)
@@ -235,14 +220,12 @@ def cut_tree(
         tree: The tree.
         nodes: All nodes.
         detail: How much to show.
-        peak: Index of the node at the peak, if there is one: where the depth is chosen, what is
-            around it is opened.
-        noted: Indices of nodes that are to be seen on their own.
-        aim: How many boxes there should be at most, where the depth is chosen.
+        peak: The node at the peak, if any: opened around, unless a depth is given.
+        noted: Nodes that are to be seen on their own.
+        aim: The boxes to have at most, unless a depth is given.
 
     Returns:
-        The tree, with subtrees closed and views joined; and what is not as it was asked for, a
-        sentence each.
+        The tree, with subtrees closed and views joined; and notes on the parts left out.
 
     Raises:
         UsageError: Even the first level has too many boxes.
@@ -278,11 +261,7 @@ def _simplify(
 ) -> Tree:
     """Leaves out work on sizes, joins views that follow each other, and unwraps lists of modules.
 
-    Args:
-        tree: The tree.
-        nodes: All nodes.
-        apart: Indices of nodes that are not joined with others.
-        hidden: Gets the indices of the nodes that are left out.
+    Nodes that are to stand ``apart`` are not joined; those left out are added to ``hidden``.
     """
 
     def is_empty(node: NodeRow) -> bool:

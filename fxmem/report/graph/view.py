@@ -29,10 +29,9 @@ class Overlay:
     """A plan on the nodes of a report.
 
     Attributes:
-        segments: The name of each segment and the indices of its nodes; one that lies within
-            another comes after it.
-        again: Indices of the nodes that backward recomputes.
-        notes: Changes in place and values freed early, by the index of the node where.
+        segments: Name and nodes of each segment; one that lies within another comes after it.
+        again: Nodes that backward recomputes.
+        notes: Changes in place and values freed early, by node.
         peak_bytes: The peak with the plan.
     """
 
@@ -73,8 +72,8 @@ class Box:
         key: Unique in the picture.
         title: Its name within the cluster around it.
         name: Its whole name, or the first and the last of several.
-        rows: The nodes of each of the identical ones that were folded into it.
-        copies: How many of those lie in each copy of the cluster around it.
+        rows: The nodes of each of the identical copies that were folded into it.
+        copies: How many of them lie in each copy of the cluster around it.
         is_module: Whether it stands for a module whose inside is not shown.
         is_peak: Whether the step holds most while it, or its backward, runs.
         is_again: Whether backward recomputes some of it.
@@ -98,15 +97,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A module or a segment whose inside is shown.
-
-    Attributes:
-        key: Unique in the picture.
-        kind: MODULE or SEGMENT.
-        names: The whole name of each of the identical ones that were folded into it.
-        copies: How many of them lie in each copy of the cluster around it.
-        children: Its clusters and boxes.
-    """
+    """A module or a segment whose inside is shown; ``names`` and ``copies`` as those of a box."""
 
     key: str
     kind: Kind
@@ -117,14 +108,9 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The storages that one box takes from another.
+    """The storages that one box takes from another, and their share of the largest edge's bytes.
 
-    Attributes:
-        tail: Key of the box that makes them.
-        head: Key of the box that takes them.
-        nbytes: The size of each.
-        share: Their sum over that of the largest edge, from 0 to 1.
-        is_backward: It leads to the next of the copies that were folded into one.
+    Of copies that were folded into one, the edge from each to the next leads backward.
     """
 
     tail: str
@@ -136,15 +122,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class GraphView:
-    """A picture of the graph of a step.
-
-    Attributes:
-        document: The report.
-        planned_peak_bytes: The peak with the plan; None without one.
-        children: Its clusters and boxes.
-        edges: Between its boxes.
-        notes: What is not shown, a sentence each.
-    """
+    """A picture of the graph of a step, with notes on the parts that are not shown."""
 
     document: Document
     planned_peak_bytes: int | None

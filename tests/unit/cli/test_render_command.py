@@ -162,7 +162,6 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
         (["--format", "pickle"], "cannot write pickle to stdout (write to a file: -o peak.pickle)"),
         (["--format", "png"], "cannot write png to stdout (write to a file: -o peak.png)"),
         (["--depth", "0"], "--depth must be 1 or more, got 0"),
-        (["-o", "a.pickle", "--expand"], "depth and expand are for the graph, not for a snapshot"),
         (["--plan", "no.json"], "cannot read the plan 'no.json': No such file or directory"),
     ],
 )

@@ -65,13 +65,6 @@ def test_a_depth_of_nothing_is_refused() -> None:
     assert str(caught.value) == "--depth must be 1 or more, got 0"
 
 
-@pytest.mark.parametrize("view", ["timeline", "tradeoff"])
-def test_plots_have_no_depth(view: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        render(make_analysis(), "svg", RenderOptions(view, 2, False))
-    assert str(caught.value) == f"depth and expand are for the graph, not for a {view}"
-
-
 def test_a_plan_for_another_model_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         make_analysis().to_dot(plan=make_plan())
