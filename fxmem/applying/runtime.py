@@ -27,7 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fxmem.applying.warning import warn_caller
 from fxmem.errors import UsageError
-from fxmem.tracing import calls
+from fxmem.tracing import tracer
 from fxmem.tracing.state import list_generators, read_state, set_state
 
 _alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
@@ -65,7 +65,7 @@ def checkpoint(
         return segment(*inputs)
     held = [(m, key, getattr(m, key).detach().clone()) for m, key in states]
     frame = _Frame(segment, norms, held, name or getattr(segment, "__name__", "a segment"))
-    return calls.run_segment(frame.run, *inputs)
+    return tracer.run_segment(frame.run, *inputs)
 
 
 class _Slot:

@@ -1,4 +1,4 @@
-"""Building the FX graph: which node made a tensor, and arguments as the graph wants them."""
+"""The FX graph under construction: origins of tensors, and arguments as a graph holds them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import dataclasses
 import functools
 import numbers
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from fxmem.tracing.rebuilding import is_plain_container, is_plain_dataclass
-from fxmem.tracing.sizes import Arithmetic, Dim, SizeInt
+from fxmem.tracing.sizes import Arithmetic, SizeInt
 
 NODE = "fxmem_node"
-"""Key of an FX node's ``meta``: the name of the traced node that it is."""
+"""Key of an FX node's ``meta``: the name of the traced node."""
 CONSTANT = "fxmem_constant"
 """Key of a placeholder's ``meta``: its value, where no tensor is in it: the graph is for that."""
 ENTERED = "fxmem_entered"
@@ -42,10 +42,10 @@ _CONSTANTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a tensor comes from: a node, and the way to it in that node's result.
+    """The node that a tensor comes from, and the way to it in that node's result.
 
-    Kept as an attribute of the tensor object, so that it goes when the tensor goes and holds
-    nothing alive.
+    Kept as an attribute of the tensor object: it goes when the tensor goes, and holds nothing
+    alive.
 
     Attributes:
         node: Index of the traced node.
@@ -59,7 +59,7 @@ class Origin:
 
 
 def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a value, through lists, tuples, dicts and dataclasses."""
+    """Yields the tensors in a value, through lists, tuples, dicts and dataclasses."""
     return (tensor for _, tensor in _iterate_paths(value, ()))
 
 
@@ -91,7 +91,7 @@ _OPERATORS = {
 
 @functools.lru_cache(maxsize=4096)
 def describe_function(func: Callable[..., Any]) -> tuple[str, Any, str]:
-    """How the FX graph calls what a ``TorchFunctionMode`` saw.
+    """Describes a function that a ``TorchFunctionMode`` saw as the FX graph calls it.
 
     Returns:
         The op (``call_function`` or ``call_method``), the target, and the name for a reader.
@@ -143,11 +143,11 @@ class GraphBuilder:
     # -- origins -------------------------------------------------------------------------------
 
     def find_origin(self, tensor: torch.Tensor) -> Origin | None:
-        """Where a tensor of the trace comes from; None for parameters and strangers."""
+        """Finds the origin of a tensor of the trace; None for parameters and strangers."""
         return tensor.__dict__.get(_ORIGIN)
 
     def find_inputs(self, arguments: Any) -> tuple[int, ...]:
-        """Indices of the nodes that a call takes its tensors from, each once, in order."""
+        """Finds the indices of the nodes that a call takes its tensors from, once, in order."""
         origins = (self.find_origin(tensor) for tensor in iterate_tensors(arguments))
         return tuple(dict.fromkeys(origin.node for origin in origins if origin))
 
@@ -161,82 +161,59 @@ class GraphBuilder:
 
     # -- nodes ---------------------------------------------------------------------------------
 
-    def add_placeholder(self, name: str) -> fx.Node:
-        """A placeholder node."""
-        return self.graph.placeholder(name)
-
     def add_call(
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
     ) -> fx.Node:
-        """A node that calls a module, function or method."""
+        """Adds a node that calls a module, function or method."""
         # A Function of the user's own; PyTorch's functions take any tuple for a size.
         self._keeps_sizes = isinstance(getattr(target, "__self__", None), type)
         fx_args = tuple(self._convert(arg, name) for arg in args)
         fx_kwargs = {key: self._convert(arg, name) for key, arg in kwargs.items()}
         return self.graph.create_node(op, target, fx_args, fx_kwargs, name=name)
 
-    def set_output(self, output: Any) -> None:
-        """The output node."""
+    def set_output(self, output: Any) -> fx.Node:
+        """Adds the output node."""
         self._keeps_sizes = True
-        self.graph.output(self._convert(output, "the output"))
+        node: fx.Node = self.graph.output(self._convert(output, "the output"))
+        return node
 
     def _convert(self, value: Any, where: str) -> Any:
-        """A call's argument as the graph holds it: nodes for tensors and sizes."""
+        """Converts a call's argument to what the graph holds: nodes for tensors and sizes."""
         if isinstance(value, torch.Tensor):
             return self._convert_tensor(value, where)
         if isinstance(value, SizeInt):
             return self._convert_size(value)
         if isinstance(value, torch.device) and self._anchor is not None:
-            # A GPU's tensors are fakes on cpu:0, whatever the code sees: lowering/cuda/devices.py.
-            on_host = self._anchor[0].index is None
-            if value.type != "cpu" or on_host:
-                return self._convert_device(self._anchor[1])
+            # A GPU's tensors are fakes on cpu:0, whatever the code sees: kernels/cuda/devices.py.
+            device, origin = self._anchor
+            if value.type != "cpu" or device.index is None:
+                # The graph runs wherever its first input is.
+                return self._add_after(self._convert_origin(origin), getattr, "device")
         if isinstance(value, _CONSTANTS):
             return value
-        if isinstance(value, (tuple, list)):
-            return self._convert_sequence(value, where)
+        kind: Any = type(value)
         if isinstance(value, slice):
             return slice(*(self._convert(e, where) for e in (value.start, value.stop, value.step)))
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._convert_dataclass(value, where)
-        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return self._convert_dict(value, where)
+        if kind is torch.Size or hasattr(kind, "n_sequence_fields"):  # as torch.max returns
+            elements = [self._convert(element, where) for element in value]
+            keeps = kind is not torch.Size or self._keeps_sizes
+            return self.graph.call_function(kind, (tuple(elements),)) if keeps else tuple(elements)
+        if _is_plain(value):
+            if isinstance(value, (tuple, list)):
+                converted = [self._convert(element, where) for element in value]
+                if hasattr(kind, "_fields"):
+                    return self.graph.call_function(kind, tuple(converted))
+                return tuple(converted) if kind is tuple else converted
+            if dataclasses.is_dataclass(value):
+                names = [field.name for field in dataclasses.fields(value) if field.init]
+                fields = {name: self._convert(getattr(value, name), where) for name in names}
+                return self.graph.call_function(kind, (), fields)
+            items = {key: self._convert(element, where) for key, element in value.items()}
+            return items if kind is dict else self.graph.call_function(kind, (items,))
         if isinstance(value, numbers.Integral):  # numpy's
             return int(value)
-        return self._refuse(value, where)
-
-    def _refuse(self, value: Any, where: str) -> str:
-        self.give_up(f"no graph holds the {type(value).__name__} in {where}")
-        return f"<{type(value).__name__}>"
-
-    def _convert_sequence(self, value: Any, where: str) -> Any:
-        kind: Any = type(value)
-        elements = [self._convert(element, where) for element in value]
-        if hasattr(kind, "n_sequence_fields"):  # a named tuple of C, as torch.max returns
-            return self.graph.call_function(kind, (tuple(elements),))
-        if kind is torch.Size:
-            keeps = self._keeps_sizes
-            return self.graph.call_function(kind, (elements,)) if keeps else tuple(elements)
-        if not is_plain_container(value):
-            return self._refuse(value, where)
-        if hasattr(kind, "_fields"):  # a named tuple
-            return self.graph.call_function(kind, tuple(elements))
-        plain = elements if isinstance(value, list) else tuple(elements)
-        return plain if type(plain) is kind else self.graph.call_function(kind, (plain,))
-
-    def _convert_dict(self, value: dict[str, Any], where: str) -> Any:
-        if not is_plain_container(value):
-            return self._refuse(value, where)
-        elements = {key: self._convert(element, where) for key, element in value.items()}
-        is_dict = type(value) is dict
-        return elements if is_dict else self.graph.call_function(type(value), (elements,))
-
-    def _convert_dataclass(self, value: Any, where: str) -> Any:
-        if not is_plain_dataclass(value):
-            return self._refuse(value, where)
-        given = [field.name for field in dataclasses.fields(value) if field.init]
-        fields = {name: self._convert(getattr(value, name), where) for name in given}
-        return self.graph.call_function(type(value), (), fields)
+        self.give_up(f"no graph holds the {kind.__name__} in {where}")
+        return f"<{kind.__name__}>"
 
     def _convert_tensor(self, tensor: torch.Tensor, where: str) -> Any:
         attribute = self._attributes.get(id(tensor))
@@ -252,48 +229,59 @@ class GraphBuilder:
             return "<Tensor>"
         return self._convert_origin(origin)
 
+    def _find_plain_attribute(self, tensor: torch.Tensor) -> str | None:
+        """Finds the name of a tensor that a module keeps without having registered it."""
+        for prefix, module in self._model.named_modules():
+            for name, value in vars(module).items():
+                if value is tensor:
+                    return f"{prefix}.{name}".strip(".")
+        return None
+
     def _convert_origin(self, origin: Origin) -> fx.Node:
         node = origin.fx_node
         assert node is not None
         for key in origin.path:
-            step = (node, key)
-            if step not in self._made:
-                call = getattr if isinstance(key, tuple) and key[0] is getattr else operator.getitem
-                argument = key[1] if call is getattr else key
-                with self.graph.inserting_after(node):
-                    self._made[step] = self.graph.call_function(call, (node, argument))
-            node = self._made[step]
+            is_field = isinstance(key, tuple) and key[0] is getattr
+            node = self._add_after(
+                node, getattr if is_field else operator.getitem, key[1] if is_field else key
+            )
         return node
 
-    def _convert_device(self, origin: Origin) -> fx.Node:
-        """The device of the first input: the graph runs wherever its inputs are."""
-        if _DEVICE not in self._made:
-            tensor = self._convert_origin(origin)
-            with self.graph.inserting_after(tensor):  # and not between nodes that it is no part of
-                self._made[_DEVICE] = self.graph.call_function(getattr, (tensor, "device"))
-        return self._made[_DEVICE]
-
-    def _convert_size(self, size: SizeInt) -> Any:
+    def _convert_size(self, size: SizeInt) -> fx.Node:
         expression = size.expression
         if isinstance(expression, Arithmetic):
             arguments = tuple(
                 self._convert_size(a) if isinstance(a, SizeInt) else a for a in expression.arguments
             )
             return self.graph.call_function(expression.function, arguments)
-        return self._convert_dim(expression)
+        return self._add_after(self._convert_origin(expression.origin), "size", expression.dim)
 
-    def _convert_dim(self, expression: Dim) -> fx.Node:
-        tensor = self._convert_origin(expression.origin)
-        step = (tensor, "size", expression.dim)
+    def _add_after(self, node: fx.Node, call: Any, argument: Any) -> fx.Node:
+        """Adds a call of a function or method next to the node that it asks, each once."""
+        step = (node, call, argument)
         if step not in self._made:
-            with self.graph.inserting_after(tensor):
-                self._made[step] = self.graph.call_method("size", (tensor, expression.dim))
+            add = self.graph.call_method if isinstance(call, str) else self.graph.call_function
+            with self.graph.inserting_after(node):  # not between nodes that it is no part of
+                self._made[step] = add(call, (node, argument))
         return self._made[step]
 
-    def _find_plain_attribute(self, tensor: torch.Tensor) -> str | None:
-        """The name of a tensor that a module keeps without having registered it."""
-        for prefix, module in self._model.named_modules():
-            for name, value in vars(module).items():
-                if value is tensor:
-                    return f"{prefix}.{name}".strip(".")
-        return None
+
+def _is_plain(value: Any) -> bool:
+    """Tells whether a list, tuple, dict or dataclass is made again of its elements alone."""
+    kind: Any = type(value)
+    if kind in (list, tuple, dict, OrderedDict):
+        return not isinstance(value, dict) or all(isinstance(key, str) for key in value)
+    if hasattr(kind, "_fields"):  # a named tuple; torch's own packed sequences check themselves
+        return kind.__base__ is tuple or kind.__module__.startswith("torch.")
+    if not dataclasses.is_dataclass(kind) or isinstance(value, (list, tuple)):
+        return False
+    names = [field.name for field in dataclasses.fields(value) if field.init]
+    code = getattr(kind.__dict__.get("__init__"), "__code__", None)
+    if code is None or code.co_filename != "<string>":  # not the one that dataclasses write
+        return False
+    if not {*getattr(value, "__dict__", ())} <= {*names}:
+        return False
+    if isinstance(value, OrderedDict):  # as models of Hugging Face return: its base fills it
+        filled = [name for name in names if getattr(value, name) is not None]
+        return "__post_init__" not in vars(kind) and [*value] == filled
+    return not hasattr(kind, "__post_init__") and not isinstance(value, dict)

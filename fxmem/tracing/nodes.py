@@ -1,4 +1,4 @@
-"""The nodes of a traced model: what each is called, what it takes, and its place in the graph."""
+"""Nodes of a traced model: names, sources, inputs, and their places in the FX graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.fx import traceback
 
 from fxmem.graph import Phase, SourceLocation
@@ -25,13 +25,7 @@ from fxmem.tracing.conditions import (
     read_settings,
     run_within,
 )
-from fxmem.tracing.fxgraph import (
-    CONSTANT,
-    NODE,
-    WATCHED,
-    GraphBuilder,
-    iterate_tensors,
-)
+from fxmem.tracing.fxgraph import CONSTANT, ENTERED, NODE, WATCHED, GraphBuilder, iterate_tensors
 from fxmem.tracing.modules import sees_arguments, sees_result
 from fxmem.tracing.source import find_source
 
@@ -59,16 +53,16 @@ class TracedNode:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What runs as one node.
+    """A call that runs as one node.
 
     Attributes:
         op: As of a node of an FX graph.
-        target: Likewise.
-        label: What the target is called for a reader.
+        target: As of a node of an FX graph.
+        label: The name of the target for a reader.
         fqn: The module that is called, or in whose code the call is.
-        function: What is really called.
-        args: What it is called with.
-        kwargs: Likewise, by name.
+        function: The function that runs.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
     """
 
     op: str
@@ -81,7 +75,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """How a node of it is called where it is the first of that name."""
+        """The name of the first node that calls it."""
         return self.fqn if self.op == "call_module" else f"{self.fqn}.{self.label}".strip(".")
 
 
@@ -92,7 +86,7 @@ class NodeLog:
         model: The model, on fake tensors.
 
     Attributes:
-        nodes: What was traced so far.
+        nodes: The nodes so far.
         builder: Builds the graph.
     """
 
@@ -108,33 +102,36 @@ class NodeLog:
         """Adds the placeholders; the graph is for the context of the caller."""
         bound = [*bind_arguments(self._model, args, kwargs)]
         for name, value in bound:
-            self._add_placeholder(name, value)
+            fx_node = self.builder.graph.placeholder(name)
+            if next(iterate_tensors(value), None) is None:
+                fx_node.meta[CONSTANT] = value
+                continue
+            fx_node.meta[SIGNATURE] = describe_value(value)
+            unique = self._make_name(name)
+            self._append(value, fx_node, unique, fqn="", op="placeholder", target=name)
         self._context, self._settings = read_context(), read_settings()
         tensors: list[torch.Tensor] = []
         describe_structure([value for _, value in bound], tensors)
         parameters = self._model.named_parameters(remove_duplicate=False)
+        modules = self._model.named_modules(remove_duplicate=False)  # by all of their names
         self._traced_in = TraceContext(
             self._context.autocast,
             list_ties(tensors),
-            training=frozenset(
-                name  # of each module, also of one that has several
-                for name, module in self._model.named_modules(remove_duplicate=False)
-                if module.training
-            ),
+            training=frozenset(name for name, module in modules if module.training),
             frozen=frozenset(n for n, parameter in parameters if not parameter.requires_grad),
             inputs=make_specs(args, kwargs),
         )
 
-    def end(self, output: Any) -> None:
-        """Adds the output."""
-        self.builder.set_output(output)
-        for node in self.builder.graph.find_nodes(op="output"):
-            node.meta[CONTEXT] = self._traced_in
+    def end(self, output: Any, entered: frozenset[str]) -> None:
+        """Adds the output; the modules that were entered are no nodes."""
+        node = self.builder.set_output(output)
+        node.meta[CONTEXT], node.meta[ENTERED] = self._traced_in, entered
 
     def add(self, call: Call, result: Any, phase: Phase) -> None:
         """Adds the node of a call that has returned, with its result."""
         name = self._make_name(call.name)
-        args = (call.args[0], call.label, *call.args[1:]) if _is_access(call) else call.args
+        is_access = call.target in ACCESSORS
+        args = (call.args[0], call.label, *call.args[1:]) if is_access else call.args
         inputs = self.builder.find_inputs((args, call.kwargs))
         op, fx_node = call.op, None
         if phase is Phase.FORWARD:
@@ -146,44 +143,38 @@ class NodeLog:
             if op == "call_module":
                 module = self._model.get_submodule(target)
                 fx_node.meta[WATCHED] = (sees_arguments(module), sees_result(module))
-        index = len(self.nodes)
-        self.builder.tag_result(result, index, fx_node)
-        self.nodes.append(
-            TracedNode(
-                index=index,
-                name=name,
-                fqn=call.fqn,
-                op=op,
-                target=call.label,
-                phase=phase,
-                shape=_find_shape(result),
-                dtype=_find_dtype(result),
-                source=find_source(),
-                inputs=inputs,
-            )
+        self._append(
+            result,
+            fx_node,
+            name,
+            fqn=call.fqn,
+            op=op,
+            target=call.label,
+            phase=phase,
+            source=find_source(),
+            inputs=inputs,
         )
 
-    def _add_placeholder(self, name: str, value: Any) -> None:
-        index, fx_node = len(self.nodes), self.builder.add_placeholder(name)
-        self.builder.tag_result(value, index, fx_node)
-        dtype = _find_dtype(value)
-        if dtype is None:
-            fx_node.meta[CONSTANT] = value
-            return
-        fx_node.meta[SIGNATURE] = describe_value(value)
+    def _append(
+        self,
+        result: Any,
+        fx_node: fx.Node | None,
+        name: str,
+        *,
+        fqn: str,
+        op: str,
+        target: str,
+        phase: Phase = Phase.FORWARD,
+        source: SourceLocation | None = None,
+        inputs: tuple[int, ...] = (),
+    ) -> None:
+        index = len(self.nodes)
+        self.builder.tag_result(result, index, fx_node)
+        first = next(iterate_tensors(result), None)
+        shape = None if first is None else tuple(map(int, first.shape))
+        dtype = None if first is None else strip_torch(first.dtype)
         self.nodes.append(
-            TracedNode(
-                index=index,
-                name=self._make_name(name),
-                fqn="",
-                op="placeholder",
-                target=name,
-                phase=Phase.FORWARD,
-                shape=_find_shape(value),
-                dtype=dtype,
-                source=None,
-                inputs=(),
-            )
+            TracedNode(index, name, fqn, op, target, phase, shape, dtype, source, inputs)
         )
 
     def _make_name(self, candidate: str) -> str:
@@ -192,7 +183,7 @@ class NodeLog:
         return f"{candidate}_{seen}" if seen else candidate
 
     def _keep_context(self, call: Call, result: Any) -> tuple[str, Any]:
-        """What the graph calls so that it runs in the context in which the code has it."""
+        """Finds the op and target that run a call as the code's own context has it."""
         outer, inner = self._context, read_context()
         for name, value in read_settings().items():
             if value != self._settings[name]:
@@ -207,26 +198,10 @@ class NodeLog:
             records = any(tensor.is_floating_point() for tensor in iterate_tensors(result))
             if not records or not any(tensor.requires_grad for tensor in given):
                 return call.op, call.target  # autograd would not record it anyway
-        is_fixed = is_module or _is_access(call)
+        is_fixed = is_module or call.target in ACCESSORS
         within = None if is_fixed else run_within(call.function, outer, inner)
         if within is None:
             kind = "autocast" if outer.autocast != inner.autocast else "gradients"
             self.builder.give_up(f"the code itself turns {kind} on or off")
             return call.op, call.target
         return "call_function", within
-
-
-def _is_access(call: Call) -> bool:
-    """Tells whether it reads or writes an attribute of a tensor."""
-    return call.target in ACCESSORS
-
-
-def _find_shape(value: Any) -> tuple[int, ...] | None:
-    """That of the first tensor in a value."""
-    first = next(iterate_tensors(value), None)
-    return None if first is None else tuple(map(int, first.shape))
-
-
-def _find_dtype(value: Any) -> str | None:
-    first = next(iterate_tensors(value), None)
-    return None if first is None else strip_torch(first.dtype)

@@ -1,4 +1,4 @@
-"""The tracer: the user's own Python runs once, on fake tensors, while the FX graph is built.
+"""The tracer, which runs the user's own Python on fake tensors while the FX graph is built.
 
 Nothing but a list of calls is taken from the run: no tensor is held, so storages live exactly
 as long as they do in eager mode. A node is a leaf module, a torch function or method, a
@@ -10,6 +10,7 @@ Follows ``torch/fx/_symbolic_trace.py`` (``Tracer.is_leaf_module``, patching of
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +18,12 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+import torch.utils.checkpoint
 from torch import fx, nn
 
 from fxmem.graph import Phase
-from fxmem.tracing.calls import CallLog, patch_calls
-from fxmem.tracing.fxgraph import ENTERED, describe_function, iterate_tensors
+from fxmem.tracing.calls import CallLog
+from fxmem.tracing.fxgraph import describe_function, iterate_tensors
 from fxmem.tracing.modules import is_leaf, sees_arguments
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_numel, make_shape
@@ -34,20 +36,27 @@ _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "i
 _HOOKS = frozenset(
     {"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"}
 )
-"""Ways of a tensor to what backward does with it, which are no part of a graph."""
+"""Attributes of a tensor that lead to what backward does with it, which is no part of a graph."""
+
+_REGION = "a checkpointed region calls a function that no graph holds"
+
+
+def run_segment(run: Callable[..., Any], *inputs: Any) -> Any:
+    """Runs a segment that a plan has recomputed in backward; to tracers one node."""
+    return run(*inputs)
 
 
 class NodeListener(Protocol):
-    """What wants to know which node is running."""
+    """Is told which node is running."""
 
     def enter_node(self, index: int) -> None:
-        """The node with that index begins."""
+        """Begins the node with that index."""
 
     def exit_node(self, index: int, result: Any) -> int:
-        """It has returned; answers how many operators it ran."""
+        """Ends the node, which has returned; answers how many operators it ran."""
 
     def find_storages(self, value: Any) -> tuple[int, ...]:
-        """The indices of the storages that the tensors in a value lie on."""
+        """Finds the indices of the storages that the tensors in a value lie on."""
 
 
 class Tracer(torch.overrides.TorchFunctionMode):
@@ -66,7 +75,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
     def __init__(self, model: nn.Module, listener: NodeListener, *, symbolic_sizes: bool) -> None:
         super().__init__()
         self.model = model
-        self.calls = CallLog(listener, lambda: len(self.nodes))
+        self.calls = CallLog(lambda value: listener.find_storages(value), lambda: len(self.nodes))
         self._log = NodeLog(model)
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
@@ -78,7 +87,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
     @property
     def nodes(self) -> list[TracedNode]:
-        """What was traced so far."""
+        """The nodes so far."""
         return self._log.nodes
 
     @property
@@ -101,9 +110,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         state = ForwardState(self.model) if self._symbolic_sizes else None
         with self._tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
-        self._log.end(output)
-        for node in self.graph.find_nodes(op="output"):
-            node.meta[ENTERED] = frozenset(self._entered)
+        self._log.end(output, frozenset(self._entered))
         if state is not None:
             self._log.builder.give_up(state.find_change())
         return output
@@ -113,7 +120,13 @@ class Tracer(torch.overrides.TorchFunctionMode):
         with self._tracing(Phase.LOSS):
             return compute(output)
 
-    # -- nodes ---------------------------------------------------------------------------------
+    def _give_up(self, reason: str) -> None:
+        """Says of the line that is running why no graph can be replayed."""
+        if self._phase is Phase.FORWARD:
+            source = find_source()
+            self._log.builder.give_up(f"{reason} at {source}" if source else reason)
+
+    # -- functions -----------------------------------------------------------------------------
 
     def __torch_function__(
         self,
@@ -158,7 +171,11 @@ class Tracer(torch.overrides.TorchFunctionMode):
             operators = self._listener.exit_node(index, result)
             has_tensor = next(iterate_tensors(result), None) is not None
             if operators and not has_tensor and result is not None:
-                self._see_value(call, result)
+                # The code was told of the values of tensors, and goes on as they are now.
+                frame = sys._getframe()
+                is_check = isinstance(result, bool) and find_passing_answer(frame) is not None
+                if not is_check and comes_of_held((call.args, call.kwargs), result):
+                    self._give_up("a value that may change decides")
             if operators or has_tensor:
                 self._log.add(call, result, self._phase)
             elif call.target in (setattr, delattr):
@@ -167,28 +184,42 @@ class Tracer(torch.overrides.TorchFunctionMode):
             self._opaque_depth -= 1
         return result
 
-    def _see_value(self, call: Call, answer: Any) -> None:
-        """The code was told of the values of tensors, and goes on as they are now."""
-        is_check = isinstance(answer, bool) and find_passing_answer(sys._getframe(1)) is not None
-        if not is_check and comes_of_held((call.args, call.kwargs), answer):
-            self._give_up("a value that may change decides")
-
-    def _give_up(self, reason: str) -> None:
-        """Says of the line that is running why no graph can be replayed."""
-        if self._phase is Phase.FORWARD:
-            source = find_source()
-            self._log.builder.give_up(f"{reason} at {source}" if source else reason)
-
-    # -- what is patched while the user's code runs ---------------------------------------------
+    # -- calls that are replaced while the user's code runs --------------------------------------
 
     @contextmanager
     def _tracing(self, phase: Phase) -> Iterator[None]:
+        """Traces torch functions, calls of modules, autograd Functions and checkpoints."""
         self._phase = phase
         self._scopes = ["loss" if phase is Phase.LOSS else ""]
-        with self, patch_calls(self):
-            yield
+        checkpointing: Any = torch.utils.checkpoint
+        call_module: Any = nn.Module.__call__
+        apply: Any = torch.autograd.Function.__dict__["apply"]
+        generator = checkpointing._checkpoint_without_reentrant_generator
+        segment = globals()["run_segment"]
 
-    def call_module(
+        def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self._call_module(call_module, module, args, kwargs)
+
+        def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._call_autograd_function(apply.__get__(None, function), args, kwargs)
+
+        def traced_checkpoint(*arguments: Any, **kwargs: Any) -> Iterator[None]:
+            return self._call_checkpoint(generator, arguments, kwargs)
+
+        nn.Module.__call__ = traced_call  # type: ignore[method-assign]
+        torch.autograd.Function.apply = classmethod(traced_apply)  # type: ignore[assignment]
+        checkpointing._checkpoint_without_reentrant_generator = traced_checkpoint
+        globals()["run_segment"] = self._call_segment
+        try:
+            with self:
+                yield
+        finally:
+            nn.Module.__call__ = call_module  # type: ignore[method-assign]
+            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+            checkpointing._checkpoint_without_reentrant_generator = generator
+            globals()["run_segment"] = segment
+
+    def _call_module(
         self,
         call: Callable[..., Any],
         module: nn.Module,
@@ -197,23 +228,28 @@ class Tracer(torch.overrides.TorchFunctionMode):
     ) -> Any:
         """Takes the place of ``nn.Module.__call__``: a leaf is a node, others are entered."""
         fqn = self._fqns.get(id(module))
+        if fqn is not None and (self._opaque_depth or self._phase is not Phase.FORWARD):
+            self.calls.hidden.add(fqn)
         if self._opaque_depth:
-            self._hide(fqn)
             return call(module, *args, **kwargs)
         if fqn is None:  # a criterion, or a module made on the fly: no part of the graph's root
-            fqn = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
-            return self._enter_module(call, module, fqn, args, kwargs)
-        if self._phase is not Phase.FORWARD:
-            self._hide(fqn)
-        if module is not self.model and is_leaf(module):
-            enter, leaf = self._run_leaf, True
+            scope, leaf = f"{self._scopes[-1]}.{type(module).__name__}".strip("."), False
         else:
-            enter, leaf = self._enter_module, False
+            scope, leaf = fqn, module is not self.model and is_leaf(module)
 
         def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return enter(call, module, fqn, args, kwargs)
+            if leaf:
+                run_leaf, label = functools.partial(call, module), type(module).__name__
+                return self._run_node(
+                    Call("call_module", fqn, label, scope, run_leaf, args, kwargs)
+                )
+            self._scopes.append(scope)
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._scopes.pop()
 
-        if self._phase is not Phase.FORWARD or module is self.model:
+        if fqn is None or self._phase is not Phase.FORWARD or module is self.model:
             return run(module, *args, **kwargs)
         if not leaf:
             self._entered.add(fqn)
@@ -221,68 +257,32 @@ class Tracer(torch.overrides.TorchFunctionMode):
                 self._log.builder.give_up(f"{fqn} has hooks, which no graph calls")
         return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
 
-    def _hide(self, fqn: str | None) -> None:
-        if fqn is not None:
-            self.calls.hidden.add(fqn)
-
-    def _run_leaf(
-        self,
-        call: Callable[..., Any],
-        module: nn.Module,
-        fqn: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return call(module, *args, **kwargs)
-
-        label = type(module).__name__
-        return self._run_node(Call("call_module", fqn, label, fqn, run, args, kwargs))
-
-    def _enter_module(
-        self,
-        call: Callable[..., Any],
-        module: nn.Module,
-        fqn: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        self._scopes.append(fqn)
-        try:
-            return call(module, *args, **kwargs)
-        finally:
-            self._scopes.pop()
-
-    def call_autograd_function(
-        self,
-        apply: Callable[..., Any],
-        function: type[torch.autograd.Function],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+    def _call_autograd_function(
+        self, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Takes the place of ``torch.autograd.Function.apply``: one node."""
         if self._opaque_depth:
             return apply(*args, **kwargs)
+        function: Any = apply.__self__  # type: ignore[attr-defined]
         is_reentrant = function is torch.utils.checkpoint.CheckpointFunction
         label = "checkpoint" if is_reentrant else function.__name__
         fqn = self._scopes[-1]
         return self._run_node(Call("call_function", apply, label, fqn, apply, args, kwargs))
 
-    def call_segment(self, run: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """Runs a segment of a planned model as one node, as a checkpoint by hand is one."""
+    def _call_segment(self, run: Callable[..., Any], *inputs: Any) -> Any:
+        """Takes the place of :func:`run_segment`: one node, as a checkpoint by hand is."""
         if self._opaque_depth:
             return run(*inputs)
-        self._log.builder.give_up("a checkpointed region calls a function that no graph holds")
+        self._log.builder.give_up(_REGION)
         target = torch.utils.checkpoint.checkpoint
         return self._run_node(
             Call("call_function", target, "checkpoint", self._scopes[-1], run, inputs, {})
         )
 
-    def call_checkpoint(
+    def _call_checkpoint(
         self,
         generator: Callable[..., Iterator[None]],
-        settings: tuple[Any, ...],
-        args: tuple[Any, ...],
+        arguments: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Iterator[None]:
         """Takes the place of the generator around a non-reentrant checkpoint: one node.
@@ -290,7 +290,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         The region runs between the two steps of the generator, in the frame that drives it,
         which is where its result is found.
         """
-        steps = generator(*settings, *args, **kwargs)
+        steps = generator(*arguments, **kwargs)
         if self._opaque_depth:
             yield from steps
             return
@@ -304,13 +304,11 @@ class Tracer(torch.overrides.TorchFunctionMode):
             result = caller.f_locals.get("ret") if caller else None
             del frame, caller
             self._listener.exit_node(index, result)
-            self._log.builder.give_up("a checkpointed region calls a function that no graph holds")
+            self._log.builder.give_up(_REGION)
             # Not the region itself: it may hold tensors, as ``functools.partial`` does.
             run = torch.utils.checkpoint.checkpoint
-            self._log.add(
-                Call("call_function", run, "checkpoint", fqn, run, args, kwargs),
-                result,
-                self._phase,
-            )
+            # fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args
+            call = Call("call_function", run, "checkpoint", fqn, run, arguments[6:], kwargs)
+            self._log.add(call, result, self._phase)
         finally:
             self._opaque_depth -= 1

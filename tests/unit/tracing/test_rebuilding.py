@@ -93,12 +93,6 @@ def set_later(y: Tensor) -> Scored:
     return scored
 
 
-def with_note(y: Tensor) -> Names:
-    names = Names([y])
-    names.note = "kept"  # type: ignore[attr-defined]
-    return names
-
-
 def apply_plan(model: nn.Module) -> nn.Module:
     analysis = fxmem.analyze(model, ("3x4",), device="cpu")
     return fxmem.apply(model, fxmem.pareto(analysis, style="graph", time_limit_s=0.1)[0])
@@ -123,7 +117,6 @@ def is_same(a: Any, b: Any) -> bool:
     [
         lambda y: OrderedDict(b=y, a=y * 2),
         lambda y: {"shape": y.shape, "value": [y]},
-        lambda y: Names([y, y.shape[0]]),
         lambda y: Scored(y, None),
         lambda y: Found(y),
         lambda y: Found(None, (y, Found(y, [y]))),
@@ -148,7 +141,7 @@ def test_outputs_keep_their_types(wrap: Callable[[Tensor], Any]) -> None:
         lambda y: Scaled(y),
         lambda y: Own(y),
         set_later,
-        with_note,
+        lambda y: Names([y]),
     ],
 )
 def test_what_its_class_would_make_otherwise_is_in_no_graph(wrap: Callable[[Tensor], Any]) -> None:
