@@ -13,8 +13,6 @@ from torch._prims_common import compute_elementwise_output_strides
 
 from fxmem.kernels.registry import ANY
 
-_aten = torch.ops.aten
-
 
 def lay_out_pointwise(*operands: Tensor) -> Tensor:
     """A result that ``TensorIterator`` (aten/src/ATen/TensorIterator.cpp) makes of operands.

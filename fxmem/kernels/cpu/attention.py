@@ -11,8 +11,6 @@ from fxmem.kernels.cpu.linear import gemm_scratchpad_bytes, product_scratchpad_b
 from fxmem.kernels.registry import CPU, Call, as_tensor
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
-_aten = torch.ops.aten
-
 # cpu/FlashAttentionKernel.cpp, ``flash_attention_kernel_impl``: block of queries by their number.
 _QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
 _KEY_BLOCK = 512

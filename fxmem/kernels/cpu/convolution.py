@@ -43,30 +43,11 @@ class _Call:
     copies_bytes: int
 
 
-def convolution_peak_bytes(args: tuple[object, ...], output: Tensor) -> int:
-    """Peak inside ``aten::convolution``, its output included."""
+def _make_forward(args: tuple[object, ...], output: Tensor) -> _Call:
     input_, weight, bias = args[:3]
     assert isinstance(input_, Tensor) and isinstance(weight, Tensor)
     bias_dtype = bias.dtype if isinstance(bias, Tensor) else None
-    call = _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
-    if call.backend in _MKLDNN:
-        return call.copies_bytes + mkldnn_forward_bytes(call.problem)
-    unfolded_bytes = unfolded_forward_bytes(call.backend, call.problem)
-    return size_bytes(output) if unfolded_bytes is None else call.copies_bytes + unfolded_bytes
-
-
-def transposed_3d_storage_bytes(args: tuple[object, ...], output: Tensor) -> int:
-    """Bytes of the output's storage; ``slow_conv_transpose3d_cpu`` resizes ``empty_like(input)``.
-
-    Groups are concatenated to a tensor of its own size.
-    """
-    input_, weight, bias = args[:3]
-    assert isinstance(input_, Tensor) and isinstance(weight, Tensor)
-    bias_dtype = bias.dtype if isinstance(bias, Tensor) else None
-    call = _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
-    if call.backend != "SlowTranspose3d" or call.problem.groups > 1:
-        return size_bytes(output)
-    return max(size_bytes(input_), size_bytes(output))
+    return _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
 
 
 def convolution_backward_peak_bytes(args: tuple[object, ...]) -> int:
@@ -110,7 +91,9 @@ def _make_call(
     """
     stride, padding, dilation, transposed, output_padding, groups = parameters
     spatial = max(input_.dim() - 2, 1)
-    fields = [_expand(value, spatial) for value in (stride, padding, dilation, output_padding)]
+    # ``expand_param_if_needed``: one number stands for every dimension.
+    given: list[Any] = [stride, padding, dilation, output_padding]
+    fields = [tuple(value) * (spatial if len(value) == 1 else 1) for value in given]
     input_view, weight_view = _view_4d(input_), _view_4d(weight)
     if spatial == 1:
         fields = [(neutral, *field) for neutral, field in zip((1, 0, 1, 0), fields, strict=True)]
@@ -128,7 +111,10 @@ def _make_call(
         groups,
         (threads, torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()),
     )
-    last = _uses_channels_last(backend, input_view, weight_view)
+    # ``determine_backend_memory_format`` (ATen/native/ConvUtils.h): either operand decides.
+    last = backend in (_MKLDNN | _CHANNELS_LAST_2D) and (
+        is_like_channels_last(*input_view) or is_like_channels_last(*weight_view)
+    )
     # slow_conv3d takes the groups itself; the others are called group by group.
     loops = 1 if backend == "Slow3d" else groups
     copies = 0
@@ -154,13 +140,6 @@ def _make_call(
         threads=threads,
     )
     return _Call(backend, problem, copies)
-
-
-def _expand(value: object, count: int) -> Sizes:
-    """``expand_param_if_needed``: one number stands for every dimension."""
-    assert isinstance(value, (list, tuple))
-    numbers = tuple(int(number) for number in value)
-    return numbers * count if len(numbers) == 1 else numbers
 
 
 @functools.lru_cache(maxsize=4096)
@@ -193,15 +172,6 @@ def _select_backend(
     return "MkldnnTranspose" if name == "???" else name
 
 
-def _uses_channels_last(
-    backend: str, input_view: tuple[Sizes, Sizes], weight_view: tuple[Sizes, Sizes]
-) -> bool:
-    """``determine_backend_memory_format`` (ATen/native/ConvUtils.h): either operand decides."""
-    if backend not in _MKLDNN and backend not in _CHANNELS_LAST_2D:
-        return False
-    return is_like_channels_last(*input_view) or is_like_channels_last(*weight_view)
-
-
 # -- Operators --
 
 _aten = torch.ops.aten
@@ -214,7 +184,10 @@ def _convolve(*args: object) -> Any:
     if not args[_TRANSPOSED] or as_tensor(args[0]).dim() != 5:
         return NotImplemented
     output = _aten.convolution.default(*args)
-    nbytes = transposed_3d_storage_bytes(args, output)
+    call, nbytes = _make_forward(args, output), size_bytes(output)
+    # ``slow_conv_transpose3d_cpu`` resizes ``empty_like(input)``; groups are concatenated.
+    if call.backend == "SlowTranspose3d" and call.problem.groups == 1:
+        nbytes = max(nbytes, size_bytes(as_tensor(args[0])))
     larger = output.new_empty((nbytes // output.element_size(),))
     return larger.as_strided(output.shape, output.stride())
 
@@ -222,7 +195,12 @@ def _convolve(*args: object) -> Any:
 @CPU.workspace("convolution")
 def _convolution(call: Call) -> int:
     """aten/src/ATen/native/Convolution.cpp, ``_convolution``."""
-    return max(0, convolution_peak_bytes(call.args, call.result) - call.result_bytes)
+    made = _make_forward(call.args, call.result)
+    if made.backend in _MKLDNN:
+        peak: int | None = mkldnn_forward_bytes(made.problem)
+    else:
+        peak = unfolded_forward_bytes(made.backend, made.problem)
+    return 0 if peak is None else max(0, made.copies_bytes + peak - call.result_bytes)
 
 
 @CPU.workspace("convolution_backward")

@@ -8,7 +8,6 @@ from torch import Tensor
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, is_like_channels_last, size_bytes
 
-_aten = torch.ops.aten
 _INDEX_BYTES = 8
 
 # Copy.cpp, ``copy_transpose_valid`` and ``copy_same_type_transpose_``.

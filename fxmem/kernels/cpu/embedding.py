@@ -10,7 +10,6 @@ from torch import Tensor
 from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
-_aten = torch.ops.aten
 _SUM, _MEAN, _MAX = 0, 1, 2
 _REDUCED = (torch.float16, torch.bfloat16)
 # A Python number becomes a tensor of 8 bytes; ``nonzero`` and ``sort`` answer in int64.

@@ -1,4 +1,4 @@
-"""Indexing and scans on the CPU."""
+"""Indexing, scans and sorting on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fxmem.kernels.cpu.reduction import GRAIN_SIZE, two_pass_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, size_bytes
 
-_aten = torch.ops.aten
 _INDEX_BYTES = 8
 
 
@@ -34,6 +33,15 @@ def _cumulative(call: Call) -> int:
     """aten/src/ATen/native/ReduceOps.cpp, ``impl_func_cum_ops``: the input in the result's type."""
     out = call.result
     return 0 if call.tensor(0).dtype == out.dtype else size_bytes(out)
+
+
+@CPU.workspace("sort", "sort.stable")
+def _sort(call: Call) -> int:
+    """aten/src/ATen/native/Sorting.cpp, ``sort_stable_out``: the initial indices."""
+    x = call.tensor(0)
+    found = call.args[-1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
+    dim = found if isinstance(found, int) and not isinstance(found, bool) else -1
+    return x.shape[dim] * _INDEX_BYTES if x.dim() else 0
 
 
 @CPU.workspace("nll_loss_forward")

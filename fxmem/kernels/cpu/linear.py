@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._meta_registrations import _create_grouped_mm_output_tensor
 
-from fxmem.kernels.common import unmodelled
 from fxmem.kernels.cpu.onednn import library as onednn
-from fxmem.kernels.registry import CPU, Call, as_tensor
+from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
-_aten = torch.ops.aten
+LINEAR_ALGEBRA = (
+    "_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "linalg_eig", "linalg_eigvals", "linalg_qr",
+    "linalg_cholesky_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_ldl_factor_ex",
+    "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
+    "linalg_solve_triangular", "linalg_lstsq", "linalg_matrix_exp", "linalg_householder_product",
+    "cholesky_solve", "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf",
+)  # fmt: skip
+"""Decompositions and solvers, whose libraries take workspaces that PyTorch does not state."""
 
-CPU.leave_out("LAPACK takes a workspace and copies in column order", *unmodelled.LINEAR_ALGEBRA)
+CPU.leave_out("LAPACK takes a workspace and copies in column order", *LINEAR_ALGEBRA)
+CPU.leave_out("MKL takes copies of strided inputs", "_fft_r2c", "_fft_c2r", "_fft_c2c")
 CPU.leave_out(
     "scratch of a kernel that few models run",
     "_sample_dirichlet", "dist", "renorm", "soft_margin_loss", "soft_margin_loss_backward",
     "index_reduce", "index_reduce_", "mvlgamma",
     "_segment_reduce_backward", "tril_", "triu_", "unfold_backward", "affine_grid_generator",
-    "unique_dim", "unique_dim_consecutive",
+    "_unique2", "unique_dim", "unique_dim_consecutive", "kthvalue", "median", "median.dim",
+    "nanmedian", "nanmedian.dim", "multinomial", "_trilinear",
 )  # fmt: skip
 
 # LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``: smaller products do not go to BLAS.
@@ -266,90 +273,3 @@ def grouped_mm(
         mat_a, mat_b, offs, out_dtype or mat_a.dtype
     )
     return output
-
-
-# -- Bilinear layers: Linear.cpp, ``_trilinear`` and ``sumproduct_pair`` --
-# Each slice is a product of the first two tensors, and one with the third, both as ``bmm`` of
-# operands whose dimensions were permuted and joined: strides decide where that takes a copy.
-
-
-class _Slice:
-    """The allocations of one slice."""
-
-    def __init__(self) -> None:
-        self.trace = PeakTrace()
-
-    def _own(self, result: Tensor, source: Tensor) -> tuple[Tensor, int]:
-        """A result, and the bytes that it took."""
-        is_same = result.untyped_storage()._cdata == source.untyped_storage()._cdata
-        return result, 0 if is_same else self.trace.allocate(size_bytes(result))
-
-    def multiply(self, left: Tensor, right: Tensor, summed: Collection[int]) -> Tensor:
-        """``sumproduct_pair`` with all dimensions kept."""
-        held = []
-        operands = [left, right]
-        for dim in sorted(summed):
-            for i, other in ((0, 1), (1, 0)):
-                if operands[i].shape[dim] > 1 and operands[other].shape[dim] == 1:
-                    operands[i], taken = self._own(operands[i].sum(dim, True), operands[i])
-                    held.append(taken)
-        left, right = operands
-        both, only_left, only_right, inner = _classify(left, right, summed)
-        joined = [
-            self._own(x.permute(order).reshape([math.prod(map(x.size, g)) for g in groups]), x)
-            for x, groups in ((left, (both, only_left, inner)), (right, (both, inner, only_right)))
-            for named in [[dim for group in groups for dim in group]]
-            for order in [[*named, *(dim for dim in range(x.dim()) if dim not in named)]]
-        ]
-        (first, first_bytes), (second, second_bytes) = joined
-        product = torch.bmm(first, second)
-        self.trace.allocate(size_bytes(product))
-        self.trace.free(self.trace.allocate(batched_bytes(first, second)))
-        self.trace.free(first_bytes, second_bytes, *held)
-        order = [*both, *only_left, *inner, *only_right]
-        order += [dim for dim in range(left.dim()) if dim not in order]
-        sizes = [1 if dim in summed else max(left.size(dim), right.size(dim)) for dim in order]
-        places = [order.index(dim) for dim in range(left.dim())]
-        return product.view(sizes).permute(places)
-
-
-def _classify(
-    left: Tensor, right: Tensor, summed: Collection[int]
-) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Dimensions that both keep, that only one has, and that are summed over."""
-    both, only_left, only_right, inner = (list[int]() for _ in range(4))
-    for dim in range(left.dim()):
-        has_left, has_right = left.shape[dim] > 1, right.shape[dim] > 1
-        if dim in summed:
-            if has_left and has_right:
-                inner.append(dim)
-        elif has_left and has_right:
-            both.append(dim)
-        elif has_left:
-            only_left.append(dim)
-        else:
-            only_right.append(dim)
-    return both, only_left, only_right, inner
-
-
-@CPU.workspace("_trilinear")
-def _trilinear(call: Call) -> int:
-    """Linear.cpp, ``_trilinear``; slices are freed before the next is made."""
-    found = call.get(7, "unroll_dim")
-    unrolled = found if isinstance(found, int) else 1
-    expanded, summed = [set(value) for value in call.args[3:6]], set(call.args[6])
-    with torch._C._DisableTorchDispatch():
-        factors = [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-            for x in map(as_tensor, call.args[:3])
-        ]
-        for i, dims in enumerate(expanded):
-            for dim in dims:
-                factors[i] = factors[i].unsqueeze(dim)
-        first, second, third = (x.narrow(unrolled, 0, 1) for x in factors)
-        inner = summed - {unrolled}
-        run = _Slice()
-        run.trace.allocate(call.result_bytes)
-        pair = run.multiply(first, second, inner & expanded[2])
-        run.multiply(pair, third, inner - expanded[2])
-    return run.trace.peak_bytes - call.result_bytes

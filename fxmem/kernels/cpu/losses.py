@@ -21,7 +21,6 @@ from fxmem.kernels.cpu.reduction import two_pass_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, size_bytes
 
-_aten = torch.ops.aten
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).
 _NONE, _MEAN = 0, 1
 

@@ -14,8 +14,6 @@ from fxmem.kernels.cpu.reduction import sum_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, is_like_channels_last, size_bytes
 
-_aten = torch.ops.aten
-
 # aten/src/ATen/native/cpu/group_norm_kernel.cpp: below it, one buffer per sample is enough.
 _FEATURE_MAP_THRESHOLD, _BACKWARD_MAP_THRESHOLD = 1024, 2048
 
@@ -39,60 +37,33 @@ def _is_channels_last_kernel(x: Tensor, dense: torch.memory_format) -> bool:
     return dense is not torch.contiguous_format or x.numel() == x.shape[0] * x.shape[1]
 
 
-@CPU.kernel("native_batch_norm", "_native_batch_norm_legit")
-def batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    *_factors: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+_BATCH_NORM = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats")
+
+
+@CPU.kernel(*_BATCH_NORM)
+def batch_norm(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """aten/src/ATen/native/Normalization.cpp, ``batch_norm_cpu``.
 
     PyTorch's fake kernel keeps the strides of an input that is dense in another order, which the
     real one does not; and parameters in float32 beside a low-precision input have such statistics.
     """
+    *given, training, _momentum, _eps = args
     plain = torch.contiguous_format
     memory_format = plain if x.is_contiguous() else suggest_memory_format(x)
     output = torch.empty_like(x, memory_format=memory_format)
-    given = (weight, bias, running_mean, running_var)
     dtype = next((t.dtype for t in given if t is not None), x.dtype)
     channels = x.shape[1] if training else 0
     return output, x.new_empty(channels, dtype=dtype), x.new_empty(channels, dtype=dtype)
 
 
-@CPU.kernel("_native_batch_norm_legit.no_stats")
-def batch_norm_without_statistics(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *factors: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``batch_norm``, without running statistics."""
-    results: tuple[Tensor, Tensor, Tensor] = batch_norm(
-        x, weight, bias, None, None, training, *factors
-    )
-    return results
-
-
-@CPU.workspace("native_batch_norm", "_native_batch_norm_legit")
+@CPU.workspace(*_BATCH_NORM)
 def _batch_norm(call: Call) -> int:
     """aten/src/ATen/native/Normalization.cpp, ``batch_norm_cpu``.
 
     While statistics are collected: mean and sum of squares in the parameters' type, and per
     thread a sum if the channels are innermost; then, for the transformation, alpha and beta.
     """
-    assert isinstance(call.outputs, (tuple, list))
-    return _batch_norm_bytes(call.tensor(0), call.get_result(1), call.args[5] is True)
-
-
-@CPU.workspace("_native_batch_norm_legit.no_stats")
-def _batch_norm_no_stats(call: Call) -> int:
-    """As ``_batch_norm``, without running statistics."""
-    assert isinstance(call.outputs, (tuple, list))
-    return _batch_norm_bytes(call.tensor(0), call.get_result(1), call.args[3] is True)
-
-
-def _batch_norm_bytes(x: Tensor, saved: Tensor, training: bool) -> int:
+    x, saved, training = call.tensor(0), call.get_result(1), call.args[-3] is True
     dense = _dense_format(x)
     if dense is None:
         return 0
@@ -116,13 +87,7 @@ def _batch_norm_backward(call: Call) -> int:
     The gradient of the input is allocated twice where both tensors are dense in one format: the
     second replaces the first. Channels-last kernels reduce into a buffer per thread.
     """
-    grad, x = call.tensor(0), call.tensor(1)
-    mask = call.args[9]
-    assert isinstance(mask, (list, tuple))
-    return _batch_norm_backward_bytes(grad, x, call.args[7] is True, bool(mask[0]))
-
-
-def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_input: bool) -> int:
+    grad, x, mask = call.tensor(0), call.tensor(1), call.args[9]
     channels, wide = x.shape[1], _accumulate_bytes(x.dtype)
     dense = _dense_format(x)
     if dense is None or not grad.is_contiguous(memory_format=dense):
@@ -130,13 +95,13 @@ def _batch_norm_backward_bytes(grad: Tensor, x: Tensor, training: bool, with_inp
         summed = torch.float32 if grad.dtype == torch.float16 else grad.dtype
         return channels * summed.itemsize + sum_bytes(grad, others, channels, summed)
     trace = PeakTrace()
-    if with_input:
+    if mask[0]:
         trace.free(trace.allocate(size_bytes(x)))
     if _is_channels_last_kernel(x, dense):
         buffer = 2 * torch.get_num_threads() * channels * wide
         if x.dtype.itemsize < wide:
             buffer += 3 * channels * wide
-        elif not training:
+        elif call.args[7] is not True:
             buffer += channels * wide
         trace.allocate(buffer)
     return trace.peak_bytes
@@ -274,23 +239,14 @@ def _safe_softmax(call: Call) -> int:
 
 @CPU.kernel("native_batch_norm_backward")
 def batch_norm_backward(
-    grad_out: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
+    grad_out: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Any, ...]:
     """aten/src/ATen/native/Normalization.cpp, ``batch_norm_backward_cpu_template``.
 
     Not PyTorch's fake kernel without the unwanted: that one decomposes into some thirty operators.
     """
     dtype = x.dtype if weight is None else weight.dtype
-    channels = x.shape[1]
+    channels, output_mask = x.shape[1], args[-1]
     return (
         torch.empty_like(x, memory_format=suggest_memory_format(x)) if output_mask[0] else None,
         x.new_empty(channels, dtype=dtype) if output_mask[1] else None,

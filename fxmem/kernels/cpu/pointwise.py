@@ -5,12 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from fxmem.kernels.cpu.linear import has_instructions
 from fxmem.kernels.registry import CPU, Call, as_tensor
 from fxmem.kernels.workspace import size_bytes
 
 _aten = torch.ops.aten
+_WRAPPED = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+"""Types of the tensors that Python numbers become; a bool is an int, too."""
 
 
 def _overloads(*names: str) -> tuple[OpOverload, ...]:
@@ -26,43 +34,10 @@ def _overloads(*names: str) -> tuple[OpOverload, ...]:
     )
 
 
-def _wrapped(number: object) -> torch.dtype:
-    if isinstance(number, bool):
-        return torch.bool
-    if isinstance(number, int):
-        return torch.int64
-    return torch.complex128 if isinstance(number, complex) else torch.float64
-
-
-def _category(dtype: torch.dtype) -> int:
-    if dtype == torch.bool:
-        return 0
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
-
-
-def _common(operands: tuple[object, ...]) -> torch.dtype:
-    """c10's type promotion (TypeProperties.cpp, ``result_type``): tensors, 0-dim, numbers."""
-    result: torch.dtype | None = None
-    tensors = [x for x in operands if isinstance(x, Tensor)]
-    groups = (
-        [x.dtype for x in tensors if x.dim()],
-        [x.dtype for x in tensors if not x.dim()],
-        [_default(_wrapped(x)) for x in operands if not isinstance(x, Tensor)],
-    )
-    for group in groups:
-        for index, dtype in enumerate(group):
-            within = dtype if not index else torch.promote_types(group[0], dtype)
-            if result is None:
-                result = within
-            elif group is groups[0] or _category(within) > _category(result):
-                result = torch.promote_types(result, within)
-    assert result is not None
-    return result
-
-
-def _default(dtype: torch.dtype) -> torch.dtype:
-    default = torch.get_default_dtype()
-    return {torch.float64: default, torch.complex128: default.to_complex()}.get(dtype, dtype)
+def _promote(*operands: object) -> torch.dtype:
+    """TypeProperties.cpp, ``result_type``: of tensors, tensors without dimensions, and numbers."""
+    kind = ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
+    return elementwise_dtypes(*operands, type_promotion_kind=kind)[0]
 
 
 def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
@@ -73,7 +48,7 @@ def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
             if operand.dtype != common:
                 total += operand.numel() * common.itemsize
         elif isinstance(operand, (bool, int, float, complex)):
-            wrapped = _wrapped(operand)
+            wrapped = next(dtype for kind, dtype in _WRAPPED.items() if isinstance(operand, kind))
             total += wrapped.itemsize + (common.itemsize if wrapped != common else 0)
     return total
 
@@ -93,14 +68,14 @@ def _binary(call: Call) -> int:
     left, right = call.args[0], call.args[1]
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype:
         return 0
-    return cast_bytes((left, right), _common((left, right)))
+    return cast_bytes((left, right), _promote(left, right))
 
 
 @CPU.workspace(*_overloads("div", "true_divide"))
 def _divide(call: Call) -> int:
     """As ``_binary``; integers divide as floats unless they are rounded."""
     operands = (call.args[0], call.args[1])
-    common = _common(operands)
+    common = _promote(*operands)
     rounded = call.kwargs.get("rounding_mode") is not None
     if not rounded and not (common.is_floating_point or common.is_complex):
         common = torch.get_default_dtype()

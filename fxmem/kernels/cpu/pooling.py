@@ -34,8 +34,6 @@ def max_pool1d(
 
 # -- Contiguous copies --
 
-_aten = torch.ops.aten
-
 
 @CPU.workspace(
     "max_pool2d_with_indices",

@@ -7,9 +7,8 @@ saves and allocates other things. GRU and the plain RNN run that loop on the CPU
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.kernels.common.in_place import run_in_place
+from fxmem.kernels.common.recurrent import RecurrentCall, read_call
+from fxmem.kernels.cpu.linear import has_instructions
 from fxmem.kernels.registry import CPU
 
 _aten = torch.ops.aten
@@ -33,137 +34,74 @@ _FLOAT_BYTES = 4
 States = tuple[Tensor, Tensor, Tensor]
 
 
-def _uses_mkldnn(input_: Tensor, params: Sequence[Tensor], states: Sequence[Tensor]) -> bool:
-    """RNN.cpp, ``use_mkldnn``, and ``has_projections`` of ``lstm``."""
+def _uses_mkldnn(call: RecurrentCall) -> bool:
+    """RNN.cpp, ``use_mkldnn``, and ``has_projections`` of ``lstm``; mkldnn/Utils.h."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    if not torch._C._get_mkldnn_enabled() or states[0].shape[2] != states[1].shape[2]:
+    hidden, cell = call.states
+    if not torch._C._get_mkldnn_enabled() or hidden.shape[2] != cell.shape[2]:
         return False
-    if not all(_is_cpu_backend(tensor) for tensor in (input_, *params, *states)):
-        return False
-    return _is_supported(input_.dtype) and input_.numel() != 0
-
-
-def _is_cpu_backend(tensor: Tensor) -> bool:
-    """``options().backend() == Backend::CPU``, of the tensor that a fake one stands for."""
-    is_dense = tensor.layout is torch.strided and not tensor.is_quantized
-    return is_dense and tensor.device.type == "cpu"
-
-
-def _is_supported(dtype: torch.dtype) -> bool:
+    dtype = call.input.dtype
     if dtype is torch.float16:
-        return not torch.is_grad_enabled() and _has_kernels(dtype)
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and _has_kernels(dtype))
-
-
-@functools.cache
-def _has_kernels(dtype: torch.dtype) -> bool:
-    """``mkldnn_bf16_device_check`` and ``mkldnn_fp16_device_check``, of this machine."""
-    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-    with torch._C._DisableTorchDispatch():  # a question, and no operator of the step
-        return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+        is_supported = not torch.is_grad_enabled() and has_instructions(dtype)
+    else:
+        is_supported = dtype is torch.float32 or (
+            dtype is torch.bfloat16 and has_instructions(dtype)
+        )
+    # ``options().backend() == Backend::CPU``, of the tensors that fake ones stand for.
+    return (
+        is_supported
+        and call.input.numel() != 0
+        and all(
+            x.layout is torch.strided and not x.is_quantized and x.device.type == "cpu"
+            for x in (call.input, *call.params, hidden, cell)
+        )
+    )
 
 
 @CPU.function(torch.lstm)
 def lstm(*args: Any, **kwargs: Any) -> States:
-    """``aten::lstm``, of a tensor or of a packed sequence."""
-    is_packed = "data" in kwargs or (len(args) > 1 and isinstance(args[1], Tensor))
-    lower: Callable[..., States | None] = _lower_packed if is_packed else _lower
-    lowered = lower(*args, **kwargs)
-    if lowered is None:
-        lowered = run_in_place(torch.lstm, *args, **kwargs)
-    return lowered
+    """``aten::lstm``; a packed sequence goes to oneDNN where all its sequences have one length."""
+    call = None if kwargs else read_call(args)
+    if call is None or not _uses_mkldnn(call):
+        return run_in_place(torch.lstm, *args, **kwargs)  # type: ignore[no-any-return]
+    if call.batch_sizes is None:
+        return _run_layers(call, call.input.transpose(0, 1) if call.batch_first else call.input)
+    batches = set() if isinstance(call.batch_sizes, FakeTensor) else set(call.batch_sizes.tolist())
+    if len(batches) != 1:
+        return run_in_place(torch.lstm, *args)  # type: ignore[no-any-return]
+    steps = len(call.batch_sizes)
+    input_ = call.input.reshape(steps, int(batches.pop()), call.input.shape[-1])
+    output, hidden, cell = _run_layers(call, input_)
+    return output.flatten(0, 1), hidden, cell
 
 
-def _lower(
-    input: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> States | None:
-    """Overload ``lstm.input``; None where the native loop runs."""
-    if not _uses_mkldnn(input, params, hx):
-        return None
-    return _run_layers(
-        input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-    )
-
-
-def _lower_packed(
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> States | None:
-    """Overload ``lstm.data``: sequences of one length are a tensor."""
-    batch = _find_uniform(batch_sizes)
-    if not batch or not _uses_mkldnn(data, params, hx):
-        return None
-    steps = len(batch_sizes)
-    input_ = data.reshape(steps, batch, data.shape[-1])
-    output, hidden, cell = _run_layers(
-        input_, hx, params, has_biases, num_layers, dropout, train, bidirectional, False
-    )
-    return output.reshape(steps * batch, output.shape[-1]), hidden, cell
-
-
-def _find_uniform(batch_sizes: Tensor) -> int:
-    """The batch of every time step; 0 where they differ or are not known."""
-    if isinstance(batch_sizes, FakeTensor):
-        return 0
-    sizes = set(batch_sizes.tolist())
-    return int(sizes.pop()) if len(sizes) == 1 else 0
-
-
-def _run_layers(
-    input_: Tensor,
-    states: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> States:
+def _run_layers(call: RecurrentCall, input_: Tensor) -> States:
     """aten/src/ATen/native/mkldnn/RNN.cpp, ``mkldnn_rnn``; values live as long as there."""
-    if batch_first:
-        input_ = input_.transpose(0, 1)
-    input_ = input_.contiguous()
-    hidden, cell = states[0].contiguous(), states[1].contiguous()
-    directions = 2 if bidirectional else 1
-    stride = 4 if has_biases else 2
-    current = input_
+    current = input_ = input_.contiguous()
+    hidden, cell = (state.contiguous() for state in call.states)
+    directions = 2 if call.bidirectional else 1
+    stride = 4 if call.has_biases else 2
     outputs: list[Any] = [None] * directions
     last_hidden: list[Tensor] = []
     last_cell: list[Tensor] = []
-    for layer, direction in itertools.product(range(num_layers), range(directions)):
+    for layer, direction in itertools.product(range(call.num_layers), range(directions)):
         index = layer * directions + direction
         outputs[direction], *last = _run_layer(
             current,
-            params[index * stride : (index + 1) * stride],
+            call.params[index * stride : (index + 1) * stride],
             (hidden.select(0, index), cell.select(0, index)),
-            (direction > 0, [], _LSTM_MODE, hidden.shape[2], num_layers, has_biases),
-            (bidirectional, batch_first, train),
+            (direction > 0, [], _LSTM_MODE, hidden.shape[2], call.num_layers, call.has_biases),
+            (call.bidirectional, call.batch_first, call.train),
         )
         last_hidden.append(last[0])
         last_cell.append(last[1])
         if direction == directions - 1:
-            current = torch.cat(outputs, -1) if bidirectional else outputs[0]
-            if dropout and train and layer < num_layers - 1:
-                current = torch.dropout(current, dropout, True)
+            current = torch.cat(outputs, -1) if call.bidirectional else outputs[0]
+            if call.dropout and call.train and layer < call.num_layers - 1:
+                current = torch.dropout(current, call.dropout, True)
     result_hidden, result_cell = torch.stack(last_hidden), torch.stack(last_cell)
-    return current.transpose(0, 1) if batch_first else current, result_hidden, result_cell
+    return current.transpose(0, 1) if call.batch_first else current, result_hidden, result_cell
 
 
 def _run_layer(

@@ -13,8 +13,6 @@ from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
-_aten = torch.ops.aten
-
 # at::internal::GRAIN_SIZE (aten/src/ATen/TensorIterator.h): less is not shared among threads.
 GRAIN_SIZE = 32768
 # A Python number becomes a tensor of 8 bytes (c10/core/Scalar.h, ``wrapped_scalar_tensor``).

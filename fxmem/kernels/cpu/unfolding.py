@@ -38,18 +38,32 @@ class _Frame:
 def unfolded_forward_bytes(backend: str, problem: Problem) -> int | None:
     """Peak of a backend, its output included; None for one that does not unfold.
 
+    ``_convolution``: per group a copy of its channels, a run, and one ``cat`` at the end.
+
     Args:
         backend: Its name among PyTorch's ``ConvBackend``.
         problem: The convolution.
     """
     run = _FORWARD.get(backend)
-    return None if run is None else _grouped_forward_bytes(problem, run)
+    if run is None:
+        return None
+    frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
+    copied = _subtensor_bytes(_dense_input(problem), problem)
+    for _ in range(groups):
+        trace.allocate(copied)
+        run(frame, trace)
+        trace.free(copied)
+    if groups > 1:
+        trace.allocate(groups * frame.output_bytes)
+    return trace.peak_bytes
 
 
 def unfolded_backward_bytes(
     backend: str, problem: Problem, mask: tuple[bool, ...], grad_output: tuple[Sizes, Sizes]
 ) -> int | None:
     """Peak of a backend's backward, the gradients included; None for one that does not unfold.
+
+    ``convolution_backward``: per group two copies and a run, then ``cat`` of each gradient.
 
     Args:
         backend: Its name among PyTorch's ``ConvBackend``.
@@ -58,7 +72,18 @@ def unfolded_backward_bytes(
         grad_output: Sizes and strides of the gradient that comes in.
     """
     run = _BACKWARD.get(backend)
-    return None if run is None else _grouped_backward_bytes(problem, mask, grad_output, run)
+    if run is None:
+        return None
+    frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
+    copied = _subtensor_bytes(grad_output, problem)
+    copied += _subtensor_bytes(_dense_input(problem), problem)
+    for _ in range(groups):
+        trace.allocate(copied)
+        run(frame, mask, trace)
+        trace.free(copied)
+    if groups > 1:
+        trace.allocate(trace.live_bytes)
+    return trace.peak_bytes
 
 
 def is_dense(view: tuple[Sizes, Sizes], channels_last: bool) -> bool:
@@ -85,58 +110,21 @@ def _frame(problem: Problem) -> _Frame:
     pointwise = taps == 1 and all(step == 1 for step in problem.stride) and not any(problem.padding)
     if not problem.transposed:  # what takes the groups itself unfolds even such an input
         pointwise = pointwise and inputs[1] // groups == problem.weight_sizes[1]
+    # The sum of one group's gradients over all dimensions but the channels.
+    sizes = (outputs[0], outputs[1] // groups, *outputs[2:])
+    strides = dense_strides(sizes, problem.channels_last and groups == 1)
+    dims = (0, *range(2, len(sizes)))
     return _Frame(
         batch=inputs[0],
         input_bytes=product_bytes(inputs, problem.dtype) // groups,
         weight_bytes=product_bytes(problem.weight_sizes, problem.dtype) // groups,
         bias_bytes=outputs[1] // groups * itemsize,
-        bias_sum_bytes=_bias_sum_bytes(problem),
+        bias_sum_bytes=sum_dense_bytes(sizes, strides, dims, sizes[1], problem.dtype),
         output_bytes=product_bytes(outputs, problem.dtype) // groups,
         columns_bytes=columns,
         ones_bytes=math.prod(outputs[2:]) * itemsize if problem.bias_dtype else 0,
         pointwise=pointwise,
     )
-
-
-def _bias_sum_bytes(problem: Problem) -> int:
-    """Bytes of the sum of one group's gradients over all dimensions but the channels."""
-    batch, channels, *places = problem.output_sizes
-    sizes = (batch, channels // problem.groups, *places)
-    strides = dense_strides(sizes, problem.channels_last and problem.groups == 1)
-    dims = (0, *range(2, len(sizes)))
-    return sum_dense_bytes(sizes, strides, dims, sizes[1], problem.dtype)
-
-
-def _grouped_forward_bytes(problem: Problem, run: Callable[[_Frame, PeakTrace], None]) -> int:
-    """``_convolution``: per group a copy of its channels, a run, and one ``cat`` at the end."""
-    frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
-    copied = _subtensor_bytes(_dense_input(problem), problem)
-    for _ in range(groups):
-        trace.allocate(copied)
-        run(frame, trace)
-        trace.free(copied)
-    if groups > 1:
-        trace.allocate(groups * frame.output_bytes)
-    return trace.peak_bytes
-
-
-def _grouped_backward_bytes(
-    problem: Problem,
-    mask: tuple[bool, ...],
-    grad_output: tuple[Sizes, Sizes],
-    run: Callable[[_Frame, tuple[bool, ...], PeakTrace], None],
-) -> int:
-    """``convolution_backward``: per group two copies and a run, then ``cat`` of each gradient."""
-    frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
-    copied = _subtensor_bytes(grad_output, problem)
-    copied += _subtensor_bytes(_dense_input(problem), problem)
-    for _ in range(groups):
-        trace.allocate(copied)
-        run(frame, mask, trace)
-        trace.free(copied)
-    if groups > 1:
-        trace.allocate(trace.live_bytes)
-    return trace.peak_bytes
 
 
 def _dense_input(problem: Problem) -> tuple[Sizes, Sizes]:
@@ -159,7 +147,7 @@ def _run(*sizes_bytes: int, trace: PeakTrace) -> None:
 
 
 def _slow_2d(frame: _Frame, trace: PeakTrace) -> None:
-    """ConvolutionMM2d.cpp, ``slow_conv2d_forward_out_cpu``: columns of the whole batch."""
+    """ConvolutionMM2d.cpp and ...3d.cpp, ``slow_conv2d_forward_out_cpu``: columns of the batch."""
     columns = 0 if frame.pointwise else frame.batch * frame.columns_bytes
     trace.allocate(frame.output_bytes)
     _run(columns, trace=trace)
@@ -199,33 +187,27 @@ def _slow_transpose_2d(frame: _Frame, trace: PeakTrace) -> None:
 def _slow_transpose_2d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """``slow_conv_transpose2d_backward_out_cpu_template`` and ``..._acc_grad_parameters_cpu``."""
     columns = 0 if frame.pointwise else frame.columns_bytes
-    if mask[0]:
-        trace.allocate(frame.input_bytes)
-        _run(columns, trace=trace)
-    trace.allocate(frame.bias_bytes * mask[2])
-    _run(frame.bias_sum_bytes * mask[2], trace=trace)
-    if mask[1]:
-        trace.allocate(frame.weight_bytes)
-        _run(columns, trace=trace)
-
-
-def _slow_3d(frame: _Frame, trace: PeakTrace) -> None:
-    """ConvolutionMM3d.cpp, ``slow_conv3d_forward_out_cpu``: columns of the whole batch."""
-    _slow_2d(frame, trace)
+    _run_twice(frame, mask, trace, columns, columns)
 
 
 def _slow_3d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
-    """ConvolutionMM3d.cpp: columns for the input's gradient, even of one point, then again for
-    the weight's."""
+    """ConvolutionMM3d.cpp: columns for the input's gradient, even of one point."""
     columns = frame.batch * frame.columns_bytes
+    _run_twice(frame, mask, trace, columns, 0 if frame.pointwise else columns)
+
+
+def _run_twice(
+    frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace, for_input: int, for_weight: int
+) -> None:
+    """Columns for the input's gradient, the bias's gradient, then columns for the weight's."""
     if mask[0]:
         trace.allocate(frame.input_bytes)
-        _run(columns, trace=trace)
+        _run(for_input, trace=trace)
     trace.allocate(frame.bias_bytes * mask[2])
     _run(frame.bias_sum_bytes * mask[2], trace=trace)
     if mask[1]:
         trace.allocate(frame.weight_bytes)
-        _run(0 if frame.pointwise else columns, trace=trace)
+        _run(for_weight, trace=trace)
 
 
 def _slow_transpose_3d(frame: _Frame, trace: PeakTrace) -> None:
@@ -261,7 +243,7 @@ _FORWARD: dict[str, Callable[[_Frame, PeakTrace], None]] = {
     "Slow2d": _slow_2d,
     "SlowDilated2d": _slow_dilated,
     "SlowTranspose2d": _slow_transpose_2d,
-    "Slow3d": _slow_3d,
+    "Slow3d": _slow_2d,
     "SlowDilated3d": _slow_dilated,
     "SlowTranspose3d": _slow_transpose_3d,
     "NnpackSpatial": _nnpack,

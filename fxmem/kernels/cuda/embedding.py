@@ -19,7 +19,6 @@ from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
-_aten = torch.ops.aten
 _MAX_MODE = 2
 _UNSORTED = 3072
 _ROWS_BY_THREAD = 10

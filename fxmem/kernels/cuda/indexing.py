@@ -20,7 +20,6 @@ from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import BlockTrace, broadcast_sizes, size_bytes
 
-_aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 _INDEX_BYTES = 8
 

@@ -13,14 +13,11 @@ import re
 import torch
 from torch import Tensor
 
-from fxmem.kernels.common import unmodelled
-from fxmem.kernels.cpu.linear import grouped_mm
+from fxmem.kernels.cpu.linear import LINEAR_ALGEBRA, grouped_mm
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import is_nonoverlapping_dense
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import size_bytes
-
-_aten = torch.ops.aten
 
 
 def _has_dense_rows(x: Tensor) -> bool:
@@ -158,7 +155,7 @@ def _keep_cublas_of_groups(call: Call) -> tuple[tuple[str, int], ...]:
 
 CUDA.leave_out(
     "cuSOLVER or MAGMA takes a workspace and copies in column order",
-    *unmodelled.LINEAR_ALGEBRA,
+    *LINEAR_ALGEBRA,
 )
 CUDA.leave_out(
     "cuFFT takes a workspace, and clones by dimension",

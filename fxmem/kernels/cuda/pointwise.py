@@ -13,7 +13,6 @@ from fxmem.kernels.cuda.layouts import dense_bytes
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import BlockTrace, size_bytes
 
-_aten = torch.ops.aten
 _CHUNK = 65536
 
 

@@ -15,8 +15,6 @@ from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.layouts import dense_bytes, suggest_format
 from fxmem.kernels.registry import Call, as_tensor
 
-_aten = torch.ops.aten
-
 
 def _suggested_bytes(model: Tensor, *operands: Tensor) -> int:
     """Copies of operands that are not dense in the format that the model suggests."""

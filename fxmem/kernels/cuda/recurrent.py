@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.common.in_place import run_in_place
+from fxmem.kernels.common.recurrent import RecurrentCall, read_call
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call, Function
@@ -46,98 +47,38 @@ _TRAIN, _BIDIRECTIONAL, _BATCH_SIZES = 12, 13, 14
 """Where these stand among the arguments of ``_cudnn_rnn``."""
 
 
-def _uses_cudnn(input_: Tensor, params: Sequence[Tensor]) -> bool:
-    """``cudnn_is_acceptable`` (aten/src/ATen/native/Cudnn.cpp)."""
-    if not is_on_gpu(input_) or not torch.backends.cudnn.enabled:
-        return False
-    return input_.dtype in _DTYPES and input_.numel() != 0 and all(map(is_on_gpu, params))
-
-
 def _run(function: Function, *args: Any, **kwargs: Any) -> Any:
-    is_packed = "data" in kwargs or (len(args) > 3 and isinstance(args[3], (list, tuple)))
-    lower: Callable[..., Any] = _lower_packed if is_packed else _lower
-    lowered = lower(MODES[function], *args, **kwargs)
-    return run_in_place(function, *args, **kwargs) if lowered is None else lowered
+    """Runs cuDNN where ``cudnn_is_acceptable`` (aten/src/ATen/native/Cudnn.cpp), else the loop.
+
+    The batch sizes of a packed sequence lie on the host.
+    """
+    call, sizes = None if kwargs else read_call(args), ()
+    if call is not None and call.batch_sizes is not None:
+        known = getattr(call.batch_sizes, "constant", call.batch_sizes)
+        call, sizes = (None, ()) if known is None else (call, tuple(known.tolist()))
+    if (
+        call is None
+        or not all(map(is_on_gpu, (call.input, *call.params)))
+        or not torch.backends.cudnn.enabled
+        or call.input.dtype not in _DTYPES
+        or call.input.numel() == 0
+    ):
+        return run_in_place(function, *args, **kwargs)
+    return _call_cudnn(MODES[function], call, sizes)
 
 
-def _lower(
-    mode: int,
-    input: Tensor,
-    hx: Any,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    """Overload ``input``; None where the native loop runs."""
-    if not _uses_cudnn(input, params):
-        return None
-    shape = (has_biases, num_layers, dropout, train, bidirectional)
-    return _call_cudnn(mode, input, hx, params, shape, batch_first, ())
-
-
-def _lower_packed(
-    mode: int,
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Any,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> Any:
-    """Overload ``data``: a packed sequence, whose batch sizes lie on the host."""
-    sizes = _find_sizes(batch_sizes)
-    if sizes is None or not _uses_cudnn(data, params):
-        return None
-    shape = (has_biases, num_layers, dropout, train, bidirectional)
-    return _call_cudnn(mode, data, hx, params, shape, False, sizes)
-
-
-def _find_sizes(batch_sizes: Tensor) -> tuple[int, ...] | None:
-    known = getattr(batch_sizes, "constant", batch_sizes)
-    return None if known is None else tuple(known.tolist())
-
-
-def _call_cudnn(
-    mode: int,
-    input_: Tensor,
-    states: Any,
-    params: Sequence[Tensor],
-    shape: tuple[bool, int, float, bool, bool],
-    batch_first: bool,
-    batch_sizes: tuple[int, ...],
-) -> Any:
+def _call_cudnn(mode: int, call: RecurrentCall, batch_sizes: tuple[int, ...]) -> Any:
     """``_cudnn_impl``: the weights go as one buffer if they lie in one."""
-    has_biases, num_layers, dropout, train, bidirectional = shape
-    hx, cx = states if mode == _LSTM else (states, None)
+    hx, cx = call.states if mode == _LSTM else (call.states, None)
     hidden_size = (hx if cx is None else cx).shape[2]
     proj_size = 0 if cx is None or hx.shape[2] == hidden_size else hx.shape[2]
-    stride = (4 if has_biases else 2) + bool(proj_size)
-    buffer = _find_buffer(params)
+    stride = (4 if call.has_biases else 2) + bool(proj_size)
+    buffer = _find_buffer(call.params)
     output, hy, cy, _, _ = torch._cudnn_rnn(
-        input_,
-        list(params),
-        stride,
-        buffer,
-        hx,
-        cx,
-        mode,
-        hidden_size,
-        proj_size,
-        num_layers,
-        batch_first,
-        dropout,
-        train,
-        bidirectional,
-        batch_sizes,
-        None,
-    )
+        call.input, list(call.params), stride, buffer, hx, cx,
+        mode, hidden_size, proj_size, call.num_layers, call.batch_first, call.dropout,
+        call.train, call.bidirectional, batch_sizes, None,
+    )  # fmt: skip
     return (output, hy, cy) if mode == _LSTM else (output, hy)
 
 

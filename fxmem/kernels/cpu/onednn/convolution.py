@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -114,10 +115,7 @@ def dense_strides(sizes: Sizes, channels_last: bool) -> Sizes:
 
 def product_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
     """Bytes of a dense tensor."""
-    count = dtype.itemsize
-    for size in sizes:
-        count *= size
-    return count
+    return math.prod(sizes) * dtype.itemsize
 
 
 def mkldnn_forward_bytes(problem: Problem) -> int:
@@ -144,15 +142,38 @@ def mkldnn_forward_bytes(problem: Problem) -> int:
 def mkldnn_backward_bytes(problem: Problem, mask: tuple[bool, ...]) -> int:
     """Peak of the kernel, the gradients included.
 
-    ``mkldnn_convolution_backward``: the input's gradient first, then the weight's with the
-    bias's. C++ evaluates the arguments of ``make_tuple`` from the right (GCC, x86): the bias's
-    dense gradient is made before the weight's.
+    ``mkldnn_convolution_backward``: the input's gradient first (``..._backward_input``,
+    ``ideep::convolution_backward_data``), then the weight's with the bias's
+    (``..._backward_weights``). C++ evaluates the arguments of ``make_tuple`` from the right (GCC,
+    x86): the bias's dense gradient is made before the weight's.
     """
-    trace = PeakTrace()
+    trace, last = PeakTrace(), problem.channels_last
     if mask[0]:
-        _backward_input(problem, trace)
+        layouts = backward_input_layouts(problem)
+        gradient_bytes = product_bytes(problem.input_sizes, problem.dtype)
+        if last:
+            trace.allocate(gradient_bytes)
+        operands = layouts.output_bytes + layouts.weight_bytes + layouts.scratchpad_bytes
+        trace.allocate(operands)
+        result = trace.allocate(layouts.input_bytes)
+        trace.free(operands)
+        if not last:
+            _to_dense(trace, gradient_bytes, layouts)
+        trace.free(result)
     if mask[1] or mask[2]:
-        _backward_weight(problem, trace, mask[2])
+        layouts = backward_weight_layouts(problem, mask[2])
+        bias_bytes = problem.output_sizes[1] * problem.dtype.itemsize if mask[2] else 0
+        weight_bytes = product_bytes(problem.weight_sizes, problem.dtype)
+        operands = layouts.output_bytes + layouts.input_bytes + layouts.scratchpad_bytes
+        trace.allocate(operands)
+        results = trace.allocate(layouts.weight_bytes + bias_bytes)
+        trace.free(operands)
+        trace.allocate(bias_bytes)
+        dense = trace.allocate(weight_bytes)
+        if last:  # ``.to(memory_format)`` copies the dense gradient once more
+            trace.allocate(weight_bytes)
+            trace.free(dense)
+        trace.free(results)
     return trace.peak_bytes
 
 
@@ -162,39 +183,6 @@ def _to_dense(trace: PeakTrace, size_bytes: int, layouts: Layouts) -> None:
     if layouts.is_permuted:
         trace.allocate(size_bytes)
         trace.free(dense)
-
-
-def _backward_input(problem: Problem, trace: PeakTrace) -> None:
-    """``mkldnn_convolution_backward_input``, ``ideep::convolution_backward_data``."""
-    layouts = backward_input_layouts(problem)
-    gradient_bytes = product_bytes(problem.input_sizes, problem.dtype)
-    if problem.channels_last:
-        trace.allocate(gradient_bytes)
-    operands = layouts.output_bytes + layouts.weight_bytes + layouts.scratchpad_bytes
-    trace.allocate(operands)
-    result = trace.allocate(layouts.input_bytes)
-    trace.free(operands)
-    if not problem.channels_last:
-        _to_dense(trace, gradient_bytes, layouts)
-    trace.free(result)
-
-
-def _backward_weight(problem: Problem, trace: PeakTrace, with_bias: bool) -> None:
-    """``mkldnn_convolution_backward_weights``, ``ideep::convolution_backward_weights``."""
-    layouts = backward_weight_layouts(problem, with_bias)
-    channels = problem.output_sizes[1]
-    bias_bytes = channels * problem.dtype.itemsize if with_bias else 0
-    weight_bytes = product_bytes(problem.weight_sizes, problem.dtype)
-    operands = layouts.output_bytes + layouts.input_bytes + layouts.scratchpad_bytes
-    trace.allocate(operands)
-    results = trace.allocate(layouts.weight_bytes + bias_bytes)
-    trace.free(operands)
-    trace.allocate(bias_bytes)
-    dense = trace.allocate(weight_bytes)
-    if problem.channels_last:  # ``.to(memory_format)`` copies the dense gradient once more
-        trace.allocate(weight_bytes)
-        trace.free(dense)
-    trace.free(results)
 
 
 class _Descriptors:

@@ -18,8 +18,6 @@ from fxmem.kernels.cpu.onednn import library as onednn
 from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
-_aten = torch.ops.aten
-
 # oneapi/dnnl/dnnl_types.h
 _LEFT_TO_RIGHT, _RIGHT_TO_LEFT = 1, 2
 _ARG_WEIGHTS, _ARG_DIFF_WEIGHTS = 33, 161
@@ -60,6 +58,7 @@ class _Descriptors:
 
     def __init__(self, scope: onednn.Scope, problem: _Problem) -> None:
         self.scope, self.problem = scope, problem
+        self.direction = ctypes.c_int(_RIGHT_TO_LEFT if problem.reverse else _LEFT_TO_RIGHT)
         self.weight_sizes = [
             (1, 1, size, _GATES, problem.hidden) for size in (problem.features, problem.hidden)
         ]
@@ -85,26 +84,11 @@ class _Descriptors:
             self._dense(dtype, problem.steps, problem.batch, problem.hidden), state, state,
         ]  # fmt: skip
 
-    def user_weights(self) -> list[ctypes.c_void_p]:
-        """The weights as PyTorch has them: gate, output, input (``ldgoi``)."""
-        hidden = self.problem.hidden
-        found = []
-        for sizes in self.weight_sizes:
-            inner = sizes[2]
-            whole = _GATES * hidden * inner
-            strides = (whole, whole, 1, hidden * inner, inner)
-            found.append(self.scope.memory(sizes, self.problem.dtype, strides))
-        return found
-
-    def direction(self) -> ctypes.c_int:
-        """Direction of the steps."""
-        return ctypes.c_int(_RIGHT_TO_LEFT if self.problem.reverse else _LEFT_TO_RIGHT)
-
     def forward(self) -> ctypes.c_void_p:
         """The forward primitive."""
         kind = onednn.FORWARD_TRAINING if self.problem.training else onednn.FORWARD_INFERENCE
         return self.scope.primitive(
-            "lstm_forward", ctypes.c_int(kind), self.direction(),
+            "lstm_forward", ctypes.c_int(kind), self.direction,
             *self.operands(self.problem.dtype),
             ctypes.c_uint(0), self.scope.library.attributes,
         )  # fmt: skip
@@ -112,59 +96,40 @@ class _Descriptors:
     def backward(self) -> ctypes.c_void_p:
         """The backward primitive; gradients are float, whatever the type of the operands is."""
         return self.scope.primitive(
-            "lstm_backward", ctypes.c_int(onednn.BACKWARD), self.direction(),
+            "lstm_backward", ctypes.c_int(onednn.BACKWARD), self.direction,
             *self.operands(self.problem.dtype), *self.operands(torch.float32),
             ctypes.c_uint(0), self.forward(), self.scope.library.attributes,
         )  # fmt: skip
 
-    def weights_bytes(self, primitive: ctypes.c_void_p) -> int:
-        """Bytes of the weights that have to be reordered."""
-        library, total = self.scope.library, 0
-        for index, user in enumerate(self.user_weights()):
+    def needs(self, primitive: ctypes.c_void_p) -> _Needs:
+        """What a pass takes: weights that have to be reordered, and what it works in."""
+        library, hidden, weights_bytes = self.scope.library, self.problem.hidden, 0
+        for index, sizes in enumerate(self.weight_sizes):
+            inner = sizes[2]  # PyTorch's order is gate, output, input (``ldgoi``)
+            whole = _GATES * hidden * inner
+            strides = (whole, whole, 1, hidden * inner, inner)
+            user = self.scope.memory(sizes, self.problem.dtype, strides)
             wanted = library.query(primitive, onednn.QUERY_ARGUMENT, _ARG_WEIGHTS + index)
-            total += 0 if library.equal(user, wanted) else library.size_bytes(wanted)
-        return total
+            weights_bytes += 0 if library.equal(user, wanted) else library.size_bytes(wanted)
+        gradients = (
+            library.query(primitive, onednn.QUERY_ARGUMENT, _ARG_DIFF_WEIGHTS + index)
+            for index in range(2)
+        )
+        scratchpad, workspace = (
+            library.size_bytes(library.query(primitive, what))
+            for what in (onednn.QUERY_SCRATCHPAD, onednn.QUERY_WORKSPACE)
+        )
+        gradients_bytes = sum(map(library.size_bytes, gradients))
+        return _Needs(weights_bytes, gradients_bytes, scratchpad, workspace)
 
 
-@functools.lru_cache(maxsize=1024)
-def _forward_needs(problem: _Problem) -> _Needs:
+@functools.lru_cache(maxsize=2048)
+def _find_needs(problem: _Problem, backward: bool) -> _Needs:
+    """Asks for a pass's primitive; the weights' gradients are made in its layouts."""
 
     def question(scope: onednn.Scope) -> _Needs:
         descriptors = _Descriptors(scope, problem)
-        primitive = descriptors.forward()
-        return _Needs(
-            weights_bytes=descriptors.weights_bytes(primitive),
-            scratchpad_bytes=scope.library.size_bytes(
-                scope.library.query(primitive, onednn.QUERY_SCRATCHPAD)
-            ),
-            workspace_bytes=scope.library.size_bytes(
-                scope.library.query(primitive, onednn.QUERY_WORKSPACE)
-            ),
-        )
-
-    return onednn.ask(question, _Needs())
-
-
-@functools.lru_cache(maxsize=1024)
-def _backward_needs(problem: _Problem) -> _Needs:
-    """Ask for the backward primitive; the weights' gradients are made in its layouts."""
-
-    def question(scope: onednn.Scope) -> _Needs:
-        descriptors = _Descriptors(scope, problem)
-        primitive = descriptors.backward()
-        gradients = sum(
-            scope.library.size_bytes(
-                scope.library.query(primitive, onednn.QUERY_ARGUMENT, argument)
-            )
-            for argument in (_ARG_DIFF_WEIGHTS, _ARG_DIFF_WEIGHTS + 1)
-        )
-        return _Needs(
-            weights_bytes=descriptors.weights_bytes(primitive),
-            gradients_bytes=gradients,
-            scratchpad_bytes=scope.library.size_bytes(
-                scope.library.query(primitive, onednn.QUERY_SCRATCHPAD)
-            ),
-        )
+        return descriptors.needs(descriptors.backward() if backward else descriptors.forward())
 
     return onednn.ask(question, _Needs())
 
@@ -177,20 +142,15 @@ def _layer(call: Call) -> int:
     """
     input_, hidden = call.tensor(0), call.tensor(5)
     problem = _problem(input_, hidden, call.args[7], torch.is_grad_enabled())
-    needs = _forward_needs(problem)
+    needs = _find_needs(problem, backward=False)
     copied = 0 if input_.is_contiguous() else size_bytes(input_)
     return (
         copied
         + _GATES * problem.hidden * input_.element_size()
         + needs.weights_bytes
         + needs.scratchpad_bytes
-        + _missing_workspace_bytes(needs, call.outputs)
+        + max(0, needs.workspace_bytes - storage_bytes(call.outputs[3]))
     )
-
-
-def _missing_workspace_bytes(needs: _Needs, outputs: object) -> int:
-    assert isinstance(outputs, (tuple, list))
-    return max(0, needs.workspace_bytes - storage_bytes(outputs[3]))
 
 
 @CPU.workspace("mkldnn_rnn_layer_backward")
@@ -203,7 +163,7 @@ def _layer_backward(call: Call) -> int:
     """
     input_, hidden = call.tensor(0), call.tensor(5)
     problem = _problem(input_, hidden, call.args[13], True)
-    needs = _backward_needs(problem)
+    needs = _find_needs(problem, backward=True)
     biases = _GATES * problem.hidden
     bias_gradient_bytes = biases * _FLOAT_BYTES
     trace = PeakTrace()

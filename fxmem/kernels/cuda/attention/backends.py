@@ -43,18 +43,15 @@ class AttentionCall:
         query: Batch, heads, queries, head dimension.
         key: Batch, heads, keys, head dimension.
         value: Batch, heads, keys, head dimension of the values.
-        mask: Boolean or added to the scores.
-        dropout: Probability.
-        is_causal: A query sees no later key.
-        enable_gqa: Several heads of queries may share one of keys and values.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor | None = None
-    dropout: float = 0.0
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
     is_causal: bool = False
+    scale: float | None = None
     enable_gqa: bool = False
 
     @property
@@ -98,7 +95,11 @@ def read_settings(gpu: Gpu) -> Settings:
     }
     values = torch._C._get_sdp_priority_order()
     order = tuple(backend for value in values for backend in flags if backend.value == value)
-    if order == _DEFAULT_ORDER and _prefers_cudnn(gpu):
+    # ``check_prefer_cudnn_attention``: Hopper and Blackwell with cuDNN after 9.15.0.
+    prefers_cudnn = gpu.cudnn_version > 91500 and gpu.capability[0] in (9, 10)
+    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+        prefers_cudnn = False
+    if order == _DEFAULT_ORDER and prefers_cudnn:
         order = _CUDNN_FIRST
     return Settings(
         frozenset(backend for backend, enabled in flags.items() if enabled),
@@ -108,21 +109,8 @@ def read_settings(gpu: Gpu) -> Settings:
     )
 
 
-def _prefers_cudnn(gpu: Gpu) -> bool:
-    """``check_prefer_cudnn_attention``: Hopper and Blackwell with cuDNN after 9.15.0."""
-    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
-        return False
-    return gpu.cudnn_version > 91500 and gpu.capability[0] in (9, 10)
-
-
 def choose_backend(call: AttentionCall, gpu: Gpu, settings: Settings) -> SDPBackend | None:
-    """The backend that CUDA takes; None if none may, which is an error there.
-
-    Args:
-        call: What is computed.
-        gpu: What it is computed on.
-        settings: What is enabled, and the order.
-    """
+    """Returns the backend that CUDA takes; None if none may, which is an error there."""
     for backend in settings.order:
         if backend in settings.enabled and _CHECKS[backend](call, gpu, settings):
             return backend
@@ -131,28 +119,28 @@ def choose_backend(call: AttentionCall, gpu: Gpu, settings: Settings) -> SDPBack
 
 def _can_use_flash(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
     """``can_use_flash_attention``."""
+    head_dim = call.query.shape[-1]
+    # ``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``
+    is_small = (8, 6) <= gpu.capability <= (8, 9) or (12, 0) <= gpu.capability <= (12, 1)
+    if (
+        is_small
+        and call.requires_grad
+        and head_dim > 192
+        and (head_dim <= 224 or call.dropout_p > 0)
+    ):
+        return False
     return (
         _is_4d(call)
-        and call.mask is None
-        and call.query.shape[-1] <= 256
-        and call.query.shape[-1] == call.key.shape[-1] == call.value.shape[-1]
+        and call.attn_mask is None
+        and head_dim <= 256
+        and head_dim == call.key.shape[-1] == call.value.shape[-1]
         and (8, 0) <= gpu.capability <= (12, 1)
-        and _has_flash_backward(call, gpu)
         and (not call.is_causal or call.query.shape[-2] == call.key.shape[-2])
         and _have_type(call, _HALVES)
         and _heads_match(call, call.enable_gqa, same_heads=True)
         and _have_rows(call)
         and _are_rows_dense(call, ignore_single=True)
     )
-
-
-def _has_flash_backward(call: AttentionCall, gpu: Gpu) -> bool:
-    """``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``."""
-    small = (8, 6) <= gpu.capability <= (8, 9) or (12, 0) <= gpu.capability <= (12, 1)
-    head_dim = call.query.shape[-1]
-    if not small or not call.requires_grad or head_dim <= 192:
-        return True
-    return head_dim > 224 and not call.dropout > 0
 
 
 def _can_use_efficient(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
@@ -171,57 +159,49 @@ def _can_use_efficient(call: AttentionCall, gpu: Gpu, settings: Settings) -> boo
 
 def _is_aligned(call: AttentionCall, gpu: Gpu) -> bool:
     """``check_head_dim_size_mem_efficient``, ``check_data_ptr_alignment_mem_efficient``."""
-    alignment = _minimum_alignment(call.query.dtype, gpu)
+    # ``minimum_gemm_alignment``: in elements; tensor cores load 16 bytes.
+    is_half, major = call.query.dtype in _HALVES, gpu.capability[0]
+    has_tensor_cores = major >= 8 or (major == 7 and is_half)
+    alignment = (8 if is_half else 4) if has_tensor_cores else 1
     head_dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     if head_dim != call.key.shape[-1] or head_dim % alignment or value_dim % alignment:
         return False
     # Storages begin at multiples of 512 bytes, so the offset decides where a tensor begins.
-    offsets = [x.storage_offset() for x in call.inputs] if gpu.capability[0] >= 8 else []
+    offsets = [x.storage_offset() for x in call.inputs] if major >= 8 else []
     return min(head_dim, value_dim) > 0 and not any(offset % alignment for offset in offsets)
-
-
-def _minimum_alignment(dtype: torch.dtype, gpu: Gpu) -> int:
-    """``minimum_gemm_alignment``: in elements; tensor cores load 16 bytes."""
-    is_half, major = dtype in _HALVES, gpu.capability[0]
-    if major >= 8 or (major == 7 and is_half):
-        return 8 if is_half else 4
-    return 1
 
 
 def _can_use_cudnn(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
     """``can_use_cudnn_attention``, ``check_cudnn_dropout``, ``check_cudnn_tensor_shapes``."""
-    steps = call.dropout * _CUDNN_DROPOUT_STEPS
+    steps = call.dropout_p * _CUDNN_DROPOUT_STEPS
+    if not _is_4d(call) or not _is_cudnn_mask(call):
+        return False
+    head_dim, value_dim = call.query.shape[3], call.value.shape[3]
+    most = 128
+    if gpu.capability == (9, 0) and gpu.cudnn_version >= 91000:
+        most = 256
+    elif gpu.capability[0] == 10 and gpu.cudnn_version >= 91100:
+        most = 192 if (head_dim, value_dim) == (192, 128) else 128
     return (
-        not (call.dropout > 0 and 91100 < gpu.cudnn_version < 91400)
+        not (call.dropout_p > 0 and 91100 < gpu.cudnn_version < 91400)
         and steps == int(steps)
-        and _is_4d(call)
         and not settings.is_deterministic
         and _have_type(call, _HALVES)
-        and _is_cudnn_mask(call)
         and (8, 0) <= gpu.capability <= (12, 1)
         and _have_rows(call)
         and _are_rows_dense(call, ignore_single=True)
         and _heads_match(call, call.enable_gqa, same_heads=False)
         and max(call.query.shape[:2]) <= _MAX_CUDNN_SIZE
-        and _are_cudnn_head_dims(call, gpu)
+        and max(head_dim, value_dim) <= most
+        and not (head_dim % 8 or value_dim % 8)
         and call.key.shape[2] != 1
-        and not (call.dropout != 0 and call.query.shape[2] == 1)
+        and not (call.dropout_p != 0 and call.query.shape[2] == 1)
     )
-
-
-def _are_cudnn_head_dims(call: AttentionCall, gpu: Gpu) -> bool:
-    head_dim, value_dim = call.query.shape[3], call.value.shape[3]
-    limit = 128
-    if gpu.capability == (9, 0) and gpu.cudnn_version >= 91000:
-        limit = 256
-    elif gpu.capability[0] == 10 and gpu.cudnn_version >= 91100:
-        limit = 192 if (head_dim, value_dim) == (192, 128) else 128
-    return max(head_dim, value_dim) <= limit and not head_dim % 8 and not value_dim % 8
 
 
 def _is_cudnn_mask(call: AttentionCall) -> bool:
     """``check_attn_mask_shape``."""
-    mask, query = call.mask, call.query
+    mask, query = call.attn_mask, call.query
     if mask is None:
         return True
     if mask.requires_grad or mask.dim() not in (2, 4):
@@ -248,7 +228,7 @@ def _have_rows(call: AttentionCall) -> bool:
 
 def _are_rows_dense(call: AttentionCall, *, ignore_single: bool) -> bool:
     """``check_last_dim_stride_equals_1_dense``."""
-    if call.mask is not None and call.mask.stride(-1) != 1:
+    if call.attn_mask is not None and call.attn_mask.stride(-1) != 1:
         return False
     if ignore_single and call.query.shape[-1] == 1:
         return True

@@ -45,76 +45,60 @@ CUDA.leave_out(
     _aten.scaled_dot_product_attention.default,
 )
 @follow_autocast(_aten.scaled_dot_product_attention.default)
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """``scaled_dot_product_attention``.
+def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+    """``scaled_dot_product_attention``; empty inputs, and what any device refuses, go to PyTorch.
 
     Raises:
         RuntimeError: If no backend that is enabled takes the inputs, as on a GPU.
     """
-    call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    if not is_on_gpu(query) or not _is_chosen_by_device(call):
-        result: Tensor = run_in_place(
-            functional.scaled_dot_product_attention,
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-        return result
+    call = AttentionCall(*args, **kwargs)
+    mask = call.attn_mask
+    is_chosen_by_device = (
+        is_on_gpu(call.query)
+        and all(x.numel() and x.dim() >= 2 for x in call.inputs)
+        and len({(x.dtype, x.device) for x in call.inputs}) == 1
+        and (mask is None or mask.dtype in (torch.bool, torch.float32, call.query.dtype))
+    )
+    if not is_chosen_by_device:
+        run = functional.scaled_dot_product_attention
+        return run_in_place(run, *args, **kwargs)  # type: ignore[no-any-return]
     backend = choose(call)
-    mask = _make_additive(attn_mask, query.dtype)
+    mask = _make_additive(mask, call.query.dtype)
+    result: Tensor
     if backend is SDPBackend.CUDNN_ATTENTION:
-        return _run_cudnn(call, mask, scale)
-    if backend is SDPBackend.FLASH_ATTENTION:
-        return _run_flash(call, scale)
-    if backend is SDPBackend.EFFICIENT_ATTENTION:
-        return _run_efficient(call, mask, scale)
-    return _run_math(call, mask, scale)
+        result = _aten._scaled_dot_product_cudnn_attention(
+            *call.inputs, mask, call.requires_grad, call.dropout_p, call.is_causal, False,
+            scale=call.scale,
+        )[0]  # fmt: skip
+    elif backend is SDPBackend.FLASH_ATTENTION:
+        # ``pad_last_dim``; the scale is that of the head dimension before it is padded.
+        head_dim = call.query.shape[-1]
+        missing = -head_dim % _ALIGNMENT
+        padded = [torch.constant_pad_nd(x, [0, missing]) if missing else x for x in call.inputs]
+        factor = 1 / math.sqrt(head_dim) if call.scale is None else call.scale
+        result = _aten._scaled_dot_product_flash_attention(
+            *padded, call.dropout_p, call.is_causal, False, scale=factor
+        )[0]
+        result = result[..., :head_dim] if missing else result
+    elif backend is SDPBackend.EFFICIENT_ATTENTION:
+        if mask is not None:
+            mask = _align_mask(mask, call)
+        result = _aten._scaled_dot_product_efficient_attention(
+            *call.inputs, mask, call.requires_grad, call.dropout_p, call.is_causal,
+            scale=call.scale,
+        )[0]  # fmt: skip
+    else:
+        result = _run_math(call, mask)
+    return result
 
 
 @CUDA.function(torch._fused_sdp_choice)
-def _fused_sdp_choice(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> int:
+def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
     """``_fused_sdp_choice_cuda``: the number of the backend."""
-    if not is_on_gpu(query):
-        return torch._fused_sdp_choice(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    call = AttentionCall(*args, **kwargs)
+    if not is_on_gpu(call.query):
+        return torch._fused_sdp_choice(*args, **kwargs)
     return int(choose(call).value)
-
-
-def _is_chosen_by_device(call: AttentionCall) -> bool:
-    """Tells whether the device chooses: not for empty inputs, nor for what is refused on any."""
-    inputs, mask = call.inputs, call.mask
-    return (
-        all(x.numel() and x.dim() >= 2 for x in inputs)
-        and len({x.dtype for x in inputs}) == 1
-        and len({x.device for x in inputs}) == 1
-        and (mask is None or mask.dtype in (torch.bool, torch.float32, call.query.dtype))
-    )
 
 
 def choose(call: AttentionCall) -> SDPBackend:
@@ -138,91 +122,51 @@ def _make_additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.where(mask, 0.0, outside)
 
 
-def _run_flash(call: AttentionCall, scale: float | None) -> Tensor:
-    """The scale is that of the head dimension before it is padded, the result is cut back."""
-    head_dim = call.query.shape[-1]
-    padded = [_pad_last_dim(x) for x in call.inputs]
-    factor = 1 / math.sqrt(head_dim) if scale is None else scale
-    result: Tensor = _aten._scaled_dot_product_flash_attention(
-        *padded, call.dropout, call.is_causal, False, scale=factor
-    )[0]
-    return result if result.shape[-1] == head_dim else result[..., :head_dim]
-
-
-def _pad_last_dim(x: Tensor) -> Tensor:
-    """``pad_last_dim``."""
-    missing = -x.shape[-1] % _ALIGNMENT
-    return torch.constant_pad_nd(x, [0, missing]) if missing else x
-
-
-def _run_efficient(call: AttentionCall, mask: Tensor | None, scale: float | None) -> Tensor:
-    query, key, value = call.inputs
-    if mask is not None:
-        if mask.dtype != query.dtype:
-            raise RuntimeError("invalid dtype for bias - should match query's dtype")
-        mask = _align_mask(mask).expand(*query.shape[:3], key.shape[2])
-    result: Tensor = _aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, call.requires_grad, call.dropout, call.is_causal, scale=scale
-    )[0]
-    return result
-
-
-def _align_mask(mask: Tensor) -> Tensor:
+def _align_mask(mask: Tensor, call: AttentionCall) -> Tensor:
     """``preprocess_mask``, ``pad_bias``: where rows begin at odd places they are padded.
 
     One whose rows have the right length already, but not the right strides, gets 8 more columns.
     """
-    if not any(stride % _ALIGNMENT for stride in mask.stride()[:-1]):
-        return mask
-    length = mask.shape[-1]
-    return torch.constant_pad_nd(mask, [0, _ALIGNMENT - length % _ALIGNMENT])[..., :length]
+    if mask.dtype != call.query.dtype:
+        raise RuntimeError("invalid dtype for bias - should match query's dtype")
+    if any(stride % _ALIGNMENT for stride in mask.stride()[:-1]):
+        length = mask.shape[-1]
+        padded = torch.constant_pad_nd(mask, [0, _ALIGNMENT - length % _ALIGNMENT])
+        mask = padded[..., :length]
+    return mask.expand(*call.query.shape[:3], call.key.shape[2])
 
 
-def _run_cudnn(call: AttentionCall, mask: Tensor | None, scale: float | None) -> Tensor:
-    result: Tensor = _aten._scaled_dot_product_cudnn_attention(
-        *call.inputs, mask, call.requires_grad, call.dropout, call.is_causal, False, scale=scale
-    )[0]
-    return result
-
-
-def _run_math(call: AttentionCall, mask: Tensor | None, scale: float | None) -> Tensor:
+def _run_math(call: AttentionCall, mask: Tensor | None) -> Tensor:
     """``_scaled_dot_product_attention_math``: halves are computed with in float."""
-    dtype = call.query.dtype
-    wide_query, wide_key, wide_value = (_widen(x) for x in call.inputs)
-    factor = math.sqrt(1 / math.sqrt(wide_query.shape[-1]) if scale is None else abs(scale))
-    sign = -1 if scale is not None and scale < 0 else 1
-    query = _aten.mul.Scalar(wide_query, sign * factor)
+    dtype, cuda = call.query.dtype, torch.backends.cuda
+    is_kept: bool = cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    wide = torch.float32 if dtype in _HALVES and not is_kept else dtype
+    wide_query, wide_key, wide_value = (x.to(wide) for x in call.inputs)
+    scale = 1 / math.sqrt(wide_query.shape[-1]) if call.scale is None else call.scale
+    factor = math.sqrt(abs(scale))
+    query = _aten.mul.Scalar(wide_query, -factor if scale < 0 else factor)
     if call.is_causal:
-        mask = _make_causal_mask(mask, query, wide_key)
+        if mask is not None:
+            raise RuntimeError(
+                "_scaled_dot_product_attention: "
+                "Explicit attn_mask should not be set when is_causal=True"
+            )
+        sizes = (query.shape[-2], wide_key.shape[-2])
+        visible = torch.ones(sizes, dtype=torch.bool, device=query.device).tril()
+        mask = _make_additive(visible, query.dtype)
+        del visible
     key, value = _repeat_heads(call, query, wide_key, wide_value)
     scores = torch.matmul(query, _aten.mul.Scalar(key.transpose(-2, -1), factor))
     if mask is not None:
         scores.add_(mask)
     scores = torch._safe_softmax(scores, -1)
-    if call.dropout > 0:
-        scores = dropout(scores, call.dropout, True)
+    if call.dropout_p > 0:
+        scores = dropout(scores, call.dropout_p, True)
     # Returned beside the result, and evaluated first.
     weights = scores.to(dtype)
     result = torch.matmul(scores, value).to(dtype)
     del weights
     return result
-
-
-def _widen(x: Tensor) -> Tensor:
-    cuda: Any = torch.backends.cuda
-    is_kept = cuda.fp16_bf16_reduction_math_sdp_allowed()
-    return x.to(torch.float32) if x.dtype in _HALVES and not is_kept else x
-
-
-def _make_causal_mask(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    if mask is not None:
-        raise RuntimeError(
-            "_scaled_dot_product_attention: "
-            "Explicit attn_mask should not be set when is_causal=True"
-        )
-    sizes = (query.shape[-2], key.shape[-2])
-    mask = torch.ones(sizes, dtype=torch.bool, device=query.device).tril()
-    return _make_additive(mask, query.dtype)
 
 
 def _repeat_heads(

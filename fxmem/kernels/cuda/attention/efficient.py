@@ -116,13 +116,15 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
 def _forward(call: Call) -> int:
     """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside those of all.
 
-    The first chunk's live to the end.
+    The first chunk's live to the end. ``output_accum`` is the result in float, where a block does
+    not hold whole rows.
     """
     query, value = call.tensor(0), call.tensor(2)
-    batch, accumulated = query.shape[0], _accumulated_bytes(query, value)
+    batch, accumulated = query.shape[0], 0
+    if query.dtype in _HALVES and max(query.shape[3], value.shape[3]) > _IN_REGISTERS:
+        accumulated = query.numel() // query.shape[3] * value.shape[3] * _FLOAT
     if batch <= _MAX_BATCH:
         return accumulated
-    assert isinstance(call.outputs, (list, tuple))
     results = sum(size_bytes(as_tensor(x)) for x in call.outputs[:2])
     trace = PeakTrace()
     for start in range(0, batch, _MAX_BATCH):
@@ -134,13 +136,6 @@ def _forward(call: Call) -> int:
         else:
             trace.allocate(results)
     return trace.peak_bytes - results
-
-
-def _accumulated_bytes(query: Tensor, value: Tensor) -> int:
-    """``output_accum``: the result in float, where a block does not hold whole rows."""
-    if query.dtype not in _HALVES or max(query.shape[3], value.shape[3]) <= _IN_REGISTERS:
-        return 0
-    return query.numel() // query.shape[3] * value.shape[3] * _FLOAT
 
 
 @CUDA.kernel("_scaled_dot_product_efficient_attention_backward")
@@ -163,7 +158,6 @@ def _backward(call: Call) -> int:
     batch = operands[1].shape[0]
     if batch <= _MAX_BATCH:
         return _backward_bytes(operands, has_dropout)
-    assert isinstance(call.outputs, (list, tuple))
     gradients = sum(storage_bytes(x) for x in call.outputs) // batch * _MAX_BATCH
     return gradients + _backward_bytes([x[:_MAX_BATCH] for x in operands], has_dropout)
 
@@ -172,7 +166,8 @@ def _backward_bytes(operands: Sequence[Tensor], has_dropout: bool) -> int:
     """``_efficient_attention_backward``.
 
     The gradient in the order batch, row, head; the sums of its products with the result; the
-    workspace. Kernels in float have those sums made outside, from the products themselves.
+    workspace. Where the kernel does not compute those sums (``kKernelComputesDelta``), they are
+    ``(grad_out.to(kFloat) * out.to(kFloat)).sum(-1).transpose(-2, -1).contiguous()``.
     """
     grad, query, key, value = operands
     kernel = choose_kernel(query, value, has_dropout)
@@ -180,63 +175,45 @@ def _backward_bytes(operands: Sequence[Tensor], has_dropout: bool) -> int:
     trace = PeakTrace()
     if not grad.transpose(1, 2).is_contiguous():
         trace.allocate(size_bytes(grad))
-    if _computes_sums(kernel, query.dtype):
+    in_registers, is_volta = kernel.is_in_registers(query.dtype), current_gpu().capability < (7, 5)
+    if query.dtype in _HALVES and (in_registers or not is_volta):
         trace.allocate(sums_bytes)
     else:
-        _sum_outside(trace, grad, sums_bytes)
+        copies = 0 if grad.dtype == torch.float32 else 2
+        freed = trace.allocate((1 + copies) * grad.numel() * _FLOAT)
+        trace.allocate(sums_bytes)
+        if grad.shape[1] > 1 and grad.shape[2] > 1:  # else the transposed sums are contiguous
+            freed += sums_bytes
+            trace.allocate(sums_bytes)
+        trace.free(freed)
     trace.allocate(workspace_bytes(kernel, query, key, value))
     return trace.peak_bytes
-
-
-def _computes_sums(kernel: _Kernel, dtype: torch.dtype) -> bool:
-    """``kKernelComputesDelta``."""
-    is_volta = current_gpu().capability < (7, 5)
-    return dtype in _HALVES and (kernel.is_in_registers(dtype) or not is_volta)
-
-
-def _sum_outside(trace: PeakTrace, grad: Tensor, sums_bytes: int) -> None:
-    """``(grad_out.to(kFloat) * out.to(kFloat)).sum(-1).transpose(-2, -1).contiguous()``."""
-    _batch, heads, queries, _value_dim = grad.shape
-    float_bytes = grad.numel() * _FLOAT
-    copies = 0 if grad.dtype == torch.float32 else 2
-    freed = trace.allocate((1 + copies) * float_bytes)
-    trace.allocate(sums_bytes)
-    if heads > 1 and queries > 1:  # else the transposed sums are contiguous, and stay
-        freed += sums_bytes
-        trace.allocate(sums_bytes)
-    trace.free(freed)
 
 
 def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
     """``dispatch_cutlassB``: the first kernel that takes the head dimensions and fits.
 
+    A block's shared memory: CUDA's programming guide, Technical Specifications per Capability.
+
     Raises:
         RuntimeError: If there is none, as on a GPU.
     """
-    capability = current_gpu().capability
+    capability, dtype = current_gpu().capability, query.dtype
+    kernels: tuple[_Kernel, ...]
+    if capability >= (8, 0):
+        kernels = {torch.float16: _HALF_SM80, torch.bfloat16: _BFLOAT_SM80}.get(dtype, _FLOAT_SM80)
+    else:
+        kernels = _HALF_SM70 if dtype == torch.float16 else _FLOAT_SM70
+    available_kib = _SHARED_KIB.get(capability) or _SHARED_KIB_OF_MAJOR.get(capability[0], 96)
     head_dim = max(query.shape[3], value.shape[3])
-    available = _shared_bytes(capability)
-    for kernel in _kernels(query.dtype, capability):
+    for kernel in kernels:
         shared = kernel.shared_dropout_bytes if has_dropout else kernel.shared_bytes
         is_for_small = kernel.max_head_dim == 96
         if is_for_small and capability not in ((8, 6), (8, 9)):
             continue
-        if head_dim <= kernel.max_head_dim and shared is not None and shared <= available:
+        if head_dim <= kernel.max_head_dim and shared and shared <= available_kib * 1024:
             return kernel
     raise RuntimeError("cutlassB: no kernel found to launch!")
-
-
-def _kernels(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[_Kernel, ...]:
-    if capability >= (8, 0):
-        by_type = {torch.float16: _HALF_SM80, torch.bfloat16: _BFLOAT_SM80}
-        return by_type.get(dtype, _FLOAT_SM80)
-    return _HALF_SM70 if dtype == torch.float16 else _FLOAT_SM70
-
-
-def _shared_bytes(capability: tuple[int, int]) -> int:
-    """Of a block at most; CUDA's programming guide, Technical Specifications per Capability."""
-    kib = _SHARED_KIB.get(capability) or _SHARED_KIB_OF_MAJOR.get(capability[0], 96)
-    return kib * 1024
 
 
 def workspace_bytes(kernel: _Kernel, query: Tensor, key: Tensor, value: Tensor) -> int:
@@ -249,21 +226,17 @@ def workspace_bytes(kernel: _Kernel, query: Tensor, key: Tensor, value: Tensor) 
         value: Batch, heads, keys, head dimension of the values.
     """
     batch, heads, queries, head_dim = query.shape
-    elements = 0
+    work, keys, elements = batch * heads, key.shape[2], 0
     if not kernel.is_in_registers(query.dtype) and query.dtype in _HALVES:
+        splits = -(-keys // kernel.columns)  # ``num_splits_key``
+        if work >= 256 and keys <= 2 * kernel.columns:
+            splits = 1
+        splits = max(1, min(splits, _MAX_SPLIT_WORK // work))
+        if read_settings(current_gpu()).is_deterministic:
+            splits = 1
         dims = round_up(head_dim, kernel.rows) + round_up(value.shape[3], kernel.rows)
-        elements += _count_splits(kernel, batch * heads, key.shape[2]) * kernel.columns * dims
+        elements += splits * kernel.columns * dims
     block = _GRADIENT_HEADER + kernel.rows * kernel.columns * _FLOAT
     blocks = -(-queries // kernel.rows) * -(-head_dim // kernel.columns)
     elements += blocks * block // _FLOAT
-    return batch * heads * round_up(elements, 4) * _FLOAT
-
-
-def _count_splits(kernel: _Kernel, work: int, keys: int) -> int:
-    """``num_splits_key`` of kernels that add up the gradients of keys and values."""
-    if read_settings(current_gpu()).is_deterministic:
-        return 1
-    splits = -(-keys // kernel.columns)
-    if work >= 256 and keys <= 2 * kernel.columns:
-        splits = 1
-    return max(1, min(splits, _MAX_SPLIT_WORK // work))
+    return work * round_up(elements, 4) * _FLOAT

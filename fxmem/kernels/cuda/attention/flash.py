@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 
-import torch
 from torch import Tensor
 
 from fxmem.kernels.cuda.attention.backends import read_settings
@@ -17,7 +16,6 @@ from fxmem.kernels.cuda.gpu import CUDA, current_gpu
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import size_bytes
 
-_aten = torch.ops.aten
 _ROWS = 128
 _FLOAT = 4
 _RANDOM_STATE = 16
@@ -49,14 +47,10 @@ def _forward(call: Call) -> int:
     splits = count_splits(
         batch * heads * -(-queries // 64),
         current_gpu().multiprocessors * 2,
-        -(-key.shape[2] // _key_block(head_dim)),
+        -(-key.shape[2] // (256 if head_dim <= 64 else 128 if head_dim <= 128 else 64)),
     )
     rows = batch * heads * queries
     return splits * rows * (1 + _round_head_dim(head_dim)) * _FLOAT if splits > 1 else 0
-
-
-def _key_block(head_dim: int) -> int:
-    return 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
 
 
 def count_splits(blocks: int, processors: int, key_blocks: int) -> int:
@@ -73,18 +67,13 @@ def count_splits(blocks: int, processors: int, key_blocks: int) -> int:
     if blocks >= _single(_single(0.8) * processors):
         return 1
     most = min(_MAX_SPLITS, processors, key_blocks)
-    eligible = [n for n in range(1, most + 1) if n == 1 or _divides_anew(key_blocks, n)]
-    uses = {n: _use(_single(_single(blocks * n) / processors)) for n in eligible}
+    uses = {}
+    for splits in range(1, most + 1):
+        if splits == 1 or -(-key_blocks // splits) != -(-key_blocks // (splits - 1)):
+            waves = _single(_single(blocks * splits) / processors)
+            uses[splits] = _single(waves / math.ceil(waves))
     best = max(uses.values(), default=0.0)
     return next((n for n, use in uses.items() if use >= 0.85 * best), 1)
-
-
-def _divides_anew(key_blocks: int, splits: int) -> bool:
-    return -(-key_blocks // splits) != -(-key_blocks // (splits - 1))
-
-
-def _use(waves: float) -> float:
-    return _single(waves / math.ceil(waves))
 
 
 def _single(number: float) -> float:

@@ -41,23 +41,37 @@ def native_multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """``native_multi_head_attention_cuda``.
 
-    Without a mask one tensor attends to itself by the fused kernels; else scores are made. The
-    split projections live to the end, and the context takes the place of the queries among them.
+    Without a mask one tensor attends to itself by the fused kernels, if one takes the heads of the
+    inputs before they are projected; else scores are made. The split projections live to the end,
+    and the context takes the place of the queries among them.
     """
     if not is_on_gpu(query):
         return torch._native_multi_head_attention(
             query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
             mask, need_weights, average_attn_weights, mask_type,
         )  # fmt: skip
-    if query is key is value and not need_weights and _is_fused(query, num_head, mask):
-        return _attend_fused(query, num_head, (qkv_weight, qkv_bias, proj_weight, proj_bias)), None
+    if query is key is value and not need_weights:
+        split = _split_heads(query, num_head)
+        backend = choose(AttentionCall(split, split, split, mask))
+        if mask is None and backend is not SDPBackend.MATH:
+            projected = linear(query, qkv_weight, qkv_bias)
+            parts = [_split_heads(part, num_head) for part in projected.chunk(3, -1)]
+            attended = scaled_dot_product_attention(*parts)
+            joined = attended.transpose(1, 2).reshape(query.shape[0], -1, query.shape[2])
+            return linear(joined, proj_weight, proj_bias), None
     projected = _project(query, key, value, qkv_weight)
     if not projected.numel():
         return torch.empty_like(query), None
     q, k, v = torch._transform_bias_rescale_qkv(projected, qkv_bias, num_head)
     del projected
-    weights = _multiply_transposed(q, k)
-    weights = _mask_softmax(weights, mask, mask_type)
+    weights = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(2, 1))  # ``bmm_nt``
+    weights = weights.view(*q.shape[:3], k.shape[2])
+    if mask is None:  # ``masked_softmax``: in place
+        weights = _aten._softmax.out(weights, weights.dim() - 1, False, out=weights)
+    else:
+        bits = mask.to(torch.bool)
+        weights = torch._masked_softmax(weights, bits, weights.dim() - 1, mask_type)
+        del bits
     context = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1)).view_as(q)
     if not need_weights:
         del weights
@@ -70,25 +84,8 @@ def native_multi_head_attention(
     return result, weights
 
 
-def _is_fused(query: Tensor, heads: int, mask: Tensor | None) -> bool:
-    """Tells whether a fused backend takes the heads of the inputs before they are projected."""
-    split = _split_heads(query, heads)
-    backend = choose(AttentionCall(split, split, split, mask))
-    return mask is None and backend is not SDPBackend.MATH
-
-
 def _split_heads(x: Tensor, heads: int) -> Tensor:
     return x.view(x.shape[0], -1, heads, x.shape[2] // heads).transpose(1, 2)
-
-
-def _attend_fused(query: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
-    qkv_weight, qkv_bias, proj_weight, proj_bias = weights
-    projected = linear(query, qkv_weight, qkv_bias)
-    parts = [_split_heads(part, heads) for part in projected.chunk(3, -1)]
-    result = scaled_dot_product_attention(*parts)
-    joined = result.transpose(1, 2).reshape(query.shape[0], -1, query.shape[2])
-    output: Tensor = linear(joined, proj_weight, proj_bias)
-    return output
 
 
 def _project(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
@@ -101,21 +98,6 @@ def _project(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tenso
     parts = torch.split_with_sizes(weight, sizes)
     products = [torch.matmul(x, part.t()) for x, part in zip(inputs, parts, strict=True)]
     return torch.cat(products, 2)
-
-
-def _multiply_transposed(query: Tensor, key: Tensor) -> Tensor:
-    """``bmm_nt``."""
-    product = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(2, 1))
-    return product.view(*query.shape[:3], key.shape[2])
-
-
-def _mask_softmax(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tensor:
-    """``masked_softmax``: in place without a mask."""
-    if mask is None:
-        result: Tensor = _aten._softmax.out(scores, scores.dim() - 1, False, out=scores)
-        return result
-    bits = mask.to(torch.bool)
-    return torch._masked_softmax(scores, bits, scores.dim() - 1, mask_type)
 
 
 def _join(context: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -170,18 +152,14 @@ def transformer_encoder_layer(
     residual = x
     if norm_first:
         x = torch.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps, True)
-    x = _feed_forward(x, (ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2), use_gelu)
+    flat, weight = x.flatten(0, 1), ffn_weight_1.t()
+    hidden = torch._addmm_activation(ffn_bias_1, flat, weight, use_gelu=use_gelu)
+    x = torch.addmm(ffn_bias_2, hidden, ffn_weight_2.t()).view_as(x)
+    del flat, hidden
     x.add_(residual)
     if not norm_first:
         x = torch.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps, True)
     return x
-
-
-def _feed_forward(x: Tensor, weights: tuple[Tensor, ...], use_gelu: bool) -> Tensor:
-    """``ffn``."""
-    weight_1, bias_1, weight_2, bias_2 = weights
-    hidden = torch._addmm_activation(bias_1, x.flatten(0, 1), weight_1.t(), use_gelu=use_gelu)
-    return torch.addmm(bias_2, hidden, weight_2.t()).view_as(x)
 
 
 @CUDA.kernel("_transform_bias_rescale_qkv")

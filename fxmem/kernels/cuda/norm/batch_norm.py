@@ -33,78 +33,48 @@ _MOST_ELEMENTS = 2**31 - 1
 _UNMODELLED = "cuDNN chooses its workspace and channels-last reserve at run time"
 
 
-def _takes_cudnn(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running: tuple[Tensor | None, Tensor | None],
-    training: bool,
-) -> bool:
-    """``_select_batch_norm_backend``; the least epsilon of cuDNN is 0 by now."""
-    if not is_on_gpu(x) or weight is None or bias is None:
-        return False
-    half = x.dtype == torch.float16 and weight.dtype == torch.float32
-    given = [statistic is not None for statistic in running]
-    return (
-        (half or x.dtype in _CUDNN_TYPES)
+@CUDA.function(torch.batch_norm)
+def batch_norm(input: Tensor, *args: Any) -> Tensor:
+    """Normalization.cpp, ``_batch_norm_impl_index``: contiguous operands for cuDNN.
+
+    ``_select_batch_norm_backend`` chooses; the least epsilon of cuDNN is 0 by now.
+    """
+    weight, bias, mean, variance, training, momentum, eps, _ = args
+    given = [statistic is not None for statistic in (mean, variance)]
+    takes_cudnn = (
+        is_on_gpu(input)
+        and weight is not None
+        and bias is not None
+        and (
+            input.dtype in _CUDNN_TYPES
+            or (input.dtype == torch.float16 and weight.dtype == torch.float32)
+        )
         and weight.dtype != torch.bfloat16
         and (all(given) or (training and not any(given)))
-        and x.dim() >= 3
-        and 0 < x.shape[0] <= (_MOST_IN_TRAINING if training else _MOST_IN_EVALUATION)
-        and 0 < x.numel() < _MOST_ELEMENTS
+        and input.dim() >= 3
+        and 0 < input.shape[0] <= (_MOST_IN_TRAINING if training else _MOST_IN_EVALUATION)
+        and 0 < input.numel() < _MOST_ELEMENTS
         and torch.backends.cudnn.enabled
     )
-
-
-@CUDA.function(torch.batch_norm)
-def batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    """Normalization.cpp, ``_batch_norm_impl_index``: contiguous operands for cuDNN."""
-    running = (running_mean, running_var)
-    if not _takes_cudnn(input, weight, bias, running, training):
-        return torch.batch_norm(
-            input, weight, bias, *running, training, momentum, eps, cudnn_enabled
-        )
-    assert weight is not None and bias is not None
+    if not takes_cudnn:
+        return torch.batch_norm(input, *args)
     dense = input.contiguous(memory_format=suggest_format(input))
-    factors = (weight.contiguous(), bias.contiguous())
-    statistics = [None if x is None else x.contiguous() for x in running]
-    operands = (*factors, *statistics)
+    operands = [None if x is None else x.contiguous() for x in args[:4]]
     outputs = _aten.cudnn_batch_norm.default(dense, *operands, training, momentum, eps)
     result: Tensor = outputs[0]
     return result
 
 
 @CUDA.function(torch.instance_norm)
-def instance_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
+def instance_norm(input: Tensor, *args: Any) -> Tensor:
     """Normalization.cpp, ``instance_norm``: one image with the channels of all."""
-    operands = (weight, bias, running_mean, running_var)
     if not is_on_gpu(input):
-        return torch.instance_norm(input, *operands, use_input_stats, momentum, eps, cudnn_enabled)
+        return torch.instance_norm(input, *args)
     batch, channels = input.shape[:2]
-    repeated = [None if x is None else x.repeat(batch) for x in operands]
+    repeated = [None if x is None else x.repeat(batch) for x in args[:4]]
     flat = input.contiguous().view(1, batch * channels, *input.shape[2:])
-    result = batch_norm(flat, *repeated, use_input_stats, momentum, eps, cudnn_enabled)
-    for statistic, update in zip(operands[2:], repeated[2:], strict=True):
+    result = batch_norm(flat, *repeated, *args[4:])
+    for statistic, update in zip(args[2:4], repeated[2:], strict=True):
         if statistic is not None and update is not None:
             statistic.detach().copy_(update.view(batch, channels).mean(0))
     output: Tensor = result.view(input.shape)
@@ -112,19 +82,12 @@ def instance_norm(
 
 
 @CUDA.kernel("cudnn_batch_norm")
-def cudnn_batch_norm(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    *_factors: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def cudnn_batch_norm(input: Tensor, weight: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """aten/src/ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm``.
 
     In training it asks cuDNN for the size of the reserve, which nothing else knows: none here.
     """
+    training = args[3]
     saved = input.shape[1] if training else 0
     output = torch.empty_like(input, memory_format=suggest_format(input))
     reserve = input.new_empty(0, dtype=torch.uint8)
@@ -156,18 +119,15 @@ class _Kernel(Enum):
 
 def _choose(*tensors: Tensor) -> _Kernel:
     """``batch_norm_choose_impl``."""
-    chosen = {_choose_one(x) for x in tensors}
+    chosen = set()
+    for x in tensors:
+        kernel = _Kernel.GENERAL
+        if fits_32_bits(x) and x.is_contiguous():
+            kernel = _Kernel.CHANNELS_LAST if x.stride(1) == 1 else _Kernel.CONTIGUOUS
+        elif fits_32_bits(x) and is_dense_in(x, torch.channels_last):
+            kernel = _Kernel.CHANNELS_LAST
+        chosen.add(kernel)
     return chosen.pop() if len(chosen) == 1 else _Kernel.GENERAL
-
-
-def _choose_one(x: Tensor) -> _Kernel:
-    if not fits_32_bits(x):
-        return _Kernel.GENERAL
-    if x.is_contiguous():
-        return _Kernel.CHANNELS_LAST if x.stride(1) == 1 else _Kernel.CONTIGUOUS
-    if is_dense_in(x, torch.channels_last):
-        return _Kernel.CHANNELS_LAST
-    return _Kernel.GENERAL
 
 
 def _has_channels_last(x: Tensor) -> bool:
@@ -198,16 +158,11 @@ def _floor_power(number: int) -> int:
     return 1 << max(number.bit_length() - 1, 0)
 
 
-@CUDA.kernel("native_batch_norm", "_native_batch_norm_legit")
-def native_batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    *_factors: float,
-) -> Any:
+_FORWARD = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats")
+
+
+@CUDA.kernel(*_FORWARD)
+def native_batch_norm(input: Tensor, *_args: Any) -> Any:
     """``batch_norm_cuda``: the statistics are returned in evaluation, too."""
     if not is_on_gpu(input):
         return NotImplemented
@@ -215,26 +170,10 @@ def native_batch_norm(
     return torch.empty_like(input), saved[0], saved[1]
 
 
-@CUDA.kernel("_native_batch_norm_legit.no_stats")
-def native_batch_norm_without_statistics(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *factors: float
-) -> Any:
-    """``_batch_norm_legit_no_stats_cuda``."""
-    return native_batch_norm(input, weight, bias, None, None, training, *factors)
-
-
-@CUDA.workspace("native_batch_norm", "_native_batch_norm_legit")
+@CUDA.workspace(*_FORWARD)
 def _forward(call: Call) -> int:
-    return _forward_bytes(call.tensor(0), call.args[1:3], call.args[5] is True)
-
-
-@CUDA.workspace("_native_batch_norm_legit.no_stats")
-def _forward_without_statistics(call: Call) -> int:
-    return _forward_bytes(call.tensor(0), call.args[1:3], call.args[3] is True)
-
-
-def _forward_bytes(x: Tensor, factors: Sequence[object], training: bool) -> int:
     """``batch_norm_cuda_out``: statistics first; then factors that are not given, as scalars."""
+    x, training = call.tensor(0), call.args[-3] is True
     kernel, wide = _choose(x), accumulate_type(x.dtype)
     statistics = scalars = 0
     if kernel is _Kernel.CHANNELS_LAST:
@@ -244,26 +183,18 @@ def _forward_bytes(x: Tensor, factors: Sequence[object], training: bool) -> int:
     else:
         others = [dim for dim in range(x.dim()) if dim != 1]
         statistics = reduce_pair_bytes(x, others, False, wide, spread)
-        scalars = factors.count(None) * wide.itemsize
+        scalars = call.args[1:3].count(None) * wide.itemsize
     return max(statistics if training else 0, scalars)
 
 
 @CUDA.kernel("native_batch_norm_backward")
 def native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
+    grad_out: Tensor, input: Tensor, weight: Tensor | None, *args: Any
 ) -> Any:
     """``batch_norm_backward_cuda``; also of cuDNN's forward in evaluation."""
     if not is_on_gpu(input):
         return NotImplemented
+    *_, train, _eps, output_mask = args
     grad_input = None
     if output_mask[0]:
         memory_format = torch.contiguous_format

@@ -16,7 +16,6 @@ from fxmem.kernels.cuda.reduction.iterator import Kernel, make_reduction, take_r
 from fxmem.kernels.registry import Call, find_operators
 from fxmem.kernels.workspace import BlockTrace, size_bytes
 
-_aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _INDEX_BYTES = 8
 _PAIR_BYTES = 16
