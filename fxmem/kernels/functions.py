@@ -127,7 +127,12 @@ def _copy_unchecked(func: FunctionType) -> FunctionType:
 
     Only torch's own: ``torch._jit_internal.boolean_dispatch`` wraps the pooling functions.
     """
-    cells = [_copy_cell(cell) for cell in func.__closure__ or ()]
+    cells = []
+    for cell in func.__closure__ or ():
+        wrapped = cell.cell_contents
+        if type(wrapped) is FunctionType and wrapped.__module__.split(".")[0] == "torch":
+            cell = CellType(_copy_unchecked(wrapped))
+        cells.append(cell)
     copy = FunctionType(
         func.__code__,
         _UncheckedGlobals(func.__globals__),
@@ -139,22 +144,11 @@ def _copy_unchecked(func: FunctionType) -> FunctionType:
     return copy
 
 
-def _copy_cell(cell: CellType) -> CellType:
-    wrapped = cell.cell_contents
-    if type(wrapped) is FunctionType and wrapped.__module__.split(".")[0] == "torch":
-        return CellType(_copy_unchecked(wrapped))
-    return cell
-
-
-def _answer_no(*_arguments: Any) -> bool:
-    return False
-
-
 class _UncheckedGlobals(dict[str, Any]):
     """A function's globals, with nothing overriding torch functions."""
 
     def __init__(self, names: dict[str, Any]) -> None:
-        super().__init__(dict.fromkeys(_CHECKS, _answer_no))
+        super().__init__(dict.fromkeys(_CHECKS, lambda *_arguments: False))
         self["__builtins__"] = names["__builtins__"]
         self._names = names
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+import torch
 from torch import Tensor
 
 from fxmem.graph import Blocks
@@ -98,3 +99,14 @@ def broadcast_sizes(*tensors: Tensor) -> tuple[int, ...]:
 def size_bytes(tensor: Tensor) -> int:
     """Bytes of a dense tensor with this one's shape and type."""
     return tensor.numel() * tensor.element_size()
+
+
+def is_dense_in(x: Tensor, memory_format: torch.memory_format) -> bool:
+    """Tells whether a tensor is contiguous in a format, and has its number of dimensions."""
+    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format, x.dim())
+    return x.dim() == rank and x.is_contiguous(memory_format=memory_format)
+
+
+def dense_bytes(x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:
+    """Bytes that ``contiguous`` copies."""
+    return 0 if is_dense_in(x, memory_format) else size_bytes(x)

@@ -14,6 +14,7 @@ from fxmem import analyze
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
+from fxmem.kernels.registry import find_operators
 from fxmem.tracing.fakes import make_fake_mode
 
 Saved = tuple[tuple[int, ...], str]
@@ -97,3 +98,10 @@ def run_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, int]:
 def estimate(func: OpOverload, *args: Any, **kwargs: Any) -> int:
     """Bytes of an operator's buffers on the GPU; see :func:`on_gpu`."""
     return run_kernel(func, *args, **kwargs)[1]
+
+
+def check_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
+    """Holds an operator's buffers, for arguments that are made on the GPU, to a number of bytes."""
+    (func,) = find_operators(operator)
+    with on_gpu():
+        assert estimate(func, *make()) == expected

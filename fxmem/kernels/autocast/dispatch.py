@@ -78,7 +78,12 @@ def lower_autocast() -> Iterator[None]:
         try:
             # Whose autocast a checkpoint's recomputation enters: that of the accelerator.
             DefaultDeviceType.set_device_type(_DEVICE)
-            _register_kernels(library)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
+                for (operator, key), kernel in _make_kernels().items():
+                    library.impl(  # type: ignore[no-untyped-call]
+                        operator, kernel, key.name, with_keyset=True, allow_override=True
+                    )
             torch.clear_autocast_cache = clear_all
             with torch._C._IncludeDispatchKeyGuard(_KEY):
                 yield
@@ -129,31 +134,18 @@ def _find_depth() -> int:
     return torch.autocast_decrement_nesting()
 
 
-def _register_kernels(library: torch.library.Library) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
-        for (operator, key), kernel in _make_kernels().items():
-            library.impl(  # type: ignore[no-untyped-call]
-                operator, kernel, key.name, with_keyset=True, allow_override=True
-            )
-
-
 @functools.cache
 def _make_kernels() -> dict[tuple[OpOverload, torch._C.DispatchKey], Callable[..., Any]]:
     """By operator and key. Made once: to find the kernels that they stand in for takes a while."""
     policies = {**find_policies(), _cudnn_rnn: Policy(cast_rnn, _cudnn_rnn)}
+    names = torch._C._dispatch_get_all_op_names()
+    aten = (name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+    on_host = find_operators(aten, _HOST_KEY.name).values()
     return {
         **{(o, _KEY): _make_kernel(o, policy) for o, policy in policies.items()},
         **{(o, _KEY): _make_ban(o) for o in find_operators(lists.BANNED).values()},
-        **{(o, _HOST_KEY): _make_host_kernel(o) for o in _find_host_operators()},
+        **{(o, _HOST_KEY): _make_host_kernel(o) for o in on_host},
     }
-
-
-def _find_host_operators() -> tuple[OpOverload, ...]:
-    """The operators that ``torch.autocast("cpu")`` treats."""
-    names = torch._C._dispatch_get_all_op_names()
-    aten = (name.removeprefix("aten::") for name in names if name.startswith("aten::"))
-    return tuple(find_operators(aten, _HOST_KEY.name).values())
 
 
 def _make_kernel(operator: OpOverload, policy: Policy) -> Callable[..., Any]:

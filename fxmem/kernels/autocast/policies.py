@@ -89,8 +89,8 @@ def find_policies() -> dict[OpOverload, Policy]:
     policies = {
         operator: Policy(cast, operator)
         for names, cast in (
-            (lists.LOWER_PRECISION, _cast_to_lower_precision),
-            (lists.FP32, _cast_to_fp32),
+            (lists.LOWER_PRECISION, functools.partial(_cast_all, None)),
+            (lists.FP32, functools.partial(_cast_all, torch.float32)),
             (lists.FP32_RESULT, _ask_for_fp32),
         )
         for operator in find_operators(names).values()
@@ -157,14 +157,6 @@ def _is_weight(tensor: Tensor) -> bool:
     )
 
 
-def _cast_to_lower_precision(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-    return _cast_all(torch.get_autocast_dtype(_DEVICE), args, kwargs)
-
-
-def _cast_to_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-    return _cast_all(torch.float32, args, kwargs)
-
-
 def _ask_for_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
     """``fp32_set_opt_dtype``: unless the call names a dtype."""
     named = any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
@@ -195,8 +187,11 @@ def _promote(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _cast_all(widest, args, kwargs)
 
 
-def _cast_all(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-    """Last argument first, the order in which PyTorch's builds for Linux evaluate the casts."""
+def _cast_all(
+    dtype: torch.dtype | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CallArguments:
+    """To a dtype, or autocast's; last argument first, as PyTorch's builds for Linux evaluate."""
+    dtype = dtype or torch.get_autocast_dtype(_DEVICE)
     named = {name: cast_cached(dtype, kwargs[name]) for name in reversed(kwargs)}
     cast = [cast_cached(dtype, value) for value in reversed(args)]
     return tuple(reversed(cast)), named

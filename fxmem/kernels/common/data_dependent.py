@@ -75,14 +75,11 @@ class _RunningProduct(torch.autograd.Function):
         weighted = result * grad
         zeros = torch.eq(x, 0)
         zeros.any()
-        return _sum_from_the_end(weighted, ctx.dim).div(x), None
-
-
-def _sum_from_the_end(x: Tensor, dim: int) -> Tensor:
-    """``reversed_cumsum``: one expression, whose parts live to its end."""
-    flipped = x.flip(dim)
-    sums = flipped.cumsum(dim)
-    return sums.flip(dim)
+        flipped = weighted.flip(ctx.dim)  # ``reversed_cumsum``: its parts live to its end
+        sums = flipped.cumsum(ctx.dim)
+        result = sums.flip(ctx.dim)
+        del flipped, sums
+        return result.div(x), None
 
 
 class _Extreme(torch.autograd.Function):

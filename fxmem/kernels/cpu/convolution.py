@@ -23,7 +23,7 @@ from fxmem.kernels.cpu.onednn.convolution import (
     mkldnn_forward_bytes,
 )
 from fxmem.kernels.cpu.unfolding import is_dense, unfolded_backward_bytes, unfolded_forward_bytes
-from fxmem.kernels.registry import CPU, Call, as_tensor
+from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import is_like_channels_last, size_bytes
 
 _MKLDNN = frozenset({"Mkldnn", "MkldnnTranspose"})
@@ -43,19 +43,16 @@ class _Call:
     copies_bytes: int
 
 
-def _make_forward(args: tuple[object, ...], output: Tensor) -> _Call:
+def _make_forward(args: tuple[Any, ...], output: Tensor) -> _Call:
     input_, weight, bias = args[:3]
-    assert isinstance(input_, Tensor) and isinstance(weight, Tensor)
     bias_dtype = bias.dtype if isinstance(bias, Tensor) else None
     return _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
 
 
-def convolution_backward_peak_bytes(args: tuple[object, ...]) -> int:
+def convolution_backward_peak_bytes(args: tuple[Any, ...]) -> int:
     """Peak inside ``aten::convolution_backward``, the gradients included."""
     grad_output, input_, weight, bias_sizes = args[:4]
     mask = args[10]
-    assert isinstance(grad_output, Tensor) and isinstance(input_, Tensor)
-    assert isinstance(weight, Tensor) and isinstance(mask, (list, tuple))
     wanted = tuple(bool(flag) for flag in mask)
     bias_dtype = weight.dtype if bias_sizes else None
     call = _make_call(input_, weight, tuple(grad_output.shape), bias_dtype, args[4:10])
@@ -83,7 +80,7 @@ def _make_call(
     weight: Tensor,
     output_sizes: Sizes,
     bias_dtype: torch.dtype | None,
-    parameters: tuple[object, ...],
+    parameters: tuple[Any, ...],
 ) -> _Call:
     """Follow ``at::_convolution`` up to the call of the backend.
 
@@ -92,14 +89,13 @@ def _make_call(
     stride, padding, dilation, transposed, output_padding, groups = parameters
     spatial = max(input_.dim() - 2, 1)
     # ``expand_param_if_needed``: one number stands for every dimension.
-    given: list[Any] = [stride, padding, dilation, output_padding]
+    given = (stride, padding, dilation, output_padding)
     fields = [tuple(value) * (spatial if len(value) == 1 else 1) for value in given]
     input_view, weight_view = _view_4d(input_), _view_4d(weight)
     if spatial == 1:
         fields = [(neutral, *field) for neutral, field in zip((1, 0, 1, 0), fields, strict=True)]
         input_view = (input_view[0], dense_strides(input_view[0], False))
         output_sizes = (*output_sizes[:2], 1, *output_sizes[2:])
-    assert isinstance(groups, int)
     threads = torch.get_num_threads()
     backend = _select_backend(
         input_view[0],
@@ -179,15 +175,15 @@ _TRANSPOSED = 6
 
 
 @CPU.kernel("convolution")
-def _convolve(*args: object) -> Any:
+def _convolve(*args: Any) -> Any:
     """A transposed 3d convolution may leave its output on a larger storage."""
-    if not args[_TRANSPOSED] or as_tensor(args[0]).dim() != 5:
+    if not args[_TRANSPOSED] or args[0].dim() != 5:
         return NotImplemented
     output = _aten.convolution.default(*args)
     call, nbytes = _make_forward(args, output), size_bytes(output)
     # ``slow_conv_transpose3d_cpu`` resizes ``empty_like(input)``; groups are concatenated.
     if call.backend == "SlowTranspose3d" and call.problem.groups == 1:
-        nbytes = max(nbytes, size_bytes(as_tensor(args[0])))
+        nbytes = max(nbytes, size_bytes(args[0]))
     larger = output.new_empty((nbytes // output.element_size(),))
     return larger.as_strided(output.shape, output.stride())
 

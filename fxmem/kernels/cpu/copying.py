@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, is_like_channels_last, size_bytes
+from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last, size_bytes
 
 _INDEX_BYTES = 8
 
@@ -71,7 +71,7 @@ def _roll(call: Call) -> int:
     x, dims = call.tensor(0), call.get(2, "dims")
     count = len(dims) if isinstance(dims, (list, tuple)) else 0
     if not count:
-        return 0 if x.is_contiguous() else size_bytes(x)
+        return dense_bytes(x)
     return (count - 1) * size_bytes(x)
 
 

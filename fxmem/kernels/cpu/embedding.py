@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
-from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 _REDUCED = (torch.float16, torch.bfloat16)
@@ -76,7 +76,6 @@ def _map_bytes(trace: PeakTrace, indices: int, bags: int, itemsize: int) -> int:
 @CPU.workspace("_embedding_bag", "_embedding_bag_forward_only")
 def _forward(call: Call) -> int:
     """``_embedding_bag_cpu_impl``; the kernels of fbgemm take nothing from the allocator."""
-    assert isinstance(call.outputs, (tuple, list))
     out, bag_of, sizes, maxima = map(storage_bytes, call.outputs)
     bag = _BagCall(call)
     itemsize, bags = bag.dtype.itemsize, bag.bags
@@ -126,7 +125,7 @@ def _backward(call: Call) -> int:
     trace = PeakTrace()
     if count and not bag_of.numel():
         _map_bytes(trace, count, offsets.numel(), itemsize)
-    trace.allocate(0 if grad.is_contiguous() else size_bytes(grad))
+    trace.allocate(dense_bytes(grad))
     trace.allocate(size_bytes(call.result))
     if mode == _MAX:
         trace.allocate(size_bytes(call.tensor(5)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import GRAIN_SIZE, two_pass_bytes
 from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, size_bytes
+from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, dense_bytes, size_bytes
 
 _INDEX_BYTES = 8
 
@@ -19,7 +20,7 @@ _INDEX_BYTES = 8
 def _embedding(call: Call) -> int:
     """aten/src/ATen/native/Embedding.cpp, ``embedding_symint``: ``indices.reshape(-1)``."""
     indices = call.tensor(1)
-    return 0 if indices.is_contiguous() else size_bytes(indices)
+    return dense_bytes(indices)
 
 
 @CPU.workspace("embedding_dense_backward")
@@ -82,7 +83,7 @@ def _select_bytes(x: Tensor, mask: Tensor, found_bytes: int) -> int:
 def _masked_scatter(call: Call) -> int:
     """TensorAdvancedIndexing.cpp, ``masked_scatter__cpu``: a contiguous source."""
     source = call.tensor(2)
-    return 0 if source.is_contiguous() else size_bytes(source)
+    return dense_bytes(source)
 
 
 @CPU.workspace("masked_scatter_backward")
@@ -118,12 +119,11 @@ def _index_put(call: Call) -> int:
     return _positions_bytes(call.args[1], call.tensor(0), values)
 
 
-def _positions_bytes(indices: object, x: Tensor, selected: Tensor) -> int:
+def _positions_bytes(indices: Sequence[object], x: Tensor, selected: Tensor) -> int:
     """Bytes of the positions that masks among the indices turn into.
 
     Where the values do not tell how many are selected, all are taken to be.
     """
-    assert isinstance(indices, (tuple, list))
     taken = {at: index for at, index in enumerate(indices) if isinstance(index, Tensor)}
     masks = [index for index in taken.values() if _is_mask(index)]
     if not masks:

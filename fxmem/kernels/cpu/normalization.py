@@ -12,7 +12,7 @@ from torch._prims_common import suggest_memory_format
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import sum_bytes
 from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, is_like_channels_last, size_bytes
+from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last, size_bytes
 
 # aten/src/ATen/native/cpu/group_norm_kernel.cpp: below it, one buffer per sample is enough.
 _FEATURE_MAP_THRESHOLD, _BACKWARD_MAP_THRESHOLD = 1024, 2048
@@ -138,8 +138,7 @@ def group_norm(
 @CPU.workspace("native_layer_norm")
 def _layer_norm(call: Call) -> int:
     """aten/src/ATen/native/layer_norm.cpp, ``layer_norm_cpu``: a contiguous input."""
-    x = call.tensor(0)
-    return 0 if x.is_contiguous() else size_bytes(x)
+    return dense_bytes(call.tensor(0))
 
 
 @CPU.workspace("native_layer_norm_backward")
@@ -149,7 +148,6 @@ def _layer_norm_backward(call: Call) -> int:
     Contiguous operands, and per thread a row for each of the two parameters' gradients.
     """
     grad, x, shape, mask = call.tensor(0), call.tensor(1), call.args[2], call.args[7]
-    assert isinstance(shape, (list, tuple)) and isinstance(mask, (list, tuple))
     copies = sum(size_bytes(operand) for operand in (grad, x) if not operand.is_contiguous())
     if not (mask[1] or mask[2]):
         return copies

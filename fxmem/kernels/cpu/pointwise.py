@@ -9,7 +9,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from fxmem.kernels.cpu.linear import has_instructions
 from fxmem.kernels.registry import CPU, Call, as_tensor
-from fxmem.kernels.workspace import size_bytes
+from fxmem.kernels.workspace import dense_bytes, size_bytes
 
 _aten = torch.ops.aten
 _WRAPPED = {
@@ -90,7 +90,6 @@ def _divide(call: Call) -> int:
 def _foreach(call: Call) -> int:
     """aten/src/ATen/native/ForeachOpsKernels.cpp: one tensor after the other on the CPU."""
     tensors, numbers = call.args[0], call.args[1]
-    assert isinstance(tensors, (list, tuple))
     scalars = numbers if isinstance(numbers, (list, tuple)) else [numbers] * len(tensors)
     pairs = [(as_tensor(x), number) for x, number in zip(tensors, scalars, strict=True)]
     return max((cast_bytes((x, number), x.dtype) for x, number in pairs), default=0)
@@ -160,5 +159,4 @@ def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
 @CPU.workspace("log_sigmoid_forward")
 def _log_sigmoid(call: Call) -> int:
     """Activation.cpp, ``log_sigmoid_forward_out_cpu``: a contiguous input."""
-    x = call.tensor(0)
-    return 0 if x.is_contiguous() else size_bytes(x)
+    return dense_bytes(call.tensor(0))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.copying import copies_bytes
 from fxmem.kernels.registry import CPU, Call, as_tensor
-from fxmem.kernels.workspace import size_bytes
+from fxmem.kernels.workspace import dense_bytes
 
 Sizes = int | tuple[int, ...]
 
@@ -60,22 +60,15 @@ def _backward(call: Call) -> int:
 
 
 @CPU.workspace(
-    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward",
+    "avg_pool3d", "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward",
     "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
     "_adaptive_avg_pool3d_backward", "avg_pool3d_backward",
     "grid_sampler_2d_backward",
 )  # fmt: skip
-def _contiguous_gradient(call: Call) -> int:
-    """aten/src/ATen/native/AdaptiveMaxPooling3d.cpp, FractionalMaxPool2d.cpp and the like."""
-    grad = call.tensor(0)
-    return 0 if grad.is_contiguous() else size_bytes(grad)
-
-
-@CPU.workspace("avg_pool3d")
-def _average_volume(call: Call) -> int:
-    """aten/src/ATen/native/AveragePool3d.cpp, ``avg_pool3d_out_cpu``: a contiguous input."""
-    x = call.tensor(0)
-    return 0 if x.is_contiguous() else size_bytes(x)
+def _dense_operand(call: Call) -> int:
+    """aten/src/ATen/native/AveragePool3d.cpp, AdaptiveMaxPooling3d.cpp, FractionalMaxPool2d.cpp
+    and the like: a contiguous input or gradient."""
+    return dense_bytes(call.tensor(0))
 
 
 @CPU.workspace("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")

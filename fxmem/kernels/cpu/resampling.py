@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from fxmem.kernels.cpu.copying import copies_bytes
 from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import size_bytes
+from fxmem.kernels.workspace import dense_bytes
 
 _aten = torch.ops.aten
 
@@ -52,26 +52,20 @@ def _backward(call: Call) -> int:
 )
 def _bicubic_backward(call: Call) -> int:
     """aten/src/ATen/native/UpSampleBicubic2d.cpp and the like: a contiguous gradient."""
-    grad = call.tensor(0)
-    return 0 if grad.is_contiguous() else size_bytes(grad)
-
-
-def _is_vectorized(x: Tensor, out: Tensor) -> bool:
-    """Tells whether the channels-last kernel serves, also for a contiguous input."""
-    if x.dim() == 3:
-        return False
-    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    small = x.dim() == 4 and out.shape[-2] + out.shape[-1] <= _SMALL_OUTPUT
-    return (x.is_contiguous(memory_format=last) and x.shape[1] > _MANY_CHANNELS) or small
+    return dense_bytes(call.tensor(0))
 
 
 def _upsample_bytes(call: Call, taps: int) -> int:
-    """``cpu_upsample_linear_channels_last``, or tables of indices and weights by position."""
+    """Tables of indices and weights by position, or ``cpu_upsample_linear_channels_last``.
+
+    The latter serves contiguous inputs, too, where the result is small.
+    """
     x, out = call.tensor(0), call.result
-    if taps <= 2 and _is_vectorized(x, out):
+    if taps <= 2 and x.dim() > 3:
         last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-        operands = (x, out)
-        return sum(size_bytes(y) for y in operands if not y.is_contiguous(memory_format=last))
+        small = x.dim() == 4 and out.shape[-2] + out.shape[-1] <= _SMALL_OUTPUT
+        if small or (x.is_contiguous(memory_format=last) and x.shape[1] > _MANY_CHANNELS):
+            return sum(dense_bytes(y, last) for y in (x, out))
     weight_bytes = x.element_size() if x.is_floating_point() else _FLOAT_BYTES
     return taps * (_INDEX_BYTES + weight_bytes) * sum(out.shape[2:])
 
@@ -105,22 +99,11 @@ def _upsample_bicubic(call: Call) -> int:
     return _upsample_bytes(call, 4)
 
 
-@CPU.workspace(*_overloads("_upsample_bilinear2d_aa"))
-def _bilinear_antialias(call: Call) -> int:
-    """UpSampleKernel.cpp, ``upsample_bilinear2d_aa_kernel_impl``."""
-    return _antialias_bytes(call, 2)
-
-
-@CPU.workspace(*_overloads("_upsample_bicubic2d_aa"))
-def _bicubic_antialias(call: Call) -> int:
-    """UpSampleKernel.cpp, ``upsample_bicubic2d_aa_kernel_impl``."""
-    return _antialias_bytes(call, 4)
-
-
 def _antialias_bytes(call: Call, taps: int) -> int:
     """``separable_upsample_generic_Nd_kernel_impl``: dimension by dimension, the last one first.
 
-    The result of one dimension is held while the next is made.
+    The result of one dimension is held while the next is made, with a table of each position's
+    first pixel, count, stride, offset and weights (``compute_index_ranges_weights``).
     """
     x, out = call.tensor(0), call.result
     corners = call.get(2, "align_corners") is True
@@ -129,20 +112,16 @@ def _antialias_bytes(call: Call, taps: int) -> int:
     for dim in changed:
         sizes[dim] = out.shape[dim]
         made = math.prod(sizes) * x.element_size() if dim is not changed[-1] else 0
-        scale = _scale(x.shape[dim], out.shape[dim], corners)
-        peak = max(peak, held + made + _table_bytes(out.shape[dim], scale, taps, x.element_size()))
+        before, after = x.shape[dim], out.shape[dim]
+        scale = before / after  # ``area_pixel_compute_scale``
+        if corners:
+            scale = (before - 1) / (after - 1) if after > 1 else 0.0
+        weights = 2 * math.ceil(taps * 0.5 * max(1.0, scale)) + 1
+        table = after * (4 * _INDEX_BYTES + weights * x.element_size())
+        peak = max(peak, held + made + table)
         held = made
     return peak
 
 
-def _scale(size: int, result: int, corners: bool) -> float:
-    """aten/src/ATen/native/UpSample.h, ``area_pixel_compute_scale``."""
-    if corners:
-        return (size - 1) / (result - 1) if result > 1 else 0.0
-    return size / result
-
-
-def _table_bytes(size: int, scale: float, taps: int, itemsize: int) -> int:
-    """``compute_index_ranges_weights``: first pixel, count, stride, offset and the weights."""
-    support = taps * 0.5 * max(1.0, scale)
-    return size * (4 * _INDEX_BYTES + (2 * math.ceil(support) + 1) * itemsize)
+for _name, _taps in (("_upsample_bilinear2d_aa", 2), ("_upsample_bicubic2d_aa", 4)):
+    CPU.workspace(*_overloads(_name))(functools.partial(_antialias_bytes, taps=_taps))

@@ -17,7 +17,7 @@ from torch import Tensor
 from fxmem.kernels.cpu.onednn.convolution import Problem, Sizes, dense_strides, product_bytes
 from fxmem.kernels.cpu.reduction import sum_dense_bytes
 from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _columns(call: Call) -> int:
     x = call.tensor(0)
     trace = PeakTrace()
     trace.allocate(size_bytes(x))
-    trace.allocate(0 if x.is_contiguous() else size_bytes(x))
+    trace.allocate(dense_bytes(x))
     if call.result_bytes > size_bytes(x):
         trace.allocate(call.result_bytes)
     return trace.peak_bytes - call.result_bytes

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import accumulate_type, dense_bytes, flatten_bytes
+from fxmem.kernels.cuda.layouts import accumulate_type, flatten_bytes
 from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 from fxmem.kernels.registry import Call
-from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 _MAX_MODE = 2
 _UNSORTED = 3072

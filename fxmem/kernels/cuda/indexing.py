@@ -7,7 +7,7 @@ Source: ``aten/src/ATen/native/cuda/Indexing.cu``, ``IndexKernel.cpp``, ``Nonzer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,17 +15,15 @@ from torch import Tensor
 
 from fxmem.graph import Blocks
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes
 from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 from fxmem.kernels.registry import Call, as_tensor
-from fxmem.kernels.workspace import BlockTrace, broadcast_sizes, size_bytes
+from fxmem.kernels.workspace import BlockTrace, broadcast_sizes, dense_bytes, size_bytes
 
 _MASKS = (torch.bool, torch.uint8)
 _INDEX_BYTES = 8
 
 
-def _list_indices(found: object) -> list[Tensor | None]:
-    assert isinstance(found, (list, tuple))
+def _list_indices(found: Sequence[object]) -> list[Tensor | None]:
     return [index if isinstance(index, Tensor) else None for index in found]
 
 
@@ -101,21 +99,15 @@ def _make_info(trace: BlockTrace, indices: Sequence[Tensor | None], rows: int) -
             converted = trace.allocate(rows * _INDEX_BYTES)
             trace.free(moved[at])
             moved[at] = converted
-    dense = list(_find_scattered(expanded))
-    for _ in dense:
-        trace.allocate(rows * _INDEX_BYTES)
-    trace.free(*(moved[at] for at in dense))
-
-
-def _find_scattered(indices: Sequence[_Index]) -> Iterator[int]:
-    """Yields the indices that are copied for the sake of equal strides."""
-    shape = broadcast_sizes(*(index.tensor for index in indices if not index.is_found))
-    if len(indices) < 2 or any(index.is_found for index in indices):
+    if len(expanded) < 2 or any(index.is_found for index in expanded):
         return
-    spread = [index.tensor.expand(shape) for index in indices]
-    if len({index.stride() for index in spread}) == 1:
-        return
-    yield from (at for at, index in enumerate(spread) if not index.is_contiguous())
+    shape = broadcast_sizes(*(index.tensor for index in expanded))
+    spread = [index.tensor.expand(shape) for index in expanded]
+    if len({index.stride() for index in spread}) > 1:
+        dense = [at for at, index in enumerate(spread) if not index.is_contiguous()]
+        for _ in dense:
+            trace.allocate(rows * _INDEX_BYTES)
+        trace.free(*(moved[at] for at in dense))
 
 
 @CUDA.workspace("index.Tensor", "_unsafe_index.Tensor")

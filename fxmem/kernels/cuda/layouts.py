@@ -11,7 +11,6 @@ from torch import Tensor
 from fxmem.kernels.workspace import is_like_channels_last, size_bytes
 
 _MAX_INDEX = 2**31 - 1
-_RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 def accumulate_type(dtype: torch.dtype) -> torch.dtype:
@@ -21,12 +20,6 @@ def accumulate_type(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_floating_point or dtype.is_complex:
         return dtype
     return torch.int64
-
-
-def is_dense_in(x: Tensor, memory_format: torch.memory_format) -> bool:
-    """Tells whether a tensor is contiguous in a format, and has its number of dimensions."""
-    rank = _RANKS.get(memory_format, x.dim())
-    return x.dim() == rank and x.is_contiguous(memory_format=memory_format)
 
 
 def fits_32_bits(x: Tensor) -> bool:
@@ -59,11 +52,6 @@ def _is_mergeable(sizes: Sequence[int], strides: Sequence[int]) -> bool:
         return True
     wide = [(n, s) for n, s in zip(sizes, strides, strict=True) if n != 1]
     return all(s == m * t for (_, s), (m, t) in itertools.pairwise(wide))
-
-
-def dense_bytes(x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:
-    """Returns the bytes that ``contiguous`` copies."""
-    return 0 if is_dense_in(x, memory_format) else size_bytes(x)
 
 
 def is_nonoverlapping_dense(x: Tensor) -> bool:

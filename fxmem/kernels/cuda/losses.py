@@ -20,10 +20,9 @@ from torch._prims_common import compute_elementwise_output_strides, make_contigu
 from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.cpu import losses as shared
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call
-from fxmem.kernels.workspace import broadcast_sizes, size_bytes
+from fxmem.kernels.workspace import broadcast_sizes, dense_bytes, size_bytes
 
 _aten = torch.ops.aten
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).

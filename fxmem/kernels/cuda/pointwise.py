@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fxmem.graph import Blocks
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes
 from fxmem.kernels.registry import Call, as_tensor
-from fxmem.kernels.workspace import BlockTrace, size_bytes
+from fxmem.kernels.workspace import BlockTrace, dense_bytes, size_bytes
 
 _CHUNK = 65536
 
@@ -41,7 +40,6 @@ def _foreach_norm(call: Call) -> int:
     A sum for each chunk, as many for each tensor as the largest one has.
     """
     tensors = call.args[0]
-    assert isinstance(tensors, (list, tuple))
     most = max((-(-as_tensor(x).numel() // _CHUNK) for x in tensors), default=0)
     return len(tensors) * most * max(4, as_tensor(tensors[0]).element_size()) if tensors else 0
 

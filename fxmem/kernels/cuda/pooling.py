@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cuda.gpu import CUDA
-from fxmem.kernels.cuda.layouts import dense_bytes, suggest_format
+from fxmem.kernels.cuda.layouts import suggest_format
 from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.workspace import dense_bytes
 
 
 def _suggested_bytes(model: Tensor, *operands: Tensor) -> int:

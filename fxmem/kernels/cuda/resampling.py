@@ -16,8 +16,9 @@ from torch._ops import OpOverload
 
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes, suggest_format
+from fxmem.kernels.cuda.layouts import suggest_format
 from fxmem.kernels.registry import Call, find_operators
+from fxmem.kernels.workspace import dense_bytes
 
 _aten = torch.ops.aten
 _LEAST_NEAREST = 4
@@ -39,23 +40,20 @@ def _make_contiguous(func: OpOverload, least: int, x: Tensor, *args: Any, **kwar
     return torch.empty_like(result, memory_format=torch.contiguous_format)
 
 
-def _register_formats() -> None:
-    never = 1 << 62
-    rearranging = find_operators("pixel_shuffle", "pixel_unshuffle")
-    padding = find_operators(
-        *(f"{kind}_pad{dims}d" for kind in ("reflection", "replication") for dims in (2, 3))
-    )
-    for operators, least in (
-        (_NEAREST_2D, _LEAST_NEAREST),
-        (_BILINEAR, _LEAST_BILINEAR),
-        (rearranging, never),
-        (padding, never),
-    ):
-        for operator in operators:
-            CUDA.kernel(operator)(functools.partial(_make_contiguous, operator, least))
-
-
-_register_formats()
+_NEVER = 1 << 62
+for _operators, _least in (
+    (_NEAREST_2D, _LEAST_NEAREST),
+    (_BILINEAR, _LEAST_BILINEAR),
+    (find_operators("pixel_shuffle", "pixel_unshuffle"), _NEVER),
+    (
+        find_operators(
+            *(f"{kind}_pad{dims}d" for kind in ("reflection", "replication") for dims in (2, 3))
+        ),
+        _NEVER,
+    ),
+):
+    for _operator in _operators:
+        CUDA.kernel(_operator)(functools.partial(_make_contiguous, _operator, _least))
 
 
 @CUDA.workspace(*_NEAREST_2D)

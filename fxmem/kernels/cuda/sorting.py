@@ -13,9 +13,8 @@ import torch
 from torch._ops import OpOverload
 
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes
 from fxmem.kernels.registry import Call
-from fxmem.kernels.workspace import size_bytes
+from fxmem.kernels.workspace import dense_bytes, size_bytes
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.onednn import library as onednn
 from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
-from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 # oneapi/dnnl/dnnl_types.h
 _LEFT_TO_RIGHT, _RIGHT_TO_LEFT = 1, 2
@@ -143,7 +143,7 @@ def _layer(call: Call) -> int:
     input_, hidden = call.tensor(0), call.tensor(5)
     problem = _problem(input_, hidden, call.args[7], torch.is_grad_enabled())
     needs = _find_needs(problem, backward=False)
-    copied = 0 if input_.is_contiguous() else size_bytes(input_)
+    copied = dense_bytes(input_)
     return (
         copied
         + _GATES * problem.hidden * input_.element_size()

@@ -67,18 +67,11 @@ def select_backend(x: Tensor, weight: Tensor, geometry: Geometry) -> Backend:
     """``_select_conv_backend``, for tensors of four or five dimensions."""
     if 0 in x.shape[:2]:
         return Backend.EMPTY
-    if _is_depthwise(x, weight, geometry):
+    groups = geometry.groups
+    if not geometry.transposed and x.shape[1] == groups > 1 and weight.shape[0] % groups == 0:
         takes_cudnn = _takes_cudnn_depthwise(x, weight, geometry)
         return Backend.CUDNN if takes_cudnn else Backend.DEPTHWISE
     return Backend.CUDNN if _takes_cudnn(x, weight, geometry) else Backend.COLUMNS
-
-
-def _is_depthwise(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    return (
-        not geometry.transposed
-        and x.shape[1] == geometry.groups > 1
-        and weight.shape[0] % x.shape[1] == 0
-    )
 
 
 def _takes_cudnn(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:

@@ -23,10 +23,10 @@ from fxmem.kernels.cuda.convolution.backends import (
     suggest_common_format,
 )
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import dense_bytes, is_dense_in, suggest_format
+from fxmem.kernels.cuda.layouts import suggest_format
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call, Workspace, as_tensor, storage_bytes
-from fxmem.kernels.workspace import BlockTrace, size_bytes
+from fxmem.kernels.workspace import BlockTrace, dense_bytes, is_dense_in, size_bytes
 
 _aten = torch.ops.aten
 _ALIGNED_CHANNELS = 8
@@ -136,7 +136,6 @@ def _columns_bytes(x: Tensor, weight: Tensor, geometry: Geometry) -> int:
 def _convolution_backward(call: Call) -> int:
     """Convolution.cpp, ``convolution_backward``: the gradients one after the other."""
     geometry, mask = _make_geometry(call.args[4:], call.tensor(1).dim() - 2), call.args[10]
-    assert isinstance(mask, (list, tuple)) and isinstance(call.outputs, (list, tuple))
     grad, weight = _view_4d(call.tensor(0)), _view_4d(call.tensor(2))
     x, copied = _densify_line(call.tensor(1))
     backend = select_backend(x, weight, geometry)
@@ -152,13 +151,9 @@ def _convolution_backward(call: Call) -> int:
         inside = sum(operands) + _columns_bytes(x, weight, geometry) - later[1]
     else:
         inside = 0
-    return copied + max(inside, _bias_bytes(grad) if mask[2] else 0, 0)
-
-
-def _bias_bytes(grad: Tensor) -> int:
-    """``grad_output.sum``, over all dimensions but the channels."""
     dims = [0, *range(2, grad.dim())]
-    return reduce_bytes(Layout.of(grad), dims, False, grad.dtype, add)
+    bias = reduce_bytes(Layout.of(grad), dims, False, grad.dtype, add) if mask[2] else 0
+    return copied + max(inside, bias, 0)
 
 
 def _cudnn_backward_bytes(
@@ -273,10 +268,10 @@ def _limit_workspace(x: Tensor, weight: Tensor, out: Tensor, args: Sequence[obje
 
 def _pad_channels(x: Tensor, weight: Tensor, out: Tensor) -> int:
     """Bytes of a convolution's operands and result, channels padded for tensor cores."""
-    return sum(_padded_bytes(y, dims) for y, dims in ((x, (1,)), (weight, (0, 1)), (out, (1,))))
-
-
-def _padded_bytes(x: Tensor, dims: Sequence[int]) -> int:
-    sizes = [-(-n // _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS if i in dims else n
-             for i, n in enumerate(x.shape)]  # fmt: skip
-    return math.prod(sizes) * x.element_size()
+    total = 0
+    for y, channels in ((x, (1,)), (weight, (0, 1)), (out, (1,))):
+        sizes = list(y.shape)
+        for dim in channels:
+            sizes[dim] = -(-sizes[dim] // _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS
+        total += math.prod(sizes) * y.element_size()
+    return total

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import accumulate_type, dense_bytes
+from fxmem.kernels.cuda.layouts import accumulate_type
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call
-from fxmem.kernels.workspace import PeakTrace, is_like_channels_last
+from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last
 
 _aten = torch.ops.aten
 # aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``.
@@ -54,14 +54,8 @@ def _layer_norm(call: Call) -> int:
 @CUDA.workspace("native_layer_norm_backward")
 def _layer_norm_backward(call: Call) -> int:
     """``layer_norm_backward_cuda``: contiguous operands, and partial sums."""
-    assert isinstance(call.outputs, (list, tuple))
     copies = _copies_bytes(*call.args[:2], *call.args[5:7])
-    return copies + _partial_bytes(call.tensor(1), _sizes(call.args[2]), call.outputs[1:])
-
-
-def _sizes(shape: object) -> tuple[int, ...]:
-    assert isinstance(shape, (list, tuple))
-    return tuple(shape)
+    return copies + _partial_bytes(call.tensor(1), call.args[2], call.outputs[1:])
 
 
 def _copies_bytes(*operands: object) -> int:
@@ -116,7 +110,6 @@ def _group_norm_backward(call: Call) -> int:
     The sums are allocated for one pixel, too, and not used.
     """
     x, weight, mask = call.tensor(1), call.args[4], call.args[9]
-    assert isinstance(mask, (list, tuple))
     batch, channels, pixels, groups = call.args[5:9]
     by_group = 2 * _channels_bytes(x, (batch, groups)) if mask[0] else 0
     by_channel = 3 if mask[0] and weight is not None and pixels != 1 else 2
@@ -199,6 +192,5 @@ def _rms_norm(call: Call) -> int:
 @CUDA.workspace("_fused_rms_norm_backward")
 def _rms_norm_backward(call: Call) -> int:
     """``_fused_rms_norm_backward_cuda``: contiguous operands, and partial sums."""
-    assert isinstance(call.outputs, (list, tuple))
     copies = _copies_bytes(*call.args[:2], call.args[4])
-    return copies + _partial_bytes(call.tensor(1), _sizes(call.args[2]), call.outputs[1:])
+    return copies + _partial_bytes(call.tensor(1), call.args[2], call.outputs[1:])

@@ -1,4 +1,4 @@
-"""Kernels that copy, reduce, sort, resample or solve take what the CPU profiler sees."""
+"""Kernels that copy, reduce or resample take what the CPU profiler sees."""
 
 from __future__ import annotations
 
@@ -134,18 +134,6 @@ def test_columns() -> None:
     check(aten.col2im.default, torch.randn(2, 36, 9), [9, 9], [3, 3], [1, 1], [0, 0], [3, 3])
 
 
-def test_drawing_and_order() -> None:
-    for make in (torch.randn, strided):
-        x = make(80, 90)
-        check(aten.median.default, x)
-        for dim in (0, 1):
-            check(aten.kthvalue.default, x, 3, dim)
-            check(aten.median.dim, x, dim)
-    for count in (1, 3):
-        check(aten.multinomial.default, torch.rand(8, 90), count)
-        check(aten.multinomial.default, torch.rand(8, 90), count, True)
-
-
 def test_masks() -> None:
     for sizes in ((8, 10), LARGE):
         x = torch.randn(sizes)
@@ -172,16 +160,6 @@ def test_masks_as_indices() -> None:
 def test_values_to_all_that_a_mask_may_select() -> None:
     x, mask = torch.zeros(40, 50), torch.ones(40, dtype=torch.bool)
     check_workspace(aten.index_put_.default, x, [mask], torch.randn(50))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-@pytest.mark.parametrize("make", [torch.randn, strided])
-def test_unique(make: type, dtype: torch.dtype) -> None:
-    x = (10 * make(40, 50)).to(dtype)
-    for inverse in (False, True):
-        for counts in (False, True):
-            check_workspace(aten._unique2.default, x, True, inverse, counts)
-            check_workspace(aten.unique_consecutive.default, x.flatten(), inverse, counts)
 
 
 def test_index_select() -> None:
@@ -325,43 +303,9 @@ def test_log_sigmoid() -> None:
         check(aten.log_sigmoid_backward.default, x, x, buffer)
 
 
-def test_fourier_transforms() -> None:
-    x = torch.randn(8, 16, 32)
-    for y in (x, x.mT, x[:1].expand(8, 16, 32), spread(8, 16, 32), x[:, ::2], x[..., ::2]):
-        for dims in ([2], [1], [0], [1, 2], [0, 2], [0, 1], [0, 1, 2]):
-            check(aten._fft_r2c.default, y, dims, 0, True)
-            z = y + 0j if y is x else y.to(torch.complex64)
-            check(aten._fft_c2c.default, z, dims, 0, True)
-            for size in (2 * y.shape[dims[-1]] - 1, 2 * y.shape[dims[-1]] - 2):
-                check(aten._fft_c2r.default, z, dims, 2, size)
-    z = torch.randn(1, dtype=torch.complex64).expand(8, 16, 32)
-    for dims in ([2], [1], [2, 1]):
-        check(aten._fft_c2r.default, z, dims, 2, 2 * z.shape[dims[-1]] - 2)
-
-
 def test_ctc_loss() -> None:
     x = torch.randn(20, 3, 10).log_softmax(2)
     targets, lengths = torch.randint(1, 10, (3, 5)), ([20] * 3, [5] * 3)
     loss, alpha = check(aten._ctc_loss.default, x, targets, *lengths)  # type: ignore[misc]
     rest = (targets, *lengths, loss, alpha, 0)
     check(aten._ctc_loss_backward.default, torch.ones(3), x, *rest)
-
-
-@pytest.mark.parametrize("sizes", [(12, 6, 7, 5), (20, 9, 24, 4), (1, 6, 7, 5), (12, 1, 7, 1)])
-def test_bilinear(sizes: tuple[int, int, int, int]) -> None:
-    batch, left, right, out = sizes
-    x, y, weight = (
-        torch.randn(batch, left),
-        torch.randn(batch, right),
-        torch.randn(out, left, right),
-    )
-    wide = torch.randn(batch, 2 * left)[:, :left]
-    for gradient in (torch.randn(batch, out), spread(batch, out)):
-        for a in (x, wide):
-            for args in (
-                (a, weight, y, [1, 3], [0], [1, 2], [2, 3]),
-                (gradient, weight, y, [2, 3], [0], [1, 2], [1, 3]),
-                (a, gradient, y, [1, 3], [2, 3], [1, 2], [0]),
-                (a, weight, gradient, [1, 3], [0], [2, 3], [1, 2]),
-            ):
-                check(aten._trilinear.default, *args)

@@ -293,7 +293,8 @@ def test_math_is_that_of_the_native_composite(settings: dict[str, Any], dtype: t
         expected = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, **settings)
     with Operators() as own:
         additive = attention._make_additive(mask, dtype)
-        result = attention._run_math(AttentionCall(q, k, v, mask, **settings), additive, scale)
+        call = AttentionCall(q, k, v, mask, scale=scale, **settings)
+        result = attention._run_math(call, additive)
     assert own.seen == native.seen
     assert torch.equal(result, expected)
 

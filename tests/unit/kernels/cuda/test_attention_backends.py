@@ -104,7 +104,7 @@ HEAD_DIMS = [
     (call((2, 8, 128, 200)), A100, FLASH),
     (call((2, 8, 128, 200), grad=False), RTX3090, FLASH),
     (call((2, 8, 128, 256)), L4, FLASH),
-    (call((2, 8, 128, 256), dropout=0.1), L4, EFFICIENT),
+    (call((2, 8, 128, 256), dropout_p=0.1), L4, EFFICIENT),
     (call((2, 8, 128, 224)), RTX5090, EFFICIENT),
     # cuDNN: a multiple of 8 to 128; to 256 on sm90; 192 with 128 on sm100.
     (call((2, 8, 128, 60)), H100, FLASH),
@@ -127,7 +127,7 @@ SHAPES = [
     # check_cudnn_tensor_shapes: one key; one query with dropout; a large batch.
     (call((2, 8, 128, 64), (2, 8, 1, 64)), H100, FLASH),
     (call((2, 8, 1, 64), (2, 8, 128, 64)), H100, CUDNN),
-    (call((2, 8, 1, 64), (2, 8, 128, 64), dropout=0.5), H100, FLASH),
+    (call((2, 8, 1, 64), (2, 8, 128, 64), dropout_p=0.5), H100, FLASH),
     (call((65536, 1, 16, 64)), H100, FLASH),
     (call((65535, 1, 16, 64)), H100, CUDNN),
     # Grouped queries: flash and cuDNN know them, mem efficient does not.
@@ -138,33 +138,33 @@ SHAPES = [
     (call((2, 8, 128, 64), (2, 2, 128, 64), (2, 4, 128, 64), enable_gqa=True), A100, MATH),
     (call((2, 8, 128, 64), (2, 2, 128, 64), (2, 4, 128, 64), enable_gqa=True), H100, CUDNN),
     (
-        call((2, 8, 128, 64), (2, 2, 128, 64), enable_gqa=True, mask=mask(128, 128)),
+        call((2, 8, 128, 64), (2, 2, 128, 64), enable_gqa=True, attn_mask=mask(128, 128)),
         A100,
         MATH,
     ),
 ]
 
 MASKS = [
-    (call(mask=mask(128, 128)), A100, EFFICIENT),
-    (call(mask=mask(2, 1, 1, 128, dtype=BF16)), A100, EFFICIENT),
-    (call(mask=mask(128, 128), dtype=F32), A100, EFFICIENT),
-    (call(mask=mask(128, 128), is_causal=True), A100, EFFICIENT),
-    (call(mask=mask(128, 128)), H100, CUDNN),
+    (call(attn_mask=mask(128, 128)), A100, EFFICIENT),
+    (call(attn_mask=mask(2, 1, 1, 128, dtype=BF16)), A100, EFFICIENT),
+    (call(attn_mask=mask(128, 128), dtype=F32), A100, EFFICIENT),
+    (call(attn_mask=mask(128, 128), is_causal=True), A100, EFFICIENT),
+    (call(attn_mask=mask(128, 128)), H100, CUDNN),
     # check_attn_mask_shape: two or four dimensions, each whole or one; no gradient.
-    (call(mask=mask(2, 1, 1, 128)), H100, CUDNN),
-    (call(mask=mask(1, 128, 128)), H100, EFFICIENT),
-    (call(mask=mask(128, 128, dtype=BF16).requires_grad_()), H100, EFFICIENT),
+    (call(attn_mask=mask(2, 1, 1, 128)), H100, CUDNN),
+    (call(attn_mask=mask(1, 128, 128)), H100, EFFICIENT),
+    (call(attn_mask=mask(128, 128, dtype=BF16).requires_grad_()), H100, EFFICIENT),
     # The last dimension of a mask has to be dense too.
-    (call(mask=empty(128, 128, dtype=torch.bool, strides=(1, 128))), A100, MATH),
-    (call(mask=empty(128, 128, dtype=torch.bool, strides=(1, 0))), H100, MATH),
+    (call(attn_mask=empty(128, 128, dtype=torch.bool, strides=(1, 128))), A100, MATH),
+    (call(attn_mask=empty(128, 128, dtype=torch.bool, strides=(1, 0))), H100, MATH),
 ]
 
 DROPOUT = [
-    (call(dropout=0.1), A100, FLASH),
+    (call(dropout_p=0.1), A100, FLASH),
     # cuDNN's resolution is 1/16.
-    (call(dropout=0.1), H100, FLASH),
-    (call(dropout=0.125), H100, CUDNN),
-    (call(dropout=0.5, mask=mask(128, 128)), H100, CUDNN),
+    (call(dropout_p=0.1), H100, FLASH),
+    (call(dropout_p=0.125), H100, CUDNN),
+    (call(dropout_p=0.5, attn_mask=mask(128, 128)), H100, CUDNN),
 ]
 
 ROW = (65536, 8192, 64, 1)
