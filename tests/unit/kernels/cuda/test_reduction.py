@@ -1,116 +1,173 @@
-"""Reductions on CUDA, worked out by hand from ``Reduce.cuh``: on an A100, 108 multiprocessors.
+"""Reductions and losses on CUDA, worked out by hand on an A100: 108 multiprocessors.
 
-Held also against the header itself, compiled with a real ``TensorIterator`` (40 000 cases of
-sizes, strides, types and dimensions).
+Reductions were also held against ``Reduce.cuh`` itself, compiled with a real ``TensorIterator``
+(40 000 cases of sizes, strides, types and dimensions).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from cuda_steps import estimate, run_kernel, run_step, workspaces
+from cuda_steps import (
+    check_buffers,
+    estimate,
+    made,
+    on_gpu,
+    run_kernel,
+    run_step,
+    saved,
+    workspaces,
+)
+from torch import Tensor, nn
 
-from fxmem.graph import Blocks
+from fxmem.graph import Blocks, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.cuda.reduction.iterator import Kernel, Reduction, make_reduction, take_reduction
 from fxmem.kernels.workspace import BlockTrace
 
-pytestmark = pytest.mark.usefixtures("gpu")
-
 aten = torch.ops.aten
+F = nn.functional
+F16, BF16, I64 = torch.float16, torch.bfloat16, torch.int64
+NONE, MEAN = 0, 1
+empty = torch.empty
 
 
-def test_the_gradient_of_a_bias_takes_a_place_for_each_thread() -> None:
-    # (8192, 4096) over dimension 0: the outputs lie along the fastest dimension, 4 to a vector.
-    # Threads: at most 512 / 4 = 128, as 32 x 4; 4096 / 4 / 32 = 32 blocks. Values by thread:
-    # 8192 / 4 = 2048 >= 256, so blocks share outputs: 108 * 2048 / 128 = 1728 are wanted, hence
-    # ceil(1728 / 32) = 54 for each. Bytes: 4 * 4096 * 54 * 32 * 4, and 32 semaphores of 4.
-    expected = 4 * 4096 * 54 * 32 * 4 + 32 * 4
-    assert estimate(aten.sum.dim_IntList, torch.empty(8192, 4096), [0], True) == expected
-    assert estimate(aten.sum.dim_IntList, torch.empty(8, 1024, 4096), [0, 1]) == expected
+def million() -> Tensor:
+    return empty(1024, 1024)
 
 
-def test_half_precision_accumulates_in_float() -> None:
-    x = torch.empty(8192, 4096, dtype=torch.bfloat16)
-    expected = 4 * 4096 * 54 * 32 * 4 + 32 * 4  # likewise: the vector of outputs is of 4, too
-    assert estimate(aten.sum.dim_IntList, x, [0], True) == expected
-
-
-def test_with_few_rows_there_is_no_buffer() -> None:
-    # 1020 / 4 = 255 values by thread.
-    assert estimate(aten.sum.dim_IntList, torch.empty(1020, 4096), [0]) == 0
-    assert estimate(aten.sum.dim_IntList, torch.empty(1024, 4096), [0]) > 0
-
-
-def test_with_many_outputs_there_is_no_buffer() -> None:
+# (8192, 4096) over dimension 0: the outputs lie along the fastest dimension, 4 to a vector.
+# Threads: at most 512 / 4 = 128, as 32 x 4; 4096 / 4 / 32 = 32 blocks. Values by thread:
+# 8192 / 4 = 2048 >= 256, so blocks share outputs: 108 * 2048 / 128 = 1728 are wanted, hence
+# ceil(1728 / 32) = 54 for each. A place for each thread, and 32 semaphores.
+BIAS = 4 * 4096 * 54 * 32 * 4 + 32 * 4
+# 2^20 elements, 4 at a time: 512 threads in a row, 2048 values each. 108 * 2048 / 512 = 432
+# blocks fit, 2048 / 16 = 128 are worth it. A place for each block, and a semaphore.
+WHOLE = 128 * 4 + 4
+REDUCTIONS = [
+    ("sum.dim_IntList", lambda: (empty(8192, 4096), [0], True), BIAS),
+    ("sum.dim_IntList", lambda: (empty(8, 1024, 4096), [0, 1]), BIAS),
+    ("sum.dim_IntList", lambda: (empty(8192, 4096, dtype=BF16), [0], True), BIAS),  # in float
+    # With few rows (1020 / 4 = 255 values by thread) there is no buffer, nor with many outputs:
     # 262144 / 4 / 32 = 2048 blocks, more than the 1728 that fit at a time.
-    assert estimate(aten.sum.dim_IntList, torch.empty(1024, 262144), [0]) == 0
-
-
-def test_a_whole_tensor() -> None:
-    # 2^20 elements, 4 at a time: 512 threads in a row, 2048 values each. 108 * 2048 / 512 = 432
-    # blocks fit, 2048 / 16 = 128 are worth it. A place for each block, and a semaphore.
-    x = torch.empty(1024, 1024)
-    assert estimate(aten.sum.default, x) == 128 * 4 + 4
-    assert estimate(aten.mean.default, x) == 128 * 4 + 4
-    assert estimate(aten.amax.default, x) == 128 * 4 + 4
-    assert estimate(aten.linalg_vector_norm.default, x) == 128 * 4 + 4
-    assert estimate(aten.argmax.default, x) == 128 * 16 + 4  # a value and its index
+    ("sum.dim_IntList", lambda: (empty(1020, 4096), [0]), 0),
+    ("sum.dim_IntList", lambda: (empty(1024, 262144), [0]), 0),
+    # Rows: 2^20 / 4 = 2^18 long; at most 512 threads, of which height = min(8, 512 / 32) = 8 and
+    # width = min(512, 512 / 8) = 64. Values: 2^20 / 64 = 16384 >= 8 * 16, so rows share the
+    # block's height: 2048 values, and 8 blocks. 108 * 4 / 8 = 54 blocks by output. No place by
+    # thread: a block adds up before it writes.
+    ("sum.dim_IntList", lambda: (empty(8, 2**20), [1]), 4 * 8 * 54 + 4 * 8),
+    ("sum", lambda: (million(),), WHOLE),
+    ("mean", lambda: (million(),), WHOLE),
+    ("amax", lambda: (million(),), WHOLE),
+    ("linalg_vector_norm", lambda: (million(),), WHOLE),
+    ("argmax", lambda: (million(),), 128 * 16 + 4),  # a value and its index
     # WelfordData: mean, sum of squares, count, and the count as a float.
-    assert estimate(aten.var.correction, x) == 128 * 16 + 4
-    assert estimate(aten.var.correction, x.double()) == 128 * 32 + 4
-    assert estimate(aten.aminmax.default, x) == 128 * 8 + 4
+    ("var.correction", lambda: (million(),), 128 * 16 + 4),
+    ("var.correction", lambda: (million().double(),), 128 * 32 + 4),
+    ("aminmax", lambda: (million(),), 128 * 8 + 4),
+    # Sums of halves read eight at a time: 2^17 elements are 256 values for each of 512 threads,
+    # 256 / 16 = 16 blocks. Of 2^16, 128 values: no buffer.
+    ("sum", lambda: (empty(2**17, dtype=F16),), 16 * 4 + 4),
+    ("sum", lambda: (empty(2**16, dtype=F16),), 0),
+    # make_reduction_from_out_ty: a cast copy; halves are cast by the kernel; get_allany_iter.
+    ("sum", lambda: (empty(30, 40) > 0,), 1200 * 8),
+    ("any", lambda: (empty(30, 40),), 0),
+    # ReduceAllOps.cpp, argmax_argmin_impl: extremes of all want contiguous inputs.
+    ("max", lambda: (empty(30, 40).t(),), 4800),
+    ("argmax", lambda: (empty(30, 40).t(),), 4800),
+    ("max.dim", lambda: (empty(30, 40).t(), 1), 0),
+    # logsumexp_out_impl: the maxima, and the exponentials while they are added up.
+    ("logsumexp", lambda: (empty(30, 40), [1]), 120 + 4800),
+    # SummaryOps.cu: without a range the extremes are found first.
+    ("histc", lambda: (million(), 8), 2 * 4 + 128 * 8 + 4),
+    ("histc", lambda: (million()[:0], 8), 0),
+]
 
 
-def test_sums_of_half_precision_read_eight_at_a_time() -> None:
-    # As above, with 2^10 elements: 2^10 / 8 = 128 threads; sum of 8 values is far from 256.
-    # 2^17 elements: 512 threads, 256 values each; 432 or 256 / 16 = 16 blocks: 16.
-    x = torch.empty(2**17, dtype=torch.float16)
-    assert estimate(aten.sum.default, x) == 16 * 4 + 4
-    # Of 2^16, vectors of 4 would give 512 threads 128 values, and so do vectors of 8.
-    assert estimate(aten.sum.default, torch.empty(2**16, dtype=torch.float16)) == 0
+def image() -> Tensor:
+    return empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
 
 
-def test_rows() -> None:
-    # (8, 2^20) over the last dimension: 2^20 / 4 = 2^18 long; at most 512 threads, of which
-    # height = min(8, 512 / 32) = 8 and width = min(512, 512 / 8) = 64. Values: 2^20 / 64 = 16384
-    # >= 8 * 16, so rows share the block's height: 2048 values, and 8 blocks. 108 * 4 / 8 = 54
-    # blocks by output. No place by thread: a block adds up before it writes.
-    assert estimate(aten.sum.dim_IntList, torch.empty(8, 2**20), [1]) == 4 * 8 * 54 + 4 * 8
+def logits(*rest: object) -> Any:
+    return lambda: (empty(8, 4), empty(8, 4), *rest)
+
+
+def ctc(*rest: object) -> Any:
+    # Gradient, probabilities, targets, lengths, losses and sums of 4 sequences.
+    return lambda: (
+        empty(4), empty(50, 4, 20), empty(4, 10, dtype=I64), [50] * 4, [10] * 4, empty(4),
+        empty(4, 50, 21), 0, *rest,
+    )  # fmt: skip
+
+
+CTC = 4 * 50 * 21 * 4 + 3 * 8 * 4
+LOSSES = [
+    # Loss.cpp: the losses, and their reduction.
+    ("mse_loss", lambda: (million(), million()), (4 << 20) + WHOLE),
+    ("huber_loss", lambda: (million(), million()), (4 << 20) + WHOLE),
+    ("mse_loss", logits(), 128),
+    ("smooth_l1_loss", logits(NONE), 0),
+    ("binary_cross_entropy", logits(), 4),  # the scalar that is copied
+    # log_sigmoid and the loss; pos_weight - 1 and its product with the target beside the first.
+    ("binary_cross_entropy_with_logits", logits(), 256),
+    ("binary_cross_entropy_with_logits", logits(None, None, NONE), 128),
+    (
+        "binary_cross_entropy_with_logits",
+        lambda: (empty(8, 4), empty(8, 4), None, empty(4)),
+        256 + 16 - 4,
+    ),
+    # Loss.cu, NLLLoss2d.cu: dense operands, but of losses that are not reduced.
+    ("nll_loss_forward", lambda: (empty(10, 6).t(), empty(6).long(), None, MEAN, -100), 240),
+    ("nll_loss_forward", lambda: (empty(10, 6).t(), empty(6).long(), None, NONE, -100), 0),
+    (
+        "nll_loss2d_forward",
+        lambda: (image(), empty(2, 4, 4).long().mT, None, MEAN, -100),
+        96 * 4 + 32 * 8,
+    ),
+    # LossCTC.cu: lengths and offsets; backward the other sums, and where infinite losses count
+    # nothing a mask of losses, a zero, and the gradient once more.
+    (
+        "_ctc_loss",
+        lambda: (empty(50, 4, 20), empty(4, 10, dtype=I64), [50] * 4, [10] * 4),
+        3 * 8 * 4,
+    ),
+    ("_ctc_loss_backward", ctc(), CTC),
+    ("_ctc_loss_backward", ctc(True), CTC + 4 + 4 + 50 * 4 * 20 * 4),
+]
+
+
+@pytest.mark.parametrize(("operator", "make", "expected"), REDUCTIONS + LOSSES)
+def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
+    check_buffers(operator, make, expected)
+
+
+def test_named_types_are_cast_to() -> None:
+    with on_gpu():
+        x = empty(30, 40)
+        assert estimate(aten.sum.default, x, dtype=torch.float64) == 1200 * 8
+        assert estimate(aten.sum.default, x.half(), dtype=torch.float32) == 0
 
 
 def test_a_small_gpu_has_small_buffers() -> None:
     # 46 multiprocessors of 1536 threads: 46 * 12 = 552 blocks of 128 threads, by 32: 18.
-    with use_gpu(Gpu(multiprocessors=46, threads_per_multiprocessor=1536)):
-        found = estimate(aten.sum.dim_IntList, torch.empty(8192, 4096), [0])
+    with on_gpu(), use_gpu(Gpu(multiprocessors=46, threads_per_multiprocessor=1536)):
+        found = estimate(aten.sum.dim_IntList, empty(8192, 4096), [0])
     assert found == 4 * 4096 * 18 * 32 * 4 + 32 * 4
 
 
-def test_counts_are_sums_of_wide_copies() -> None:
-    x = torch.empty(30, 40)
-    assert estimate(aten.sum.default, x > 0) == 1200 * 8  # make_reduction_from_out_ty
-    assert estimate(aten.sum.default, x, dtype=torch.float64) == 1200 * 8
-    assert estimate(aten.sum.default, x.half(), dtype=torch.float32) == 0
-    assert estimate(aten.any.default, x) == 0  # get_allany_iter: no cast
-
-
-def test_extremes_of_all_want_contiguous_inputs() -> None:
-    x = torch.empty(30, 40).t()
-    assert estimate(aten.max.default, x) == 4800  # ReduceAllOps.cpp
-    assert estimate(aten.argmax.default, x) == 4800
-    assert estimate(aten.max.dim, x, 1) == 0
-
-
-def test_logsumexp() -> None:
-    # logsumexp_out_impl: the maxima, and the exponentials while they are added up.
-    assert estimate(aten.logsumexp.default, torch.empty(30, 40), [1]) == 120 + 4800
+def take(iteration: Reduction, kernel: Kernel) -> Blocks:
+    trace = BlockTrace()
+    take_reduction(trace, iteration, kernel)
+    return trace.finish()
 
 
 def test_beyond_32_bits_it_goes_in_parts() -> None:
     # Twice 2^30 bytes and more: halves. In half precision accumulated values wait in a buffer.
-    sizes = (2, 2**30)
-    strides = (2**30, 1)
-    split = make_reduction(sizes, strides, [1], False, (2, 2))
+    split = make_reduction((2, 2**30), (2**30, 1), [1], False, (2, 2))
     assert not split.fits_32_bits
     parts = list(split.split())
     assert [part.sizes for part in parts] == [(2**30, 1), (2**30, 1)]
@@ -121,26 +178,43 @@ def test_beyond_32_bits_it_goes_in_parts() -> None:
     assert [nbytes for _, nbytes in take(split, in_output)] == first + second
 
 
-def take(iteration: Reduction, kernel: Kernel) -> Blocks:
-    trace = BlockTrace()
-    take_reduction(trace, iteration, kernel)
-    return trace.finish()
-
-
 def test_a_step_has_the_buffers_in_backward() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Sigmoid())
-    with torch.device("cpu"):
-        x = torch.zeros(4096, 16)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Sigmoid())
     # The gradient of 64 outputs: 16 vectors of 4, so 16 threads in a row and 8 of those; values:
     # 4096 / 8 = 512; 1 block, of 1728: 512 / 16 = 32 share. A step's own sums are smaller.
-    assert workspaces(run_step(model, x))["aten.sum.dim_IntList"] == 4 * 64 * 32 * 16 * 4 + 4
+    found = workspaces(run_step(model, torch.zeros(4096, 16)))
+    assert found["aten.sum.dim_IntList"] == 4 * 64 * 32 * 16 * 4 + 4
 
 
-def test_a_histogram_counts_integers_too() -> None:
-    # Tokens by expert, as transformers' ``grouped_mm_experts_forward`` asks for them.
-    ids = torch.empty(1024, 1024, dtype=torch.int32)
-    counts, held = run_kernel(aten.histc.default, ids, 8, 0, 7)
-    assert (counts.shape, counts.dtype, held) == ((8,), torch.int32, 0)
-    # Without a range the extremes are found first: a pair for each of 128 blocks, as above.
-    assert estimate(aten.histc.default, ids, 8) == 2 * 4 + 128 * 8 + 4
-    assert estimate(aten.histc.default, ids[:0], 8) == 0
+def test_results_in_larger_storages_and_of_other_types() -> None:
+    with on_gpu():
+        x, ids = empty(8, 4), empty(64, dtype=torch.int32)
+        for operator in (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy):
+            result, _ = run_kernel(operator.default, x, x)
+            assert result.shape == () and result.untyped_storage().nbytes() == 128
+        # Tokens by expert, as transformers' ``grouped_mm_experts_forward`` asks for them.
+        counts, held = run_kernel(aten.histc.default, ids, 8, 0, 7)
+        assert (counts.shape, counts.dtype, held) == ((8,), torch.int32, 0)
+
+
+def test_cross_entropy() -> None:
+    target = torch.zeros(6, dtype=I64)
+    graph = run_step(F.cross_entropy, torch.zeros(6, 10, requires_grad=True), target)
+    assert made(graph) == [("_log_softmax", 240), ("nll_loss_forward", 8)]
+    assert made(graph, Phase.BACKWARD)[-2:] == [
+        ("nll_loss_backward", 240),
+        ("_log_softmax_backward_data", 240),
+    ]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_a_step_with_ctc(tensors: bool, reduction: str) -> None:
+    def function(x: Tensor, targets: Tensor, *lengths: Tensor) -> Tensor:
+        inputs, outputs = lengths or ((50,) * 4, (10,) * 4)
+        return F.ctc_loss(x.log_softmax(-1), targets, inputs, outputs, reduction=reduction)
+
+    targets, length = torch.ones(4, 10, dtype=I64), torch.full((4,), 10)
+    x = torch.zeros(50, 4, 20, requires_grad=True)
+    graph = run_step(function, x, targets, *[5 * length, length][: 2 * tensors])
+    assert ((4, 50, 21), "float32") in saved(graph)

@@ -1,0 +1,309 @@
+"""Normalization on CUDA: which kernel serves, what a step makes, and buffers inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_steps import check_buffers, made, on_gpu, run_kernel, run_step, saved
+from torch import Tensor, nn
+
+from fxmem.graph import MemoryGraph, Phase
+from fxmem.kernels.cuda.gpu import Gpu, use_gpu
+
+aten = torch.ops.aten
+F = nn.functional
+LAST = torch.channels_last
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+SHAPE = (2, 8, 6, 6)
+empty = torch.empty
+
+
+def leaf(*sizes: int, dtype: torch.dtype = F32, last: bool = False) -> Tensor:
+    x = torch.zeros(sizes or SHAPE, dtype=dtype)
+    return (x.to(memory_format=LAST) if last else x).requires_grad_()
+
+
+def norms(graph: MemoryGraph, *phases: Phase) -> list[tuple[str, int]]:
+    return [entry for entry in made(graph, *phases) if "norm" in entry[0]]
+
+
+def group_norm(x: Tensor, weight: Tensor) -> Tensor:
+    with torch.autocast("cuda", dtype=BF16):
+        return F.group_norm(x, 4, weight, weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    with torch.autocast("cuda", dtype=BF16):
+        return F.rms_norm(x, [8], weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "forward", "backward"),
+    [
+        # Normalization.cpp, _select_batch_norm_backend. cuDNN's: 576 elements, twice 8 floats of
+        # the weight's type; backward as much, and gradients of weight and bias.
+        (
+            nn.BatchNorm2d(8),
+            (leaf(),),
+            [("cudnn_batch_norm", 4 * 592)],
+            ("cudnn_batch_norm_backward", 4 * 592),
+        ),
+        (nn.BatchNorm2d(8), (leaf(dtype=F16),), [("cudnn_batch_norm", 2 * 576 + 64)], None),
+        (nn.BatchNorm1d(8), (leaf(6, 8, 5),), [("cudnn_batch_norm", 4 * (240 + 16))], None),
+        (nn.BatchNorm3d(8), (leaf(2, 8, 3, 3, 3),), [("cudnn_batch_norm", 4 * 448)], None),
+        (
+            nn.BatchNorm2d(8, track_running_stats=False),
+            (leaf(),),
+            [("cudnn_batch_norm", 4 * 592)],
+            None,
+        ),
+        (nn.SyncBatchNorm(8), (leaf(),), [("cudnn_batch_norm", 4 * 592)], None),  # one process
+        # Native: statistics in toAccumulateType.
+        (
+            nn.BatchNorm2d(8).to(F16),
+            (leaf(dtype=F16),),
+            [("native_batch_norm", 2 * 576 + 64)],
+            None,
+        ),
+        (nn.BatchNorm2d(8), (leaf(dtype=BF16),), [("native_batch_norm", 2 * 576 + 64)], None),
+        (nn.BatchNorm1d(8), (leaf(6, 8),), [("native_batch_norm", 4 * 64)], None),
+        (
+            nn.BatchNorm2d(8, affine=False),
+            (leaf(),),
+            [("native_batch_norm", 4 * 592)],
+            None,
+        ),
+        # Inputs are made dense for cuDNN.
+        (
+            nn.BatchNorm2d(8),
+            (torch.zeros(2, 6, 8, 6).transpose(1, 2),),
+            [("clone", 4 * 576), ("cudnn_batch_norm", 4 * 592)],
+            None,
+        ),
+        # instance_norm: one image of 2 * 8 channels, whose parameters are repeated.
+        (
+            nn.InstanceNorm2d(8, affine=True),
+            (leaf(),),
+            [("repeat", 64), ("repeat", 64), ("cudnn_batch_norm", 4 * 608)],
+            None,
+        ),
+        (nn.InstanceNorm2d(8), (leaf(),), [("native_batch_norm", 4 * 608)], None),
+        # group_norm_kernel.cu: statistics of (2, 4) in the input's type; scale and shift of (2, 8)
+        # floats inside; backward two sums and a factor by channel, two by group, as floats.
+        (
+            nn.GroupNorm(4, 8).bfloat16(),
+            (leaf(dtype=BF16),),
+            [("native_group_norm", 2 * 576 + 2 * 16 + 2 * 64)],
+            ("native_group_norm_backward", 2 * (576 + 16) + 3 * 64 + 2 * 32),
+        ),
+        (
+            nn.GroupNorm(4, 8),
+            (leaf(last=True),),
+            [("clone", 576 * 4), ("native_group_norm", 4 * 592 + 2 * 64)],
+            None,
+        ),
+        # Autocast: to floats in channels last; those contiguous; then the kernel's result.
+        (
+            group_norm,
+            (leaf(dtype=BF16, last=True), leaf(8)),
+            [("_to_copy", 2304), ("clone", 2304), ("native_group_norm", 4 * 592 + 128)],
+            None,
+        ),
+        # layer_norm_kernel.cu: one statistic, in float.
+        (
+            nn.RMSNorm(8),
+            (leaf(2, 6, 8),),
+            [("_fused_rms_norm", 384 + 48)],
+            ("_fused_rms_norm_backward", 2 * 384 + 32),
+        ),
+        (
+            nn.RMSNorm(8).bfloat16(),
+            (leaf(2, 6, 8, dtype=BF16),),
+            [("_fused_rms_norm", 192 + 48)],
+            ("_fused_rms_norm_backward", 2 * 192 + 16),
+        ),
+        (
+            lambda x: F.rms_norm(x, [8]),
+            (leaf(2, 6, 8),),
+            [("_fused_rms_norm", 384 + 48)],
+            ("_fused_rms_norm_backward", 2 * 384),
+        ),
+        (
+            rms_norm,
+            (leaf(2, 6, 8, dtype=BF16), leaf(8)),
+            [("_to_copy", 384), ("_fused_rms_norm", 384 + 48)],
+            None,
+        ),
+        (
+            nn.LayerNorm(8).bfloat16(),
+            (leaf(2, 6, 8, dtype=BF16),),
+            [("native_layer_norm", 192 + 2 * 48)],
+            ("native_layer_norm_backward", 192 + 2 * 16 + 192),  # and the gradient, made dense
+        ),
+    ],
+)
+def test_what_a_step_makes(
+    model: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    forward: list[tuple[str, int]],
+    backward: tuple[str, int] | None,
+) -> None:
+    graph = run_step(model, *inputs)
+    assert made(graph) == forward
+    assert backward is None or norms(graph, Phase.BACKWARD) == [backward]
+
+
+def test_cudnn_can_be_switched_off_and_serves_inference() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        assert norms(run_step(nn.BatchNorm2d(8), leaf()))[0][0] == "native_batch_norm"
+    graph = run_step(nn.BatchNorm2d(8), torch.zeros(SHAPE), mode="infer")
+    assert norms(graph) == [("cudnn_batch_norm", 4 * 576)]
+
+
+def test_frozen_statistics_under_gradients() -> None:
+    weight, bias, mean, var = (torch.zeros(8, requires_grad=i < 2) for i in range(4))
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, var, weight, bias)
+
+    graph = run_step(function, leaf(), weight, bias, mean, var)
+    assert norms(graph) == [("cudnn_batch_norm", 4 * 576)] and saved(graph) == []
+    assert norms(graph, Phase.BACKWARD) == [("native_batch_norm_backward", 4 * 592)]
+
+
+def test_running_statistics_of_images_are_averaged() -> None:
+    graph = run_step(nn.InstanceNorm2d(8, track_running_stats=True), leaf())
+    assert [entry for entry in made(graph) if entry[0] == "mean"] == [("mean", 32)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("x", [leaf(dtype=BF16), leaf(last=True)])
+def test_other_types_and_formats_of_rms_norm_take_several_kernels(x: Tensor) -> None:
+    graph = run_step(lambda x, weight: F.rms_norm(x, [6], weight), x, leaf(6))
+    assert "_fused_rms_norm" not in dict(made(graph))
+
+
+# -- Buffers --
+
+
+def batch_norm(
+    *sizes: int, dtype: torch.dtype = F32, last: bool = False, train: bool = True
+) -> Any:
+    def make() -> tuple[Any, ...]:
+        x, column = empty(sizes, dtype=dtype), empty(sizes[1])
+        x = x.to(memory_format=LAST) if last else x
+        return (x, *[column] * 4, train, 0.1, 1e-5)
+
+    return make
+
+
+def batch_norm_backward(
+    *mask: bool, sizes: tuple[int, ...] = (32, 64, 56, 56), last: bool = False, cudnn: bool = False
+) -> Any:
+    def make() -> tuple[Any, ...]:
+        x, column = empty(sizes, dtype=F32 if cudnn else BF16), empty(sizes[1])
+        x = x.to(memory_format=LAST) if last else x
+        kept = empty(0) if cudnn else column
+        return (x, x, *[column] * 3, kept, kept, not cudnn, 1e-5, list(mask))
+
+    return make
+
+
+def layer_norm_backward(rows: int, *mask: bool) -> Any:
+    def make() -> tuple[Any, ...]:
+        x, column, statistic = empty(rows, 64), empty(64), empty(rows, 1)
+        return (x, x, [64], statistic, statistic, column, column, list(mask))
+
+    return make
+
+
+def group_norm_backward(pixels: int, weighted: bool) -> Any:
+    def make() -> tuple[Any, ...]:
+        x, statistic = empty(2, 8, pixels), empty(2, 4)
+        mask = [True, weighted, weighted]
+        return (x, x, statistic, statistic, empty(8) if weighted else None, 2, 8, pixels, 4, mask)
+
+    return make
+
+
+# Normalization.cuh, flexible_launch_configs. 100352 rows of 64: threads 32 x 16; 100352 / 256 =
+# 392 blocks of rows, at most 128; two blocks of channels, each with a semaphore. Four sums of
+# floats, in backward two.
+STAGED = 64 * 128 * 4
+# LaunchGammaBetaBackwardCUDAKernel: M = 2^17 rows of N = 64: two blocks of columns, of the 54 that
+# half of the multiprocessors are; 2^17 / 32 = 4096 blocks of rows, at most 32768 / 2. Their sums,
+# and while those of the weight are added up a new gradient of 64 and the buffer of a sum over
+# (4096, 64): threads 16 x 8, 512 values each, 512 / 16 = 32 blocks: a place for each thread of a
+# row and its vector of 4.
+PARTIAL, SUMMED = 4096 * 64 * 4, 256 + 4 * 64 * 32 * 16 * 4 + 4
+MANY = (32, 64, 56, 56)
+
+
+@pytest.mark.parametrize(
+    ("operator", "make", "expected"),
+    [
+        ("native_batch_norm", batch_norm(*MANY, dtype=BF16), 0),  # planes
+        ("native_batch_norm", batch_norm(*MANY, dtype=BF16, last=True), 4 * STAGED + 2 * 4),
+        ("native_batch_norm", batch_norm(*MANY, dtype=BF16, last=True, train=False), 0),
+        # (4096, 512): 4096 / 256 = 16 blocks of rows, 512 / 32 of channels; of 1024 rows too few.
+        ("native_batch_norm", batch_norm(4096, 512), 4 * 512 * 16 * 4 + 16 * 4),
+        ("native_batch_norm", batch_norm(1024, 512), 0),
+        ("native_batch_norm_backward", batch_norm_backward(True, True, True), 0),
+        # The sums of 64 floats and the weight's gradients are there with the staged ones, but not
+        # yet the input's gradient, which is larger.
+        ("native_batch_norm_backward", batch_norm_backward(True, True, True, last=True), 2 * 256),
+        (
+            "native_batch_norm_backward",
+            batch_norm_backward(False, True, True, last=True),
+            2 * 256 + 2 * STAGED + 2 * 4,
+        ),
+        # cuDNN's evaluation leaves the deviation to backward.
+        (
+            "native_batch_norm_backward",
+            batch_norm_backward(True, False, False, sizes=SHAPE, last=True, cudnn=True),
+            32,
+        ),
+        ("native_layer_norm_backward", layer_norm_backward(1 << 16, True, True, True), 0),
+        (
+            "native_layer_norm_backward",
+            layer_norm_backward(1 << 17, True, True, True),
+            2 * PARTIAL + SUMMED,
+        ),
+        ("native_layer_norm_backward", layer_norm_backward(1 << 17, True, False, False), 0),
+        (
+            "_fused_rms_norm_backward",
+            lambda: (x := empty(1 << 17, 64), x, [64], empty(1 << 17, 1), empty(64), [True, True]),
+            PARTIAL + SUMMED,
+        ),
+        # group_norm_kernel.cu: without parameters less; ds and db of (2, 8) are made for one
+        # pixel, too, beside c2 and c3 of (2, 4).
+        ("native_group_norm", lambda: (empty(SHAPE), None, None, 2, 8, 36, 4, 1e-5), 0),
+        ("native_group_norm", lambda: (empty(2, 8), empty(8), empty(8), 2, 8, 1, 4, 1e-5), 0),
+        ("native_group_norm_backward", group_norm_backward(36, False), 2 * 64 + 2 * 32),
+        ("native_group_norm_backward", group_norm_backward(1, True), 2 * 64 + 2 * 32),
+    ],
+)
+def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
+    check_buffers(operator, make, expected)
+
+
+def test_few_multiprocessors_sum_no_rows_in_parts() -> None:
+    with use_gpu(Gpu(multiprocessors=4)):  # 64 / 32 columns are enough for two
+        check_buffers(
+            "native_layer_norm_backward", layer_norm_backward(1 << 17, True, True, True), 0
+        )
+
+
+def test_statistics_in_evaluation_and_gradients_in_the_input_s_format() -> None:
+    with on_gpu():
+        x, column = empty(SHAPE, dtype=BF16), empty(8)
+        forward = aten.native_batch_norm.default
+        (_, *statistics), _ = run_kernel(forward, x, *[column] * 4, False, 0.1, 1e-5)
+        assert [(y.shape, y.dtype) for y in statistics] == [((8,), F32)] * 2
+        last = empty(SHAPE).to(memory_format=LAST)
+        args = (last.contiguous(), last, *[column] * 5, True, 1e-5, [True] * 3)
+        (grad, _, _), nbytes = run_kernel(aten.native_batch_norm_backward.default, *args)
+        assert grad.is_contiguous(memory_format=LAST) and nbytes == 2 * 32
