@@ -14,12 +14,11 @@ from torch import nn
 import fxmem
 from benchmarks.cases import SEED, Case
 from fxmem.errors import FxmemWarning, summarize_error
-from fxmem.planning.describe import describe_segments
 from fxmem.planning.model.modules import name_spans
 from fxmem.planning.model.segments import SegmentRange, iterate_segments, nest_spans
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES
-from fxmem.planning.step import PlanningStep, prepare_step
+from fxmem.planning.step import PlanningStep, describe_segments, prepare_step
 from fxmem.planning.strategies.small_changes import vary_segments
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fxmem.advice.record import Advice
@@ -19,17 +19,14 @@ _FORWARD = (Phase.FORWARD, Phase.LOSS)
 
 
 def estimate_offloads(analysis: Analysis) -> tuple[Advice, ...]:
-    """What it would save to move single activations to the host while backward does not need them.
+    """Estimates moving single activations to the host while backward does not need them.
 
     An activation is away from the last operator of forward that uses it to the first of the
     backward that takes it out; each function that saved it gets a copy of its own, as with
     ``torch.autograd.graph.saved_tensors_hooks``.
 
-    Args:
-        analysis: Of a training step on a GPU.
-
     Returns:
-        At most three, each for one storage, most saved first.
+        At most three, each for one storage of a step on a GPU, most saved first.
     """
     if analysis.setup.device != "cuda":  # the host's own memory is what is short
         return ()
@@ -52,8 +49,13 @@ def estimate_offloads(analysis: Analysis) -> tuple[Advice, ...]:
             *(operation.index for operation in used if operation.phase in _FORWARD),
             *(save.position - 1 for save in kept),
         )
-        peak_bytes = _find_peak(_offload(graph, storage, gone_after, kept))
-        found.append(_describe_offload(analysis, storage, kept, peak_bytes))
+        storages = [*graph.storages]
+        storages[storage.index] = replace(storage, died=gone_after)
+        for save in kept:
+            if save.unpacked is not None:
+                copy = replace(storage, born=save.unpacked, died=save.released)
+                storages.append(replace(copy, index=len(storages)))
+        found.append(_describe_offload(analysis, storage, len(kept), _find_peak(graph, storages)))
     return tuple(sorted(found, key=lambda advice: advice.peak_bytes)[:_MOST_TOLD])
 
 
@@ -63,10 +65,11 @@ def _can_offload(
     """Tells whether it is an activation of forward that autograd alone holds in backward."""
     if storage.category is not Category.ACTIVATION or storage.born < 0 or storage.died is None:
         return False
-    if not storage.saved_by:  # nothing to name
-        return False
     born = graph.operations[storage.born]
-    if born.phase is not Phase.FORWARD or _is_cast(graph, born):
+    read = {graph.storages[index].category for index in born.reads}
+    # Autocast keeps the result itself where it casts a parameter.
+    is_cast = born.name == "aten._to_copy.default" and read == {Category.PARAMETER}
+    if born.phase is not Phase.FORWARD or is_cast or not storage.saved_by:  # nothing to name
         return False
     windows = [(save.unpacked, save.released) for save in saves]
     spans = [(first, last) for first, last in windows if first is not None and last is not None]
@@ -78,32 +81,11 @@ def _can_offload(
     )
 
 
-def _is_cast(graph: MemoryGraph, operation: Operation) -> bool:
-    """Whether an operator casts a parameter, as autocast does, which keeps the result itself."""
-    read = [graph.storages[index].category for index in operation.reads]
-    return operation.name == "aten._to_copy.default" and {*read} == {Category.PARAMETER}
-
-
-def _offload(
-    graph: MemoryGraph, storage: Storage, gone_after: int, saves: Iterable[Save]
-) -> MemoryGraph:
-    storages = [*graph.storages]
-    storages[storage.index] = replace(storage, died=gone_after)
-    for save in saves:
-        if save.unpacked is not None:
-            storages.append(
-                replace(storage, index=len(storages), born=save.unpacked, died=save.released)
-            )
-    return replace(graph, storages=tuple(storages))
-
-
-def _describe_offload(
-    analysis: Analysis, storage: Storage, saves: list[Save], peak_bytes: int
-) -> Advice:
+def _describe_offload(analysis: Analysis, storage: Storage, saves: int, peak_bytes: int) -> Advice:
     nodes = [analysis.nodes[index].name for index in storage.saved_by]
     source = analysis.nodes[storage.saved_by[0]].source
     shape = "x".join(map(str, storage.shape)) or "scalar"
-    traffic = format_bytes(len(saves) * (storage.nbytes - storage.slack_bytes))
+    traffic = format_bytes(saves * (storage.nbytes - storage.slack_bytes))
     return Advice(
         change=f"Keep in the host's memory the {shape}:{storage.dtype} that "
         f"{' and '.join(nodes)} {'save' if len(nodes) > 1 else 'saves'}"
@@ -118,24 +100,23 @@ def _describe_offload(
 
 
 def estimate_loss_chunks(analysis: Analysis) -> tuple[Advice, ...]:
-    """What it would save to compute the loss in four parts of the batch, one after another.
+    """Estimates computing the loss in four parts of the batch, one after another.
 
     Of what the loss makes (float32 copies of half logits, a log-softmax), a quarter is there at
     a time.
-
-    Args:
-        analysis: Of a training step.
     """
     graph = analysis.allocated_graph
-    chunked = [*_list_loss_storages(graph)]
+    storages = [*graph.storages]
     alive = {storage.index for storage in analysis.peak.live}
-    at_peak = sum(storage.nbytes for storage in chunked if storage.index in alive)
+    at_peak = 0
+    for storage in graph.storages:
+        is_temporary = storage.born >= 0 and storage.died is not None
+        if is_temporary and graph.operations[storage.born].phase is Phase.LOSS:
+            at_peak += storage.nbytes if storage.index in alive else 0
+            storages[storage.index] = replace(storage, nbytes=-(-storage.nbytes // _LOSS_CHUNKS))
     if at_peak <= _LEAST_LOSS_SHARE * analysis.peak_bytes:
         return ()
-    storages = [*graph.storages]
-    for storage in chunked:
-        storages[storage.index] = replace(storage, nbytes=-(-storage.nbytes // _LOSS_CHUNKS))
-    peak_bytes = _find_peak(replace(graph, storages=tuple(storages)))
+    peak_bytes = _find_peak(graph, storages)
     left = format_bytes(-(-at_peak // _LOSS_CHUNKS))
     advice = Advice(
         change=f"Compute the loss in {_LOSS_CHUNKS} parts of the batch: of the "
@@ -150,12 +131,5 @@ def estimate_loss_chunks(analysis: Analysis) -> tuple[Advice, ...]:
     return (advice,)
 
 
-def _list_loss_storages(graph: MemoryGraph) -> Iterator[Storage]:
-    for storage in graph.storages:
-        is_temporary = storage.born >= 0 and storage.died is not None
-        if is_temporary and graph.operations[storage.born].phase is Phase.LOSS:
-            yield storage
-
-
-def _find_peak(graph: MemoryGraph) -> int:
-    return max(build_timeline(graph).profile())
+def _find_peak(graph: MemoryGraph, storages: Iterable[Storage]) -> int:
+    return max(build_timeline(replace(graph, storages=tuple(storages))).profile())

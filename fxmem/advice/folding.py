@@ -24,24 +24,29 @@ _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 @contextlib.contextmanager
-def fold_norms(model: nn.Module | str, fx_graph: Any) -> Iterator[tuple[nn.Module, int] | None]:
-    """Has convolutions of a model do what followed them; at the end the model is as it was.
+def fold_norms(model: nn.Module | str, fx_graph: Any) -> Iterator[tuple[nn.Module | str, int]]:
+    """Folds what follows convolutions into them; at the end the model is as it was.
 
     Args:
         model: A module, or a TARGET.
         fx_graph: The ``torch.fx.Graph`` of its inference.
 
     Yields:
-        The model, and how many batch normalisations are gone; None where there are none to fold.
-
-    Raises:
-        FxmemError: The TARGET cannot be loaded.
+        The model, and how many batch normalisations are gone.
     """
-    pairs = [*_find_pairs(fx_graph)]
-    if not pairs:
-        yield None
-        return
-    if isinstance(model, str):
+    calls = Counter(node.target for node in fx_graph.nodes if node.op == "call_module")
+    pairs = [
+        (node.all_input_nodes[0], node)
+        for node in fx_graph.nodes
+        if node.op == "call_module" and len(node.all_input_nodes) == 1
+    ]
+    pairs = [  # a call of one module right after another, of which nothing else is made
+        (conv, norm)
+        for conv, norm in pairs
+        if conv.op == "call_module" and len(conv.users) == 1
+        if calls[conv.target] == calls[norm.target] == 1
+    ]
+    if pairs and isinstance(model, str):
         with (
             torch.inference_mode(False),
             prepare_targets(model),
@@ -52,24 +57,14 @@ def fold_norms(model: nn.Module | str, fx_graph: Any) -> Iterator[tuple[nn.Modul
             model = load_target(model, make_fake_mode())
     before: list[tuple[nn.Module, str, Any]] = []
     try:
-        count = sum(_fold(model, conv, norm, before) for conv, norm in pairs)
-        yield (model, count) if count else None
+        count = 0
+        for conv, norm in pairs:
+            assert isinstance(model, nn.Module)
+            count += _fold(model, conv.target, norm.target, before)
+        yield model, count
     finally:
         for owner, name, value in reversed(before):
             setattr(owner, name, value)
-
-
-def _find_pairs(fx_graph: Any) -> Iterator[tuple[str, str]]:
-    """Each call of one module right after another, of which nothing else is made."""
-    calls = Counter(node.target for node in fx_graph.nodes if node.op == "call_module")
-    for node in fx_graph.nodes:
-        if node.op != "call_module" or len(node.all_input_nodes) != 1:
-            continue
-        before = node.all_input_nodes[0]
-        if before.op != "call_module" or len(before.users) != 1:
-            continue
-        if calls[node.target] == calls[before.target] == 1:
-            yield before.target, node.target
 
 
 def _fold(
@@ -85,7 +80,8 @@ def _fold(
     if conv.bias is None:
         before.append((conv, "bias", None))
         conv.bias = nn.Parameter(conv.weight.new_empty(conv.weight.shape[0]))
-    parent, _, own = norm_name.rpartition(".")
-    before.append((model.get_submodule(parent), own, norm))
-    setattr(model.get_submodule(parent), own, nn.Identity())
+    parent_name, _, name = norm_name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    before.append((parent, name, norm))
+    setattr(parent, name, nn.Identity())
     return True

@@ -11,13 +11,13 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change to a step, and what it alone does to the peak.
+    """A change to a step, and its effect on the peak alone.
 
     Attributes:
-        change: What to do, in a line.
-        option: What to write.
+        change: The change, in a line.
+        option: The option or code that makes it.
         peak_bytes: The peak with it.
-        saving_bytes: How much lower that is.
+        saving_bytes: The fall of the peak.
         cost: What it costs, and what the number rests on.
     """
 
@@ -29,7 +29,7 @@ class Advice:
 
 
 def choose_advice(found: Iterable[Advice], peak_bytes: int) -> tuple[Advice, ...]:
-    """What is worth telling: 1 MiB or 0.5 % of the peak, whichever is less; most first.
+    """Chooses the advice that saves 1 MiB or 0.5 % of the peak, whichever is less; most first.
 
     >>> advice = [Advice("a", "b", 996, 4, ""), Advice("c", "d", 995, 5, "")]
     >>> [a.change for a in choose_advice(advice, 1000)]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fxmem.analysis import Analysis
 from fxmem.loading.inputs import gather_inputs
 from fxmem.loading.parsing import is_target
-from fxmem.planning.model.module_state import is_batch_norm
+from fxmem.planning.model.index import is_batch_norm
 from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
 from fxmem.specs import TensorSpec, parse_spec
 from fxmem.tracing.fakes import describe_inputs, read_leaf
@@ -25,9 +25,9 @@ class Variant:
     """A step with one thing changed.
 
     Attributes:
-        change: What to do, in a line.
-        option: What to write.
-        cost: What it costs.
+        change: The change, in a line.
+        option: The option or code that makes it.
+        cost: Of the change.
         options: The options of :func:`fxmem.analyze` that differ.
         inputs: Other inputs, positional and named; None for the same.
     """
@@ -42,7 +42,7 @@ class Variant:
 def list_variants(
     analysis: Analysis, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> Iterator[Variant]:
-    """What can be tried, without what the user does already.
+    """Lists the changes to try, without those that the user has made already.
 
     Args:
         analysis: Of the step as it is.
@@ -50,19 +50,25 @@ def list_variants(
         kwargs: Named inputs.
         options: Of :func:`fxmem.analyze`, those that were given.
     """
+    setup = analysis.setup
     if options.get("autocast") is None:
-        yield _autocast(analysis)
-    loop = analysis.setup.loop
-    if loop.outputs == "next step":
+        subject = "forward and loss" if setup.mode == "train" else "the model"
+        yield Variant(
+            change=f'Run {subject} under torch.autocast("{setup.device}", torch.bfloat16)',
+            option='autocast="bf16"',
+            cost="Numerics change: products and convolutions are rounded to bfloat16's 8 bits.",
+            options={"autocast": "bf16"},
+        )
+    if setup.loop.outputs == "next step":
         yield Variant(
             change="Let go of output and loss at the end of each iteration",
             option="del output, loss",
             cost="None.",
             options={"hold_outputs": False},
         )
-    if analysis.setup.mode != "train":
+    if setup.mode != "train":
         return
-    if not loop.set_to_none:
+    if not setup.loop.set_to_none:
         yield Variant(
             change="Free gradients instead of filling them with zeros",
             option="optimizer.zero_grad(set_to_none=True)",
@@ -70,65 +76,60 @@ def list_variants(
             "gradient are passed over by the optimizer.",
             options={"set_to_none": True},
         )
-    yield from _list_optimizers(options.get("optimizer"))
-    if loop.accumulate == 1:
-        halved = halve_inputs(args, kwargs)
-        if halved is not None:
-            yield _accumulate(analysis, halved)
+    optimizer = options.get("optimizer")
+    if isinstance(optimizer, str) and not is_target(optimizer):
+        yield from _list_optimizers(optimizer)
+    halved = halve_inputs(args, kwargs) if setup.loop.accumulate == 1 else None
+    if halved is not None:
+        cost = "Slower: kernels run on half as much at a time."
+        cost += " Divide the loss by 2 where it is a mean."
+        if any(map(is_batch_norm, analysis.graph.operations)):
+            cost += " Another computation:"
+            cost += " batch normalisation takes its statistics of half the batch."
+        yield Variant(
+            change="Split the batch into 2 micro-batches, each moved to the device by itself, and "
+            "add up their gradients",
+            option="accumulate=2 with half the batch",
+            cost=cost,
+            options={"accumulate": 2},
+            inputs=halved,
+        )
 
 
-def _autocast(analysis: Analysis) -> Variant:
-    what = "forward and loss" if analysis.setup.mode == "train" else "the model"
-    return Variant(
-        change=f'Run {what} under torch.autocast("{analysis.setup.device}", torch.bfloat16)',
-        option='autocast="bf16"',
-        cost="Numerics change: products and convolutions are rounded to bfloat16's 8 bits.",
-        options={"autocast": "bf16"},
-    )
-
-
-def _list_optimizers(optimizer: Any) -> Iterator[Variant]:
-    """The optimizer without lists of all parameters, and with a kernel of its own."""
-    if not isinstance(optimizer, str) or is_target(optimizer):
-        return
+def _list_optimizers(optimizer: str) -> Iterator[Variant]:
+    """Lists the optimizer without lists of all parameters, and with a kernel of its own."""
     name, settings = parse_settings(optimizer)
     make = OPTIMIZERS[name]
     accepted = inspect.signature(make).parameters
     kept = {key: value for key, value in settings.items() if key not in ("foreach", "fused")}
     own_name = getattr(make, "func", make).__name__
-    for key, value, cost in (
-        ("foreach", False, "Slower: the optimizer runs its kernels for one parameter at a time."),
-        ("fused", True, "None in time; the last digits of an update may differ."),
+    for key, value, change, cost in (
+        (
+            "foreach",
+            False,
+            "Update one parameter at a time",
+            "Slower: the optimizer runs its kernels for one parameter at a time.",
+        ),
+        (
+            "fused",
+            True,
+            "Update parameters in one kernel, without temporaries",
+            "None in time; the last digits of an update may differ.",
+        ),
     ):
         is_used = settings.get(key) is value or settings.get("fused") is True
         if key in accepted and not is_used:
             text = ", ".join(f"{k}={v!r}" for k, v in {**kept, key: value}.items())
             yield Variant(
-                change="Update one parameter at a time"
-                if key == "foreach"
-                else "Update parameters in one kernel, without temporaries",
+                change=change,
                 option=f"{own_name}(..., {key}={value})",
                 cost=cost,
                 options={"optimizer": f"{name}({text})"},
             )
 
 
-def _accumulate(analysis: Analysis, halved: tuple[tuple[Any, ...], dict[str, Any]]) -> Variant:
-    cost = "Slower: kernels run on half as much at a time. Divide the loss by 2 where it is a mean."
-    if any(is_batch_norm(operation) for operation in analysis.graph.operations):
-        cost += " Another computation: batch normalisation takes its statistics of half the batch."
-    return Variant(
-        change="Split the batch into 2 micro-batches, each moved to the device by itself, and add "
-        "up their gradients",
-        option="accumulate=2 with half the batch",
-        cost=cost,
-        options={"accumulate": 2},
-        inputs=halved,
-    )
-
-
 def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Inputs of half the batch; None where they have no batch that is even.
+    """Halves the batch of inputs; None where they have no batch that is even.
 
     The batch is the first size of every tensor among them.
 
@@ -155,7 +156,7 @@ def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 def _halve(leaf: Tensor | TensorSpec, half: int) -> Tensor | TensorSpec:
     if type(leaf) is Tensor and leaf.device.type == "cpu":
-        with torch.inference_mode(False), torch.no_grad():  # what is known of values stays known
+        with torch.inference_mode(False), torch.no_grad():  # known values stay known
             return leaf.detach()[:half].clone().requires_grad_(leaf.requires_grad)
     requires_grad = leaf.requires_grad
     if isinstance(leaf, Tensor):

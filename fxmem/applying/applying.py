@@ -17,8 +17,7 @@ from fxmem.applying.modules import find_original, wrap_modules
 from fxmem.applying.sizes import find_size_ranges
 from fxmem.applying.surroundings import find_autocast
 from fxmem.errors import UsageError
-from fxmem.planning.describe import check_fingerprint
-from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment
+from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, check_fingerprint
 from fxmem.tracing.modules import describe_model, find_difference, recall_model
 
 

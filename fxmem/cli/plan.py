@@ -210,7 +210,7 @@ def _render_front(arguments: argparse.Namespace, analysis: Analysis) -> str:
 
 
 def _render_plan(plan: Plan, analysis: Analysis) -> str:
-    from fxmem.planning.outcome import find_planned_peak
+    from fxmem.planning.outcome import find_planned_step
     from fxmem.report.plan_text import render_plan
     from fxmem.report.suggestions import render_suggestions, suggest_code
 
@@ -218,7 +218,8 @@ def _render_plan(plan: Plan, analysis: Analysis) -> str:
     for path in {node.source.file for node in analysis.nodes if node.source is not None}:
         with contextlib.suppress(OSError, UnicodeDecodeError):  # such as code that was typed
             sources[path] = Path(path).read_text(encoding="utf-8")
-    peak = find_planned_peak(analysis, plan)
+    planned = find_planned_step(analysis, plan)
+    peak = None if planned is None else planned.peak
     text = render_plan(plan, analysis.setup, peak=peak, width=choose_width(None))
     suggestions = render_suggestions(suggest_code(plan, analysis.nodes, sources))
     return f"{text}\n{suggestions}" if suggestions else text

@@ -1,18 +1,21 @@
-"""What plans make of a step, beyond their numbers: where the peak then lies, what fits a GPU."""
+"""The step that a plan makes of an analysed one: what :func:`fxmem.apply` returns runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
-from fxmem.memory.allocation import run_on_device
-from fxmem.memory.liveness import Peak
-from fxmem.planning.applied import apply_plan, simulate_plan
-from fxmem.planning.model.simulate import build_graph
-from fxmem.planning.plan import Plan
+from fxmem.graph import MemoryGraph, Phase
+from fxmem.memory.allocation import measure_allocation, run_on_device
+from fxmem.memory.timeline import build_timeline
+from fxmem.planning.inplace.overwriting import apply_inplace
+from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.simulate import Simulation, build_graph, simulate_segments
+from fxmem.planning.plan import GRAPH, MODULES, Plan, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +24,57 @@ class PlannedStep:
 
     Attributes:
         analysis: Of the rewritten step.
-        order: For each of its operations, which one of the step without the plan it is, and
-            whether it runs because it is computed again.
+        order: For each of its operations, the operation of the step without the plan that it is,
+            and whether it is recomputed.
     """
 
     analysis: Analysis
     order: tuple[tuple[int, bool], ...]
 
 
-def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
-    """The step that a plan makes of an analysed one, and which operations are computed again.
+def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
+    """Simulates the step of the rewritten graph: segments, operations in place, all values deleted.
+
+    With style ``"modules"`` the user's own code runs on, and only the segments are new.
 
     Args:
         analysis: That the plan was made from.
-        plan: It.
+        plan: The plan, or one with some of its segments and changes.
+    """
+    changed = apply_inplace(analysis.graph, plan.inplace if plan.style == GRAPH else ())
+    index = build_index(changed, keeps_frames=plan.style == MODULES)
+    return simulate_segments(index, locate_segments(index, plan.segments))
+
+
+def locate_segments(index: StepIndex, segments: Iterable[Segment]) -> tuple[SegmentRange, ...]:
+    """Locates a plan's segments among the nodes of the step that the plan was made for."""
+    nodes = index.graph.nodes
+    positions = {node.name: node.index for node in nodes if node.phase is Phase.FORWARD}
+    return _locate(segments, positions)
+
+
+def _locate(segments: Iterable[Segment], positions: Mapping[str, int]) -> tuple[SegmentRange, ...]:
+    return tuple(
+        SegmentRange(positions[s.first], positions[s.last] + 1, _locate(s.children, positions))
+        for s in segments
+    )
+
+
+def measure_plan(analysis: Analysis, plan: Plan) -> tuple[int, int]:
+    """Measures the bytes that a step with a plan allocates at the peak, and reserves for that."""
+    return measure_graph(analysis, build_graph(simulate_plan(analysis, plan)))
+
+
+def measure_graph(analysis: Analysis, graph: MemoryGraph) -> tuple[int, int]:
+    """Measures the allocated and reserved bytes of a graph made from an analysed step's."""
+    if analysis.settings is None:
+        peak_bytes = max(build_timeline(graph).profile())
+        return peak_bytes, peak_bytes
+    return measure_allocation(graph, analysis.settings)
+
+
+def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
+    """Traces the step that a plan makes of the analysed one.
 
     Returns:
         The step; None where its peak is not what the plan says.
@@ -44,52 +84,29 @@ def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
         return PlannedStep(analysis, order)
     simulation = simulate_plan(analysis, plan)
     planned = replace(analysis, graph=build_graph(simulation))
-    if planned.peak_bytes != plan.peak_bytes:
-        return None
-    return PlannedStep(planned, simulation.order)
+    is_as_said = planned.peak_bytes == plan.peak_bytes
+    return PlannedStep(planned, simulation.order) if is_as_said else None
 
 
 def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:
-    """A step as it is with a plan.
-
-    Args:
-        analysis: That the plan was made from.
-        plan: It.
-
-    Returns:
-        The analysis of the rewritten step; None where its peak is not what the plan says.
-    """
+    """Finds the analysis of the step with a plan; None as :func:`trace_plan`."""
     step = trace_plan(analysis, plan)
     return None if step is None else step.analysis
 
 
-def find_planned_peak(analysis: Analysis, plan: Plan) -> Peak | None:
-    """Where a step has its peak with a plan.
-
-    Args:
-        analysis: That the plan was made from.
-        plan: It.
-
-    Returns:
-        The peak; None where the rewritten step does not make it what the plan says.
-    """
-    planned = find_planned_step(analysis, plan)
-    return None if planned is None else planned.peak
-
-
 def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
-    """The first plan whose step fits the GPU that is meant.
+    """Chooses the first plan whose step fits the target GPU.
 
     The caching allocator is simulated on the GPU's memory, of which the CUDA context takes its
     largest share, as :attr:`fxmem.Analysis.exhaustion` has it for the step without a plan.
 
     Args:
         analysis: With a GPU.
-        plans: Activation from it, cheapest first.
+        plans: Made from the analysis, cheapest first.
 
     Raises:
         InfeasibleError: None of them fits.
-        UsageError: No GPU is meant.
+        UsageError: No GPU is named.
     """
     if analysis.gpu is None or analysis.settings is None:
         raise UsageError("no GPU is named that the step could fit", hint="gpu='rtx4090'")
@@ -97,7 +114,7 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
     for plan in plans:
         if plan.segments or plan.inplace or plan.dels:
             exhaustion = run_on_device(
-                apply_plan(analysis, plan),
+                build_graph(simulate_plan(analysis, plan)),
                 analysis.settings,
                 analysis.gpu.capacity_bytes,
                 max(CONTEXT_BYTES),

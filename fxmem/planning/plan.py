@@ -1,39 +1,42 @@
-"""A plan: the segments to recompute, operations in place, and values to delete. Pure data."""
+"""Plans as pure data: the segments to recompute, operations in place, and values to delete."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from fxmem.errors import UsageError
-from fxmem.graph import SourceLocation
+from fxmem.graph import MemoryGraph, Phase, SourceLocation
 
 PLAN_VERSION = 3
+_HALF = 8
+"""Digits of a fingerprint that are of the nodes; as many follow, of their shapes."""
 GRAPH, MODULES = STYLES = ("graph", "modules")
 """How a plan is applied: the model's graph is rewritten, or modules of it run under checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive nodes that forward runs without saving and backward runs again.
+    """Consecutive nodes that forward runs without saving and backward recomputes.
 
     Attributes:
-        first: Name of its first node.
-        last: Name of its last.
-        nodes: How many they are.
+        first: Name of the first node.
+        last: Name of the last node.
+        nodes: The number of nodes.
         fqn: The module whose call they are; empty where they are no module's.
-        source: The user's line of the first.
-        saving_bytes: By how much the plan's peak would rise without it.
-        recompute_s: Seconds that it takes to compute again, by the roofline.
-        recompute_flops: FLOPs of that.
+        source: The user's line of the first node.
+        saving_bytes: The rise of the plan's peak without the segment.
+        recompute_s: Seconds of the recomputation, by the roofline.
+        recompute_flops: FLOPs of the recomputation.
         random: Whether it draws random numbers, whose generator's state is then kept.
-        norms: Its batch normalisations by their modules: what runs again must not update them.
-        states: What else it changes, by name, as spectral normalisation's vectors: what runs
-            again must begin with what they were.
-        children: Segments within, run once more when backward needs what they hold.
+        norms: Modules of its batch normalisations, which the recomputation must not update.
+        states: Names of other buffers that it changes, such as the vectors of spectral
+            normalisation: the recomputation must begin with their former values.
+        children: Segments within, recomputed once more when backward needs what they hold.
     """
 
     first: str
@@ -56,9 +59,9 @@ class InplaceChange:
 
     Attributes:
         node: Its name.
-        call: What to call instead, e.g. ``relu_``.
+        call: The call in its place, e.g. ``relu_``.
         source: The user's line.
-        saving_bytes: How much lower the step's peak is with this change alone in your code.
+        saving_bytes: The fall of the step's peak with this change alone in your code.
         overwrites: Name of the node whose result it overwrites: for ``add_`` and ``mul_``, the
             one of the two that the method is called on.
     """
@@ -72,14 +75,14 @@ class InplaceChange:
 
 @dataclass(frozen=True, slots=True)
 class DelPoint:
-    """A value that the user's code keeps longer than it uses it.
+    """A value that the user's code keeps longer than it uses the value.
 
     Attributes:
         value: Name of the node that made it.
         variable: The variable to delete; empty where none can be named.
-        after: Name of the node after which nothing uses it.
+        after: Name of the node after which nothing uses the value.
         source: The user's line of that node, after which ``del`` takes effect.
-        saving_bytes: How much lower the step's peak is with this change alone in your code.
+        saving_bytes: The fall of the step's peak with this change alone in your code.
     """
 
     value: str
@@ -90,24 +93,24 @@ class DelPoint:
 
 
 class LimitKind(str, Enum):
-    """What plans may not do with a node."""
+    """The use of a node, or of a module, that plans have to do without."""
 
     RECOMPUTE = "RECOMPUTE"
-    """Compute it again; so no segment begins with it either."""
+    """The node is not recomputed; so no segment begins with it either."""
     BEGIN = "BEGIN"
-    """Begin a segment with it."""
+    """No segment begins with the node."""
     MODULE = "MODULE"
-    """Compute the module of that name again."""
+    """The module of that name is not recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A node, or a module, with which plans may not do all that they do with others.
+    """A node, or a module, that plans cannot use as they use others.
 
     Attributes:
         node: Its name.
-        kind: What they may not.
-        reason: Why, as what follows the node's name.
+        kind: The use that plans do without.
+        reason: The words that follow the node's name.
         fqn: The module that it is or lies in; empty for the model itself.
         source: The user's line.
     """
@@ -121,23 +124,23 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a step takes less memory.
+    """A way to run a step in less memory.
 
     Attributes:
-        fingerprint: Of the graph that it was made for.
-        baseline_peak_bytes: The peak without it.
-        peak_bytes: The peak with it.
-        reserved_bytes: What the caching allocator holds of the device then; the peak on the CPU.
-        overhead: Seconds it adds, over those of the step, by the roofline of the target.
-        overhead_flops: FLOPs it adds, over those of the step.
-        segments: What is computed again.
-        inplace: What is computed in place. :func:`fxmem.apply` does it; part of ``peak_bytes``.
-        dels: What the user's code holds longer than it uses it, where that raises the step's peak.
-            The code that :func:`fxmem.apply` runs lets go of these and all others after their
-            last use; part of ``peak_bytes``.
-        lower_bound_overhead: No plan that computes again adds less for that peak; None where
-            that was not worked out, as in :func:`fxmem.pareto`.
-        limits: The nodes that no plan computes again, or begins a segment with, and why; of a
+        fingerprint: Of the graph that the plan was made for.
+        baseline_peak_bytes: The peak without the plan.
+        peak_bytes: The peak with the plan.
+        reserved_bytes: The caching allocator's share of the device then; the peak on the CPU.
+        overhead: Added seconds, over those of the step, by the roofline of the target.
+        overhead_flops: Added FLOPs, over those of the step.
+        segments: The nodes that are recomputed.
+        inplace: Operations that run in place under :func:`fxmem.apply`; part of ``peak_bytes``.
+        dels: Values that the user's code holds longer than it uses them, where that raises the
+            step's peak. The code that :func:`fxmem.apply` runs frees these and all others after
+            their last use; part of ``peak_bytes``.
+        lower_bound_overhead: No recomputation adds less for that peak; None where no bound was
+            worked out, as in :func:`fxmem.pareto`.
+        limits: The nodes that no plan recomputes, or begins a segment with, and why; of a
             plan of modules, the modules.
         mode: Of the step, ``"train"`` or ``"infer"``: the calls of a model that it is for.
         style: How it is applied: ``"graph"`` rewrites the model's graph; with ``"modules"`` each
@@ -164,23 +167,23 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How much more than any plan must it may add, over the step; None where unknown."""
+        """The most overhead that a better plan could avoid; None where no bound is known."""
         if self.lower_bound_overhead is None:
             return None
         return max(0.0, self.overhead - self.lower_bound_overhead)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The plan as JSON, which :meth:`from_json` reads."""
+        """Writes the plan as JSON, which :meth:`from_json` reads."""
         fields = asdict(replace(self, fx_graph=None))
         del fields["fx_graph"]
         return json.dumps({"plan_version": PLAN_VERSION, **fields}, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan of a JSON text.
+        """Reads a plan from a JSON text.
 
         Raises:
-            UsageError: The text is no plan, or of a version that this fxmem does not know.
+            UsageError: The text is not a plan, or of a version that this fxmem does not know.
 
         >>> plan = Plan("0123", 200, 100, 100, 0.25, segments=(Segment("a", "b", 2),))
         >>> Plan.from_json(plan.to_json()) == plan
@@ -190,36 +193,57 @@ class Plan:
             fields = json.loads(text)
             version = fields.pop("plan_version")
         except (ValueError, AttributeError, KeyError, TypeError):
-            raise UsageError("this is no plan of fxmem", hint="fxmem plan -o writes one") from None
+            raise UsageError("this is not an fxmem plan", hint="fxmem plan -o writes one") from None
         if version != PLAN_VERSION:
             raise UsageError(
                 f"a plan of version {version!r}; this fxmem reads {PLAN_VERSION}",
                 hint="make the plan anew",
             )
+        parts = {"segments": Segment, "inplace": InplaceChange, "dels": DelPoint, "limits": Limit}
         try:
-            return cls(
-                **{
-                    **fields,
-                    "segments": tuple(map(_read_segment, fields["segments"])),
-                    "inplace": tuple(InplaceChange(**_read(f)) for f in fields["inplace"]),
-                    "dels": tuple(DelPoint(**_read(f)) for f in fields["dels"]),
-                    "limits": tuple(map(_read_limit, fields.get("limits", ()))),
-                }
-            )
+            for name, part in parts.items():
+                fields[name] = tuple(_read(part, entry) for entry in fields[name])
+            return cls(**fields)
         except (TypeError, KeyError, ValueError) as error:
             raise UsageError(f"the plan is damaged: {error}", hint="make it anew") from None
 
 
-def _read_segment(fields: Mapping[str, Any]) -> Segment:
-    children = tuple(map(_read_segment, fields["children"]))
-    names = {name: tuple(fields.get(name, ())) for name in ("norms", "states")}
-    return Segment(**{**_read(fields), **names, "children": children})
+_Part = TypeVar("_Part", Segment, InplaceChange, DelPoint, Limit)
 
 
-def _read_limit(fields: Mapping[str, Any]) -> Limit:
-    return Limit(**{**_read(fields), "kind": LimitKind(fields["kind"])})
+def _read(part: type[_Part], entry: Mapping[str, Any]) -> _Part:
+    source = entry["source"]
+    read = {**entry, "source": None if source is None else SourceLocation(**source)}
+    if part is Segment:
+        read |= {name: tuple(entry[name]) for name in ("norms", "states")}
+        read["children"] = tuple(_read(Segment, child) for child in entry["children"])
+    elif part is Limit:
+        read["kind"] = LimitKind(entry["kind"])
+    return part(**read)
 
 
-def _read(fields: Mapping[str, Any]) -> dict[str, Any]:
-    source = fields["source"]
-    return {**fields, "source": None if source is None else SourceLocation(**source)}
+def fingerprint_graph(graph: MemoryGraph) -> str:
+    """Digests the nodes of a model (the first half) and their shapes (the second).
+
+    The loss is no part of it, nor are dtypes, which autocast decides.
+    """
+    nodes = [node for node in graph.nodes if node.phase is Phase.FORWARD]
+    described = [(node.name, node.target, node.inputs) for node in nodes]
+    parts = (described, [node.shape for node in nodes])
+    return "".join(hashlib.sha256(repr(part).encode()).hexdigest()[:_HALF] for part in parts)
+
+
+def check_fingerprint(plan: Plan, graph: MemoryGraph, command: str) -> None:
+    """Checks that a plan was made for a step, and names the command that makes another.
+
+    Raises:
+        UsageError: The plan was made for another model, other inputs, or other sizes of either.
+    """
+    found = fingerprint_graph(graph)
+    if found == plan.fingerprint:
+        return
+    if found[:_HALF] == plan.fingerprint[:_HALF]:
+        cause = "the plan was made for other sizes, of the inputs or of the model's layers"
+    else:
+        cause = "the plan was made for another model or other inputs"
+    raise UsageError(cause, hint=f"make it anew with {command}")

@@ -12,11 +12,10 @@ from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.code_changes import add_changes, plan_changes
-from fxmem.planning.describe import describe_segments
 from fxmem.planning.model.modules import name_spans
 from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.plan import MODULES, Plan
-from fxmem.planning.step import PlanningStep, check_analysis, prepare_step
+from fxmem.planning.step import PlanningStep, check_analysis, describe_segments, prepare_step
 from fxmem.planning.strategies.bound import bound_cost
 from fxmem.planning.strategies.candidates import Candidate, Goal
 from fxmem.planning.strategies.problem import PlanProblem, Strategy, run_strategy
@@ -40,10 +39,13 @@ def pareto(
     step = prepare_step(analysis, style)
     problem = make_problem(step, by_flops)
     run_strategy(problem, resolve_strategy(strategy), time_limit_s)
-    chosen = _spread_points(problem.front, points)
-    return tuple(
-        _describe(step, candidate, _measure(step, candidate), in_full=False) for candidate in chosen
-    )
+    front: Sequence[Candidate] = problem.front
+    if len(front) > points:  # both ends, and peaks between them closer to each other as they fall
+        most, least = front[0].peak_bytes, front[-1].peak_bytes
+        goals = [most * (least / most) ** (at / (points - 1)) for at in range(points)]
+        nearest = (min(front, key=lambda c: abs(c.peak_bytes - goal)) for goal in goals)
+        front = [*dict.fromkeys(nearest)]
+    return tuple(_describe(step, c, _measure(step, c), in_full=False) for c in front)
 
 
 def plan(
@@ -93,24 +95,6 @@ def plan(
     return add_changes(analysis, _describe(step, leanest, _measure(step, leanest)))
 
 
-def _choose_within(
-    step: PlanningStep, front: Sequence[Candidate], budget_bytes: int, is_over: bool
-) -> Plan:
-    """The cheapest plan within a budget."""
-    for candidate in front:
-        # The search adds up blocks as the plain step has them; another order may give others.
-        if candidate.peak_bytes <= budget_bytes * _SLACK:
-            measured = _measure(step, candidate)
-            if measured.peak_bytes <= budget_bytes:
-                return _describe(step, candidate, measured)
-    bound_s = bound_cost(step.index, step.limits, step.costs_s, int(budget_bytes * _SLACK))
-    found = "exists" if math.isinf(bound_s) else "was found"
-    raise InfeasibleError(
-        f"no plan within {format_bytes(budget_bytes)} {found}; {_explain_leanest(step, front[-1])}",
-        hint="" if is_over or math.isinf(bound_s) else "with a longer time limit one may be found",
-    )
-
-
 def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -> PlanProblem:
     """Makes the problem that strategies propose segments for."""
     return PlanProblem(
@@ -124,10 +108,51 @@ def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -
     )
 
 
+def _choose_within(
+    step: PlanningStep, front: Sequence[Candidate], budget_bytes: int, is_over: bool
+) -> Plan:
+    """Chooses the cheapest plan within a budget."""
+    for candidate in front:
+        # The search adds up blocks as the plain step has them; another order may give others.
+        if candidate.peak_bytes <= budget_bytes * _SLACK:
+            measured = _measure(step, candidate)
+            if measured.peak_bytes <= budget_bytes:
+                return _describe(step, candidate, measured)
+    bound_s = bound_cost(step.index, step.limits, step.costs_s, int(budget_bytes * _SLACK))
+    found = "exists" if math.isinf(bound_s) else "was found"
+    leanest = front[-1]
+    graph = build_graph(simulate_segments(step.index, leanest.segments))
+    profile = build_profile(graph, build_timeline(graph))
+    held = ", ".join(
+        f"{category.value.lower().replace('_', ' ')} {format_bytes(nbytes)}"
+        for category, nbytes in sorted(profile.breakdown.items(), key=lambda item: -item[1])
+        if nbytes
+    )
+    peak = profile.peak
+    node = f" at {peak.node.name}" if peak.node else ""
+    source = f" ({peak.source})" if peak.source else ""
+    raise InfeasibleError(
+        f"no plan within {format_bytes(budget_bytes)} {found}; the leanest takes"
+        f" {format_bytes(leanest.peak_bytes)}, in {peak.phase.value}{node}{source}: {held}",
+        hint="" if is_over or math.isinf(bound_s) else "with a longer time limit one may be found",
+    )
+
+
+def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
+    """Measures the seconds and FLOPs that a candidate adds, over those of the step."""
+    again = [*simulate_segments(step.index, candidate.segments).recomputed]
+    flops = sum(step.index.graph.operations[index].flops for index in again)
+    seconds = sum(step.costs_s[index] for index in again)
+    return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
+
+
 def _measure(step: PlanningStep, candidate: Candidate) -> Plan:
-    """A candidate as a plan that does not tell of its segments yet."""
+    """Measures a candidate's plan as the allocator makes it; its segments are not described yet."""
     overhead, overhead_flops = _measure_overhead(step, candidate)
-    peak_bytes, reserved_bytes = _measure_peak(step, candidate)
+    peak_bytes = reserved_bytes = candidate.peak_bytes
+    if step.settings is not None:
+        graph = build_graph(simulate_segments(step.requested, candidate.segments))
+        peak_bytes, reserved_bytes = measure_allocation(graph, step.settings)
     if not candidate.segments:  # values go no later than in the code as it is
         peak_bytes = min(peak_bytes, step.base.peak_bytes)
     return replace(
@@ -139,54 +164,10 @@ def _measure(step: PlanningStep, candidate: Candidate) -> Plan:
     )
 
 
-def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
-    """Seconds and FLOPs that a candidate adds, over those of the step."""
-    again = [*simulate_segments(step.index, candidate.segments).recomputed]
-    flops = sum(step.index.graph.operations[index].flops for index in again)
-    seconds = sum(step.costs_s[index] for index in again)
-    return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
-
-
-def _measure_peak(step: PlanningStep, candidate: Candidate) -> tuple[int, int]:
-    """What is allocated and reserved at the most, as the allocator makes it."""
-    if step.settings is None:
-        return candidate.peak_bytes, candidate.peak_bytes
-    graph = build_graph(simulate_segments(step.requested, candidate.segments))
-    return measure_allocation(graph, step.settings)
-
-
-def _explain_leanest(step: PlanningStep, leanest: Candidate) -> str:
-    graph = build_graph(simulate_segments(step.index, leanest.segments))
-    profile = build_profile(graph, build_timeline(graph))
-    held = sorted(profile.breakdown.items(), key=lambda item: -item[1])
-    parts = ", ".join(
-        f"{category.value.lower().replace('_', ' ')} {format_bytes(nbytes)}"
-        for category, nbytes in held
-        if nbytes
-    )
-    node = profile.peak.node
-    at = f" at {node.name}" if node else ""
-    where = f" ({profile.peak.source})" if profile.peak.source else ""
-    return (
-        f"the leanest takes {format_bytes(leanest.peak_bytes)},"
-        f" in {profile.peak.phase.value}{at}{where}: {parts}"
-    )
-
-
-def _spread_points(front: Sequence[Candidate], points: int) -> Sequence[Candidate]:
-    """Some of a front: the two ends, and peaks between them closer to each other as they fall."""
-    if len(front) <= points:
-        return front
-    most, least = front[0].peak_bytes, front[-1].peak_bytes
-    goals = [most * (least / most) ** (at / (points - 1)) for at in range(points)]
-    nearest = (min(front, key=lambda c: abs(c.peak_bytes - goal)) for goal in goals)
-    return [*dict.fromkeys(nearest)]
-
-
 def _describe(
     step: PlanningStep, candidate: Candidate, measured: Plan, *, in_full: bool = True
 ) -> Plan:
-    """A candidate's plan with its segments; in full with what each saves, and the bound."""
+    """Describes a candidate's segments; in full with each one's saving, and the lower bound."""
     bound = None
     if in_full:
         bound_s = bound_cost(step.index, step.limits, step.costs_s, candidate.peak_bytes)

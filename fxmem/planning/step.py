@@ -1,22 +1,34 @@
-"""An analysed step, prepared for planning: what its operations cost, and what plans may not do."""
+"""An analysed step prepared for planning, and its segments and limits as a plan reports them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
-from fxmem.graph import Phase
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.planning.describe import describe_limits, describe_modules, fingerprint_graph
 from fxmem.planning.model.costs import find_roofline, price_operations
-from fxmem.planning.model.index import StepIndex, build_index
+from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, find_limits
 from fxmem.planning.model.modules import ModuleChoice, list_calls, list_modules
-from fxmem.planning.plan import GRAPH, MODULES, STYLES, Plan
+from fxmem.planning.model.recomputation import iterate_runs, plan_runs
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segments import SegmentRange, Span
+from fxmem.planning.plan import (
+    GRAPH,
+    MODULES,
+    STYLES,
+    Limit,
+    LimitKind,
+    Plan,
+    Segment,
+    fingerprint_graph,
+)
 
 _TIE = 1e-3
-"""Where FLOPs are what counts, how much time does besides: to tell what has none apart."""
+"""The weight of time where FLOPs are minimised: it tells operations without FLOPs apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +36,8 @@ class PlanningStep:
     """An analysed step, prepared for planning.
 
     Attributes:
-        index: What plans ask of it.
-        limits: What may not be computed again.
+        index: The step as plans see it.
+        limits: The nodes that may not be recomputed.
         costs_s: Seconds of each operation, by its index.
         step_s: Seconds of the whole step, by the roofline.
         step_flops: FLOPs of the whole step.
@@ -46,7 +58,7 @@ class PlanningStep:
     base: Plan
 
     def list_costs(self, by_flops: bool) -> tuple[float, ...]:
-        """What the search minimises: shares of the step's time, or of its FLOPs."""
+        """Lists the cost of each operation: its share of the step's time, or of its FLOPs."""
         step_s, step_flops = self.step_s or 1.0, self.step_flops
         if not by_flops or not step_flops:
             return tuple(cost / step_s for cost in self.costs_s)
@@ -57,25 +69,26 @@ class PlanningStep:
 
 
 def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
-    """Prepares an analysed step.
-
-    Args:
-        analysis: Of the step.
-        style: As for :func:`plan`.
+    """Prepares an analysed step for plans of a style, as :func:`fxmem.plan` takes it.
 
     Raises:
-        UsageError: This is no analysis; its step is none of training, adds up gradients of
-            several micro-batches, or retains its graph; or there is no such style for it.
+        UsageError: This is not the analysis of one training step of one micro-batch whose graph
+            backward frees, or there is no such style for it.
     """
     check_analysis(analysis)
-    style = _choose_style(analysis, style)
+    style = style or (GRAPH if analysis.frontend == "fx" else MODULES)
+    if style not in STYLES:
+        raise UsageError(f"unknown style {style!r}", hint=" or ".join(STYLES))
+    if style == GRAPH and analysis.frontend != "fx":
+        raise UsageError(
+            f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
+            hint="style='modules'",
+        )
     if analysis.setup.mode != "train":
         raise UsageError(
             "inference saves nothing that could be computed again", hint="mode='train'"
         )
-    phases = [operation.phase for operation in analysis.graph.operations]
-    backward = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
-    if Phase.FORWARD in phases[backward:]:
+    if analysis.setup.loop.accumulate > 1:
         raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
     if analysis.setup.loop.retain_graph:
         raise UsageError(
@@ -89,10 +102,10 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
     limits = find_limits(index)
     if style == MODULES:
         modules, obstacles = list_modules(index, limits)
-        told = describe_modules(index, obstacles)
+        reported = _describe_obstacles(index, obstacles)
     else:
         modules = list_calls(index, limits)
-        told = describe_limits(index, limits)
+        reported = _describe_limits(index, limits)
     costs_s = price_operations(analysis.graph, find_roofline(analysis.setup.device, analysis.gpu))
     return PlanningStep(
         index=index,
@@ -107,7 +120,7 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             fingerprint=fingerprint_graph(index.graph),
             baseline_peak_bytes=analysis.peak_bytes,
             peak_bytes=analysis.peak_bytes,
-            limits=told,
+            limits=reported,
             style=style,
             size_hint=analysis.setup.size_hint,
             fx_graph=analysis.fx_graph if style == GRAPH else None,
@@ -116,11 +129,7 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
 
 
 def check_analysis(analysis: object) -> None:
-    """Checks that plans are asked of an analysis.
-
-    Raises:
-        UsageError: It is something else, such as a model.
-    """
+    """Checks that plans are asked of an analysis, and not of a model."""
     if not isinstance(analysis, Analysis):
         raise UsageError(
             f"plans are made of an analysis, not of an object of type {type(analysis).__name__}",
@@ -128,14 +137,108 @@ def check_analysis(analysis: object) -> None:
         )
 
 
-def _choose_style(analysis: Analysis, style: str | None) -> str:
-    if style is None:
-        return GRAPH if analysis.frontend == "fx" else MODULES
-    if style not in STYLES:
-        raise UsageError(f"unknown style {style!r}", hint=" or ".join(STYLES))
-    if style == GRAPH and analysis.frontend != "fx":
-        raise UsageError(
-            f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
-            hint="style='modules'",
+def describe_segments(
+    index: StepIndex,
+    segments: Sequence[SegmentRange],
+    costs_s: Sequence[float],
+    *,
+    with_savings: bool = True,
+    names: Mapping[Span, str] | None = None,
+) -> tuple[Segment, ...]:
+    """Describes segments as a plan reports them.
+
+    Args:
+        index: The step.
+        segments: Ranges of its nodes.
+        costs_s: Seconds of each operation, by its index.
+        with_savings: Whether to measure the peak without each of them.
+        names: The modules that segments are calls of, by their nodes; None to find them.
+    """
+    savings = [0] * len(segments)
+    if with_savings:
+        scorer = Scorer(index, [0.0] * len(index.graph.operations))
+        peak_bytes, _ = scorer.score(segments)
+        for at in range(len(segments)):
+            without, _ = scorer.score([*segments[:at], *segments[at + 1 :]])
+            savings[at] = without - peak_bytes
+    described = []
+    for segment, saving_bytes in zip(segments, savings, strict=True):
+        runs = iterate_runs(plan_runs(index, [segment]))
+        again = [operation for run in runs for operation in run.list_operations(index)]
+        described.append(_describe(index, segment, saving_bytes, again, costs_s, names))
+    return tuple(described)
+
+
+def _describe(
+    index: StepIndex,
+    segment: SegmentRange,
+    saving_bytes: int,
+    recomputed: Sequence[int],
+    costs_s: Sequence[float],
+    names: Mapping[Span, str] | None,
+) -> Segment:
+    graph = index.graph
+    nodes = graph.nodes[segment.start : segment.stop]
+    operations = index.list_operations(segment.start, segment.stop)
+    norms = (graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o))
+    states = (graph.storages[i].name for n in nodes for i in index.states[n.index])
+    return Segment(
+        first=nodes[0].name,
+        last=nodes[-1].name,
+        nodes=len(nodes),
+        fqn=names[segment.start, segment.stop] if names else _find_module(index, segment),
+        source=nodes[0].source,
+        saving_bytes=saving_bytes,
+        recompute_s=sum(costs_s[operation] for operation in recomputed),
+        recompute_flops=sum(graph.operations[operation].flops for operation in recomputed),
+        random=any(index.draws[segment.start : segment.stop]),
+        norms=tuple(dict.fromkeys(norms)),
+        states=tuple(dict.fromkeys(states)),
+        children=tuple(_describe(index, c, 0, (), costs_s, names) for c in segment.children),
+    )
+
+
+def _find_module(index: StepIndex, segment: SegmentRange) -> str:
+    """Finds the innermost module, or container, that runs a segment's nodes once, and no others.
+
+    Returns:
+        Empty where there is none.
+    """
+    nodes = index.graph.nodes
+    inside = nodes[segment.start : segment.stop]
+    calls = [(node.fqn, node.target) for node in inside]
+    is_repeated = any(  # a module that is called several times
+        len(calls) % length == 0 and calls[length:] == calls[:-length]
+        for length in range(1, len(calls))
+    )
+    levels = zip(*(node.fqn.split(".") for node in inside), strict=False)
+    common = [names[0] for names in takewhile(lambda names: len({*names}) == 1, levels)]
+    others = (*nodes[: segment.start], *nodes[segment.stop :])
+    if is_repeated or any(node.fqn.split(".")[: len(common)] == common for node in others):
+        return ""
+    return ".".join(common)
+
+
+def _describe_limits(index: StepIndex, limits: Limits) -> tuple[Limit, ...]:
+    """Describes the nodes that plans cannot use freely, each once, in order."""
+    nodes = index.graph.nodes
+    return tuple(
+        Limit(
+            nodes[at].name,
+            LimitKind.RECOMPUTE if at in limits.fixed else LimitKind.BEGIN,
+            limits.fixed.get(at) or limits.starts[at],
+            nodes[at].fqn,
+            nodes[at].source,
         )
-    return style
+        for at in sorted({*limits.fixed, *limits.starts})
+    )
+
+
+def _describe_obstacles(index: StepIndex, reasons: Mapping[str, str]) -> tuple[Limit, ...]:
+    """Describes the modules that are not recomputed, by the reasons of each."""
+    nodes = index.graph.nodes
+    firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
+    return tuple(
+        Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
+        for fqn, reason in reasons.items()
+    )

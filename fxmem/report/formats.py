@@ -70,7 +70,7 @@ class Format:
 
 def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
     """Builds the picture of the graph, with the plan on it."""
-    from fxmem.planning.describe import check_fingerprint
+    from fxmem.planning.plan import check_fingerprint
     from fxmem.report.document import build_document
     from fxmem.report.graph.dot import build_picture
     from fxmem.report.graph.tree import Detail
@@ -193,7 +193,7 @@ def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
     Raises:
         UsageError: It cannot be drawn so, or the plan is for another model.
     """
-    from fxmem.planning.describe import check_fingerprint
+    from fxmem.planning.plan import check_fingerprint
 
     view = find_view(kind, options)
     if options.plan is not None:

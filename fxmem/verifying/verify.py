@@ -22,9 +22,8 @@ from fxmem.applying.applying import apply
 from fxmem.errors import FxmemError, FxmemWarning, TraceError, UsageError, summarize_error
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
-from fxmem.planning.applied import measure_plan
-from fxmem.planning.describe import fingerprint_graph
-from fxmem.planning.plan import Plan
+from fxmem.planning.outcome import measure_plan
+from fxmem.planning.plan import Plan, fingerprint_graph
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import (

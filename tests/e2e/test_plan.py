@@ -14,9 +14,9 @@ import pytest
 from suggested_code import write_suggestions
 
 import fxmem
-from fxmem.planning.applied import measure_graph
 from fxmem.planning.dels.deletion import apply_deletions
 from fxmem.planning.inplace.overwriting import apply_inplace
+from fxmem.planning.outcome import measure_graph
 from fxmem.report.suggestions import suggest_code
 
 ROOT = Path(__file__).parents[2]

@@ -24,10 +24,10 @@ from benchmarks.cases import import_torchvision
 from benchmarks.planner_cases import GPT2
 from examples.unet import UNet
 from fxmem.analysis import Analysis
-from fxmem.planning.applied import locate_segments, measure_plan
 from fxmem.planning.dels.deletion import find_deletions
 from fxmem.planning.inplace.overwriting import choose_inplace, find_inplace
 from fxmem.planning.model.index import build_index
+from fxmem.planning.outcome import locate_segments, measure_plan
 from fxmem.planning.plan import InplaceChange, Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,10 +14,10 @@ from fxmem import analyze
 from fxmem.applying.applying import build_module
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.describe import describe_segments
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import build_graph, simulate_segments
+from fxmem.planning.step import describe_segments
 from fxmem.recording.losses import resolve_loss
 from fxmem.tracing.fxgraph import iterate_tensors
 

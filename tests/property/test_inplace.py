@@ -15,9 +15,9 @@ from trials import try_examples
 import fxmem
 from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.applied import measure_plan
 from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index
+from fxmem.planning.outcome import measure_plan
 from fxmem.planning.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs

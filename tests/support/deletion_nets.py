@@ -119,8 +119,8 @@ Pair = tuple[Callable[[], nn.Module], Callable[[], nn.Module], str, str, tuple[s
 
 INPUT = (Spec((256, 64)),)
 PAIRS: dict[str, Pair] = {
-    "straight": (Straight, StraightDel, "mul", "hidden", ("train", "infer")),
-    "nested": (Nested, NestedDel, "add", "hidden", ("train", "infer")),
+    "straight": (Straight, StraightDel, "mul", "hidden", ("train",)),
+    "nested": (Nested, NestedDel, "add", "hidden", ("train",)),
     "loop": (Loop, LoopDel, "add", "hidden", ("infer",)),
     "changed": (Changed, ChangedDel, "first", "hidden", ("infer",)),
 }

@@ -1,7 +1,7 @@
-"""What the user's own code holds longer than it needs it, and what the step is without that.
+"""Values that the user's own code holds longer than it needs them, and the step without that.
 
-A storage that autograd keeps is passed over: nothing the user lets go of sets it free before
-backward does.
+A storage that autograd keeps is passed over: nothing the user deletes frees it before backward
+does.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fxmem.graph import Category, MemoryGraph, Node, Operation, Phase, SourceLocation
+from fxmem.memory.timeline import build_timeline
 from fxmem.planning.dels.variables import (
     Statement,
     Variable,
@@ -17,8 +18,8 @@ from fxmem.planning.dels.variables import (
     find_variable,
     is_same_function,
 )
-from fxmem.planning.model.index import Activation, StepIndex, build_index, find_node
-from fxmem.planning.model.peaks import meter_graph
+from fxmem.planning.model.index import Activation, StepIndex, build_index
+from fxmem.planning.model.peaks import PeakMeter
 from fxmem.planning.plan import DelPoint
 
 
@@ -27,7 +28,7 @@ class _Idle:
     """A storage that nothing uses for a while before it dies.
 
     Attributes:
-        made: It.
+        made: The storage.
         user: Index of the last node that uses it.
         died: Index of the operation after which it is freed, the step's last if none.
         is_output: Whether it is returned.
@@ -49,39 +50,30 @@ class _Change:
 
 
 def find_deletions(step: StepIndex) -> tuple[DelPoint, ...]:
-    """Values that forward holds past their last use, though backward does not need them.
+    """Finds values that forward holds past their last use, though backward does not need them.
 
-    Where the source says which local variable holds a value, and that a ``del`` lets it go, the
+    Where the source says which local variable holds a value, and that a ``del`` frees it, the
     point is after the statement that reads the variable last. Other values (an argument of a
     call that runs, an element of a list, an output that nothing reads) have no variable; they
     are named where the peak would be lower if they went after their last use. A line that runs
     often, in a loop or in a module of which there are many, is one point, with its first value.
 
-    Args:
-        step: The step as it was recorded.
-
     Returns:
-        What lowers the peak most comes first.
+        The point that lowers the peak most comes first.
     """
-    meter = meter_graph(step.graph)
+    meter = PeakMeter(build_timeline(step.graph).profile())
     points = []
     for changes in _find_changes(step):
-        first = changes[0]
-        saving_bytes = meter.measure_fall(
-            (c.idle.made.nbytes, c.end + 1, c.idle.died) for c in changes
-        )
-        if first.point.variable or saving_bytes:
-            points.append(replace(first.point, saving_bytes=saving_bytes))
+        point = changes[0].point
+        gone = [(c.idle.made.nbytes, c.end + 1, c.idle.died) for c in changes]
+        saving_bytes = meter.measure_fall(gone)
+        if point.variable or saving_bytes:
+            points.append(replace(point, saving_bytes=saving_bytes))
     return tuple(sorted(points, key=lambda point: -point.saving_bytes))
 
 
 def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGraph:
-    """The step in which these values are let go of.
-
-    Args:
-        graph: The step that they were found in.
-        points: Of those, any number.
-    """
+    """Deletes values in the step that they were found in."""
     chosen = {replace(point, saving_bytes=0) for point in points}
     died = {
         change.idle.made.index: change.end
@@ -96,7 +88,7 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
 
 
 def _find_changes(step: StepIndex) -> list[list[_Change]]:
-    """What could go earlier; what one ``del`` in the source lets go of lies together."""
+    """Finds what could go earlier; what one ``del`` in the source frees lies together."""
     graph, holders = step.graph, _Holders(step)
     found: dict[object, list[_Change]] = {}
     for idle in _iterate_idle(step):
@@ -128,64 +120,65 @@ def _iterate_idle(step: StepIndex) -> Iterator[_Idle]:
     has_loss = any(operation.phase is Phase.BACKWARD for operation in graph.operations)
     for made in step.made:
         storage = graph.storages[made.index]
-        if made.saves or made.index not in graph.nodes[made.node].results:
-            continue
         used = last.get(made.index, graph.operations[made.born])
-        if used.phase is not Phase.FORWARD:
+        is_result = made.index in graph.nodes[made.node].results
+        if made.saves or not is_result or used.phase is not Phase.FORWARD:
             continue
-        if storage.died is not None:
-            died = storage.died
-            if graph.operations[died].phase is not Phase.FORWARD:
-                continue
-        elif has_loss and storage.category is Category.OUTPUT:
-            died = len(graph.operations) - 1
+        died = len(graph.operations) - 1 if storage.died is None else storage.died
+        if storage.died is None:
+            is_idle = has_loss and storage.category is Category.OUTPUT
         else:
-            continue
-        user = max(made.node, find_node(step, used.index))
-        if died >= step.end_operation[user]:
+            is_idle = graph.operations[died].phase is Phase.FORWARD
+        user = max(made.node, step.find_node(used.index))
+        if is_idle and died >= step.end_operation[user]:
             yield _Idle(made, user, died, storage.died is None)
 
 
 class _Holders:
-    """Finds out which variable holds a storage, from the recording and the source together."""
+    """Finds the variables that hold storages, from the recording and the source together."""
 
     def __init__(self, step: StepIndex) -> None:
         self._nodes = step.graph.nodes[: step.nodes]
-        self._lying: dict[int, list[Node]] = {}  # by storage, the nodes whose results lie on it
+        self._sharing: dict[int, list[Node]] = {}  # by storage, the nodes whose results share it
         self._consumers: dict[int, list[Node]] = {}  # by node, those that take its result
         for node in step.graph.nodes:
             for storage in node.results:
-                self._lying.setdefault(storage, []).append(node)
+                self._sharing.setdefault(storage, []).append(node)
             for index in node.inputs:
                 self._consumers.setdefault(index, []).append(node)
 
     def find_variable(self, idle: _Idle) -> Variable | None:
-        """The variable that holds a storage after its last use, if nothing else does."""
+        """Finds the variable that holds a storage after its last use, if nothing else does."""
         maker = self._nodes[idle.made.node]
         frame = maker.source
         if frame is None or idle.is_output:
             return None
         sources = [frame]
-        for node in self._lying[idle.made.index]:
+        for node in self._sharing[idle.made.index]:
+            consumers = self._consumers.get(node.index, ())
             if node is maker:
                 continue
             if node.source is None or not is_same_function(frame, node.source):
-                if any(
-                    is_same_function(frame, n.source) for n in self._consumers.get(node.index, ())
-                ):
+                if any(is_same_function(frame, consumer.source) for consumer in consumers):
                     return None  # it was returned to the function
-            elif not self._is_intermediate(node, node.source):
+                continue
+            statement = find_statement(node.source)
+            if statement is not None and statement.is_discarded:
+                continue
+            # Is the result used up by the statement that it is part of?
+            if not (statement and consumers) or not all(
+                _is_run_by(statement, node.source, consumer) for consumer in consumers
+            ):
                 sources.append(node.source)
         statements = [find_statement(source) for source in sources]
-        if len({s.target if s else "" for s in statements}) != 1:
-            return None
         variable = find_variable(sources[-1])
-        if variable is None or not _is_run_by(variable.last, frame, self._nodes[idle.user]):
+        if variable is None or len({s.target if s else "" for s in statements}) != 1:
             return None
-        return variable
+        is_last = _is_run_by(variable.last, frame, self._nodes[idle.user])
+        return variable if is_last else None
 
     def find_end(self, statement: Statement, idle: _Idle) -> int:
-        """The last node of the statement that reads a value last.
+        """Finds the last node of the statement that reads a value last.
 
         Where the source does not tell a call in it from one after it, this is the later one.
         """
@@ -207,28 +200,18 @@ class _Holders:
             end = node.index
         return end
 
-    def _is_intermediate(self, node: Node, source: SourceLocation) -> bool:
-        """Tells whether a result is used up by the statement that it is part of."""
-        statement = find_statement(source)
-        consumers = self._consumers.get(node.index, ())
-        if statement is None or statement.is_discarded:
-            return statement is not None
-        return bool(consumers) and all(_is_run_by(statement, source, taker) for taker in consumers)
-
 
 def _is_run_by(statement: Statement, frame: SourceLocation, node: Node) -> bool:
     """Tells whether a node belongs to a statement, or to what it calls, as far as names tell."""
-    if node.source is None:
-        return False
     if is_same_function(frame, node.source):
-        return node.source.line in statement
-    return _find_callee(statement, node) is not None
+        return node.source is not None and node.source.line in statement
+    return node.source is not None and _find_callee(statement, node) is not None
 
 
 def _find_callee(statement: Statement, node: Node) -> tuple[str, ...] | None:
-    """What a statement calls that runs a node: the way to a module, as in fqns.
+    """Finds the path, as in fqns, to the module whose call in a statement runs a node.
 
-    Empty for a function.
+    Empty for a function; None where the statement calls neither.
     """
     path = tuple(node.fqn.split("."))
     for names in statement.calls:

@@ -1,4 +1,4 @@
-"""Which variable of the user's code holds a value, and where it is read last: from the source."""
+"""Variables of the user's code that hold a value, and the statements that read them last."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ _KEEPERS = frozenset(
 )
 """Calls that store what they are given."""
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
 _READERS = (ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Compare, ast.AugAssign)
-"""What makes something new of a value: it does not become a second holder."""
+"""Expressions that make something new of a value: they do not become a second holder."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class Statement:
     Attributes:
         first: Its first line.
         last: Its last.
-        calls: For each call in it, the names in what is called: ``self`` and ``block`` of
-            ``self.block(x)``, the last one first; none where that is computed.
+        calls: For each call in it, the names in the callee: ``self`` and ``block`` of
+            ``self.block(x)``, the last one first; none where the callee is computed.
         target: The variable that it assigns; empty where that is none, or more.
         is_discarded: Whether nothing is done with what it computes: ``x.relu_()``.
     """
@@ -52,7 +56,7 @@ class Variable:
     """A local variable that holds a value until its function returns.
 
     Attributes:
-        name: It.
+        name: Its name.
         last: The last statement that reads it, after which it can be deleted.
     """
 
@@ -62,7 +66,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A simple statement, or what a compound one evaluates first."""
+    """A simple statement, or what a compound one evaluates first, and the loops around it."""
 
     code: ast.AST
     loops: tuple[ast.AST, ...]
@@ -75,6 +79,16 @@ class _Part:
     def last(self) -> int:
         return int(self.code.end_lineno)  # type: ignore[attr-defined]
 
+    @property
+    def target(self) -> str:
+        """The only name that it assigns; empty where there is none."""
+        target: object = None
+        if isinstance(self.code, ast.Assign) and len(self.code.targets) == 1:
+            target = self.code.targets[0]
+        elif isinstance(self.code, (ast.AugAssign, ast.AnnAssign)):
+            target = self.code.target
+        return target.id if isinstance(target, ast.Name) else ""
+
     def list_names(self, name: str) -> list[ast.Name]:
         return [n for n in ast.walk(self.code) if isinstance(n, ast.Name) and n.id == name]
 
@@ -86,17 +100,19 @@ class _Part:
             return True
         return any(isinstance(n.ctx, ast.Load) for n in self.list_names(name))
 
+    def describe(self) -> Statement:
+        calls = tuple(_list_names(c.func) for c in ast.walk(self.code) if isinstance(c, ast.Call))
+        is_discarded = isinstance(self.code, ast.Expr)
+        return Statement(self.first, self.last, calls, self.target, is_discarded)
+
 
 @lru_cache(maxsize=4096)
 def find_variable(source: SourceLocation) -> Variable | None:
-    """The local variable that a line assigns, where it can be deleted once it was read last.
-
-    Args:
-        source: The line.
+    """Finds the local variable that a line assigns, where it can be deleted after its last read.
 
     Returns:
         None where the file cannot be read, where the line assigns no single name, and where a
-        ``del`` would fail or let nothing go: the value may have another holder (a container, an
+        ``del`` would fail or free nothing: the value may have another holder (a container, an
         attribute, a second name, a closure), it is read by what assigns the name anew, by a
         ``return`` or in the loop's next round.
     """
@@ -105,9 +121,9 @@ def find_variable(source: SourceLocation) -> Variable | None:
         return None
     parts = [*_iterate_parts(function.body, ())]
     assigned = _find_part(parts, source.line)
-    name = _read_target(assigned)
-    if assigned is None or not name or _is_shared(function, parts, name):
+    if assigned is None or not assigned.target or _is_shared(function, parts, assigned.target):
         return None
+    name = assigned.target
     later = [part for part in parts if part.first > assigned.last]
     again = next((part for part in later if part.stores(name)), None)
     reading = [part for part in later if part.loads(name)]
@@ -120,40 +136,27 @@ def find_variable(source: SourceLocation) -> Variable | None:
         return None
     if isinstance(last.code, ast.Return) or (again and isinstance(again.code, ast.Delete)):
         return None
-    return Variable(name, _describe(last))
+    return Variable(name, last.describe())
 
 
 @lru_cache(maxsize=4096)
 def find_statement(source: SourceLocation) -> Statement | None:
-    """The statement that a line is part of.
-
-    Args:
-        source: The line.
+    """Finds the statement that a line is part of.
 
     Returns:
         None where the file cannot be read, and where the line has several statements.
     """
     function = _find_function(source.file, source.function, source.line)
-    if function is None:
-        return None
-    part = _find_part([*_iterate_parts(function.body, ())], source.line)
-    return _describe(part) if part is not None else None
+    part = function and _find_part([*_iterate_parts(function.body, ())], source.line)
+    return part.describe() if part else None
 
 
 def is_same_function(source: SourceLocation, other: SourceLocation | None) -> bool:
-    """Tells whether two lines are in one function.
-
-    Args:
-        source: A line.
-        other: Another; None is in none.
-    """
+    """Tells whether two lines are in one function; None is in none."""
     if other is None or (source.file, source.function) != (other.file, other.function):
         return False
     function = _find_function(source.file, source.function, source.line)
     return function is _find_function(other.file, other.function, other.line)
-
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @lru_cache(maxsize=64)
@@ -167,7 +170,7 @@ def _list_functions(file: str) -> tuple[_Function, ...]:
 
 @lru_cache(maxsize=4096)
 def _find_function(file: str, name: str, line: int) -> _Function | None:
-    """The innermost function around a line, if it is the one with that name."""
+    """Finds the innermost function around a line, if it is the one with that name."""
     around = [f for f in _list_functions(file) if f.lineno <= line <= (f.end_lineno or 0)]
     innermost = max(around, key=lambda function: function.lineno, default=None)
     return innermost if innermost is not None and innermost.name == name else None
@@ -182,21 +185,15 @@ def _iterate_parts(body: Sequence[ast.AST], loops: tuple[ast.AST, ...]) -> Itera
             continue
         is_loop = isinstance(node, (ast.For, ast.AsyncFor, ast.While))
         inside = (*loops, node) if is_loop else loops
-        for value in (child for _, field in ast.iter_fields(node) for child in _list_field(field)):
-            is_inner = hasattr(value, "body") and not isinstance(value, ast.expr)
-            if isinstance(value, ast.stmt) or is_inner:
-                yield from _iterate_parts([value], inside)
-            elif hasattr(value, "lineno"):
-                yield _Part(value, inside)
-            elif isinstance(value, ast.withitem):
-                yield _Part(value.context_expr, inside)
-                if value.optional_vars is not None:
-                    yield _Part(value.optional_vars, inside)
-
-
-def _list_field(field: object) -> list[ast.AST]:
-    values = field if isinstance(field, list) else [field]
-    return [value for value in values if isinstance(value, ast.AST)]
+        for child in ast.iter_child_nodes(node):
+            is_block = hasattr(child, "body") and not isinstance(child, ast.expr)
+            if isinstance(child, ast.stmt) or is_block:
+                yield from _iterate_parts([child], inside)
+            elif isinstance(child, ast.withitem):
+                for value in filter(None, (child.context_expr, child.optional_vars)):
+                    yield _Part(value, inside)
+            elif hasattr(child, "lineno"):
+                yield _Part(child, inside)
 
 
 def _find_part(parts: Sequence[_Part], line: int) -> _Part | None:
@@ -204,30 +201,13 @@ def _find_part(parts: Sequence[_Part], line: int) -> _Part | None:
     return found[0] if len(found) == 1 else None  # else the line does not tell which
 
 
-def _describe(part: _Part) -> Statement:
-    calls = tuple(_list_names(c.func) for c in ast.walk(part.code) if isinstance(c, ast.Call))
-    is_discarded = isinstance(part.code, ast.Expr)
-    return Statement(part.first, part.last, calls, _read_target(part), is_discarded)
-
-
-def _read_target(part: _Part | None) -> str:
-    code = part.code if part is not None else None
-    if isinstance(code, ast.Assign) and len(code.targets) == 1:
-        target: ast.expr = code.targets[0]
-    elif isinstance(code, (ast.AugAssign, ast.AnnAssign)):
-        target = code.target
-    else:
-        return ""
-    return target.id if isinstance(target, ast.Name) else ""
-
-
 def _is_shared(function: _Function, parts: Sequence[_Part], name: str) -> bool:
     """Tells whether something else than this name may hold its value, or see the name."""
     for node in ast.walk(function):
         if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
             return True
-        inner = isinstance(node, (*_DEFINITIONS, *_COMPREHENSIONS)) and node is not function
-        if inner and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node)):
+        is_inner = isinstance(node, _SCOPES) and node is not function
+        if is_inner and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node)):
             return True
     for part in parts:
         if isinstance(part.code, ast.Return) or not part.loads(name):
@@ -244,8 +224,10 @@ def _is_shared(function: _Function, parts: Sequence[_Part], name: str) -> bool:
 def _is_only_read(use: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     parent = parents.get(use)
     if isinstance(parent, ast.Call):
-        names = _list_names(parent.func)
-        return use is parent.func or not (names and _is_keeper(names[0]))
+        called = _list_names(parent.func)
+        # A class keeps what it is made of.
+        keeps = called and (called[0] in _KEEPERS or called[0][0].isupper())
+        return use is parent.func or not keeps
     if isinstance(parent, (ast.List, ast.Tuple)):
         return isinstance(parents.get(parent), ast.Call) and _is_only_read(parent, parents)
     if isinstance(parent, ast.keyword):
@@ -253,19 +235,11 @@ def _is_only_read(use: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     return isinstance(parent, _READERS)
 
 
-def _is_keeper(name: str) -> bool:
-    return name in _KEEPERS or name[0].isupper()  # a class keeps what it is made of
-
-
 def _list_names(called: ast.AST) -> tuple[str, ...]:
-    """The names in what is called, the last one first; none where it is computed."""
+    """Lists the names in a callee, the last one first; none where it is computed."""
     names: list[str] = []
-    while not isinstance(called, ast.Name):
+    while isinstance(called, (ast.Attribute, ast.Subscript)):
         if isinstance(called, ast.Attribute):
             names.append(called.attr)
-            called = called.value
-        elif isinstance(called, ast.Subscript):
-            called = called.value
-        else:
-            return tuple(names)
-    return (*names, called.id)
+        called = called.value
+    return (*names, called.id) if isinstance(called, ast.Name) else tuple(names)

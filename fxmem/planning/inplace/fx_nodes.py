@@ -17,19 +17,19 @@ NODE = "fxmem_node"
 """Key of an FX node's ``meta``: :data:`fxmem.tracing.fxgraph.NODE`, for those without torch."""
 
 WATCHED = "fxmem_watched"
-"""Likewise :data:`fxmem.tracing.fxgraph.WATCHED`."""
+"""The same of :data:`fxmem.tracing.fxgraph.WATCHED`."""
 
 _PARTS = (operator.getitem, getattr, "size")
-"""What takes a result apart."""
+"""Targets that take a result apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverwritingNode:
-    """A node of an FX graph that overwrites what another made.
+    """A node of an FX graph that overwrites the result of another.
 
     Attributes:
-        node: It.
-        form: What is called.
+        node: The node that overwrites.
+        form: Its call.
         is_second: Whether the second of its two values is overwritten.
         maker: The call of a module that made the value; None where no module did.
         consumers: The calls of other modules that take the value.
@@ -50,12 +50,7 @@ class OverwritingNode:
 
 
 def find_overwriting(graph: Any, changes: Iterable[InplaceChange]) -> Iterator[OverwritingNode]:
-    """What changes overwrite in an FX graph; those that it has no place for are left out.
-
-    Args:
-        graph: A ``torch.fx.Graph`` as it was traced.
-        changes: Of it.
-    """
+    """Finds the nodes of a traced FX graph that changes are of; some have no place in it."""
     owners = find_owners(graph)
     by_name = {node.meta[NODE]: node for node in graph.nodes if NODE in node.meta}
     for change in changes:
@@ -68,26 +63,20 @@ def find_overwriting(graph: Any, changes: Iterable[InplaceChange]) -> Iterator[O
         is_second = len(places) > 1 and places[1] is taken[0]
         if is_second and form.name not in COMMUTATIVE:
             continue
-        yield OverwritingNode(node, form, is_second, *_find_watchers(node, taken[0]))
-
-
-def _find_watchers(node: Any, value: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The modules that made a value and that take it, but for the one that overwrites it."""
-    users = dict.fromkeys(value.users)
-    while value.op not in ("call_module", "placeholder", "get_attr") and value.all_input_nodes:
-        value = value.all_input_nodes[0]
-        users |= dict.fromkeys(value.users)
-    consumers = tuple(n for n in users if n.op == "call_module" and n is not node)
-    return value if value.op == "call_module" else None, consumers
+        (value,) = taken
+        users = dict.fromkeys(value.users)
+        while value.op not in ("call_module", "placeholder", "get_attr") and value.all_input_nodes:
+            value = value.all_input_nodes[0]  # of which it may be a view
+            users |= dict.fromkeys(value.users)
+        consumers = tuple(n for n in users if n.op == "call_module" and n is not node)
+        maker = value if value.op == "call_module" else None
+        yield OverwritingNode(node, form, is_second, maker, consumers)
 
 
 def find_owners(graph: Any) -> dict[Any, str]:
-    """By node of the FX graph, the traced node that it is part of.
+    """Finds, by node of a traced FX graph, the traced node that it is part of.
 
-    What takes a result apart belongs to what made it; what computes sizes to what uses them.
-
-    Args:
-        graph: A ``torch.fx.Graph`` as it was traced.
+    Nodes that take a result apart belong to its maker; those that compute sizes to their user.
     """
     owners: dict[Any, str] = {}
     waiting: list[Any] = []

@@ -1,39 +1,55 @@
-"""A step in which storages lie on others."""
+"""A step in which storages share those of older ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fxmem.graph import Category, MemoryGraph, Storage
+from fxmem.graph import Category, MemoryGraph, SavedTensor, Storage
 
 _LASTING = (Category.OUTPUT, Category.ACTIVATION)
-"""What a storage that was a temporary before becomes with a result that is one of these."""
+"""Categories of a result that a temporary takes when the result comes to share its storage."""
 
 
 def merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGraph:
-    """The step in which some storages are not made, since their tensors lie on others.
+    """Merges storages into others, which then hold the tensors of both.
 
     Args:
         graph: The step without that.
         merged: By index of a storage that is not made, that of an older one that is.
     """
-    parts: dict[int, list[Storage]] = {}
+    groups: dict[int, list[Storage]] = {}
+    lost = [0] * len(graph.nodes)
     for storage in graph.storages:
-        parts.setdefault(merged.get(storage.index, storage.index), []).append(storage)
-    renamed = {old: new for new, old in enumerate(parts)}
+        groups.setdefault(merged.get(storage.index, storage.index), []).append(storage)
+        if storage.index in merged and storage.node is not None:
+            lost[storage.node] += storage.nbytes
+    renamed = {old: new for new, old in enumerate(groups)}
     renamed |= {old: renamed[target] for old, target in merged.items()}
 
     def rename(indices: Iterable[int]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(renamed[index] for index in indices))
 
-    lost = [0] * len(graph.nodes)
-    for old in merged:
-        storage = graph.storages[old]
-        if storage.node is not None:
-            lost[storage.node] += storage.nbytes
-    saved = {s.storage: s for s in reversed(graph.saved)}
-    first = {renamed[s.storage]: s for s in reversed(graph.saved)}  # each storage once
+    storages, let_go = [], []
+    for index, group in enumerate(groups.values()):
+        last = max(group, key=lambda s: (s.died is None, s.died or 0, s.death_rank))
+        categories = {storage.category for storage in group}
+        storages.append(
+            replace(
+                group[0],
+                index=index,
+                category=next((c for c in _LASTING if c in categories), group[0].category),
+                died=last.died,
+                death_rank=last.death_rank,
+                saved_by=tuple(dict.fromkeys(n for storage in group for n in storage.saved_by)),
+            )
+        )
+        if graph.let_go:  # of all tensors on them; None for never
+            ends = [graph.let_go[storage.index] for storage in group]
+            let_go.append(None if None in ends else max(end for end in ends if end is not None))
+    saved: dict[int, SavedTensor] = {}
+    for tensor in graph.saved:  # each storage once
+        saved.setdefault(renamed[tensor.storage], tensor)
     return replace(
         graph,
         nodes=tuple(
@@ -44,7 +60,7 @@ def merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGraph
             )
             for node in graph.nodes
         ),
-        storages=tuple(_merge(renamed[old], group) for old, group in parts.items()),
+        storages=tuple(storages),
         operations=tuple(
             replace(
                 operation,
@@ -54,41 +70,15 @@ def merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGraph
             )
             for operation in graph.operations
         ),
-        saved=tuple(
-            replace(s, storage=renamed[s.storage])
-            for s in saved.values()
-            if first[renamed[s.storage]] is s
-        )[::-1],
+        saved=tuple(replace(tensor, storage=index) for index, tensor in saved.items()),
         saves=tuple(replace(s, storage=renamed[s.storage]) for s in graph.saves),
         calls=tuple(
             replace(call, inputs=rename(call.inputs), results=rename(call.results))
             for call in graph.calls
         ),
-        let_go=tuple(_find_last(graph.let_go, group) for group in parts.values())
-        if graph.let_go
-        else (),
+        let_go=tuple(let_go),
         warmup=tuple(
             (old if old is None or old < 0 else renamed[old], nbytes)
             for old, nbytes in graph.warmup
         ),
-    )
-
-
-def _find_last(let_go: Sequence[int | None], parts: list[Storage]) -> int | None:
-    """When the user's code lets go of the last tensor on one of some storages; None for never."""
-    ends = [end for storage in parts if (end := let_go[storage.index]) is not None]
-    return max(ends) if len(ends) == len(parts) else None
-
-
-def _merge(index: int, parts: list[Storage]) -> Storage:
-    oldest = parts[0]
-    last = max(parts, key=lambda s: (s.died is None, s.died or 0, s.death_rank))
-    categories = {storage.category for storage in parts}
-    return replace(
-        oldest,
-        index=index,
-        category=next((c for c in _LASTING if c in categories), oldest.category),
-        died=last.died,
-        death_rank=last.death_rank,
-        saved_by=tuple(dict.fromkeys(node for storage in parts for node in storage.saved_by)),
     )

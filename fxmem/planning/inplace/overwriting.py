@@ -1,4 +1,4 @@
-"""Which operations of forward could overwrite their input, and what the step is then.
+"""Operations of forward that could overwrite their input, and the step with them in place.
 
 The recording knows which argument a result fits on (:attr:`fxmem.graph.Operation.overwritable`),
 who reads each storage and who saves it for backward. An operator whose backward needs its own
@@ -7,26 +7,21 @@ input saves a copy of it where it runs in place (``original_self`` in
 backward takes the result instead. That of the ELUs does too, and then rounds otherwise
 (``elu_backward`` with ``is_result``), so in training they are left out.
 
-A plan is applied to other batches too, and to modules whose ``training`` or ``p`` changes. What may
-then lie on the same memory as another value is not overwritten either, though here it does not.
+A plan is applied to other batches too, and to modules whose ``training`` or ``p`` changes. A value
+that may then share storage with another is not overwritten either, though here it does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from fxmem.graph import RESIDENT, MemoryGraph, Node, Operation, Phase
-from fxmem.planning.inplace.forms import (
-    copies_where_it_must,
-    find_form,
-    is_commutative,
-    may_return_input,
-)
+from fxmem.memory.timeline import build_timeline
+from fxmem.planning.inplace.forms import COMMUTATIVE_OPERATORS, find_form, may_return_input
 from fxmem.planning.inplace.merging import merge_storages
 from fxmem.planning.model.index import StepIndex
-from fxmem.planning.model.peaks import PeakMeter, meter_graph
+from fxmem.planning.model.peaks import PeakMeter
 from fxmem.planning.model.segments import SegmentRange, iterate_segments
 from fxmem.planning.plan import InplaceChange
 
@@ -39,8 +34,8 @@ class _Overwrite:
     """A node that could overwrite a storage.
 
     Attributes:
-        node: It.
-        call: What to call instead.
+        node: The node that overwrites.
+        call: Its call then.
         operation: The operator that makes its result.
         result: Index of the storage that is then not made.
         target: Index of the storage that is overwritten.
@@ -56,55 +51,66 @@ class _Overwrite:
 
 
 def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
-    """Operations of forward that could run in place, with the same results and gradients.
+    """Finds operations of forward that could run in place, with the same results and gradients.
 
     All of them can be applied together; see :func:`apply_inplace`.
 
-    Args:
-        step: The step as it was recorded.
-
     Returns:
-        What lowers the peak most comes first; what does not lower it alone comes last.
+        The change that lowers the peak most comes first; those that do not alone come last.
     """
     graph = step.graph
-    meter = meter_graph(graph)
+    meter = PeakMeter(build_timeline(graph).profile())
     uses = _Uses(graph)
     best: list[tuple[int, _Overwrite]] = []
     for node in graph.nodes[: step.nodes]:
-        found = [
-            (_measure_fall(graph, meter, overwrite), overwrite)
-            for overwrite in _find_overwrites(graph, uses, node)
-        ]
+        found = []
+        for overwrite in _find_overwrites(graph, uses, node):
+            # While both storages are there without the change, one is not with it.
+            result, target = graph.storages[overwrite.result], graph.storages[overwrite.target]
+            end = min(storage.died for storage in (result, target) if storage.died is not None)
+            saving_bytes = meter.measure_fall([(result.nbytes, result.born, end)])
+            found.append((saving_bytes, overwrite))
         best += [max(found, key=lambda item: item[0])] if found else []
     best.sort(key=lambda item: (-item[0], -graph.storages[item[1].result].nbytes))
-    return tuple(
-        InplaceChange(
-            node=overwrite.node.name,
-            call=overwrite.call,
-            source=overwrite.node.source,
-            saving_bytes=saving_bytes,
-            overwrites=overwrite.source.name,
+    changes = []
+    kept: set[int] = set()  # results that are saved where they are made in place
+    overwritten: set[int] = set()
+    for saving_bytes, overwrite in best:
+        keeps = overwrite.operation.name == _KEEPS_RESULT
+        if overwrite.target in kept or (keeps and overwrite.result in overwritten):
+            continue
+        overwritten.add(overwrite.target)
+        if keeps:
+            kept.add(overwrite.result)
+        changes.append(
+            InplaceChange(
+                node=overwrite.node.name,
+                call=overwrite.call,
+                source=overwrite.node.source,
+                saving_bytes=saving_bytes,
+                overwrites=overwrite.source.name,
+            )
         )
-        for saving_bytes, overwrite in _drop_conflicts(best)
-    )
+    return tuple(changes)
 
 
 def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> MemoryGraph:
-    """The step with these operations in place.
+    """Applies changes to the step that they were found in.
 
-    A result then lies on the storage that it overwrites, which lives until both are let go of.
-
-    Args:
-        graph: The step that they were found in.
-        changes: Of those, any number.
+    A result then shares the storage that it overwrites, which lives until both are freed.
     """
     merged: dict[int, int] = {}
     in_place: dict[int, Operation] = {}
     later: set[tuple[int, int]] = set()  # (storage, node): saved once it is overwritten
     for overwrite in _find_chosen(graph, changes):
-        target = merged.get(overwrite.target, overwrite.target)
-        merged[overwrite.result] = target
-        in_place[overwrite.operation.index] = _run_in_place(overwrite)
+        operation = overwrite.operation
+        namespace, operator, overload = operation.name.split(".")
+        merged[overwrite.result] = merged.get(overwrite.target, overwrite.target)
+        in_place[operation.index] = replace(
+            operation,
+            name=f"{namespace}.{operator}_.{overload}",
+            writes=(*operation.writes, overwrite.target),
+        )
         later.add((overwrite.target, overwrite.node.index))
     operations = tuple(in_place.get(o.index, o) for o in graph.operations)
     saves = tuple(
@@ -117,13 +123,7 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
 def choose_inplace(
     graph: MemoryGraph, changes: Iterable[InplaceChange], segments: Iterable[SegmentRange]
 ) -> tuple[InplaceChange, ...]:
-    """Those changes that leave to every segment what it takes, for when it runs again.
-
-    Args:
-        graph: The step that they were found in.
-        changes: Of those, any number.
-        segments: What is computed again.
-    """
+    """Chooses the changes that leave to every segment what it takes when it is recomputed."""
     changes = [*changes]
     starts = [segment.start for segment in iterate_segments(segments)]
     kept = set()
@@ -135,17 +135,17 @@ def choose_inplace(
 
 
 def _find_chosen(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Iterator[_Overwrite]:
-    """What changes overwrite, in order."""
+    """Finds the overwrite of each change, in order."""
     uses = _Uses(graph)
     chosen = {change.node: change.overwrites for change in changes}
     for node in graph.nodes:
         if node.name in chosen:
             found = _find_overwrites(graph, uses, node)
-            yield from islice((o for o in found if o.source.name == chosen[node.name]), 1)
+            yield from [o for o in found if o.source.name == chosen[node.name]][:1]
 
 
 class _Uses:
-    """Who reads and who saves each storage."""
+    """The operations that read and the nodes that save each storage."""
 
     def __init__(self, graph: MemoryGraph) -> None:
         self.operations: list[list[Operation]] = [[] for _ in graph.nodes]
@@ -167,33 +167,25 @@ class _Uses:
 
 
 def _find_overwrites(graph: MemoryGraph, uses: _Uses, node: Node) -> Iterator[_Overwrite]:
-    """What a node could overwrite: any one of these."""
+    """Finds the storages that a node could overwrite: any one of these."""
     if len(node.results) != 1:
         return
     (result,) = node.results
     operations = uses.operations[node.index]
     operation = next((o for o in operations if o.index == graph.storages[result].born), None)
-    if operation is None:
+    form = operation and find_form(node.op, node.target, operation.name)
+    if operation is None or form is None:
         return
-    form = find_form(node.op, node.target, operation.name)
-    if form is None:
-        return
-    for target in operation.overwritable:
-        is_first = operation.reads[0] == target
-        if not is_first and not is_commutative(operation.name):
-            continue
-        source = _find_source(graph, node, target)
-        if not is_first and source is not None and operation.reads[0] in source.results:
-            continue  # its name would not tell which of its results
-        if source is not None and _is_free(graph, uses, node, operation, target):
-            yield _Overwrite(node, str(form), operation, result, target, source)
-
-
-def _find_source(graph: MemoryGraph, node: Node, storage: int) -> Node | None:
-    """The node whose result, on this storage, a node takes; None unless there is exactly one."""
     inputs = [graph.nodes[index] for index in node.inputs]
-    sources = [source for source in inputs if storage in source.results]
-    return sources[0] if len(sources) == 1 else None
+    for target in operation.overwritable:
+        first = operation.reads[0]
+        if target != first and operation.name not in COMMUTATIVE_OPERATORS:
+            continue
+        sources = [source for source in inputs if target in source.results]
+        if len(sources) != 1 or (target != first and first in sources[0].results):
+            continue  # its name would not tell which of its results
+        if _is_free(graph, uses, node, operation, target):
+            yield _Overwrite(node, str(form), operation, result, target, sources[0])
 
 
 def _is_free(
@@ -203,56 +195,16 @@ def _is_free(
     storage = graph.storages[target]
     if storage.born == RESIDENT or storage.died is None:
         return False
-    if _may_be_shared(graph, uses, operation, target):
-        return False
-    if operation.name == _KEEPS_RESULT and uses.savers.get(target) == {node.index}:
-        last = uses.last[target]
-        return uses.last_in_forward[target] is operation and last.node == node.index
-    return target not in uses.savers and uses.last[target] is operation
-
-
-def _may_be_shared(graph: MemoryGraph, uses: _Uses, operation: Operation, target: int) -> bool:
-    """Whether, for other sizes or settings, something else may lie on a storage as well."""
-    maker = graph.operations[graph.storages[target].born]
-    for other in (maker, *uses.readers.get(target, ())):
+    for other in (graph.operations[storage.born], *uses.readers.get(target, ())):
         if other.node == operation.node:
             continue
         if other.node is None:
-            return True
-        node = graph.nodes[other.node]
-        if may_return_input(node.op, node.target):
-            return True
-        is_returned = any(graph.storages[index].born == other.index for index in node.results)
-        if is_returned and copies_where_it_must(node.target, other.name):
-            return True
-    return False
-
-
-def _measure_fall(graph: MemoryGraph, meter: PeakMeter, overwrite: _Overwrite) -> int:
-    """While both are there without the change, one is not with it."""
-    result, target = graph.storages[overwrite.result], graph.storages[overwrite.target]
-    ends = [storage.died for storage in (result, target) if storage.died is not None]
-    return meter.measure_fall([(result.nbytes, result.born, min(ends))])
-
-
-def _drop_conflicts(found: Iterable[tuple[int, _Overwrite]]) -> Iterator[tuple[int, _Overwrite]]:
-    """Leaves out what would overwrite a result that another one, in place, saves for backward."""
-    kept: set[int] = set()
-    overwritten: set[int] = set()
-    for saving_bytes, overwrite in found:
-        keeps = overwrite.operation.name == _KEEPS_RESULT
-        if overwrite.target in kept or (keeps and overwrite.result in overwritten):
-            continue
-        overwritten.add(overwrite.target)
-        if keeps:
-            kept.add(overwrite.result)
-        yield saving_bytes, overwrite
-
-
-def _run_in_place(overwrite: _Overwrite) -> Operation:
-    namespace, operator, overload = overwrite.operation.name.split(".")
-    return replace(
-        overwrite.operation,
-        name=f"{namespace}.{operator}_.{overload}",
-        writes=(*overwrite.operation.writes, overwrite.target),
-    )
+            return False
+        user = graph.nodes[other.node]
+        is_result = any(graph.storages[index].born == other.index for index in user.results)
+        if may_return_input(user.op, user.target, other.name, is_result=is_result):
+            return False
+    last = uses.last[target]
+    if operation.name == _KEEPS_RESULT and uses.savers.get(target) == {node.index}:
+        return uses.last_in_forward[target] is operation and last.node == node.index
+    return target not in uses.savers and last is operation

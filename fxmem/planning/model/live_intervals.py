@@ -1,4 +1,4 @@
-"""From when to when each storage of a rewritten step lives, and who holds it.
+"""Live intervals of the storages of a rewritten step.
 
 Forward keeps a tensor as long as the rewritten graph does, whose every value goes after its last
 use, or as long as the user's code did where that is what runs; autograd keeps what nodes outside
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fxmem.graph import RESIDENT, MemoryGraph, Phase
+from fxmem.graph import RESIDENT, Phase
 from fxmem.planning.model.index import Activation, StepIndex
-from fxmem.planning.model.recomputation import Run, iterate_recomputations
+from fxmem.planning.model.recomputation import Run, iterate_runs
 from fxmem.planning.model.segments import SegmentRange, iterate_segments
 
 
@@ -27,7 +27,14 @@ class LiveInterval:
 
 
 class SegmentIntervals:
-    """From when to when each storage lives, in forward and each time it is computed again."""
+    """The live intervals of storages, in forward and each time that they are recomputed.
+
+    Args:
+        step: The step without segments.
+        segments: The segments, in order.
+        runs: Their recomputations, with their places.
+        places: By operation of the step, its place in the rewritten step.
+    """
 
     def __init__(
         self,
@@ -37,156 +44,140 @@ class SegmentIntervals:
         places: Sequence[int],
     ) -> None:
         self._step = step
-        self._runs = runs
+        self._runs = [*iterate_runs(runs)]
         self._done = {run.segment.start: run.done for run in runs}
         self._places = places
+        # By node, the segments around it, outermost first.
         self._paths: list[tuple[SegmentRange, ...]] = [()] * len(step.graph.nodes)
-        self._lay_paths(segments)
-
-    def iterate(self) -> Iterator[LiveInterval]:
-        for storage in self._step.graph.storages:
-            made = self._step.makers.get(storage.index)
-            if made is not None:
-                yield self._live_in_forward(made)
-                continue
-            born = RESIDENT if storage.born == RESIDENT else self._places[storage.born]
-            yield LiveInterval(storage.index, born, self._find_place(storage.died))
-        yield from self.iterate_recomputed()
-        for index in _find_libraries(self._step.graph, self._runs):
-            yield LiveInterval(index, RESIDENT, None)
-
-    def iterate_recomputed(self) -> Iterator[LiveInterval]:
-        """What segments make when they run again, and what their checkpoints keep."""
-        for run in iterate_recomputations(self._runs):
-            for again in self._step.list_activations(run.first, run.stop):
-                yield self._live_again(again, run)
-            for born, index in run.iterate_casts():
-                kept = self._find_saved_ends(self._step.makers[index], run)
-                yield LiveInterval(index, born, max([run.end, *kept]))
-            yield from self._live_beside(run)
-
-    def find_forward_end(self, storage: Activation) -> int:
-        """The operation after which forward's frames let go of a storage."""
-        return self._find_local_end(storage, 0)
-
-    def _lay_paths(self, segments: Sequence[SegmentRange]) -> None:
-        for segment in segments:
+        for segment in iterate_segments(segments):
             for node in range(segment.start, segment.stop):
                 self._paths[node] = (*self._paths[node], segment)
-            self._lay_paths(segment.children)
 
-    def _find_place(self, operation: int | None) -> int | None:
-        return None if operation is None else self._places[operation]
+    def iterate(self) -> Iterator[LiveInterval]:
+        """Iterates over the intervals of all storages, and of what libraries take for backward."""
+        graph, places = self._step.graph, self._places
+        for storage in graph.storages:
+            made = self._step.makers.get(storage.index)
+            born = RESIDENT if storage.born == RESIDENT else places[storage.born]
+            died = storage.died if made is None else self._find_forward_death(made)
+            yield LiveInterval(storage.index, born, None if died is None else places[died])
+        yield from self.iterate_recomputed()
+        taken = {name for o in graph.operations if o.phase is Phase.BACKWARD for name in o.keeps}
+        for run in self._runs:  # backward's thread runs forward's operators too
+            for operation in graph.operations[run.first : run.stop]:
+                for name in operation.keeps:
+                    if name not in taken:
+                        taken.add(name)
+                        kept = next(s.index for s in graph.storages if s.name == name)
+                        yield LiveInterval(kept, RESIDENT, None)
 
-    def _live_in_forward(self, storage: Activation) -> LiveInterval:
-        """Held by forward's frames, by autograd outside of segments, and as a segment's input."""
-        born = self._places[storage.born]
-        if storage.is_output:
-            return LiveInterval(storage.index, born, None)
-        ends = [self._find_local_end(storage, 0)]
-        if storage.held_to is not None:
-            ends.append(storage.held_to)
-        for save in storage.saves:
+    def iterate_recomputed(self) -> Iterator[LiveInterval]:
+        """Iterates over what segments make when they run again, and what their checkpoints keep."""
+        step = self._step
+        for run in self._runs:
+            for made in step.list_activations(run.first, run.stop):
+                born = run.place(made.born)
+                if made.is_output and made.index not in step.graph.nodes[made.node].results:
+                    # A module's hook puts it in the place of forward's, like a normalised weight.
+                    yield LiveInterval(made.index, born, born)
+                    continue
+                ends = [
+                    run.place(self.find_frame_end(made, run)),
+                    *self._list_saved_ends(made.index, run),
+                ]
+                if made.fills_run:
+                    ends.append(run.end)
+                for child in run.children:
+                    ends += self._list_input_ends(made, child)
+                yield LiveInterval(made.index, born, max(ends))
+            for born, index in run.iterate_casts():
+                ends = [run.end, *self._list_saved_ends(index, run)]
+                yield LiveInterval(index, born, max(ends))
+            yield from self._iterate_copies(run)
+
+    def find_frame_end(self, made: Activation, run: Run | None = None) -> int:
+        """Finds the operation of forward after which the frames of forward, or of a run, free it.
+
+        A call of a segment holds its arguments until it returns, and what it returns too.
+        """
+        if run is not None and made.is_output:
+            return run.stop  # it is returned
+        if self._step.keeps_frames:
+            return made.local_end
+        depth = 0 if run is None else run.depth + 1
+        end, path = made.local_end, self._paths[made.node][depth:]
+        for node in made.readers:
+            if run is not None and node >= run.segment.stop:
+                return run.stop  # it is returned
+            call = next(
+                (
+                    segment
+                    for at, segment in enumerate(self._paths[node][depth:])
+                    if at >= len(path) or path[at] is not segment
+                ),
+                None,
+            )
+            end = max(end, self._step.end_operation[node if call is None else call.stop - 1] - 1)
+        return end
+
+    def _find_forward_death(self, made: Activation) -> int | None:
+        """Finds the last holder: forward's frames, autograd, or a segment that takes it."""
+        if made.is_output:
+            return None
+        ends = [self.find_frame_end(made)]
+        if made.held_to is not None:
+            ends.append(made.held_to)
+        for save in made.saves:
             if save.node is None or not self._paths[save.node]:
                 if save.released is None:
-                    return LiveInterval(storage.index, born, self._find_place(self._died(storage)))
+                    return self._step.graph.storages[made.index].died
                 ends.append(save.released)
-        for node in (*storage.readers, *(first for first, _ in storage.consumers)):
+        for node in (*made.readers, *(first for first, _ in made.consumers)):
             path = self._paths[node]
-            if path and path[0].start in self._done and _is_input(storage, path[0]):
+            if path and path[0].start in self._done and _is_input(made, path[0]):
                 ends.append(self._done[path[0].start])
-        return LiveInterval(storage.index, born, self._places[max(ends)])
+        return max(ends)
 
-    def _live_again(self, storage: Activation, run: Run) -> LiveInterval:
-        """Held by the run's frames, by what it saves, and as the input of a segment within."""
-        if storage.is_output and storage.index not in self._step.graph.nodes[storage.node].results:
-            # A module's hook puts it in the place of forward's, as it does a normalised weight.
-            return LiveInterval(storage.index, run.place(storage.born), run.place(storage.born))
-        end = run.place(self._find_local_end(storage, run.depth + 1, run))
-        ends = [end, *self._find_saved_ends(storage, run)]
-        if storage.fills_run:
-            ends.append(run.end)
-        for child in run.children:
-            ends += self._find_input_ends(storage, child)
-        return LiveInterval(storage.index, run.place(storage.born), max(ends))
-
-    def _live_beside(self, run: Run) -> Iterator[LiveInterval]:
-        """Copies of running statistics and states."""
+    def _iterate_copies(self, run: Run) -> Iterator[LiveInterval]:
+        """Iterates over a run's copies of running statistics and states."""
         step, segment = self._step, run.segment
-        end = run.end
-        if run.stop > run.first:
-            for node in range(segment.start, segment.stop):
-                for index in step.statistics[node]:
-                    kept = (self._places[returned] for returned in run.saved.get(index, ()))
-                    yield LiveInterval(index, run.base, max([end, *kept]))
+        runs_again = run.stop > run.first
+        for node in range(segment.start, segment.stop) if runs_again else ():
+            for index in step.statistics[node]:
+                yield self._copy(index, run)
         born = self._places[step.first_operation[segment.start]]
         for index in self._list_states(segment):
             yield LiveInterval(index, born, self._places[run.done])
-            if run.stop > run.first:
-                kept = (self._places[returned] for returned in run.saved.get(index, ()))
-                yield LiveInterval(index, run.base, max([end, *kept]))
+            if runs_again:
+                yield self._copy(index, run)
         for inner in iterate_segments(segment.children):  # their checkpoints are made again
             first = step.first_operation[inner.start]
             if first < run.stop:
                 for index in self._list_states(inner):
-                    yield LiveInterval(index, run.place(first), end)
+                    yield LiveInterval(index, run.place(first), run.end)
+
+    def _copy(self, storage: int, run: Run) -> LiveInterval:
+        return LiveInterval(storage, run.base, max([run.end, *self._list_saved_ends(storage, run)]))
 
     def _list_states(self, segment: SegmentRange) -> list[int]:
-        """The states that a checkpoint keeps copies of."""
-        step = self._step
+        """Lists the states that a checkpoint keeps copies of."""
         nodes = range(segment.start, segment.stop)
-        return [*dict.fromkeys(index for node in nodes for index in step.states[node])]
+        return [*dict.fromkeys(index for node in nodes for index in self._step.states[node])]
 
-    def _find_saved_ends(self, storage: Activation, run: Run) -> Iterator[int]:
-        for returned in run.saved.get(storage.index, ()):
-            yield self._places[returned]
+    def _list_saved_ends(self, storage: int, run: Run) -> list[int]:
+        return [self._places[returned] for returned in run.saved.get(storage, ())]
 
-    def _find_input_ends(self, storage: Activation, run: Run) -> Iterator[int]:
-        if _is_input(storage, run.segment):
+    def _list_input_ends(self, made: Activation, run: Run) -> Iterator[int]:
+        if _is_input(made, run.segment):
             yield run.end
-            yield from self._find_saved_ends(storage, run)
+            yield from self._list_saved_ends(made.index, run)
             for child in run.children:
-                yield from self._find_input_ends(storage, child)
-
-    def _find_local_end(self, storage: Activation, depth: int, run: Run | None = None) -> int:
-        """The operation of forward after which the frames let go of a storage.
-
-        A call of a segment holds its arguments until it returns, and what it returns too.
-        """
-        if run is not None and storage.is_output:
-            return run.stop  # it is returned
-        if self._step.keeps_frames:
-            return storage.local_end
-        end, path = storage.local_end, self._paths[storage.node][depth:]
-        for node in storage.readers:
-            if run is not None and node >= run.segment.stop:
-                return run.stop  # it is returned
-            unit = next(
-                (
-                    inner
-                    for at, inner in enumerate(self._paths[node][depth:])
-                    if at >= len(path) or path[at] is not inner
-                ),
-                None,
-            )
-            last = node if unit is None else unit.stop - 1
-            end = max(end, self._step.end_operation[last] - 1)
-        return end
-
-    def _died(self, storage: Activation) -> int | None:
-        return self._step.graph.storages[storage.index].died
+                yield from self._list_input_ends(made, child)
 
 
-def _find_libraries(graph: MemoryGraph, runs: Sequence[Run]) -> Iterator[int]:
-    """What libraries take for backward's thread because forward's operators run there too."""
-    taken = {name for o in graph.operations if o.phase is Phase.BACKWARD for name in o.keeps}
-    for run in iterate_recomputations(runs):
-        for operation in graph.operations[run.first : run.stop]:
-            for name in operation.keeps:
-                if name not in taken:
-                    taken.add(name)
-                    yield next(s.index for s in graph.storages if s.name == name)
-
-
-def _is_input(storage: Activation, segment: SegmentRange) -> bool:
-    return storage.node < segment.start and storage.comes_into(range(segment.start, segment.stop))
+def _is_input(made: Activation, segment: SegmentRange) -> bool:
+    """Tells whether an older storage is given to a segment."""
+    return made.node < segment.start and (
+        any(node in segment for node in made.readers)
+        or any(first in segment and last in segment for first, last in made.consumers)
+    )

@@ -1,13 +1,13 @@
-"""The calls of modules as segments, for plans that leave the model's code as it is.
+"""Calls of modules as segments, for plans that leave the model's code as it is.
 
-A module is computed again in all of its calls or in none: what decides at run time is its
+A module is recomputed in all of its calls or in none: what decides at run time is its
 ``forward``, which does not know which of the calls it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, ModuleCall
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class ModuleChoice:
-    """A module that may be computed again.
+    """A module that may be recomputed.
 
     Attributes:
         fqn: Its name in the model.
@@ -34,31 +34,27 @@ class ModuleChoice:
 def list_modules(
     step: StepIndex, limits: Limits
 ) -> tuple[tuple[ModuleChoice, ...], Mapping[str, str]]:
-    """The modules that may be computed again, and why the others may not.
+    """Lists the modules that may be recomputed, and the reasons against the others, by name.
 
-    Of modules that run the same nodes, it is the outermost.
-
-    Args:
-        step: The step.
-        limits: What may not be computed again.
-
-    Returns:
-        Modules by where their first call begins, outer before inner; reasons by name.
+    Of modules that run the same nodes, the outermost is listed, and of modules that share some of
+    their calls one. They are in the order of their first calls, outer before inner.
     """
     calls: dict[str, list[ModuleCall]] = {}
     for call in step.graph.calls:
         calls.setdefault(call.fqn, []).append(call)
-    leaving = _list_leaving(step)
+    last_held = _find_last_held(step)
     spans: dict[str, list[Span]] = {}
     reasons: dict[str, str] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
         ran = [call for call in calls[fqn] if call.stop > call.start]
-        reason = next(filter(None, (_find_obstacle(step, limits, c, leaving) for c in ran)), "")
+        found = (
+            reason for call in ran for reason in _find_obstacles(step, limits, call, last_held)
+        )
+        reason = next(found, "")
         if reason:
             reasons[fqn] = reason
         elif ran:
             spans[fqn] = [(call.start, call.stop) for call in ran]
-    # Two may share some of their calls and not all.
     taken: set[Span] = set()
     apart = []
     for choice in _choose_outermost(spans):
@@ -71,7 +67,7 @@ def list_modules(
 def list_calls(step: StepIndex, limits: Limits) -> tuple[ModuleChoice, ...]:
     """Lists the modules with the calls that a rewritten graph may recompute, in order.
 
-    Of modules that run the same nodes, it is the outermost.
+    Of modules that run the same nodes, the outermost is listed.
     """
     calls: dict[str, set[Span]] = {}
     for call in step.graph.calls:
@@ -80,13 +76,13 @@ def list_calls(step: StepIndex, limits: Limits) -> tuple[ModuleChoice, ...]:
     return _sort_choices(_choose_outermost(calls))
 
 
-def _choose_outermost(calls: Mapping[str, Iterable[Span]]) -> list[ModuleChoice]:
-    """Modules, outer ones first; of those with the same spans the outermost."""
+def _choose_outermost(calls: Mapping[str, Iterable[Span]]) -> Iterable[ModuleChoice]:
+    """Chooses modules, outer ones first; of those with the same spans the outermost."""
     choices: dict[tuple[Span, ...], ModuleChoice] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
         spans = tuple(sorted(calls[fqn]))
         choices.setdefault(spans, ModuleChoice(fqn, spans))
-    return [*choices.values()]
+    return choices.values()
 
 
 def _sort_choices(choices: Iterable[ModuleChoice]) -> tuple[ModuleChoice, ...]:
@@ -94,10 +90,7 @@ def _sort_choices(choices: Iterable[ModuleChoice]) -> tuple[ModuleChoice, ...]:
 
 
 def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
-    """Positions of modules by their names without numbers.
-
-    Args:
-        choices: The modules.
+    """Groups the positions of modules by their names without numbers.
 
     >>> choices = [ModuleChoice(name, ()) for name in ("h.0", "h.0.mlp", "h.1", "h.1.mlp")]
     >>> group_modules(choices)
@@ -110,68 +103,45 @@ def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
 
 
 def name_spans(choices: Iterable[ModuleChoice]) -> dict[Span, str]:
-    """The module whose call each span is.
-
-    Args:
-        choices: From :func:`list_modules`.
-    """
+    """Names the module whose call each span is."""
     return {span: choice.fqn for choice in choices for span in choice.spans}
 
 
-def _list_leaving(step: StepIndex) -> dict[int, int]:
-    """By what forward made, the last operation of forward in which the user's code has it."""
-    leaving = {}
+def _find_last_held(step: StepIndex) -> dict[int, int]:
+    """Finds, by storage, the last operation of forward in which the user's code has it."""
     end = step.end_operation[step.nodes - 1] if step.nodes else 0
+    last_held = {}
     for made in step.made:
-        let_go = step.graph.let_go[made.index] if step.graph.let_go else made.born
-        last = let_go
+        last = step.graph.let_go[made.index] if step.graph.let_go else made.born
         if last is None:  # to the end of the step, or never in the user's hands
             last = end if made.is_output else made.born
-        leaving[made.index] = last
-    return leaving
+        last_held[made.index] = last
+    return last_held
 
 
-def _find_obstacle(
-    step: StepIndex, limits: Limits, call: ModuleCall, leaving: Mapping[int, int]
-) -> str:
-    """Why a call may not be computed again; empty where it may."""
-    nodes = step.graph.nodes
+def _find_obstacles(
+    step: StepIndex, limits: Limits, call: ModuleCall, last_held: Mapping[int, int]
+) -> Iterator[str]:
+    """Finds reasons not to recompute a call, the first of which a plan reports."""
+    nodes, storages = step.graph.nodes, step.graph.storages
     if call.obstacle:
-        return call.obstacle
+        yield call.obstacle
     for node in range(call.start, call.stop):
         if node in limits.fixed:
-            return f"{nodes[node].name} {limits.fixed[node]}"
-        changed = _list_changed(step, node)
-        if changed:
-            return f"{nodes[node].name} changes {changed[0]} in place"
+            yield f"{nodes[node].name} {limits.fixed[node]}"
+        kept = (*step.statistics[node], *step.states[node])  # a checkpoint looks after them
+        for operation in step.list_operations(node, node + 1):
+            for index in operation.writes:
+                if storages[index].born == RESIDENT and index not in kept:
+                    yield f"{nodes[node].name} changes {storages[index].name} in place"
     if call.start in limits.starts:
-        return limits.starts[call.start]
-    taken = _list_taken(step, call) - {*call.inputs}
-    if taken:
-        name = step.graph.storages[min(taken)].name
-        return f"it uses {name}, which is computed before it and is none of its arguments"
-    last = step.end_operation[call.stop - 1] - 1
-    made = step.list_activations(step.first_operation[call.start], last + 1)
-    for storage in made:
-        if storage.index not in call.results and leaving[storage.index] > last:
-            name = step.graph.storages[storage.index].name
-            return f"what it makes is held elsewhere than in its result: {name}"
-    return ""
-
-
-def _list_changed(step: StepIndex, node: int) -> list[str]:
-    """What a node changes that was there before the step, but for what a checkpoint looks after."""
-    storages, known = step.graph.storages, {*step.statistics[node], *step.states[node]}
-    writes = (i for o in step.list_operations(node, node + 1) for i in o.writes)
-    return [storages[i].name for i in writes if storages[i].born == RESIDENT and i not in known]
-
-
-def _list_taken(step: StepIndex, call: ModuleCall) -> set[int]:
-    """What a call reads of what forward made before it."""
-    first, storages = step.first_operation[call.start], step.graph.storages
-    return {
-        index
-        for operation in step.list_operations(call.start, call.stop)
-        for index in operation.reads
-        if RESIDENT < storages[index].born < first
-    }
+        yield limits.starts[call.start]
+    first, last = step.first_operation[call.start], step.end_operation[call.stop - 1] - 1
+    read = {i for o in step.list_operations(call.start, call.stop) for i in o.reads}
+    for index in sorted(read.difference(call.inputs)):
+        if RESIDENT < storages[index].born < first:
+            name = storages[index].name
+            yield f"it uses {name}, which is computed before it and is none of its arguments"
+    for made in step.list_activations(first, last + 1):
+        if made.index not in call.results and last_held[made.index] > last:
+            yield f"what it makes is held elsewhere than in its result: {storages[made.index].name}"

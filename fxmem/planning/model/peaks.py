@@ -1,16 +1,13 @@
-"""By how much a step's peak falls when something is not there for a while."""
+"""The fall of a step's peak when something is not there for a while."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from fxmem.graph import MemoryGraph
-from fxmem.memory.timeline import build_timeline
-
 
 class PeakMeter:
-    """The live bytes of a step, to ask again and again.
+    """Measures changes of the live bytes of a step, again and again.
 
     Args:
         live_bytes: For each operation, the most bytes that are live while it runs.
@@ -25,12 +22,7 @@ class PeakMeter:
         self._after = [*reversed([*accumulate(reversed(live_bytes), max)]), 0]
 
     def measure_fall(self, gone: Iterable[tuple[int, int, int]]) -> int:
-        """How much lower the peak is without something.
-
-        Args:
-            gone: What is not there: its bytes, and the first and the last operation at which it
-                is not.
-        """
+        """Measures how much lower the peak is without bytes, from one operation to another."""
         gone = [*gone]
         start = min(first for _, first, _ in gone)
         stop = max(last for _, _, last in gone) + 1
@@ -39,8 +31,3 @@ class PeakMeter:
             for index in range(first - start, last - start + 1):
                 live_bytes[index] -= nbytes
         return self._before[-1] - max(*live_bytes, self._before[start], self._after[stop])
-
-
-def meter_graph(graph: MemoryGraph) -> PeakMeter:
-    """The live bytes of a step as it was recorded."""
-    return PeakMeter(build_timeline(graph).profile())

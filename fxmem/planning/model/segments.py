@@ -38,14 +38,14 @@ Segments: TypeAlias = tuple[SegmentRange, ...]
 
 
 def iterate_segments(segments: Iterable[SegmentRange]) -> Iterator[SegmentRange]:
-    """All segments, each before those within it."""
+    """Iterates over all segments, each before those within it."""
     for segment in segments:
         yield segment
         yield from iterate_segments(segment.children)
 
 
 def shift_segments(segments: Iterable[SegmentRange], by: int) -> Segments:
-    """The same segments some nodes further on.
+    """Shifts segments by some nodes.
 
     >>> shift_segments([SegmentRange(0, 4, (SegmentRange(1, 3),))], 10)
     (SegmentRange(start=10, stop=14, children=(SegmentRange(start=11, stop=13, children=()),)),)

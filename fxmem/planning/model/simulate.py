@@ -1,4 +1,4 @@
-"""The step of a model whose plan was applied, computed from the step that was recorded."""
+"""Exact simulation of a rewritten step, from the step that was recorded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Storage
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.live_intervals import LiveInterval, SegmentIntervals
-from fxmem.planning.model.recomputation import Run, iterate_recomputations, plan_recomputations
+from fxmem.planning.model.recomputation import Run, iterate_runs, plan_runs
 from fxmem.planning.model.segments import SegmentRange
 
 
@@ -20,7 +20,7 @@ class Simulation:
 
     Attributes:
         step: The step without the plan.
-        order: The operations, each with whether it is computed again.
+        order: The operations, each with whether it is recomputed.
         lives: The storages.
         live_bytes: For each operation, the most bytes that are live while it runs.
     """
@@ -42,20 +42,33 @@ class Simulation:
 
 
 def simulate_segments(step: StepIndex, segments: Sequence[SegmentRange]) -> Simulation:
-    """The step of the rewritten graph with these segments.
-
-    Args:
-        step: The step as it was recorded.
-        segments: Apart from each other and in order.
-    """
-    runs = [*plan_recomputations(step, segments)]
-    order, places = _order_operations(step, runs)
+    """Simulates the step with segments that lie apart from each other and in order."""
+    runs = plan_runs(step, segments)
+    triggered: dict[int, list[Run]] = {}
+    for run in iterate_runs(runs):  # what holds a segment's inputs runs before it
+        triggered.setdefault(run.trigger, []).append(run)
+    order: list[tuple[int, bool]] = []
+    places = []
+    for index in range(len(step.graph.operations)):
+        for run in triggered.get(index, ()):
+            run.base = len(order)
+            order += [(again, True) for again in run.list_operations(step)]
+        places.append(len(order))
+        order.append((index, False))
     lives = tuple(SegmentIntervals(step, segments, runs, places).iterate())
-    return Simulation(step, order, lives, _measure(step, order, lives))
+    deltas = [0] * (len(order) + 1)
+    for life in lives:
+        nbytes = step.graph.storages[life.storage].nbytes
+        deltas[0 if life.born == RESIDENT else life.born] += nbytes
+        if life.died is not None:
+            deltas[life.died + 1] -= nbytes
+    workspaces = (step.graph.operations[index].workspace_bytes for index, _ in order)
+    live_bytes = tuple(map(sum, zip(accumulate(deltas[:-1]), workspaces, strict=True)))
+    return Simulation(step, tuple(order), lives, live_bytes)
 
 
 def build_graph(simulation: Simulation) -> MemoryGraph:
-    """The memory graph of a rewritten step."""
+    """Builds the memory graph of a rewritten step."""
     graph = simulation.step.graph
     # Forward is as it was up to the first that runs again, and so is what it holds throughout.
     operations = tuple(
@@ -69,10 +82,9 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
         )
         for place, (index, again) in enumerate(simulation.order)
     )
-    storages: list[Storage] = []
-    known = simulation.step.graph.storages
+    storages = []
     for index, life in enumerate(simulation.lives):
-        storage = known[life.storage]
+        storage = graph.storages[life.storage]
         if (storage.index, storage.born, storage.died) != (index, life.born, life.died):
             storage = replace(storage, index=index, born=life.born, died=life.died)
         storages.append(storage)
@@ -81,7 +93,7 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
 
 
 def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
-    """What led to a rewritten step: all that is resident, and one such step.
+    """Lists what led to a rewritten step: all that is resident, and one such step.
 
     The state of the optimizer comes to be at the end of that step, before it updates anything.
     """
@@ -91,7 +103,8 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
     seen = (index for index, nbytes in graph.warmup if nbytes > 0 and index in resident)
     order = dict.fromkeys(index for index in (*seen, *resident) if index is not None)
     states = [i for i in order if graph.storages[i].category is Category.OPTIMIZER_STATE]
-    led: list[tuple[int | None, int]] = [(i, resident[i]) for i in order if i not in set(states)]
+    later = set(states)
+    led: list[tuple[int | None, int]] = [(i, resident[i]) for i in order if i not in later]
     for event in build_timeline(graph).events:
         if event.phase is Phase.OPTIMIZER:
             led += [(index, resident[index]) for index in states]
@@ -108,40 +121,3 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
         if s.died is None and s.index not in resident  # gradients, output and loss
     ]
     return tuple(led)
-
-
-def _order_operations(
-    step: StepIndex, runs: Sequence[Run]
-) -> tuple[tuple[tuple[int, bool], ...], list[int]]:
-    triggered: dict[int, list[Run]] = {}
-    for run in iterate_recomputations(runs):  # what holds a segment's inputs runs before it
-        triggered.setdefault(run.trigger, []).append(run)
-    order: list[tuple[int, bool]] = []
-    places = []
-    for index in range(len(step.graph.operations)):
-        for run in triggered.get(index, ()):
-            run.base = len(order)
-            order += [(again, True) for again in run.list_operations(step)]
-        places.append(len(order))
-        order.append((index, False))
-    return tuple(order), places
-
-
-def _measure(
-    step: StepIndex, order: Sequence[tuple[int, bool]], lives: Sequence[LiveInterval]
-) -> tuple[int, ...]:
-    sizes = [storage.nbytes for storage in step.graph.storages]
-    deltas = [0] * (len(order) + 1)
-    live = 0
-    for life in lives:
-        nbytes = sizes[life.storage]
-        if life.born == RESIDENT:
-            live += nbytes
-        else:
-            deltas[life.born] += nbytes
-        if life.died is not None:
-            deltas[life.died + 1] -= nbytes
-    deltas[0] += live
-    after = accumulate(deltas[:-1])
-    workspaces = (step.graph.operations[index].workspace_bytes for index, _ in order)
-    return tuple(a + b for a, b in zip(after, workspaces, strict=True))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.describe import fingerprint_graph
-from fxmem.planning.plan import Plan
+from fxmem.planning.plan import Plan, fingerprint_graph
 
 INPUT = "64x32"
 

@@ -46,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setitem(sys.modules, "fxmem.api", module)
     monkeypatch.setattr(planner, "plan", plan)
     monkeypatch.setattr(planner, "pareto", pareto)
-    monkeypatch.setattr(outcome, "find_planned_peak", lambda *_: None)
+    monkeypatch.setattr(outcome, "find_planned_step", lambda *_: None)
     return calls
 
 

@@ -13,8 +13,7 @@ from hand_made_plans import make_front, make_plan
 
 from fxmem.cli import main
 from fxmem.planning import planner
-from fxmem.planning.describe import fingerprint_graph
-from fxmem.planning.plan import Segment
+from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.graph import engine
 from fxmem.report.plots import draw_timeline, draw_tradeoff
 from fxmem.report.snapshot import write_snapshot

@@ -117,7 +117,7 @@ def test_options_are_passed_on(calls: dict[str, Any]) -> None:
     ("options", "message"),
     [
         (["--plan", "none.json"], "cannot read the plan 'none.json': No such file or directory"),
-        (["--plan", "text.json"], "this is no plan of fxmem (fxmem plan -o writes one)"),
+        (["--plan", "text.json"], "this is not an fxmem plan (fxmem plan -o writes one)"),
         (["--plan", "data.json"], "cannot read the plan 'data.json': not text (fxmem plan"),
         (["--steps", "0"], "--steps must be 1 or more, got 0"),
         (["--seed", "-1"], "--seed must be 0 or more, got -1"),

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.applied import measure_plan
 from fxmem.planning.inplace.overwriting import apply_inplace, choose_inplace, find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.limits import find_limits
 from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.outcome import measure_plan
 
 MIB = 1024**2
 

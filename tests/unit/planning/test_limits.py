@@ -183,7 +183,7 @@ def test_a_nested_region_may_not_begin_where_none_may() -> None:
 def test_noise_that_is_kept_before_it_is_drawn_is_not_drawn_again() -> None:
     facts, limits = find(lambda model, x: F.rrelu(model.norm(model.layer(x)), training=True))
     assert name(facts, limits.fixed) == {
-        "rrelu": "fills what it has saved, which is too late for a run that ends there"
+        "rrelu": "writes to a tensor after saving it; an early-stopped recomputation would miss it"
     }
 
 

@@ -16,7 +16,7 @@ from fxmem.planning.model.limits import find_limits
 from fxmem.planning.model.modules import ModuleChoice, list_modules
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segments import nest_spans
-from fxmem.planning.outcome import find_planned_peak
+from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import LimitKind
 from fxmem.planning.strategies.candidates import Candidate
 from fxmem.planning.strategies.problem import PlanProblem, run_strategy
@@ -154,5 +154,5 @@ def test_modules_that_cannot_run_twice_are_told() -> None:
 def test_what_a_fit_replays_is_the_step_with_the_modules() -> None:
     gpu = fxmem.analyze(make_model(), ("32x8",), gpu="t4")
     plan = fxmem.pareto(gpu, style="modules")[-1]
-    peak = find_planned_peak(gpu, plan)
-    assert peak is not None and peak.nbytes == plan.peak_bytes
+    planned = find_planned_step(gpu, plan)
+    assert planned is not None and planned.peak.nbytes == plan.peak_bytes

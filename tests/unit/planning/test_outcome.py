@@ -9,7 +9,7 @@ from hand_made import make_analysis
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.outcome import choose_fitting, find_planned_peak, find_planned_step
+from fxmem.planning.outcome import choose_fitting, find_planned_step
 from fxmem.planning.plan import Plan
 
 
@@ -85,28 +85,19 @@ def test_the_new_peak_is_where_the_planned_model_has_it(
     analysis: fxmem.Analysis, front: tuple[Plan, ...]
 ) -> None:
     for plan in front[1], front[-1]:
-        peak = find_planned_peak(analysis, plan)
-        again = fxmem.analyze(fxmem.apply(make_model(), plan), (INPUT,), optimizer="adam")
-        assert peak is not None
-        assert peak.nbytes == again.peak_bytes
-        assert peak.phase is again.peak.phase
-        assert peak.operation.name == again.peak.operation.name
         planned = find_planned_step(analysis, plan)
+        again = fxmem.analyze(fxmem.apply(make_model(), plan), (INPUT,), optimizer="adam")
         assert planned is not None
-        assert planned.peak == peak
         assert planned.setup == analysis.setup
-
-
-def test_a_plan_that_computes_nothing_again_leaves_the_peak_where_it_is(
-    analysis: fxmem.Analysis, front: tuple[Plan, ...]
-) -> None:
+        assert planned.peak.nbytes == again.peak_bytes
+        assert planned.peak.phase is again.peak.phase
+        assert planned.peak.operation.name == again.peak.operation.name
     assert front[0].segments == ()
-    assert find_planned_peak(analysis, front[0]) is analysis.peak
+    assert find_planned_step(analysis, front[0]) is analysis
 
 
 def test_a_peak_that_the_segments_do_not_explain_is_not_placed(
     analysis: fxmem.Analysis, front: tuple[Plan, ...]
 ) -> None:
     plan = dataclasses.replace(front[1], peak_bytes=front[1].peak_bytes - 1)
-    assert find_planned_peak(analysis, plan) is None
     assert find_planned_step(analysis, plan) is None

@@ -1,4 +1,4 @@
-"""Plans as JSON: what is written is read again, what is no plan is told."""
+"""Plans as JSON: written, read again, and refused where the text is something else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from fxmem import UsageError
 from fxmem.graph import SourceLocation
 from fxmem.planning.plan import (
+    PLAN_VERSION,
     DelPoint,
     InplaceChange,
     Limit,
@@ -49,12 +50,6 @@ def test_what_is_written_is_read_again() -> None:
         assert hash(read.segments) == hash(plan.segments), "tuples and no lists"
 
 
-def test_a_plan_written_before_limits_were_has_none() -> None:
-    fields = json.loads(make_plan().to_json())
-    assert [limit["kind"] for limit in fields.pop("limits")] == ["RECOMPUTE", "BEGIN"]
-    assert Plan.from_json(json.dumps(fields)).limits == ()
-
-
 def test_the_gap_is_what_is_above_the_bound() -> None:
     assert make_plan().gap == pytest.approx(0.05)
     assert Plan("0", 2, 1, overhead=0.1, lower_bound_overhead=0.3).gap == 0.0
@@ -62,33 +57,19 @@ def test_the_gap_is_what_is_above_the_bound() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"plan"', "{}", '{"segments": []}'])
-def test_what_is_no_plan_is_told(text: str) -> None:
+def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Plan.from_json(text)
-    assert str(caught.value) == "this is no plan of fxmem (fxmem plan -o writes one)"
+    assert str(caught.value) == "this is not an fxmem plan (fxmem plan -o writes one)"
 
 
-@pytest.mark.parametrize("version, shown", [(999, "999"), ("1", "'1'"), (None, "None")])
-def test_another_version_is_told(version: object, shown: str) -> None:
-    fields = {**json.loads(make_plan().to_json()), "plan_version": version}
+def test_another_version_is_refused() -> None:
+    fields = {**json.loads(make_plan().to_json()), "plan_version": "1"}
     with pytest.raises(UsageError) as caught:
         Plan.from_json(json.dumps(fields))
     assert str(caught.value) == (
-        f"a plan of version {shown}; this fxmem reads {fields_version()} (make the plan anew)"
+        f"a plan of version '1'; this fxmem reads {PLAN_VERSION} (make the plan anew)"
     )
-
-
-def fields_version() -> int:
-    version: int = json.loads(make_plan().to_json())["plan_version"]
-    return version
-
-
-def test_a_missing_part_is_told() -> None:
-    fields = json.loads(make_plan().to_json())
-    del fields["segments"][0]["children"]
-    with pytest.raises(UsageError) as caught:
-        Plan.from_json(json.dumps(fields))
-    assert str(caught.value) == "the plan is damaged: 'children' (make it anew)"
 
 
 @pytest.mark.parametrize(
@@ -97,13 +78,14 @@ def test_a_missing_part_is_told() -> None:
         {"segments": 3},
         {"segments": [3]},
         {"segments": None},
+        {"segments": [{"first": "a", "last": "b", "nodes": 2, "source": None}]},
         {"inplace": [{}]},
         {"dels": "ab"},
         {"unknown": 1},
         {"limits": [{"node": "a", "kind": "NEITHER", "reason": "", "source": None}]},
     ],
 )
-def test_a_damaged_plan_is_told(change: dict[str, object]) -> None:
+def test_a_damaged_plan_is_refused(change: dict[str, object]) -> None:
     fields = {**json.loads(make_plan().to_json()), **change}
     with pytest.raises(UsageError, match=r"^the plan is damaged: .* \(make it anew\)$"):
         Plan.from_json(json.dumps(fields))

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 import fxmem
 from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.describe import describe_segments
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import simulate_segments
+from fxmem.planning.step import describe_segments
 
 
 class Model(nn.Module):

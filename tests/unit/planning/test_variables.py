@@ -12,11 +12,13 @@ from fxmem.planning.dels.variables import find_variable
 
 
 def find(code: str) -> tuple[str, int] | None:
-    """Of the first line that assigns ``h``: the variable and the last line that reads it."""
+    """Finds the variable of the first line that assigns ``h``, and the last line that reads it."""
     text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in code.split("\n"))
     file = f"written_{zlib.crc32(text.encode())}.py"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    line = next(i for i, t in enumerate(text.splitlines(), 1) if t.strip().startswith("h = "))
+    line = next(
+        i for i, t in enumerate(text.splitlines(), 1) if t.strip().startswith(("h = ", "h, "))
+    )
     found = find_variable(SourceLocation(file, line, "forward"))
     return None if found is None else (found.name, found.last.last - line)
 
@@ -48,6 +50,10 @@ def test_the_last_line_that_reads(code: str, last: int) -> None:
         "for m in ms:\n  x = g(h)\n  h = f(x)\nreturn x",  # the next round reads it
         "h = f(x)\nif h.any():\n  x = x + 1\nreturn x",
         "h = f(x)\nself.kept = h\nreturn x",
+        "h = f(x)\ng = h\nreturn g(x)",
+        "h = f(x)\nfound.append(h)\nreturn x",
+        "h = f(x)\ny = (lambda: g(h))()\nreturn y",
+        "h, y = f(x), x\ny = g(h)\nreturn y",
         "h = f(x)\nkept = {'h': h}\nreturn x",
         "h = f(x)\nkept = x if x else h\nreturn x",
         "h = f(x)\nkept += [h]\nreturn x",

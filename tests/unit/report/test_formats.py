@@ -13,9 +13,8 @@ from torch import nn
 
 import fxmem
 from fxmem.errors import UsageError
-from fxmem.planning.describe import fingerprint_graph
 from fxmem.planning.outcome import find_planned_step
-from fxmem.planning.plan import Segment
+from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.formats import (
     RenderOptions,
     find_format,

@@ -15,8 +15,7 @@ from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
 from fxmem.graph import Category
-from fxmem.planning.describe import fingerprint_graph
-from fxmem.planning.plan import Segment
+from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.formats import RenderOptions, render
 from fxmem.report.graph import engine
 from fxmem.report.html import clean_svg, embed_json, read_script, read_style, write_html

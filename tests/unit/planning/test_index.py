@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fxmem
 from fxmem.graph import MemoryGraph
-from fxmem.planning.model.index import Activation, StepIndex, build_index, find_node
+from fxmem.planning.model.index import Activation, StepIndex, build_index
 
 
 class Model(nn.Module):
@@ -50,7 +50,7 @@ def test_nodes_have_the_operations_from_theirs_to_the_next() -> None:
     assert name_nodes(facts, range(facts.nodes)) == ["x", "layer", "exp", "sin"]
     ran = [[o.name for o in facts.list_operations(n, n + 1)] for n in range(facts.nodes)]
     assert ran[2:] == [["aten.exp.default"], ["aten.sin.default"]]
-    assert [find_node(facts, start) for start in facts.first_operation[1:4]] == [1, 2, 3]
+    assert [facts.find_node(start) for start in facts.first_operation[1:4]] == [1, 2, 3]
 
 
 def test_readers_are_those_that_come_later() -> None:
@@ -87,7 +87,7 @@ def test_the_user_s_variables_hold_values_and_a_rewritten_graph_does_not() -> No
     graph = record(hold_past_last_use, mode="infer")
     rewritten, own = build_index(graph), build_index(graph, keeps_frames=True)
     names = [
-        name_nodes(facts, [find_node(facts, find_activations(facts, "exp").local_end)])
+        name_nodes(facts, [facts.find_node(find_activations(facts, "exp").local_end)])
         for facts in (rewritten, own)
     ]
     assert names == [["exp"], ["tan"]]
@@ -95,13 +95,13 @@ def test_the_user_s_variables_hold_values_and_a_rewritten_graph_does_not() -> No
 
 def test_casts_of_parameters_stay_until_autocast_exits() -> None:
     facts = build_index(record(lambda m, x: m.layer(m.layer(x)).exp(), autocast="bf16"))
-    kept = [made for made in facts.made if made.is_cached]
+    kept = [made for made in facts.made if made.fills_run]
     # Bias, input and weight: leaves that require grad.
     assert sorted(made.nbytes for made in kept) == [4 * 2, 3 * 4 * 2, 4 * 4 * 2]
     assert {made.held_to for made in kept} == {facts.end_operation[-1] - 1}
     # Nobody hands them on: each node finds them in the cache.
     assert {made.readers for made in kept} == {()}
-    readers = [find_node(facts, operation) for operation, _ in facts.casts]
+    readers = [facts.find_node(operation) for operation, _ in facts.casts]
     assert name_nodes(facts, dict.fromkeys(readers)) == ["layer", "layer_1"]
 
 
@@ -164,6 +164,5 @@ def test_an_argument_comes_into_a_call_and_not_into_its_first_module() -> None:
     facts = build_index(analysis.graph, keeps_frames=True)
     calls = {call.fqn: range(call.start, call.stop) for call in analysis.graph.calls}
     bias = find_activations(facts, "mul")
-    assert bias.comes_into(calls["block"])
-    assert not bias.comes_into(calls["block.norm"])
-    assert not bias.comes_into(calls["block.linear"])
+    ranges = [range(first, last + 1) for first, last in bias.consumers]
+    assert ranges == [calls["block"]]

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.describe import (
-    describe_limits,
-    describe_segments,
-    find_module,
-    fingerprint_graph,
-)
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.segments import SegmentRange
-from fxmem.planning.plan import Limit, LimitKind
+from fxmem.planning.plan import Limit, LimitKind, fingerprint_graph
+from fxmem.planning.step import _describe_limits, _find_module, describe_segments
 
 
 class Block(nn.Module):
@@ -84,7 +79,7 @@ def facts() -> StepIndex:
 def test_a_region_is_a_module_where_it_is_all_that_the_module_runs(
     facts: StepIndex, start: int, stop: int, fqn: str
 ) -> None:
-    assert find_module(facts, SegmentRange(start, stop)) == fqn
+    assert _find_module(facts, SegmentRange(start, stop)) == fqn
 
 
 def test_segments_tell_of_what_needs_care(facts: StepIndex) -> None:
@@ -127,7 +122,7 @@ def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:
 def test_limits_are_told_by_name_each_node_once(facts: StepIndex) -> None:
     limits = Limits(fixed={9: "draws"}, starts={4: "changed", 9: "changed too"})
     tanh, later = facts.graph.nodes[4], facts.graph.nodes[9]
-    assert describe_limits(facts, limits) == (
+    assert _describe_limits(facts, limits) == (
         Limit("blocks.0.tanh", LimitKind.BEGIN, "changed", "blocks.0", tanh.source),
         Limit("blocks.1.tanh", LimitKind.RECOMPUTE, "draws", "blocks.1", later.source),
     )
