@@ -171,9 +171,10 @@ class Tracer(torch.overrides.TorchFunctionMode):
             operators = self._listener.exit_node(index, result)
             has_tensor = next(iterate_tensors(result), None) is not None
             if operators and not has_tensor and result is not None:
-                # The code was told of the values of tensors, and goes on as they are now.
-                frame = sys._getframe()
-                is_check = isinstance(result, bool) and find_passing_answer(frame) is not None
+                # The code was told of the values of tensors, and goes on as they are now. (A frame
+                # that a variable held would be a cycle, and keep the arguments alive.)
+                is_bool = isinstance(result, bool)
+                is_check = is_bool and find_passing_answer(sys._getframe(1)) is not None
                 if not is_check and comes_of_held((call.args, call.kwargs), result):
                     self._give_up("a value that may change decides")
             if operators or has_tensor:
