@@ -17,12 +17,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _autograd
+from torch._C import _autograd, _is_any_autocast_enabled
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.graph import saved_tensors_hooks
 
 from fxmem.applying.warning import warn_caller
@@ -31,9 +32,10 @@ from fxmem.tracing import tracer
 from fxmem.tracing.state import list_generators, read_state, set_state
 
 _alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
+_DEVICES = ("cpu", "cuda")
+NO_TRANSFORMS = "torch.func's transforms do not allow checkpoints: this step runs without the plan"
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def checkpoint(
     segment: Callable[..., Any],
     *inputs: Any,
@@ -48,24 +50,26 @@ def checkpoint(
         inputs: Its arguments, held until its backward is over.
         norms: Its batch normalisations, whose statistics the second run must not update.
         states: Other tensors that it updates, as modules and attributes: the second run begins
-            with the values that the first began with, and leaves no trace.
+            with their first values, and leaves no trace.
         name: Name of the segment in errors; that of its function by default.
 
     Raises:
-        UsageError: In backward: an input or a parameter was modified in place since the first run,
-            or the second run does not save the tensors that the first one did.
+        UsageError: In backward, where the second run would not compute what the first one did.
     """
+    if torch.compiler.is_compiling():
+        return _run_uncompiled(segment, *inputs, norms=norms, states=states, name=name)
     if not torch.is_grad_enabled():
         return segment(*inputs)
     has_hooks = _autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-    if not has_hooks or torch._C._functorch.peek_interpreter_stack() is not None:
-        warn_caller(
-            "torch.func's transforms do not allow checkpoints: this step runs without the plan"
-        )
+    if not has_hooks or peek_interpreter_stack() is not None:
+        warn_caller(NO_TRANSFORMS)
         return segment(*inputs)
     held = [(m, key, getattr(m, key).detach().clone()) for m, key in states]
     frame = _Frame(segment, norms, held, name or getattr(segment, "__name__", "a segment"))
     return tracer.run_segment(frame.run, *inputs)
+
+
+_run_uncompiled = torch.compiler.disable(checkpoint)  # type: ignore[no-untyped-call]
 
 
 class _Slot:
@@ -80,32 +84,28 @@ class _Stop(Exception):
 class _Record:
     """What a segment saves, without tensors: modules may keep graphs, as ``weight_norm`` does."""
 
-    __slots__ = ("inputs", "name", "refilled", "saved", "slots")
-
-    def __init__(self, name: str) -> None:
-        self.name, self.refilled = name, 0
-        self.inputs: Sequence[int] = ()
-        self.slots: list[weakref.ref[_Slot]] = []
-        self.saved: list[tuple[Any, ...]] = []  # what the tensors of the slots are like
+    def __init__(self, name: str, inputs: Sequence[int]) -> None:
+        self.name, self.inputs, self.refilled = name, inputs, 0
+        self.slots: list[tuple[weakref.ref[_Slot], tuple[Any, ...]]] = []
 
     def pack(self, tensor: Tensor) -> _Slot:
         slot = _Slot()
         slot.tensor = None
-        self.slots.append(weakref.ref(slot))
-        self.saved.append(self.describe(tensor))
+        self.slots.append((weakref.ref(slot), self.describe(tensor)))
         return slot
 
     def refill(self, tensor: Tensor) -> Tensor:
-        then, now = self.saved[self.refilled], self.describe(tensor)
+        reference, then = self.slots[self.refilled]
+        now = self.describe(tensor)
         if then[:2] != now[:2]:
             raise self.refuse(f"it saves {now[:2]} in the place of {then[:2]}")
         if then[2] != now[2]:
             raise self.refuse("parameters were frozen or unfrozen since forward")
         if then != now:
             raise self.refuse(f"its parameter of {now[:2]} was modified or replaced since forward")
-        slot = self.slots[self.refilled]()
         self.refilled += 1
-        tensor = tensor.detach() if tensor.requires_grad else tensor
+        tensor = tensor.detach() if now[2] else tensor
+        slot = reference()
         if slot is not None:
             slot.tensor = tensor
         if self.refilled == len(self.slots):
@@ -117,7 +117,7 @@ class _Record:
         if not tensor.requires_grad:
             return tensor.shape, tensor.dtype, False
         base: Any = tensor._base if tensor._is_view() else tensor
-        if base.is_leaf and isinstance(base, nn.Parameter) and id(base) not in self.inputs:
+        if isinstance(base, nn.Parameter) and id(base) not in self.inputs:
             return tensor.shape, tensor.dtype, True, id(base), base._version
         return tensor.shape, tensor.dtype, True
 
@@ -129,17 +129,15 @@ class _Record:
 class _Frame:
     """One run of a segment, and all that it takes to repeat the run."""
 
-    __slots__ = ("autocast", "drawn", "inputs", "norms", "record", "segment", "states")
-
     def __init__(self, segment: Any, norms: Any, states: Any, name: str) -> None:
-        self.segment, self.norms, self.states, self.record = segment, norms, states, _Record(name)
+        self.segment, self.norms, self.states, self.name = segment, norms, states, name
 
     def run(self, *inputs: Any) -> Any:
         # One that is given twice stays one object, as nn.MultiheadAttention wants.
-        self.record.inputs = ids = (*map(id, inputs),)
-        kept = {key: _keep(value) for key, value in zip(ids, inputs, strict=True)}
-        self.inputs = [kept[key] for key in ids]
-        self.autocast = [_read_autocast("cpu"), _read_autocast("cuda")]
+        kept = {id(value): _keep(value) for value in inputs}
+        self.inputs = [kept[id(value)] for value in inputs]
+        self.record = _Record(self.name, (*kept,))
+        self.autocast = _read_autocast()
         self.drawn = [(generator, read_state(generator)) for generator in list_generators(inputs)]
         with saved_tensors_hooks(self.record.pack, self.unpack):
             result = self.segment(*inputs)
@@ -153,33 +151,37 @@ class _Frame:
         tensor, slot.tensor = slot.tensor, None
         return tensor
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def recompute(self) -> None:
         record = self.record
         try:
             kept = {restore: restore() for restore in self.inputs}
         except RuntimeError as error:
             is_changed = "inplace operation" in str(error)
-            reason = "its input was modified in place since forward"
-            raise record.refuse(reason) if is_changed else error from None
+            told = record.refuse("its input was modified in place since forward")
+            raise told if is_changed else error from None
         inputs = [kept[restore] for restore in self.inputs]
         record.refilled = 0
         with contextlib.ExitStack() as stack:
-            for then in self.autocast:
-                if then[2] or torch.is_autocast_enabled(then[0]):
-                    stack.enter_context(torch.autocast(*then))
-            for generator, state in self.drawn:
-                stack.callback(set_state, generator, read_state(generator))
-                set_state(generator, state)
-            for table, key, value in [*_list_changed(self.norms, self.states)]:
-                stack.callback(table.__setitem__, key, table[key])
-                table[key] = None if value is None else value.clone()
+            self.restore(stack)  # what the first run met
             try:
                 with torch.enable_grad(), saved_tensors_hooks(record.refill, lambda t: t):
                     self.segment(*inputs)
             except _Stop:
                 return
         raise record.refuse(f"it saves {record.refilled} of {len(record.slots)} tensors")
+
+    def restore(self, stack: contextlib.ExitStack) -> None:
+        if self.autocast or _is_any_autocast_enabled():
+            for then in self.autocast or [(device, None, False) for device in _DEVICES]:
+                stack.enter_context(torch.autocast(*then))
+        for generator, state in self.drawn:
+            stack.callback(set_state, generator, read_state(generator))
+            set_state(generator, state)
+        changed = [(m._buffers, *item) for m in self.norms for item in m._buffers.items()]
+        states = [(m._buffers if k in m._buffers else vars(m), k, v) for m, k, v in self.states]
+        for table, key, value in changed + states:
+            stack.callback(table.__setitem__, key, table[key])
+            table[key] = None if value is None else value.clone()
 
 
 def _keep(value: Any) -> Callable[[], Any]:
@@ -189,14 +191,12 @@ def _keep(value: Any) -> Callable[[], Any]:
     return _autograd._make_saved_tensor(value, is_output=False).unpack
 
 
-def _read_autocast(device: str) -> tuple[str, torch.dtype, bool, bool]:
-    is_enabled = torch.is_autocast_enabled(device)
-    return device, torch.get_autocast_dtype(device), is_enabled, torch.is_autocast_cache_enabled()
-
-
-def _list_changed(norms: Sequence[nn.Module], states: Sequence[Any]) -> Iterator[Any]:
-    """The tensors that the second run gets copies of: tables of modules, keys and values."""
-    for module in norms:
-        yield from ((module._buffers, *item) for item in module._buffers.items())
-    for module, key, value in states:
-        yield module._buffers if key in module._buffers else vars(module), key, value
+def _read_autocast() -> list[tuple[Any, ...]]:
+    """The arguments of :class:`torch.autocast` for each device; empty where there is none."""
+    if not _is_any_autocast_enabled():
+        return []
+    is_cached = torch.is_autocast_cache_enabled()
+    return [
+        (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), is_cached)
+        for device in _DEVICES
+    ]

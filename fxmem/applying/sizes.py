@@ -1,10 +1,14 @@
-"""Input sizes that a graph does not depend on, found by tracing the model with others."""
+"""Input sizes that a graph does not depend on, found by tracing the model with others.
+
+The sizes of a traced graph are nodes of it, but what Python code decides by them is not: the arm of
+an ``if``, the turns of a loop, a number that ``math.sqrt`` made of one.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +23,16 @@ from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import CONTEXT, TraceContext
 
 _RANGES = "fxmem_size_ranges"
-"""Key of the output's ``meta``: what :func:`find_size_ranges` found."""
+"""Key of the output's ``meta``: the ranges, which later plans of one analysis take from there."""
 _MOST_TRACES = 32
-_NUMBERS = (bool, int, float, complex)
+_CHANNELS = 4
+"""Dimensions up to this size are rarely free, and are tried by themselves."""
+_SAME, _OTHER, _FAILS = "same", "other", "fails"
 
 Place = tuple[str, int, int]
 """A dimension of an input: the argument's name, which of its tensors, and which dimension."""
+_Dim = tuple[int, int]
+"""Which distinct tensor of the inputs, and which dimension of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +53,23 @@ class SizeRange:
     high: int
     step: int = 1
 
+    def lower(self, low: int) -> SizeRange:
+        """Extends the range downwards, where it is not one of multiples."""
+        return replace(self, low=min(low, self.low)) if self.step == 1 else self
+
+
+_Found = tuple[list[_Dim], SizeRange]
+"""Dimensions that stay equal, and their range."""
+
 
 def find_size_ranges(
     model: nn.Module, graph: fx.Graph, mode: str, size_hint: int | None
 ) -> tuple[SizeRange, ...]:
-    """Finds the input sizes that a graph does not depend on, by tracing the model with others.
-
-    The sizes of a traced graph are nodes of it, but what Python code decides by them is not: the
-    arm of an ``if``, the turns of a loop, a number that ``math.sqrt`` made of one. Dimensions that
-    were equal are changed together; then by their index in each tensor, as height and width are;
-    then, where that changes the graph, one by one.
+    """Finds the input sizes that a graph does not depend on, and keeps them with the graph.
 
     Args:
         model: The model.
-        graph: Its graph, which keeps the answer.
+        graph: Its graph.
         mode: ``"train"`` or ``"infer"``.
         size_hint: How many elements are found where that depends on data.
     """
@@ -71,12 +82,6 @@ def find_size_ranges(
         )
     found: tuple[SizeRange, ...] = output.meta[_RANGES]
     return found
-
-
-_Dim = tuple[int, int]
-"""Which distinct tensor of the inputs, and which dimension of it."""
-_Found = tuple[list[_Dim], SizeRange]
-"""Dimensions that are equal, and their range."""
 
 
 class _Trials:
@@ -98,76 +103,76 @@ class _Trials:
         self._positions = {key: at for at, key in enumerate(found)}
 
     def find(self) -> Iterator[SizeRange]:
-        """Finds the ranges; none where those that were found one by one do not go together."""
-        groups: dict[int, list[_Dim]] = defaultdict(list)
+        """Finds the ranges: of all large dimensions at once, or of those of each size."""
+        parts: dict[tuple[int, int], list[_Dim]] = defaultdict(list)
         for at, spec in enumerate(self._specs):
             for dim, size in enumerate(spec.shape):
-                groups[size].append((at, dim))
-        found = [each for size, dims in groups.items() for each in self._find_in(size, dims)]
-        found = self._lower(found)
-        if len(found) > 1:  # code may ask whether two sizes are equal
-            shared = range(max(r.low for _, r in found), min(r.high for _, r in found) + 1)
-            size = next((n for n in reversed(shared) if all(n % r.step == 0 for _, r in found)), 0)
-            if size and self._try({dim: size for dims, _ in found for dim in dims}) == _OTHER:
-                return
+                parts[size, dim].append((at, dim))  # a batch has the same size in all inputs
+        large = [key for key in parts if key[0] > _CHANNELS]
+        found = self._raise({key: parts[key] for key in large}, 4, 1)
+        for size in dict.fromkeys(size for size, _ in parts if size <= _CHANNELS or not found):
+            found += self._find_in(size, {k: dims for k, dims in parts.items() if k[0] == size})
+        if not found:
+            return
+        found, are_equal = self._lower(found)
+        if not are_equal and self._differ_where_equal(found):
+            return
         places = self._list_places()
         for dims, each in found:
             yield replace(each, places=tuple(p for dim in dims for p in places[dim]))
 
-    def _find_in(self, size: int, dims: Sequence[_Dim]) -> Iterator[_Found]:
-        """The ranges, upwards, of dimensions that were equal."""
-        whole = self._find_upper(size, dims)
-        parts: dict[int, list[_Dim]] = defaultdict(list)
-        for dim in dims:
-            parts[dim[1]].append(dim)
-        finer: Iterable[list[_Dim]] = parts.values()
+    def _find_in(self, size: int, parts: Mapping[tuple[int, int], list[_Dim]]) -> list[_Found]:
+        """Finds ranges of the dimensions of one size: each by itself, all tied, or some."""
+        tied = {(size, 0): [dim for dims in parts.values() for dim in dims]}
+        for groups in (parts, tied)[len(parts) == 1 :]:
+            for factor, step in ((4, 1), (2, size), (1, 1))[: 3 if size > _CHANNELS else 2]:
+                found = self._raise(groups, factor, step)
+                if found:
+                    return found
         if len(parts) == 1:
-            finer = () if whole else [[dim] for dim in dims if len(dims) > 1]
-        tied = [*dims]
-        for part in finer:
-            if whole:  # what is free alone is so as far as all are
-                each = whole if self._fits(part, whole.high) else None
-            else:
-                each = self._find_upper(size, part)
-            if each:
-                yield part, each
-                tied = [dim for dim in tied if dim not in part]
-        if whole and tied and (len(tied) == len(dims) or self._fits(tied, whole.high)):
-            yield tied, whole
+            return []
+        return [each for key, dims in parts.items() for each in self._raise({key: dims}, 4, 1)]
 
-    def _find_upper(self, size: int, dims: Sequence[_Dim]) -> SizeRange | None:
-        for high in (4 * size + 1, size + 1):  # of no particular divisor
-            outcome = self._try(dict.fromkeys(dims, high))
-            if outcome == _SAME:
-                return SizeRange((), size, high)
-            if outcome == _OTHER:
-                return None
-        if size > 1 and self._fits(dims, 2 * size):  # multiples alone, as U-Nets take
-            step = size
-            while step % 2 == 0 and self._fits(dims, step // 2):
-                step //= 2
-            return SizeRange((), step, 2 * size, step)
-        return None
+    def _raise(
+        self, groups: Mapping[tuple[int, int], list[_Dim]], factor: int, step: int
+    ) -> list[_Found]:
+        """Tries each group with another large size: by no common divisor, or multiples."""
+        found = [
+            (dims, SizeRange((), size, factor * size + (1 + at if step == 1 else at * step), step))
+            for at, ((size, _), dims) in enumerate(groups.items())
+        ]
+        if not found or self._try({dim: r.high for dims, r in found for dim in dims}) != _SAME:
+            return []
+        while step > 1 and step % 2 == 0:
+            lower = [(dims, replace(r, low=step // 2, step=step // 2)) for dims, r in found]
+            if self._try({dim: r.low for dims, r in lower for dim in dims}) != _SAME:
+                break
+            step, found = step // 2, lower
+        return found
 
-    def _lower(self, found: list[_Found]) -> list[_Found]:
-        """Extends ranges downwards: all together where that goes, else each by itself."""
+    def _lower(self, found: list[_Found]) -> tuple[list[_Found], bool]:
+        """Extends ranges downwards; tells also whether all were tried with one size."""
         for size in (1, 2):
-            lowered = [(dims, _extend(each, size)) for dims, each in found]
-            if self._try({dim: each.low for dims, each in lowered for dim in dims}) == _SAME:
+            lowered = [(dims, each.lower(size)) for dims, each in found]
+            if self._try({dim: r.low for dims, r in lowered for dim in dims}) == _SAME:
                 break
         else:
-            size, lowered = 0, [*found]
-        for at, (dims, each) in enumerate(lowered):
+            size, lowered = 0, found
+        are_equal = size > 0 and len({each.low for _, each in lowered}) == 1
+        result = []
+        for dims, each in lowered:
             is_batch = all(dim == 0 for _, dim in dims)
-            for smaller in {0: (1, 2, each.low // 2 + 1), 2: (1,) * is_batch}.get(size, ()):
-                extended = _extend(each, smaller)
-                if extended != each and self._fits(dims, extended.low):
-                    lowered[at] = dims, extended
-                    break
-        return lowered
+            smaller = (1, 2, each.low // 2 + 1) if size == 0 else (1,) * is_batch
+            extended = (r for r in map(each.lower, smaller) if r != each)
+            fits = (r for r in extended if self._try(dict.fromkeys(dims, r.low)) == _SAME)
+            result.append((dims, next(fits, each)))
+        return result, are_equal
 
-    def _fits(self, dims: Sequence[_Dim], size: int) -> bool:
-        return self._try(dict.fromkeys(dims, size)) == _SAME
+    def _differ_where_equal(self, found: list[_Found]) -> bool:
+        """Tells whether the graph is another where sizes that were not equal are."""
+        shared = range(max(r.low for _, r in found), min(r.high for _, r in found) + 1)
+        size = next((n for n in reversed(shared) if all(n % r.step == 0 for _, r in found)), 0)
+        return bool(size) and self._try({dim: size for dims, _ in found for dim in dims}) == _OTHER
 
     def _try(self, sizes: Mapping[_Dim, int]) -> str:
         """Tells whether the graph is the same with some other sizes."""
@@ -214,14 +219,6 @@ class _Trials:
         return places
 
 
-_SAME, _OTHER, _FAILS = "same", "other", "fails"
-
-
-def _extend(size_range: SizeRange, low: int) -> SizeRange:
-    is_any = size_range.step == 1
-    return replace(size_range, low=min(low, size_range.low)) if is_any else size_range
-
-
 def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
     """The nodes of a graph with their arguments: nodes as positions, numbers with their type."""
     positions = {node: at for at, node in enumerate(graph.nodes)}
@@ -229,7 +226,7 @@ def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
     def convert(value: Any) -> Any:
         if isinstance(value, fx.Node):
             return ("node", positions[value])
-        return (type(value), repr(value)) if isinstance(value, _NUMBERS) else value
+        return (type(value), repr(value)) if isinstance(value, bool | int | float) else value
 
     for node in graph.nodes:
         arguments = map_aggregate(node.args, convert), map_aggregate(node.kwargs, convert)
