@@ -32,27 +32,16 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """The parts of a step.
+    """The parts of a step, from which each recording makes one of its own."""
 
-    Attributes:
-        model: The caller's model, which is left unchanged.
-        args: Positional inputs as the caller gives them: tensors and specs.
-        kwargs: Keyword inputs, of the same kinds.
-        loss: From the model's output to the loss.
-        make_optimizer: From the parameters to the optimizer; None for none.
-        options: How the step is recorded.
-        fake_mode: The mode of the model's and the inputs' fake tensors.
-        named_devices: Collects the devices that the model's code names.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
+    model: nn.Module  # the caller's, which is left unchanged
+    args: tuple[Any, ...]  # as the caller gives them: tensors and specs
     kwargs: Mapping[str, Any]
     loss: Loss
     make_optimizer: OptimizerFactory | None
     options: Options
-    fake_mode: FakeTensorMode
-    named_devices: set[str]
+    fake_mode: FakeTensorMode  # of the fakes of model and inputs
+    named_devices: set[str]  # collects the devices that the model's code names
 
     def make_inputs(self) -> Inputs:
         """Makes fake inputs for what looks at their structure."""
@@ -81,8 +70,11 @@ class Blueprint:
             remember_inputs((args, kwargs), (self.args, self.kwargs))
             with replace_devices(self.named_devices):
                 settle_lazy(self.model, args, kwargs, self.fake_mode, options.dtype)
-            _place_model(self.model, options.target)
-            _place_inputs((args, kwargs), options.target)
+            device = options.target.device
+            for leaf in tree_leaves((args, kwargs)):
+                _place(leaf, device)
+            for module in self.model.modules():
+                _place_module(module, options.target)
             yield Step(
                 model=self.model,
                 args=args,
@@ -136,26 +128,20 @@ class Blueprint:
             yield
 
 
-def _place_model(model: nn.Module, target: Target) -> None:
-    """Moves parameters, their gradients and buffers as ``model.to(device)`` does.
+def _place_module(module: nn.Module, target: Target) -> None:
+    """Moves parameters, their gradients and buffers as ``module.to(device)`` does.
 
-    Other tensors of the modules stay where the user has them.
+    Other tensors of the module stay where the user has them.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         _place(tensor, target.device)
         _place(tensor.grad, target.device)
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor) and lies_on_accelerator(value):
-                _place(value, target.device)
-        for kind, move in target.movers.items():
-            if isinstance(module, kind):
-                move(module)
-
-
-def _place_inputs(inputs: Any, target: Target) -> None:
-    for leaf in tree_leaves(inputs):
-        _place(leaf, target.device)
+    for value in vars(module).values():
+        if isinstance(value, torch.Tensor) and lies_on_accelerator(value):
+            _place(value, target.device)
+    for kind, move in target.movers.items():
+        if isinstance(module, kind):
+            move(module)
 
 
 def _place(value: Any, device: torch.device) -> None:

@@ -74,7 +74,7 @@ def remember_inputs(fakes: Any, given: Any) -> None:
     data, and differ in any other batch. Both arguments have the same containers.
     """
     for fake, real in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
-        if type(real) is Tensor and _is_index(real):
+        if type(real) is Tensor and is_index(real):
             remember_constant(fake, real)
 
 
@@ -92,14 +92,15 @@ _replace_test(torch.isinf, False)
 _replace_test(torch.isnan, False)
 
 
-def _is_index(tensor: Tensor) -> bool:
+def is_index(tensor: Tensor) -> bool:
+    """Tells whether a tensor is small, and of integers or truth values."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     return whole and tensor.numel() <= MAX_ELEMENTS
 
 
 def is_known_index(args: tuple[Any, ...]) -> bool:
     first = args[0] if args else None
-    return isinstance(first, Tensor) and find_attached(first) is not None and _is_index(first)
+    return isinstance(first, Tensor) and find_attached(first) is not None and is_index(first)
 
 
 def answer_operator(
@@ -257,7 +258,7 @@ def _hint_bincount(
 
 
 def _hint_item(hint: int, tensor: Tensor) -> int:
-    if not _is_index(tensor) or tensor.dtype == torch.bool:  # no size
+    if not is_index(tensor) or tensor.dtype == torch.bool:  # no size
         raise DataDependentOutputException(_aten._local_scalar_dense.default)
     return hint
 

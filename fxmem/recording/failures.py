@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import re
 from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -18,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 
 from fxmem.errors import DataDependentError, FxmemError, TraceError, summarize_error
 from fxmem.loading.inputs import suggest_shape
-from fxmem.recording.constants import HINTED
+from fxmem.recording.constants import HINTED, is_index
 from fxmem.tracing import tracer
 from fxmem.tracing.fxgraph import describe_function
 from fxmem.tracing.source import find_raising_source, find_raising_step, find_span, is_machinery
@@ -100,9 +99,8 @@ def explain_failure(
         return error
     where, text = find_raising_source(error), str(error)
     at = f" at {where}" if where else ""
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return _explain_value(error, at, size_hint)
-    if _VALUE.search(text):
+    is_value = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    if is_value or _VALUE.search(text):
         return _explain_value(error, at, size_hint)
     if isinstance(error, SystemExit):
         return TraceError(f"the model called exit({error.code!r}){at}", hint="let forward return")
@@ -116,9 +114,15 @@ def explain_failure(
     for pattern, cause, hint in _CAUSES:
         if match := re.search(pattern, text):
             return TraceError(cause.format(*match.groups(), at=at), hint)
+    frames = [*_iterate_frames(error.__traceback__)]
+    in_torch = bool(frames) and is_machinery(frames[-1].f_code.co_filename)
+    hints = (*_ANYWHERE, *(_IN_TORCH if in_torch else ()))
+    given = ", ".join(inputs) or "none were given"
+    found = (hint.format(given=given) for pattern, hint in hints if re.search(pattern, text))
     # The user knows nothing of fake tensors, nor that those of the GPU lie on cpu:0.
-    text = summarize_error(error).replace("FakeTensor", "Tensor").replace("cpu:0", "cuda:0")
-    return TraceError(f"the step failed{at}: {text}", _suggest(error, inputs))
+    summary = summarize_error(error).replace("FakeTensor", "Tensor").replace("cpu:0", "cuda:0")
+    hint = suggest_shape(inputs) or next(found, _DEBUG)
+    return TraceError(f"the step failed{at}: {summary}", hint)
 
 
 def is_traced(error: BaseException) -> bool:
@@ -133,60 +137,25 @@ def _iterate_frames(step: TracebackType | None) -> Iterator[FrameType]:
         step = step.tb_next
 
 
-def _suggest(error: BaseException, inputs: Sequence[str]) -> str:
-    """Suggests what to try against an error that PyTorch or the model's own code raised."""
-    if hint := suggest_shape(inputs):
-        return hint
-    for pattern, hint in _ANYWHERE:
-        if re.search(pattern, str(error)):
-            return hint
-    frames = [*_iterate_frames(error.__traceback__)]
-    if not frames or not is_machinery(frames[-1].f_code.co_filename):
-        return _DEBUG
-    given = ", ".join(inputs) or "none were given"
-    for pattern, hint in _IN_TORCH:
-        if re.search(pattern, str(error)):
-            is_shape = hint.startswith("check shapes") and "type" not in str(error)
-            if is_shape and (inner := _find_submodule(frames)):
-                return f"the weights of {inner} do not fit what reaches it; the inputs are {given}"
-            return hint.format(given=given)
-    return _DEBUG
-
-
-def _find_submodule(frames: Sequence[FrameType]) -> str:
-    """Names the innermost module of torch that ran; empty at the model's root."""
-    running: list[nn.Module] = []
-    for frame in frames:
-        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        module = frame.f_locals.get(names[0]) if names else None  # whatever self is called
-        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
-            running.append(module)
-    if not running or not is_machinery(inspect.getfile(type(running[-1]))):
-        return ""
-    for name, module in running[0].named_modules():
-        if module is running[-1] and name:
-            return f"{name!r}, a {type(module).__name__},"
-    return ""
-
-
 # -- values that an analysis does not have ---------------------------------------------------------
 
 
 def _explain_value(error: BaseException, at: str, size_hint: int | None) -> DataDependentError:
     step, operator = find_raising_step(error), getattr(error, "func", None)
-    label, is_integer = _find_call(step) if step else ("", False)
-    quote = (_quote(step) if step else "") or label or str(operator or "a value")
+    label, is_integer = "", False  # the function of torch that the line called, and on what
+    for frame in _iterate_frames(step.tb_next if step else None):
+        if frame.f_code.co_name == "__torch_function__":
+            label = describe_function(frame.f_locals["func"])[2]
+            tensor = next(iter(frame.f_locals["args"]), None)
+            is_integer = (
+                isinstance(tensor, Tensor) and is_index(tensor) and tensor.dtype != torch.bool
+            )
+            break
     if label in ("pack_padded_sequence", "_pack_padded_sequence", "ctc_loss"):
         hint = (
             "the lengths decide sizes: from Python, give them as a real tensor (of integers, on "
             "the CPU) or numbers; or make them in the model, torch.full(...)"
         )
-    elif (
-        size_hint is None
-        and (operator in HINTED or operator is torch.ops.aten.index.Tensor)
-        and operator is not _ITEM
-    ):
-        hint = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
     elif size_hint is None and operator is _ITEM and is_integer:
         hint = "if it is a size, give a size hint: --size-hint N or size_hint=N"
     elif size_hint is None and operator is not _ITEM and operator in (_INDEX, *HINTED):
@@ -195,6 +164,7 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
         hint = "let a shape or an argument of the model decide, not the data"
     else:
         hint = "stay with tensors in what is analysed, and take numbers out of them elsewhere"
+    quote = (_quote(step) if step else "") or label or str(operator or "a value")
     return DataDependentError(
         f"`{quote}`{at} needs tensor values; fxmem analyses shapes only", hint=hint
     )
@@ -202,19 +172,6 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
 
 _INDEX = torch.ops.aten.index.Tensor
 _ITEM = torch.ops.aten._local_scalar_dense.default
-
-
-def _find_call(step: TracebackType) -> tuple[str, bool]:
-    """Finds the function of torch that a line called, and whether on a tensor of integers."""
-    for frame in _iterate_frames(step.tb_next):
-        if frame.f_code.co_name == "__torch_function__":
-            func, args = frame.f_locals["func"], frame.f_locals["args"]
-            tensor = args[0] if args and isinstance(args[0], torch.Tensor) else None
-            is_integer = tensor is not None and not (
-                tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
-            )
-            return describe_function(func)[2], is_integer
-    return "", False
 
 
 def _quote(step: TracebackType) -> str:
@@ -225,12 +182,11 @@ def _quote(step: TracebackType) -> str:
     first, last, start, end = span
     # Columns count bytes of UTF-8.
     line = linecache.getline(step.tb_frame.f_code.co_filename, first).encode().rstrip()
-    before, text = line[:start].decode().lstrip(), line[start:].decode()
-    if first == last:
-        text = line[start:end].decode()
-    elif not _BRANCH.match(text):
-        return ""
+    text = line[start : end if first == last else None].decode()
+    before = line[:start].decode().lstrip()
     if _BRANCH.fullmatch(before):
         text = f"{before}{text}"
+    elif first != last and not _BRANCH.match(text):
+        return ""
     text = text.removesuffix(":")
     return text if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 3]}..."

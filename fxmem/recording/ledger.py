@@ -52,39 +52,23 @@ class LiveStorage:
 
 
 class Ledger:
-    """Counts the storages of tensors on one device; on the CPU, of all tensors.
-
-    Attributes:
-        storages: Every storage seen, in order of allocation.
-        warmup: Allocations and frees before :meth:`begin`, as in the memory graph.
-        live_bytes: Live bytes after each allocation and free since :meth:`begin`.
-        live_now_bytes: Live bytes now.
-        peak_bytes: Most live bytes since a caller last set this.
-        resident_bytes: Live bytes when the step began.
-        operation: Index of the latest operation.
-        counts_all: Whether tensors on any device count.
-        recording: Whether births and deaths belong to the step.
-    """
+    """Counts the storages of tensors on one device; on the CPU, of all tensors."""
 
     def __init__(self, device: torch.device) -> None:
-        self.storages: list[LiveStorage] = []
-        self.warmup: list[tuple[int | None, int]] = []
-        self.live_bytes: list[int] = []
-        self.live_now_bytes = self.peak_bytes = self.resident_bytes = 0
-        self.operation = -1
+        self.storages: list[LiveStorage] = []  # in order of allocation
+        self.warmup: list[tuple[int | None, int]] = []  # before begin, as in the memory graph
+        self.live_bytes: list[int] = []  # after each allocation and free since begin
+        self.live_now_bytes = self.resident_bytes = 0
+        self.peak_bytes = 0  # since a caller last set this
+        self.operation = -1  # index of the latest
         self.counts_all = device == _HOST
-        self.recording = False
+        self.recording = False  # births and deaths belong to the step
         self._device = device
-        self._begun = False
+        self.is_warming_up = True  # the step has not begun
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._kept: set[tuple[str, bool]] = set()
         self._deaths = 0
-
-    @property
-    def is_warming_up(self) -> bool:
-        """Whether the step has not begun."""
-        return not self._begun
 
     def begin(self) -> None:
         """Starts the step; whatever is alive now is resident."""
@@ -104,7 +88,7 @@ class Ledger:
         ]
         self.resident_bytes = self.live_now_bytes
         self.operation = 0
-        self.recording = self._begun = True
+        self.recording, self.is_warming_up = True, False
 
     def is_counted(self, tensor: Tensor) -> bool:
         """Tells whether a tensor lies on the device."""
@@ -215,7 +199,7 @@ class Ledger:
         index = len(self.storages)
         self.storages.append(storage)
         self._live[key] = index
-        if not self._begun:
+        if self.is_warming_up:
             self.warmup.append((index, storage.nbytes))
         return index
 
@@ -223,7 +207,7 @@ class Ledger:
         del self._references[key]
         index = self._live.pop(key)
         storage = self.storages[index]
-        if not self._begun:
+        if self.is_warming_up:
             self.warmup.append((index, -storage.nbytes))
         if self.recording:
             storage.died = self.operation

@@ -28,7 +28,6 @@ _OF_VALUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": functional.binary_cross_entropy_with_logits,
 }
 LOSSES = (*_OF_CLASSES, *_OF_VALUES)
-_GIVE_FUNCTION = "give a function of the output, --loss file.py:function or loss="
 
 
 class NoGradientError(TraceError):
@@ -37,19 +36,12 @@ class NoGradientError(TraceError):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss function and its target, an input that every step shares.
-
-    Attributes:
-        name: Name for reports.
-        compute: From output and target to a scalar tensor.
-        make_target: From an output to the target; None where the loss takes none.
-        function: The user's own function of the output, if there is one.
-    """
+    """A loss function and its target, an input that every step shares."""
 
     name: str
-    compute: Callable[[Any, Tensor | None], Tensor]
-    make_target: Callable[[Any], Tensor] | None = None
-    function: Callable[[Any], object] | None = None
+    compute: Callable[[Any, Tensor | None], Tensor]  # from output and target to a scalar
+    make_target: Callable[[Any], Tensor] | None = None  # from an output; None for no target
+    function: Callable[[Any], object] | None = None  # the user's own function of the output
 
 
 def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
@@ -83,12 +75,7 @@ def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
         return _make_named(loss)
     name = str(getattr(loss, "__name__", type(loss).__name__))
     _check_function(loss, name)
-    return make_own_loss(name, loss)
-
-
-def make_own_loss(name: str, function: Callable[[Any], object]) -> Loss:
-    """Makes the loss that a user's function computes."""
-    return Loss(name, lambda output, target: _check_loss(function(output)), function=function)
+    return Loss(name, lambda output, target: _check_loss(loss(output)), function=loss)
 
 
 def _make_named(name: str) -> Loss:
@@ -172,11 +159,12 @@ def _sum_output(output: Any) -> Tensor:
     raise _explain_output(output)
 
 
-def _explain_output(output: Any) -> TraceError:
+def _explain_output(output: object) -> TraceError:
     return TraceError(
         f"the model returned {_describe(output)}, and no floating tensor was found in it"
         " (in lists, tuples, mappings and dataclasses)",
-        hint=f"{_GIVE_FUNCTION}; mode='infer' needs no loss",
+        hint="give a function of the output, --loss file.py:function or loss=;"
+        " mode='infer' needs no loss",
     )
 
 

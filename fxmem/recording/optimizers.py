@@ -27,11 +27,7 @@ class Adam8bit(optim.Optimizer):
     """Allocates the states of bitsandbytes' ``Adam8bit``, whose kernels need a GPU.
 
     They update in place, without temporaries. Source: ``bitsandbytes/optim/optimizer.py``,
-    ``Optimizer2State.init_state`` and ``get_state_buffer``.
-
-    Args:
-        params: The parameters.
-        lr: Learning rate; changes no allocation.
+    ``Optimizer2State.init_state`` and ``get_state_buffer``. ``lr`` changes no allocation.
     """
 
     _BLOCK_ELEMENTS = 256  # share a scale
@@ -51,23 +47,21 @@ class Adam8bit(optim.Optimizer):
                     self.state[parameter].update(self._make_state(parameter))
 
     def _make_state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-        count = parameter.numel()
+        count, device = parameter.numel(), parameter.device
         if count < self._MIN_ELEMENTS:
-            return {
-                "state1": torch.zeros_like(parameter, dtype=torch.float32),
-                "state2": torch.zeros_like(parameter, dtype=torch.float32),
-            }
+            make = functools.partial(torch.zeros_like, parameter, dtype=torch.float32)
+            return {"state1": make(), "state2": make()}
         if self._maps is None:  # one pair of them for all parameters
-            first, second = (torch.zeros(self._CODES, device=parameter.device) for _ in range(2))
-            self._maps = first, second
+            first = torch.zeros(self._CODES, device=device)
+            self._maps = first, torch.zeros(self._CODES, device=device)
         blocks = -(-count // self._BLOCK_ELEMENTS)
         return {
             "state1": torch.zeros_like(parameter, dtype=torch.uint8),
             "qmap1": self._maps[0],
-            "absmax1": torch.zeros(blocks, device=parameter.device),
+            "absmax1": torch.zeros(blocks, device=device),
             "state2": torch.zeros_like(parameter, dtype=torch.uint8),
             "qmap2": self._maps[1],
-            "absmax2": torch.zeros(blocks, device=parameter.device),
+            "absmax2": torch.zeros(blocks, device=device),
         }
 
 
@@ -117,7 +111,16 @@ def resolve_optimizer(
     if optimizer is None:
         return None
     if isinstance(optimizer, str):
-        name, make = optimizer, _find_named(optimizer)
+        kind, settings = parse_settings(optimizer)
+        if kind not in OPTIMIZERS:
+            close = difflib.get_close_matches(kind.lower(), OPTIMIZERS, n=3)
+            raise UsageError(
+                f"unknown optimizer {kind!r}",
+                hint=f"did you mean {' or '.join(close)}?"
+                if close
+                else f"one of {', '.join(OPTIMIZERS)}; or what makes one, file.py:function",
+            )
+        name, make = optimizer, lambda parameters: OPTIMIZERS[kind](parameters, **settings)
     elif isinstance(optimizer, optim.Optimizer):
         raise UsageError(
             f"the optimizer {type(optimizer).__name__} holds parameters already",
@@ -131,19 +134,6 @@ def resolve_optimizer(
             hint="give a name, a class or a function of the parameters",
         )
     return functools.partial(_make_optimizer, name, make)
-
-
-def _find_named(text: str) -> Callable[..., Any]:
-    name, settings = parse_settings(text)
-    if name not in OPTIMIZERS:
-        close = difflib.get_close_matches(name.lower(), OPTIMIZERS, n=3)
-        raise UsageError(
-            f"unknown optimizer {name!r}",
-            hint=f"did you mean {' or '.join(close)}?"
-            if close
-            else f"one of {', '.join(OPTIMIZERS)}; or what makes one, file.py:function",
-        )
-    return functools.partial(OPTIMIZERS[name], **settings)
 
 
 def parse_settings(text: str) -> tuple[str, dict[str, Any]]:

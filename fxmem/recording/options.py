@@ -33,33 +33,19 @@ OptimizerChoice = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Checked options, which hold for any model.
+    """Checked options, which hold for any model."""
 
-    Attributes:
-        mode: ``train`` or ``infer``.
-        inference_mode: See :class:`fxmem.recording.step.Step`.
-        target: The device whose kernels run the step.
-        gpu: The target GPU; None for any.
-        architecture: The properties of the GPU that the choice of kernels depends on.
-        dtype: Name of the dtype that parameters and floating inputs are cast to, or None.
-        autocast: The dtype that forward and loss are autocast to, as the caller wrote it, or None.
-        autocast_to: The same dtype, as PyTorch takes it.
-        loop: The training loop around the model.
-        frontend: The frontend asked for, or None.
-        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
-    """
-
-    mode: str
-    inference_mode: bool
-    target: Target
-    gpu: GpuModel | None
-    architecture: Gpu
-    dtype: str | None
-    autocast: str | None
-    autocast_to: torch.dtype | None
-    loop: Loop
-    frontend: str | None
-    size_hint: int | None
+    mode: str  # train or infer
+    inference_mode: bool  # whether inference runs under inference_mode, else under no_grad
+    target: Target  # the device whose kernels run the step
+    gpu: GpuModel | None  # the target GPU; None for any
+    architecture: Gpu  # the properties of the GPU that the choice of kernels depends on
+    dtype: str | None  # of parameters and floating inputs; None for their own
+    autocast: str | None  # the dtype of forward and loss under autocast, as the caller wrote it
+    autocast_to: torch.dtype | None  # the same, as PyTorch takes it
+    loop: Loop  # around the model
+    frontend: str | None  # asked for
+    size_hint: int | None  # how many elements nonzero and the like find; None to refuse them
 
 
 def resolve_options(
@@ -104,6 +90,11 @@ def resolve_options(
     if not (autocast is None or isinstance(autocast, str | torch.dtype)):
         raise UsageError(f"autocast={autocast!r} is not a dtype", hint="bf16, fp16, or None")
     autocast = None if autocast is None else strip_torch(autocast)
+    autocast_name = None if autocast is None else parse_dtype(autocast)
+    if autocast_name not in (None, "bfloat16", "float16"):
+        raise UsageError(f"autocast to {autocast_name}", hint="bf16 or fp16")
+    if device == "cpu" and autocast_name == "float16":
+        raise UsageError("autocast to float16 on the CPU is not modelled", hint="bf16")
     outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
     settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
     given = {name: value for name, value in settings.items() if value is not None}
@@ -115,7 +106,7 @@ def resolve_options(
         architecture=describe_gpu(model),
         dtype=None if dtype is None else parse_dtype(dtype),
         autocast=autocast,
-        autocast_to=_find_autocast(device, autocast),
+        autocast_to=getattr(torch, autocast_name) if autocast_name else None,
         loop=resolve_loop(loop, given),
         frontend=frontend,
         size_hint=size_hint,
@@ -131,28 +122,11 @@ def check_mode(mode: object) -> None:
         )
 
 
-def _find_autocast(device: str, autocast: str | None) -> torch.dtype | None:
-    if autocast is None:
-        return None
-    name = parse_dtype(autocast)
-    if name not in ("bfloat16", "float16"):
-        raise UsageError(f"autocast to {name}", hint="bf16 or fp16")
-    if device == "cpu" and name == "float16":
-        raise UsageError("autocast to float16 on the CPU is not modelled", hint="bf16")
-    return getattr(torch, name)  # type: ignore[no-any-return]
-
-
 # -- losses and optimizers as a caller chooses them: named, written or imported -------------------
 
 
 def check_choices(loss: LossChoice, optimizer: OptimizerChoice) -> None:
-    """Refuses unknown names of losses and optimizers before anything is imported.
-
-    Raises:
-        UsageError: There is no such loss or optimizer.
-
-    >>> check_choices("mse", "my_package:make_optimizer")
-    """
+    """Refuses unknown names of losses and optimizers before anything is imported."""
     if not is_target(optimizer):
         resolve_optimizer(optimizer)
     if not is_target(loss):

@@ -61,38 +61,26 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         target: The device whose kernels run the step.
         size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
-
-    Attributes:
-        ledger: Every storage seen, in order of allocation, and what was live when.
-        operations: The operators since :meth:`begin_step`.
-        node_records: By index of the traced node.
-        runner: Runs the operators.
-        autograd: The saves for backward, and the functions of autograd.
-        real_tensors: Real tensors that the step met.
-        user_references: The tensors that nodes returned.
-        seeding: Lines of forward that set the state of a random number generator.
-        casts: The casts that autocast keeps.
-        first_step: The operators before :meth:`begin_step`.
     """
 
     def __init__(self, target: Target, size_hint: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger(target.device)
-        self.operations: list[Operation] = []
-        self.node_records: dict[int, NodeRecord] = {}
+        self.operations: list[Operation] = []  # since begin_step
+        self.node_records: dict[int, NodeRecord] = {}  # by index of the traced node
         self.runner = OperatorRunner(target, self.ledger, size_hint)
         self.autograd = AutogradLog(self.ledger)
         self.real_tensors = RealTensorCache()
         self.user_references = UserReferences(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
         self.first_step = FirstStepLog()
-        self.seeding: dict[SourceLocation | None, None] = {}
+        self.seeding: dict[SourceLocation | None, None] = {}  # lines of forward that seed
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
         self._node_operators = self._node_storages = 0
         self._engine = EngineWatch()
-        self._function: tuple[str, int] | None = None
+        self._function: tuple[str, int] | None = None  # of autograd, that runs
         self._function_start = 0
 
     # -- the step ------------------------------------------------------------------------------

@@ -48,30 +48,17 @@ from fxmem.tracing.tracer import Tracer
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step to run.
+    """A step to run."""
 
-    Attributes:
-        model: The model on fake tensors, in train or eval mode.
-        args: Positional inputs, on fake tensors.
-        kwargs: Keyword inputs.
-        train: Whether loss, backward and the optimizer run; else forward under ``no_grad``.
-        inference_mode: Whether inference runs under ``inference_mode`` instead.
-        loss: From the model's output to the loss.
-        make_optimizer: From the parameters to the optimizer; None for none.
-        loop: The training loop around the model.
-        autocast: The dtype of forward and loss under autocast, or None; float16 takes a gradient
-            scaler.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
+    model: nn.Module  # on fake tensors, in train or eval mode
+    args: tuple[Any, ...]  # on fake tensors
     kwargs: Mapping[str, Any]
-    train: bool
+    train: bool  # loss, backward and the optimizer run; else forward under no_grad
     loss: Loss
-    make_optimizer: OptimizerFactory | None
-    loop: Loop = PLAIN
-    autocast: torch.dtype | None = None
-    inference_mode: bool = False
+    make_optimizer: OptimizerFactory | None  # from the parameters
+    loop: Loop = PLAIN  # around the model
+    autocast: torch.dtype | None = None  # of forward and loss; float16 takes a gradient scaler
+    inference_mode: bool = False  # inference runs under inference_mode, not no_grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +72,7 @@ class Recording:
         live_bytes: Live bytes after each allocation and free as they were watched, equal to those
             of the timeline that is computed from ``graph``.
         notes: Notes on how the step was run, a sentence each.
-        casts_weights: Whether autocast casts weights, which are kept under ``no_grad`` and not
-            under ``inference_mode``.
+        casts_weights: Whether autocast casts weights: casts are kept under ``no_grad`` alone.
     """
 
     graph: MemoryGraph

@@ -244,16 +244,6 @@ def test_sequences_packed_outside_are_to_be_packed_inside() -> None:
     )
 
 
-def test_weights_that_do_not_fit_inside_are_named() -> None:
-    with pytest.raises(fxmem.TraceError) as caught:
-        fxmem.analyze(nn.Sequential(nn.Linear(8, 16), nn.Linear(32, 4)), ("4x8",))
-    assert caught.value.hint == (
-        "the weights of '1', a Linear, do not fit what reaches it; the inputs are 4x8:float32"
-    )
-    with pytest.raises(fxmem.TraceError, match="check shapes and dtypes of the inputs"):
-        fxmem.analyze(nn.Linear(8, 16), ("4x9",))
-
-
 class Remembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
