@@ -35,12 +35,7 @@ Tie = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Context:
-    """The context that code runs in.
-
-    Attributes:
-        grad: Whether autograd records.
-        autocast: By device, the dtype of autocast.
-    """
+    """The context that code runs in: whether autograd records, and autocast by device."""
 
     grad: bool
     autocast: Autocast
@@ -57,11 +52,7 @@ def read_context() -> Context:
 
 
 def read_autocast() -> Autocast:
-    """Reads what the caller's code is autocast to.
-
-    >>> read_autocast()
-    (None, None)
-    """
+    """Reads what the caller's code is autocast to."""
     return tuple([read_autocast_on(device) for device in _DEVICES])
 
 
@@ -116,13 +107,7 @@ def read_settings() -> dict[str, tuple[Any, ...]]:
 
 
 class Within:
-    """A function that runs without gradients, without autocast, or both.
-
-    Attributes:
-        function: The function.
-        without_grad: Whether autograd does not record it.
-        without_autocast: The devices for which it is not autocast.
-    """
+    """A function that runs without gradients, without autocast on some devices, or both."""
 
     def __init__(
         self, function: Callable[..., Any], without_grad: bool, without_autocast: tuple[str, ...]
@@ -146,12 +131,7 @@ class Within:
 
 @functools.lru_cache(maxsize=256)
 def run_within(function: Callable[..., Any], outer: Context, inner: Context) -> Within | None:
-    """Makes a function that runs as one context has it, to be called in another.
-
-    Args:
-        function: The function.
-        outer: The context that it is called in.
-        inner: The context that it runs in.
+    """Makes a function that runs as the inner context has it, to be called in the outer one.
 
     Returns:
         None where single calls cannot be so: autocast keeps the casts of weights to its end
@@ -220,12 +200,7 @@ def describe_value(value: Any) -> Signature:
 
 
 def describe_structure(value: Any, tensors: list[Tensor]) -> Hashable:
-    """Describes an argument without the sizes of its tensors, and gathers those.
-
-    Args:
-        value: The argument; tensors are found in lists, tuples, mappings and dataclasses.
-        tensors: Gets them, in order.
-    """
+    """Describes an argument without the sizes of its tensors, which are added to a list."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return value.dim(), value.dtype, value.requires_grad

@@ -1,4 +1,4 @@
-"""Devices that the user's code names, on a machine that may have none of them.
+"""Accelerators that the user's code names, on a machine that may have none of them.
 
 ``x.cuda()``, ``torch.zeros(8, device="cuda")`` and the like mean: where the model runs. An
 analysis runs no model anywhere; its tensors are fake ones on the CPU, and fake tensors on an
@@ -21,14 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 _NO_INDEX = -1
-"""What ``tensor.get_device()`` says of a tensor on the CPU."""
+"""Result of ``tensor.get_device()`` on the CPU."""
 _HOST = torch.device("cpu")
 _ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
-_MOVES = {Tensor.cuda: "cuda", Tensor.xpu: "xpu"}
-_BY_POSITION = frozenset({*_MOVES, Tensor.to, Tensor.type, Tensor.pin_memory})
+_BY_POSITION = frozenset({Tensor.cuda, Tensor.to, Tensor.pin_memory})
 """Functions that need no keyword to move a tensor."""
 _MARK = "_fxmem_on_accelerator"
-_TYPE = re.compile(r"torch\.(cuda|xpu)\.(\w+Tensor)")
 _CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
     "synchronize": lambda device=None: None,
     "set_device": lambda device: None,
@@ -36,7 +34,7 @@ _CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
     "_exchange_device": lambda device: 0,  # what entering and leaving torch.cuda.device(0) calls
     "_maybe_exchange_device": lambda device: 0,
 }
-"""What chooses a GPU or waits for it has nothing to do where nothing runs on one."""
+"""Functions that choose a GPU or wait for one: nothing runs there."""
 
 
 @contextlib.contextmanager
@@ -45,7 +43,7 @@ def replace_devices(named: set[str], device: torch.device = _HOST) -> Iterator[N
 
     Args:
         named: Gets the names, as the code wrote them.
-        device: Where the fake tensors of the target lie.
+        device: The device of the target's fake tensors.
 
     >>> named = set()
     >>> with replace_devices(named):
@@ -95,8 +93,8 @@ class _ReplaceDevices(TorchFunctionMode):
             return func(*args)
         if func is Tensor.pin_memory:  # which makes a copy faster that is not made
             return args[0]
-        if func in _MOVES:
-            self._named.add(_MOVES[func])
+        if func is Tensor.cuda:
+            self._named.add("cuda")
             return mark_on_accelerator(args[0])
         args, kwargs = list(args), dict(kwargs or {})
         is_moved = self._replace_arguments(func, args, kwargs)
@@ -109,11 +107,7 @@ class _ReplaceDevices(TorchFunctionMode):
         """Tells whether a device was replaced among the arguments."""
         is_moved = False
         for position, value in enumerate(args if func in _BY_POSITION else ()):
-            match = _TYPE.fullmatch(value) if isinstance(value, str) else None
-            if match is not None:
-                self._named.add(match[1])
-                args[position], is_moved = f"torch.{match[2]}", True
-            elif _is_accelerator(value):
+            if _is_accelerator(value):
                 args[position], is_moved = self._replace(value), True
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False

@@ -1,8 +1,8 @@
-"""Modules as the tracer sees them: which are leaves, their hooks, and what they are by name."""
+"""Modules as the tracer sees them: leaves, hooks, and descriptions by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -82,34 +82,30 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Types of attributes that are compared by value."""
 INTERNAL = frozenset({*vars(nn.Module()), "_is_torch_compile"})
 """Attributes that every module has, and the one with which ``torch.compile`` marks a module."""
-_UNKNOWN = "?"
+Description = dict[str, str]
+"""By name, the class of a module, the shape of a tensor, the value of an attribute.
 
-Description = tuple[tuple[str, object], ...]
+Empty for a module with lazy parameters: what it is comes with its first input.
+"""
 
 
 def describe_model(model: nn.Module) -> Description:
-    """Lists modules by name with their class, their tensors with shape, and plain attributes.
+    """Describes modules by class, their tensors by shape and dtype, and plain attributes.
 
-    >>> dict(describe_model(nn.Linear(2, 1)))["weight"]
-    ((1, 2), 'torch.float32')
+    >>> describe_model(nn.Linear(2, 1))["weight"]
+    '(1, 2) torch.float32'
     """
-
-    def describe() -> Iterator[tuple[str, object]]:
-        for name, module in model.named_modules(remove_duplicate=False):
-            prefix = f"{name}." if name else ""
-            tensors = [*module._parameters.items(), *module._buffers.items()]
-            if any(tensor is not None and is_lazy(tensor) for _, tensor in tensors):
-                yield name or "the model", _UNKNOWN  # what it is comes with its first input
-                continue
-            yield name or "the model", type(module).__name__
-            for held, tensor in tensors:
-                if tensor is not None:
-                    yield f"{prefix}{held}", (tuple(tensor.shape), str(tensor.dtype))
-            for attribute, value in vars(module).items():
-                if attribute not in INTERNAL and isinstance(value, PLAIN):
-                    yield f"{prefix}{attribute}", value
-
-    return tuple(describe())
+    found: Description = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        tensors = {**module._parameters, **module._buffers}
+        is_settled = not any(tensor is not None and is_lazy(tensor) for tensor in tensors.values())
+        found[name or "the model"] = type(module).__name__ if is_settled else ""
+        for key, value in {**tensors, **vars(module)}.items() if is_settled else ():
+            if isinstance(value, torch.Tensor) and key in tensors:
+                found[f"{name}.{key}".strip(".")] = f"{tuple(value.shape)} {value.dtype}"
+            elif isinstance(value, PLAIN) and key not in INTERNAL and key not in tensors:
+                found[f"{name}.{key}".strip(".")] = repr(value)
+    return found
 
 
 def remember_model(graph: fx.Graph, description: Description) -> None:
@@ -120,9 +116,8 @@ def remember_model(graph: fx.Graph, description: Description) -> None:
 
 def recall_model(graph: fx.Graph) -> Description | None:
     """Returns what :func:`remember_model` kept; None for a graph of another origin."""
-    outputs = graph.find_nodes(op="output")
-    found: Description | None = outputs[0].meta.get(_KEY) if outputs else None
-    return found
+    found: list[Description | None] = [o.meta.get(_KEY) for o in graph.find_nodes(op="output")]
+    return found[0] if found else None
 
 
 def find_difference(one: Description, other: Description) -> str:
@@ -132,11 +127,6 @@ def find_difference(one: Description, other: Description) -> str:
     >>> find_difference(small, large)
     'weight'
     """
-    if any(value == _UNKNOWN for _, value in (*one, *other)):
+    if "" in (*one.values(), *other.values()):
         return ""  # the nodes of the graph have the modules' names
-    for mine, theirs in zip(one, other, strict=False):
-        if mine[0] != theirs[0] or repr(mine[1]) != repr(theirs[1]):
-            return mine[0]
-    if len(one) == len(other):
-        return ""
-    return max(one, other, key=len)[min(len(one), len(other))][0]
+    return next((name for name in (*one, *other) if one.get(name) != other.get(name)), "")

@@ -11,6 +11,7 @@ strides, dtype, device and, for a view, where it begins.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -22,11 +23,9 @@ Key = tuple[Any, ...]
 
 
 class _Kind(Enum):
-    """What an operator returns."""
-
     NEW = "new tensors"
-    VIEW = "a view of its first argument, or several"
-    SELF = "its first argument, overwritten"
+    VIEW = "a view of the first argument, or several"
+    SELF = "the first argument, overwritten"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +78,15 @@ class OperatorCache:
         if kind is None:
             return func(*args, **kwargs)
         first = args[0][0] if args[0].__class__ is list and args[0] else args[0]
-        if not isinstance(first, FakeTensor):
-            return func(*args, **kwargs)
-        key = make_key(func, args, kwargs)
+        key = make_key(func, args, kwargs) if isinstance(first, FakeTensor) else None
         if key is None:
             return func(*args, **kwargs)
         if func in _INDEXING:
-            return self._take(func, first, args[1:])
+            guard = torch._C._DisableTorchDispatch()
+            try:
+                return self._wrap(func(first, *args[1:]), first.fake_mode, first.fake_device)
+            finally:
+                del guard
         if key not in self._results:
             before = _describe_tensor(first)
             result = (compute or func)(*args, **kwargs)
@@ -96,38 +97,31 @@ class OperatorCache:
             return func(*args, **kwargs)
         return args[0] if kind is _Kind.SELF else self._rebuild(kept, first, kind)
 
-    def _take(self, func: Any, base: FakeTensor, place: tuple[Any, ...]) -> FakeTensor:
-        guard = torch._C._DisableTorchDispatch()
-        try:
-            return self._wrap(func(base, *place), base.fake_mode, base.fake_device)
-        finally:
-            del guard
-
     def _rebuild(self, kept: _Kept, like: FakeTensor, kind: _Kind) -> Any:
+        def make(layout: _Layout) -> FakeTensor:
+            if kind is _Kind.VIEW:
+                meta = torch.empty(0, dtype=layout.dtype, device="meta")
+                offset = like.storage_offset() + layout.offset
+                meta.set_(like.untyped_storage(), offset, layout.shape, layout.stride)
+            else:
+                meta = torch.empty_strided(
+                    layout.shape, layout.stride, dtype=layout.dtype, device="meta"
+                )
+            return self._wrap(meta, like.fake_mode, layout.device)
+
         guard = torch._C._DisableTorchDispatch()
         try:
-            make = self._make_view if kind is _Kind.VIEW else self._make_new
             if isinstance(kept, _Layout):
-                return make(kept, like)
-            made = (None if layout is None else make(layout, like) for layout in kept)
+                return make(kept)
+            made = (None if layout is None else make(layout) for layout in kept)
             return kept.__class__(made)  # type: ignore[arg-type]
         finally:
             del guard
 
-    def _make_view(self, layout: _Layout, like: FakeTensor) -> FakeTensor:
-        view = torch.empty(0, dtype=layout.dtype, device="meta")
-        offset = like.storage_offset() + layout.offset
-        view.set_(like.untyped_storage(), offset, layout.shape, layout.stride)
-        return self._wrap(view, like.fake_mode, layout.device)
-
-    def _make_new(self, layout: _Layout, like: FakeTensor) -> FakeTensor:
-        empty = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
-        return self._wrap(empty, like.fake_mode, layout.device)
-
     def _wrap(
         self, meta: torch.Tensor, fake_mode: FakeTensorMode, device: torch.device
     ) -> FakeTensor:
-        """What ``FakeTensor(fake_mode, meta, device)`` makes, in a third of the time."""
+        """Makes what ``FakeTensor(fake_mode, meta, device)`` makes, in a third of the time."""
         attributes = self._attributes.get(device)
         if attributes is None:
             fake = FakeTensor(fake_mode, meta, device)
@@ -146,7 +140,7 @@ class OperatorCache:
 
 @functools.cache
 def _find_kind(func: Any) -> _Kind | None:
-    """What the schema says that an operator returns; None for what is not plain."""
+    """Reads from the schema what an operator returns; None for what is not plain."""
     schema = func._schema
     if func.namespace != "aten" or not schema.arguments:
         return None
@@ -154,10 +148,10 @@ def _find_kind(func: Any) -> _Kind | None:
         return None
     if "as_strided" in schema.name:  # counts from the beginning of the memory
         return None
-    aliased = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None]
-    returned = [value.alias_info is not None for value in schema.returns]
     if func in _SECRET_VIEWS:
         return _Kind.VIEW
+    aliased = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None]
+    returned = [value.alias_info is not None for value in schema.returns]
     if not aliased and not any(returned):
         return _Kind.NEW
     if aliased != [0] or returned != [True]:
@@ -166,7 +160,7 @@ def _find_kind(func: Any) -> _Kind | None:
 
 
 def make_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
-    """What decides an operator's result; None where its arguments are not plain."""
+    """Makes a key of all that decides an operator's result; None where it is not plain."""
     parts: list[Any] = [func]
     if not _add_parts(parts, args):
         return None
@@ -185,12 +179,7 @@ def _add_parts(parts: list[Any], arguments: Any) -> bool:
                 return False
             if argument.dtype.is_complex:  # conjugate and negative bits
                 return False
-            parts += (
-                argument.shape,
-                argument.stride(),
-                argument.dtype,
-                argument.fake_device,
-            )
+            parts += (argument.shape, argument.stride(), argument.dtype, argument.fake_device)
         elif isinstance(argument, (list, tuple)):
             parts.append(len(argument))
             if not _add_parts(parts, argument):
@@ -205,10 +194,10 @@ def _add_parts(parts: list[Any], arguments: Any) -> bool:
 def _describe(
     kind: _Kind, result: Any, args: tuple[Any, ...], before: _Layout | None
 ) -> _Kept | None:
+    """Describes a result so that it can be made again; None where it cannot be."""
     if kind is _Kind.SELF:  # some change its shape: resize_, transpose_, set_
         return before if result is args[0] and _describe_tensor(args[0]) == before else None
-    taken: set[int] = set()
-    _add_addresses(taken, args)
+    taken = {*_iterate_addresses(args)}
     if isinstance(result, FakeTensor):
         return _describe_result(kind, result, args[0], taken)
     if type(result) not in (tuple, list):
@@ -223,31 +212,33 @@ def _describe(
     return described if type(result) is list else tuple(described)
 
 
-def _add_addresses(taken: set[int], arguments: Any) -> None:
+def _iterate_addresses(arguments: Any) -> Iterator[int]:
     for argument in arguments:
         if isinstance(argument, FakeTensor):
-            taken.add(_address(argument))
+            yield _address(argument)
         elif isinstance(argument, (list, tuple)):
-            _add_addresses(taken, argument)
+            yield from _iterate_addresses(argument)
 
 
 def _describe_result(
     kind: _Kind, tensor: FakeTensor, first: Any, taken: set[int]
 ) -> _Layout | None:
-    if kind is not _Kind.VIEW:
-        return _describe_new(tensor, taken)
-    layout = _describe_tensor(tensor) if _address(tensor) == _address(first) else None
-    return layout and replace(layout, offset=layout.offset - int(first.storage_offset()))
-
-
-def _describe_new(tensor: FakeTensor, taken: set[int]) -> _Layout | None:
-    """The layout of a tensor with memory of its own; None if it shares or allocates otherwise."""
-    if tensor.layout is not torch.strided:
+    layout = _describe_tensor(tensor)
+    if layout is None:
         return None
-    if _address(tensor) in taken or not _allocates_as_told(tensor):
+    if kind is _Kind.VIEW:
+        is_view = _address(tensor) == _address(first)
+        return (
+            replace(layout, offset=layout.offset - int(first.storage_offset())) if is_view else None
+        )
+    # A new tensor must have memory of its own, as much as ``empty_strided`` allocates.
+    sizes_strides = zip(layout.shape, layout.stride, strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes_strides)
+    nbytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    if _address(tensor) in taken or layout.offset or tensor.untyped_storage().nbytes() != nbytes:
         return None
     taken.add(_address(tensor))
-    return _describe_tensor(tensor)
+    return layout
 
 
 def _describe_tensor(tensor: torch.Tensor) -> _Layout | None:
@@ -263,12 +254,3 @@ def _describe_tensor(tensor: torch.Tensor) -> _Layout | None:
 def _address(tensor: torch.Tensor) -> int:
     address: int = tensor.untyped_storage()._cdata
     return address
-
-
-def _allocates_as_told(tensor: torch.Tensor) -> bool:
-    """Tells whether ``empty_strided`` with its shape and stride allocates what it has."""
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    nbytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
-    return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == nbytes

@@ -35,12 +35,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """An integer operation on sizes.
-
-    Attributes:
-        function: From :mod:`operator`.
-        arguments: Sizes and plain integers.
-    """
+    """An integer operation, from :mod:`operator`, on sizes and plain integers."""
 
     function: Callable[..., Any]
     arguments: tuple[int, ...]
@@ -66,6 +61,9 @@ class SizeInt(int):
         # A copy or a pickle outlives the trace that the expression points into.
         return int, (int(self),)
 
+    def __neg__(self) -> SizeInt:
+        return SizeInt(-int(self), Arithmetic(operator.neg, (self,)))
+
 
 def _make_binary(function: Callable[[Any, Any], Any], *, reflected: bool) -> Callable[..., Any]:
     def compute(self: SizeInt, other: Any) -> Any:
@@ -79,24 +77,19 @@ def _make_binary(function: Callable[[Any, Any], Any], *, reflected: bool) -> Cal
     return compute
 
 
-def _negate(self: SizeInt) -> SizeInt:
-    return SizeInt(-int(self), Arithmetic(operator.neg, (self,)))
-
-
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     _function = getattr(operator, _name)
     setattr(SizeInt, f"__{_name}__", _make_binary(_function, reflected=False))
     setattr(SizeInt, f"__r{_name}__", _make_binary(_function, reflected=True))
-SizeInt.__neg__ = _negate  # type: ignore[method-assign, assignment]
 
 
 def make_shape(shape: Iterable[int], origin: Any) -> torch.Size:
-    """A ``torch.Size`` whose elements remember that they are the dimensions of ``origin``."""
+    """Makes a ``torch.Size`` whose elements remember that they are dimensions of ``origin``."""
     return torch.Size([SizeInt(size, Dim(origin, dim)) for dim, size in enumerate(shape)])
 
 
 def make_numel(shape: Iterable[int], origin: Any) -> int:
-    """The product of the dimensions of ``origin``, remembered."""
+    """Makes the product of the dimensions of ``origin``, remembered."""
     count: int = 1
     for size in make_shape(shape, origin):
         count = size * count

@@ -1,4 +1,4 @@
-"""Which line of the user's code is running."""
+"""The running line of the user's code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 Span = tuple[int, int, int, int]
-"""Where something is written: first line, last line, first column, end column."""
+"""The place of an expression: first line, last line, first column, end column."""
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def is_machinery(filename: str) -> bool:
 
 
 def find_source() -> SourceLocation | None:
-    """The innermost running line of the user's code.
+    """Finds the innermost running line of the user's code.
 
     Returns:
         None where no line of the user's code runs between the tracer's call of the model or the
@@ -72,7 +72,7 @@ def find_source() -> SourceLocation | None:
 
 
 def find_raising_source(error: BaseException) -> SourceLocation | None:
-    """The innermost line of the user's own code that an error passed through.
+    """Finds the innermost line of the user's own code that an error passed through.
 
     Installed packages count only where nothing else does.
     """
@@ -86,7 +86,7 @@ def find_raising_source(error: BaseException) -> SourceLocation | None:
 
 
 def find_raising_step(error: BaseException) -> TracebackType | None:
-    """The entry of an error's traceback for that line."""
+    """Finds the entry of an error's traceback for that line."""
     found: TracebackType | None = None
     is_own = False
     step = error.__traceback__
@@ -101,7 +101,7 @@ def find_raising_step(error: BaseException) -> TracebackType | None:
 
 
 def find_span(code: CodeType, instruction: int) -> Span | None:
-    """Where the expression is written that an instruction belongs to.
+    """Finds the place of the expression that an instruction belongs to.
 
     Args:
         code: The code.

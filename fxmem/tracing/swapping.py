@@ -1,4 +1,4 @@
-"""A model run on fake tensors: they take the place of its own while it runs, which then come back.
+"""Fake tensors in the place of a model's own while it runs.
 
 As ``torch.func.functional_call`` does with parameters, but wherever the model's code finds a
 tensor: attributes, lists, optimizers in hooks, closures. All Python state that is reached from the
@@ -332,12 +332,7 @@ def settle_lazy(
 
     A model without lazy parameters is not run.
 
-    Args:
-        model: Within :func:`swap_in_fakes`.
-        args: Positional inputs, on fakes.
-        kwargs: Keyword inputs.
-        fake_mode: The mode that the fakes belong to.
-        dtype: Name of a dtype that floating parameters are cast to.
+    To be called within :func:`swap_in_fakes`, with its inputs, fake mode and dtype.
     """
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return

@@ -39,9 +39,8 @@ class Memory:
     """Memory that values share.
 
     Attributes:
-        known: No longer so once the step overwrites it with what is not known.
-        held: Whether it came of a tensor that was there before the step: of an input, or of what
-            the model holds. Other steps may have others.
+        known: Whether nothing unknown has overwritten it.
+        held: Whether it came of an input or of what the model holds: other steps may have others.
     """
 
     known: bool = True
@@ -113,12 +112,9 @@ def mark_held(fake: torch.Tensor) -> None:
 
 
 def comes_of_held(arguments: Any, answer: Any) -> bool:
-    """Tells whether what code was told of tensors' values may be otherwise in another step.
+    """Tells whether an answer that tensors' values decided may be another one in another step.
 
-    Args:
-        arguments: What it asked with.
-        answer: What it was told; where the values are not known, whether all is well, or what a
-            size hint says.
+    Where the values are not known, a bool says that all is well, and a number is the size hint.
     """
     for tensor in tree_leaves(arguments):
         if isinstance(tensor, torch.Tensor):
