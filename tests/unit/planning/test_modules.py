@@ -1,9 +1,10 @@
-"""Which modules may be computed again, and their calls as regions."""
+"""Modules that may be recomputed, and their calls as segments."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -45,12 +46,6 @@ def look_up(model: nn.Module, **options: Any) -> tuple[StepIndex, dict[str, Modu
     return facts, {choice.fqn: choice for choice in choices}, reasons
 
 
-def find_reason(model: nn.Module, fqn: str) -> str:
-    _, choices, reasons = look_up(model)
-    assert fqn not in choices
-    return str(reasons[fqn])
-
-
 def test_modules_of_any_depth_are_choices() -> None:
     model = nn.Sequential(Block(Mlp()), Block(Mlp()), nn.Linear(8, 1))
     facts, choices, reasons = look_up(model)
@@ -74,108 +69,113 @@ def test_all_calls_of_a_module_go_together() -> None:
     assert [names[span] for span in choices["0.inner"].spans] == ["0.inner", "0.inner"]
 
 
-def test_of_modules_that_run_the_same_it_is_the_outermost() -> None:
-    _, choices, _ = look_up(nn.Sequential(nn.Sequential(Mlp()), nn.Linear(8, 1)))
-    assert "0" in choices
-    assert "0.0" not in choices
-
-
-def test_what_shares_some_calls_with_another_is_left_out() -> None:
+def test_of_modules_that_share_calls_it_is_the_outermost() -> None:
     shared = Mlp()
-    _, choices, _ = look_up(nn.Sequential(nn.Sequential(shared), shared))
-    assert [fqn for fqn in choices if fqn in ("0", "0.0")] == ["0"]
+    for model in (nn.Sequential(Mlp()), shared), (nn.Sequential(shared), shared):
+        _, choices, _ = look_up(nn.Sequential(*model, nn.Linear(8, 1)))
+        assert "0" in choices
+        assert "0.0" not in choices
 
 
-def test_nodes_that_may_not_be_computed_again_are_in_no_choice() -> None:
-    class Drawing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = torch.Generator()
+class Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x * torch.rand(8, generator=self.generator)
-
-    reason = find_reason(nn.Sequential(Block(Drawing()), nn.Linear(8, 1)), "0")
-    assert "draws from a generator of its own" in reason
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(8, generator=self.generator)
 
 
-def test_a_module_that_changes_a_buffer_after_it_read_it_is_no_choice() -> None:
-    class Averaging(nn.Module):
-        def __init__(self, reads_first: bool) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(8))
-            self.reads_first = reads_first
+class Averaging(nn.Module):
+    def __init__(self, reads_first: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.reads_first = reads_first
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = x - self.mean if self.reads_first else x  # type: ignore[operator]
-            self.mean.mul_(0.9)  # type: ignore[operator]
-            return y + self.mean
-
-    model = nn.Sequential(Averaging(True), nn.Linear(8, 8))
-    assert find_reason(model, "0") == "0.sub reads 0.mean, which 0.mul_ changes in place"
-    _, choices, _ = look_up(nn.Sequential(Averaging(False), nn.Linear(8, 8)))
-    assert "0" in choices  # a checkpoint begins again with what the buffer was
+    def forward(self, x: Tensor) -> Tensor:
+        y = x - self.mean if self.reads_first else x  # type: ignore[operator]
+        self.mean.mul_(0.9)  # type: ignore[operator]
+        return y + self.mean
 
 
-def test_no_choice_begins_where_its_input_is_changed() -> None:
-    class Adding(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            x += 1
-            return x.exp()
-
-    assert find_reason(nn.Sequential(nn.Linear(8, 8), Adding()), "1") == (
-        "1.add_ changes its input in place"
-    )
+class Adding(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1
+        return x.exp()
 
 
-def test_a_module_that_reads_what_it_is_not_given_is_no_choice() -> None:
-    class Reading(nn.Module):
-        def __init__(self, source: list[Tensor]) -> None:
-            super().__init__()
-            self.source = source
+class Reading(nn.Module):
+    """Reads what its parent puts beside its arguments."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.source[-1]
+    def __init__(self, beside: list[Tensor]) -> None:
+        super().__init__()
+        self.beside = beside
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.source: list[Tensor] = []
-            self.first = nn.Linear(8, 8)
-            self.reading = Reading(self.source)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.source[:] = [self.first(x)]
-            return self.reading(x)
-
-    assert find_reason(Model(), "reading") == (
-        "it uses first, which is computed before it and is none of its arguments"
-    )
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.beside[-1]
 
 
-def test_a_module_whose_values_are_kept_elsewhere_is_no_choice() -> None:
-    kept: list[Tensor] = []
+class Lending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: list[Tensor] = []
+        self.first, self.reading = nn.Linear(8, 8), Reading(self.beside)
 
-    class Keeping(Mlp):
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = self.up(x)
-            kept[:] = [hidden]
-            return self.down(torch.tanh(hidden))
+    def forward(self, x: Tensor) -> Tensor:
+        self.beside[:] = [self.first(x)]
+        return self.reading(x)
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.keeping = Keeping()
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.keeping(x)
-            total = y.sum() + kept[0].sum()
-            kept.clear()
-            return total
+kept: list[Tensor] = []
 
-    assert find_reason(Model(), "keeping") == (
-        "what it makes is held elsewhere than in its result: keeping.up"
-    )
+
+class Keeping(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        kept[:] = [super().forward(x)]
+        return torch.tanh(kept[0])
+
+
+class Taking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeping = Keeping(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.keeping(x).sum() + kept.pop().sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "fqn", "reason"),
+    [
+        (
+            nn.Sequential(Block(Drawing()), nn.Linear(8, 1)),
+            "0",
+            "0.inner.rand draws from a generator of its own, whose state is not restored",
+        ),
+        (
+            nn.Sequential(Averaging(), nn.Linear(8, 8)),
+            "0",
+            "0.sub reads 0.mean, which 0.mul_ changes in place",
+        ),
+        (nn.Sequential(nn.Linear(8, 8), Adding()), "1", "1.add_ changes its input in place"),
+        (
+            Lending(),
+            "reading",
+            "it uses first, which is computed before it and is none of its arguments",
+        ),
+        (Taking(), "keeping", "what it makes is held elsewhere than in its result: keeping.linear"),
+    ],
+    ids=["generator", "buffer", "in place", "reads", "keeps"],
+)
+def test_modules_that_cannot_be_recomputed(model: nn.Module, fqn: str, reason: str) -> None:
+    _, choices, reasons = look_up(model)
+    assert fqn not in choices
+    assert reasons[fqn] == reason
+
+
+def test_a_checkpoint_begins_with_a_buffer_as_it_was() -> None:
+    _, choices, _ = look_up(nn.Sequential(Averaging(reads_first=False), nn.Linear(8, 8)))
+    assert "0" in choices
 
 
 def test_the_step_as_it_was_is_simulated_as_it_was() -> None:

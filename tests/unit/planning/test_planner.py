@@ -1,4 +1,4 @@
-"""What plans are asked for, what cannot be had, and what is told then."""
+"""Limits of plans, plans that do not exist, and the messages that say so."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fxmem.planning.planner import plan as plan_step
 from fxmem.units import format_bytes
 
 INPUT = "4096x64"
+ONE_LIMIT = "a plan needs one limit (budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1)"
 TENSOR_BYTES = 4 * 4096 * 64
 
 
@@ -40,69 +41,52 @@ def front(analysis: fxmem.Analysis) -> tuple[fxmem.Plan, ...]:
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [{}, {"budget": 1, "max_overhead": 0.1}, {"max_overhead": 0.1, "max_overhead_flops": 0.1}],
-    ids=["none", "two", "two overheads"],
+    ("limits", "message"),
+    [
+        *((limits, ONE_LIMIT) for limits in ({}, {"budget": 1, "max_overhead": 0.1})),
+        *(
+            ({limit: share}, f"an overhead cannot be {share!r} (0.1 for a tenth more)")
+            for limit in ("max_overhead", "max_overhead_flops")
+            for share in ("10%", -0.1, float("nan"), True)
+        ),
+    ],
 )
-def test_a_plan_needs_one_limit(analysis: fxmem.Analysis, limits: dict[str, float]) -> None:
+def test_a_plan_needs_one_limit(
+    analysis: fxmem.Analysis, limits: dict[str, Any], message: str
+) -> None:
     with pytest.raises(fxmem.UsageError) as caught:
-        plan_step(analysis, **limits)  # type: ignore[arg-type]
-    assert str(caught.value) == (
-        "a plan needs one limit (budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1)"
-    )
+        plan_step(analysis, **limits)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
-    "ask", [pareto, lambda model: plan_step(model, budget="1MiB")], ids=["pareto", "plan"]
+    ("options", "message"),
+    [
+        ({"mode": "infer"}, "inference saves nothing that could be computed again (mode='train')"),
+        (
+            {"accumulate": 2},
+            "plans are made for one micro-batch (analyze it without accumulate)",
+        ),
+        (
+            {"loop": fxmem.Loop(retain_graph=True)},
+            "retain_graph=True keeps what a plan would compute again"
+            " (analyze it with another loop)",
+        ),
+        (
+            None,
+            "plans are made of an analysis, not of an object of type Net"
+            " (fxmem.analyze(model, ...) makes one)",
+        ),
+    ],
+    ids=["inference", "accumulated", "retained", "model"],
 )
-def test_plans_are_made_of_an_analysis(ask: Any) -> None:
+def test_steps_without_a_plan_are_refused(options: Any, message: str) -> None:
+    subject: Any = Net()
+    if options is not None:
+        subject = fxmem.analyze(subject, (INPUT,), device="cpu", **options)
     with pytest.raises(fxmem.UsageError) as caught:
-        ask(Net())
-    assert str(caught.value) == (
-        "plans are made of an analysis, not of an object of type Net"
-        " (fxmem.analyze(model, ...) makes one)"
-    )
-
-
-@pytest.mark.parametrize("share", ["10%", -0.1, float("nan"), True])
-@pytest.mark.parametrize("limit", ["max_overhead", "max_overhead_flops"])
-def test_an_overhead_is_a_number(analysis: fxmem.Analysis, limit: str, share: Any) -> None:
-    with pytest.raises(fxmem.UsageError) as caught:
-        plan_step(analysis, **{limit: share})
-    assert str(caught.value) == f"an overhead cannot be {share!r} (0.1 for a tenth more)"
-
-
-def test_inference_has_no_trade_offs() -> None:
-    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu", mode="infer")
-    with pytest.raises(fxmem.UsageError) as caught:
-        pareto(analysis)
-    assert str(caught.value) == (
-        "inference saves nothing that could be computed again (mode='train')"
-    )
-    with pytest.raises(fxmem.InfeasibleError) as told:
-        plan_step(analysis, budget=1)
-    assert re.fullmatch(
-        r"no plan within 1 B was found; with all changes the step takes \d\.\d\d MiB",
-        str(told.value),
-    )
-
-
-def test_accumulated_steps_have_no_plan() -> None:
-    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu", accumulate=2)
-    with pytest.raises(fxmem.UsageError) as caught:
-        plan_step(analysis, budget="1GiB")
-    assert str(caught.value) == (
-        "plans are made for one micro-batch (analyze it without accumulate)"
-    )
-
-
-def test_steps_that_retain_their_graph_have_no_plan() -> None:
-    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu", loop=fxmem.Loop(retain_graph=True))
-    with pytest.raises(fxmem.UsageError) as caught:
-        plan_step(analysis, budget="1GiB")
-    assert str(caught.value) == (
-        "retain_graph=True keeps what a plan would compute again (analyze it with another loop)"
-    )
+        pareto(subject)
+    assert str(caught.value) == message
 
 
 def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
@@ -114,9 +98,7 @@ def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
     leanest = format_bytes(front[-1].peak_bytes)
     assert text.startswith(f"no plan within 1.00 MiB exists; the leanest takes {leanest}, in ")
     where, _, held = text.partition(": ")
-    assert re.search(r", in backward at layers\.\d\.?\w* \(test_planner\.py:\d+\)$", where) or (
-        re.search(r", in backward at \w+ \(test_planner\.py:\d+\)$", where)
-    ), where
+    assert re.search(r", in backward at [\w.]+ \(test_planner\.py:\d+\)$", where), where
     parts = dict(part.rsplit(" ", 2)[::2] for part in held.split(", "))
     assert {"activation", "input", "parameter", "gradient"} <= parts.keys()
     # Parameters are 6 x (64 x 64 + 64) numbers.
@@ -124,16 +106,11 @@ def test_what_no_plan_keeps_names_the_leanest_and_what_it_holds(
     assert f"input {format_bytes(TENSOR_BYTES)}" in held
 
 
-def test_a_budget_that_may_yet_be_kept_is_told_as_not_found(
+def test_a_search_that_was_cut_short_says_so(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
     with pytest.raises(fxmem.InfeasibleError, match=r"^no plan within \S+ MiB was found; the lea"):
         plan_step(analysis, budget=front[-1].peak_bytes - 1)
-
-
-def test_a_search_that_was_cut_short_says_so(
-    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
-) -> None:
     with pytest.raises(fxmem.InfeasibleError) as caught:
         plan_step(analysis, budget=front[-1].peak_bytes - 1, time_limit_s=0.01)
     assert caught.value.hint == "with a longer time limit one may be found"
@@ -143,7 +120,7 @@ def test_a_budget_is_kept_at_the_least_cost(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
     assert len(front) > 3
-    for budget_bytes in (front[0].peak_bytes, front[2].peak_bytes, front[-1].peak_bytes):
+    for budget_bytes in (front[2].peak_bytes, front[-1].peak_bytes):
         plan = plan_step(analysis, budget=budget_bytes)
         assert plan.peak_bytes <= budget_bytes
         allowed = [p.overhead for p in front if p.peak_bytes <= budget_bytes]
@@ -153,33 +130,30 @@ def test_a_budget_is_kept_at_the_least_cost(
 
 
 def test_a_budget_may_be_text(analysis: fxmem.Analysis) -> None:
-    plan = plan_step(analysis, budget="1GiB")
+    plan = plan_step(analysis, budget="1GiB", time_limit_s=0.01)
     assert plan.segments == ()
     assert plan.overhead == 0
     assert plan.peak_bytes == plan.baseline_peak_bytes == analysis.peak_bytes
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
 def test_an_overhead_is_kept_in_the_least_memory(
-    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...], share: float
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
-    plan = plan_step(analysis, max_overhead=share)
-    assert plan.overhead <= share
-    assert plan.peak_bytes <= min(p.peak_bytes for p in front if p.overhead <= share)
-    in_flops = plan_step(analysis, max_overhead_flops=share)
-    assert in_flops.overhead_flops <= share
+    plan = plan_step(analysis, max_overhead=0.2)
+    assert 0 < plan.overhead <= 0.2
+    assert plan.peak_bytes <= min(p.peak_bytes for p in front if p.overhead <= 0.2)
+    assert plan_step(analysis, max_overhead=0).overhead == 0
+    in_flops = plan_step(analysis, max_overhead_flops=0.2)
+    assert in_flops.overhead_flops <= 0.2
 
 
-def test_a_front_costs_more_for_less_memory(front: tuple[fxmem.Plan, ...]) -> None:
+def test_a_front_costs_more_for_less_memory(
+    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
+) -> None:
     assert front[0].segments == ()
     for cheap, lean in pairwise(front):
         assert cheap.peak_bytes > lean.peak_bytes
         assert cheap.overhead < lean.overhead
-
-
-def test_a_front_has_as_many_points_as_asked_for(
-    analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
-) -> None:
     few = pareto(analysis, points=3)
     assert len(few) == 3
     assert (few[0], few[-1]) == (front[0], front[-1])
