@@ -196,17 +196,7 @@ class Target:
     def estimate_workspace_bytes(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any
     ) -> int:
-        """Returns the bytes that a kernel needs at its peak beyond what it returns.
-
-        Args:
-            func: The operator that reached the dispatcher.
-            args: Its positional arguments; of tensors only the metadata is read.
-            kwargs: Its keyword arguments.
-            outputs: What it returned: new tensors, where the order of its blocks names them.
-
-        Returns:
-            Bytes above (live before) + (bytes of new outputs).
-        """
+        """Returns the bytes that a kernel needs at its peak beyond the new tensors it returns."""
         workspace = self.estimate_workspace(func, Call(args, kwargs, outputs))
         if isinstance(workspace, int):
             return workspace

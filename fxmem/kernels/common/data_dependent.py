@@ -21,42 +21,30 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 class _Product(torch.autograd.Function):
-    """``prod_backward``: a zero would be looked for."""
+    """``prod_backward``: a zero is looked for; zeros are counted where there is a dimension."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        result = torch.prod(x)
+    def forward(ctx: Any, x: Tensor, *dims: Any) -> Tensor:
+        result = torch.prod(x, *dims)
         ctx.save_for_backward(x, result)
+        ctx.dims = dims
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, result = ctx.saved_tensors
+        if ctx.dims:
+            dim, keepdim = ctx.dims
+            if not keepdim:
+                grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
+            zeros = torch.eq(x, 0)
+            count = zeros.sum(dim, True)
+            count.sum()
+            return grad * (result / x), None, None
         if not x.dim():
             return grad.clone()
         torch.eq(x, 0)
         return grad * (result / x)
-
-
-class _ProductOverDim(torch.autograd.Function):
-    """``prod_backward`` with a dimension: zeros are counted."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, keepdim: bool) -> Tensor:
-        result = torch.prod(x, dim, keepdim)
-        ctx.save_for_backward(x, result)
-        ctx.dim, ctx.keepdim = dim, keepdim
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, result = ctx.saved_tensors
-        if not ctx.keepdim:
-            grad, result = grad.unsqueeze(ctx.dim), result.unsqueeze(ctx.dim)
-        zeros = torch.eq(x, 0)
-        count = zeros.sum(ctx.dim, True)
-        count.sum()
-        return grad * (result / x), None, None
 
 
 class _RunningProduct(torch.autograd.Function):
@@ -139,12 +127,10 @@ def _is_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _run_product(function: Function, *args: Any, **kwargs: Any) -> Any:
-    if _is_alone(args, kwargs):
-        return _Product.apply(*args)  # type: ignore[no-untyped-call]
-    call = _read_dim(args, kwargs, keepdim=False)
+    call = args if _is_alone(args, kwargs) else _read_dim(args, kwargs, keepdim=False)
     if call is None:
         return function(*args, **kwargs)
-    return _ProductOverDim.apply(*call)  # type: ignore[no-untyped-call]
+    return _Product.apply(*call)  # type: ignore[no-untyped-call]
 
 
 def _run_running_product(function: Function, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -79,19 +81,9 @@ def _roll(call: Call) -> int:
 def _triangle(call: Call) -> int:
     """aten/src/ATen/native/TriangularOps.cpp, ``triu_tril_cpu_template``."""
     x = call.tensor(0)
-    return 0 if _follow_each_other(x) else size_bytes(x)
-
-
-def _follow_each_other(x: Tensor) -> bool:
-    """``checkTrilTriuBatchContiguous``: the matrices of a batch lie without gaps."""
-    if x.is_contiguous():
-        return True
-    expected = x.shape[-1] * x.shape[-2]
-    for dim in range(x.dim() - 3, -1, -1):
-        if x.stride(dim) != expected:
-            return False
-        expected *= x.shape[dim]
-    return True
+    # ``checkTrilTriuBatchContiguous``: the matrices of a batch lie without gaps.
+    follow = (math.prod(x.shape[dim + 1 :]) for dim in range(x.dim() - 2))
+    return 0 if x.is_contiguous() or x.stride()[:-2] == tuple(follow) else size_bytes(x)
 
 
 @CPU.workspace("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")

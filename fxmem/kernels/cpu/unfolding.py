@@ -38,11 +38,8 @@ class _Frame:
 def unfolded_forward_bytes(backend: str, problem: Problem) -> int | None:
     """Peak of a backend, its output included; None for one that does not unfold.
 
-    ``_convolution``: per group a copy of its channels, a run, and one ``cat`` at the end.
-
-    Args:
-        backend: Its name among PyTorch's ``ConvBackend``.
-        problem: The convolution.
+    ``_convolution``: per group a copy of its channels, a run, and one ``cat`` at the end. A backend
+    is named as in PyTorch's ``ConvBackend``.
     """
     run = _FORWARD.get(backend)
     if run is None:
@@ -63,13 +60,8 @@ def unfolded_backward_bytes(
 ) -> int | None:
     """Peak of a backend's backward, the gradients included; None for one that does not unfold.
 
-    ``convolution_backward``: per group two copies and a run, then ``cat`` of each gradient.
-
-    Args:
-        backend: Its name among PyTorch's ``ConvBackend``.
-        problem: The convolution.
-        mask: Which gradients are wanted: of the input, the weight and the bias.
-        grad_output: Sizes and strides of the gradient that comes in.
+    ``convolution_backward``: per group two copies and a run, then ``cat`` of each gradient. The
+    mask tells which are wanted: of the input, the weight and the bias.
     """
     run = _BACKWARD.get(backend)
     if run is None:

@@ -53,7 +53,8 @@ def view_devices(device: torch.device) -> Iterator[None]:
         if found != device:
             return found
         module = str(sys._getframe(1).f_globals.get("__name__", ""))  # exec may give none
-        if module in _AUTOCASTS or not (view.is_busy or _is_internal(module)):
+        internal = module.startswith(("torch._", "torch.utils.", "fxmem."))
+        if module in _AUTOCASTS or not (view.is_busy or internal):
             return _SEEN
         return found
 
@@ -63,10 +64,6 @@ def view_devices(device: torch.device) -> Iterator[None]:
             yield
     finally:
         FakeTensor.device = property(real)  # type: ignore[assignment]
-
-
-def _is_internal(module: str) -> bool:
-    return module.startswith(("torch._", "torch.utils.", "fxmem."))
 
 
 class _DeviceView(TorchFunctionMode):

@@ -33,7 +33,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "cumprod by name": lambda x: torch.cumprod(x, dim=0),
     "max": lambda x: x.max(),
     "min": lambda x: torch.min(x),
-    "median": lambda x: x.median(),
     "max of two": lambda x: torch.max(x, x * 2),
     "trace": lambda x: x.trace(),
     "logits": lambda x: F.binary_cross_entropy_with_logits(x, torch.ones(SIZES), reduction="none"),

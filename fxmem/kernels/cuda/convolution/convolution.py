@@ -166,13 +166,8 @@ def _cudnn_backward_bytes(
 ) -> int:
     """ConvShared.cpp, ``cudnn_convolution_backward``; beyond the gradients that are there by then.
 
-    Args:
-        grad: The incoming gradient.
-        x: The input.
-        weight: The weight.
-        mask: Which gradients are wanted.
-        later: Bytes of those that are made after the input's, and after the weight's.
-        reordered_bytes: cuDNN's workspace for each of the two.
+    ``later`` are the bytes of those that are made after the input's, and after the weight's;
+    ``reordered_bytes`` is cuDNN's workspace for each of the two.
     """
     held = 0
     memory_format = suggest_common_format(x, weight)

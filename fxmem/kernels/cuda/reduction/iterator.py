@@ -117,15 +117,9 @@ def make_reduction(
     itemsizes: tuple[int, int],
     offset: int = 0,
 ) -> Reduction:
-    """The iteration of a reduction into a contiguous output.
+    """Makes the iteration of a reduction into a contiguous output; no ``dims`` are all.
 
-    Args:
-        sizes: Of the input.
-        strides: Of the input, in elements.
-        dims: That are reduced, none of them negative; none for all.
-        keepdim: Whether the output keeps them.
-        itemsizes: Bytes of an element of the output and of the input.
-        offset: The input's ``storage_offset``.
+    Strides and the offset are the input's, in elements; itemsizes are the output's and the input's.
     """
     reduced = set(dims or range(len(sizes)))
     kept = [1 if dim in reduced else size for dim, size in enumerate(sizes)]
@@ -220,13 +214,7 @@ class Kernel:
 
 
 def take_reduction(trace: BlockTrace, iteration: Reduction, kernel: Kernel) -> None:
-    """``gpu_reduce_kernel``: what it takes beside its results, and frees.
-
-    Args:
-        trace: Where it is noted.
-        iteration: What is reduced.
-        kernel: By which kernel.
-    """
+    """``gpu_reduce_kernel``: notes what it takes beside its results, and frees."""
     if iteration.element_count == 0:
         return
     if iteration.fits_32_bits:

@@ -99,17 +99,9 @@ def reduce(
     result: torch.dtype,
     kernel_of: KernelOf,
 ) -> None:
-    """Notes what a reduction takes beside its result, its input being of the right type.
-
-    Args:
-        trace: Where it is noted.
-        x: The input.
-        dims: An integer or several; None or none for all.
-        keepdim: Whether the result keeps them.
-        result: The result's type.
-        kernel_of: Which kernel reduces.
-    """
-    chosen = [dim % len(x.sizes) for dim in _list_dims(dims)] if x.sizes else []
+    """Notes what a reduction takes beside its result, its input being of the right type."""
+    named = [] if dims is None else dims if isinstance(dims, (list, tuple)) else [dims]
+    chosen = [int(str(dim)) % len(x.sizes) for dim in named] if x.sizes else []
     itemsizes = (result.itemsize, x.dtype.itemsize)
     iteration = make_reduction(x.sizes, x.strides, chosen, keepdim, itemsizes, x.offset)
     take_reduction(trace, iteration, kernel_of(x.dtype, result))
@@ -157,22 +149,12 @@ def reduce_pair_bytes(
     return measure_blocks(trace.finish(), ())
 
 
-def _list_dims(dims: object) -> list[int]:
-    if dims is None:
-        return []
-    return [int(dim) for dim in dims] if isinstance(dims, (list, tuple)) else [int(str(dims))]
-
-
 def _register(
     overload: OpOverload, kernel_of: KernelOf, *, casts: bool, copies: bool = False
 ) -> None:
     """Registers a reduction by the names in its schema.
 
-    Args:
-        overload: The operator.
-        kernel_of: Its kernel.
-        casts: Whether the input is cast to the result's type.
-        copies: Whether an input that is reduced as a whole is made contiguous.
+    It ``casts`` the input to the result's type, or ``copies`` one that is reduced as a whole.
     """
     names = {value.name: at for at, value in enumerate(overload._schema.arguments)}
 

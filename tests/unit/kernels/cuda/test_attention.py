@@ -1,4 +1,4 @@
-"""Attention on CUDA: what each backend makes and saves, against attention.cpp and autograd."""
+"""Attention on CUDA: what each backend makes, against attention.cpp and autograd."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from fxmem.kernels.cuda.gpu import Gpu
 from fxmem.recording import options
 
 aten = torch.ops.aten
-F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+F32, BF16 = torch.float32, torch.bfloat16
 H100 = Gpu((9, 0))
 B, H, S, D = 2, 4, 256, 64
 ELEMENTS = B * H * S * D
 ROWS = B * H * S
+Made = list[tuple[str, int]]
 
 
 @contextlib.contextmanager
 def analyse_for(gpu: Gpu) -> Iterator[None]:
-    """Takes a GPU for the one that is meant where none is named."""
+    """Takes a GPU for the target where none is named."""
     with mock.patch.object(options, "describe_gpu", lambda _: gpu):
         yield
 
@@ -61,99 +62,101 @@ def run(
         return run_step(attend, *inputs, mode=mode)
 
 
-def backward(graph: MemoryGraph) -> list[tuple[str, int]]:
+def backward(graph: MemoryGraph) -> Made:
     """What backward makes, without the loss's gradient and those that parameters keep."""
-    return [
-        what
-        for what in made(graph, Phase.BACKWARD)
-        if what[0] not in ("ones_like", "new_empty_strided")
-    ]
+    found = made(graph, Phase.BACKWARD)
+    return [what for what in found if what[0] not in ("ones_like", "new_empty_strided")]
 
 
-# derivatives.yaml, _scaled_dot_product_flash_attention: query, key, value (inputs here), output,
-# logsumexp, philox_seed and philox_offset; the state is there without dropout too.
-FLASH_SAVED = [
-    ((B, H, S, D), "bfloat16"),
-    ((B, H, S), "float32"),
-    ((2,), "uint64"),
-    ((), "uint64"),
-]
+FLASH = "_scaled_dot_product_flash_attention"
+EFFICIENT = "_scaled_dot_product_efficient_attention"
+CUDNN = "_scaled_dot_product_cudnn_attention"
+# The result, sums, states of 16 and 8 bytes; with dropout the state is made twice. Backward:
+# three gradients; sums and 64 floats a row; gradient and result in the order of rows.
+FLASH_MADE = ELEMENTS * 2 + ROWS * 4 + 24
+FLASH_INSIDE = ROWS * 65 * 4 + 2 * ELEMENTS * 2
+KEYS = leaf(B, 1, S, D), leaf(B, 1, S, D)
+MASK = torch.zeros(B, H, S, 248, dtype=BF16, requires_grad=True)
+PADDED = (ELEMENTS + 2 * B * H * 248 * D + B * H * S * 256) * 2
 
 
-def test_flash() -> None:
-    graph = run(*leaves(), dropout_p=0.1)
-    assert saved(graph) == FLASH_SAVED
-    # The result, sums, states of 16 and 8 bytes; with dropout the state is made twice.
-    forward = ELEMENTS * 2 + ROWS * 4 + 24
-    assert made(graph) == [("_scaled_dot_product_flash_attention", forward + 16)]
-    # Three gradients; sums and 64 floats a row; gradient and result in the order of rows.
-    assert backward(graph) == [
+@pytest.mark.parametrize(
+    ("inputs", "settings", "forward", "gradients"),
+    [
         (
-            "_scaled_dot_product_flash_attention_backward",
-            3 * ELEMENTS * 2 + ROWS * 65 * 4 + 2 * ELEMENTS * 2,
-        )
-    ]
-
-
-def test_flash_in_inference_makes_its_sums_all_the_same() -> None:
-    graph = run(*leaves(), mode="infer")
-    # 8 heads * 4 pieces of 216 processors, one block of 256 keys: not split.
-    assert made(graph) == [("_scaled_dot_product_flash_attention", ELEMENTS * 2 + ROWS * 4 + 24)]
-    assert saved(graph) == []
-
-
-def test_flash_pads_head_dimensions() -> None:
-    graph = run(*leaves(BF16, B, H, S, 60))
-    # The padded inputs are saved, and the padded result; a view of it is returned.
-    assert saved(graph) == [((B, H, S, 64), "bfloat16")] * 3 + FLASH_SAVED
-    assert made(graph)[:3] == [("constant_pad_nd", ELEMENTS * 2)] * 3
-    assert len(made(graph)) == 4
-
-
-def test_flash_with_grouped_queries() -> None:
-    graph = run(leaf(), leaf(B, 1, S, D), leaf(B, 1, S, D), enable_gqa=True)
-    assert saved(graph) == FLASH_SAVED
-    # The gradients of keys and values are a quarter; inside they are those of every head.
-    (name, nbytes), *rest = backward(graph)
-    assert name == "_scaled_dot_product_flash_attention_backward" and not rest
-    own = (ELEMENTS + 2 * ELEMENTS // H) * 2
-    assert nbytes == own + ROWS * 65 * 4 + 2 * ELEMENTS * 2 + 2 * ELEMENTS * 2
-
-
-def test_efficient() -> None:
-    graph = run(*leaves(F32))
-    # Seed and offset lie on the host.
-    assert saved(graph) == [((B, H, S, D), "float32"), ((B, H, S), "float32")]
-    assert made(graph) == [("_scaled_dot_product_efficient_attention", ELEMENTS * 4 + ROWS * 4)]
-    # Gradients; the copied gradient; its products with the result and their sums, twice
-    # (test_attention_efficient.py: more than the workspace).
-    assert backward(graph) == [
+            leaves(),
+            {"dropout_p": 0.1},
+            [(FLASH, FLASH_MADE + 16)],
+            3 * ELEMENTS * 2 + FLASH_INSIDE,
+        ),
+        # In inference, too. 8 heads * 4 pieces of 216 processors, one block of 256 keys: not split.
+        (leaves(), {"mode": "infer"}, [(FLASH, FLASH_MADE)], None),
+        # Head dimensions are padded.
         (
-            "_scaled_dot_product_efficient_attention_backward",
+            leaves(BF16, B, H, S, 60),
+            {},
+            [*[("constant_pad_nd", ELEMENTS * 2)] * 3, (FLASH, FLASH_MADE)],
+            None,
+        ),
+        # The gradients of shared keys and values are a quarter; inside those of every head.
+        (
+            [leaf(), *KEYS],
+            {"enable_gqa": True},
+            [(FLASH, FLASH_MADE)],
+            (ELEMENTS + 2 * ELEMENTS // H) * 2 + FLASH_INSIDE + 2 * ELEMENTS * 2,
+        ),
+        # Seed and offset lie on the host. Gradients; the copied gradient; its products with the
+        # result and their sums, twice (test_attention_buffers.py: more than the workspace).
+        (
+            leaves(F32),
+            {},
+            [(EFFICIENT, ELEMENTS * 4 + ROWS * 4)],
             3 * ELEMENTS * 4 + ELEMENTS * 4 + ELEMENTS * 4 + 2 * ROWS * 4,
-        )
-    ]
-
-
-def test_efficient_in_inference_makes_no_sums() -> None:
-    graph = run(*leaves(F32), mode="infer")
-    assert made(graph) == [("_scaled_dot_product_efficient_attention", ELEMENTS * 4)]
-
-
-def test_efficient_pads_sums_of_rows() -> None:
-    graph = run(*leaves(F32, B, H, 100, D))
-    assert saved(graph) == [((B, H, 100, D), "float32"), ((B, H, 128), "float32")]
-
-
-def test_a_boolean_mask_becomes_additive() -> None:
-    graph = run(*leaves(), torch.ones(S, S, dtype=torch.bool))
-    # where(mask, 0, -inf), of the queries' type; the mask and two scalars beside it.
-    assert made(graph)[:3] == [("scalar_tensor", 2), ("scalar_tensor", 2), ("where", S * S * 2)]
-    assert saved(graph) == [
-        ((S, S), "bfloat16"),
-        ((B, H, S, D), "bfloat16"),
-        ((B, H, S), "float32"),
-    ]
+        ),
+        (leaves(F32), {"mode": "infer"}, [(EFFICIENT, ELEMENTS * 4)], None),
+        # Sums of 100 rows are padded to 128.
+        (
+            leaves(F32, B, H, 100, D),
+            {},
+            [(EFFICIENT, B * H * (100 * D + 128) * 4)],
+            None,
+        ),
+        # where(mask, 0, -inf), of the queries' type; the mask and two scalars beside it.
+        (
+            [*leaves(), torch.ones(S, S, dtype=torch.bool)],
+            {},
+            [
+                ("scalar_tensor", 2),
+                ("scalar_tensor", 2),
+                ("where", S * S * 2),
+                (EFFICIENT, ELEMENTS * 2 + ROWS * 4),
+            ],
+            None,
+        ),
+        # A mask's gradient is padded to 16. A100, 64: one block of 16 + 64 * 64 * 4 bytes for 64
+        # of the 256 queries; a copied gradient.
+        (
+            [leaf(), leaf(B, H, 248, D), leaf(B, H, 248, D), MASK],
+            {},
+            [(EFFICIENT, ELEMENTS * 2 + ROWS * 4)],
+            PADDED + ELEMENTS * 2 + ROWS * 4 + B * H * 4 * (16 + 64 * 64 * 4),
+        ),
+        # cuDNN: gradients; that of a sum is expanded, and so copied; sums and 64 floats a row.
+        (
+            leaves(),
+            {"gpu": H100, "dropout_p": 0.125},
+            [(CUDNN, ELEMENTS * 2 + ROWS * 4 + 16)],
+            3 * ELEMENTS * 2 + ELEMENTS * 2 + ROWS * 65 * 4,
+        ),
+        (leaves(), {"gpu": H100, "mode": "infer"}, [(CUDNN, ELEMENTS * 2 + 16)], None),
+    ],
+)
+def test_fused_backends(
+    inputs: list[Tensor], settings: dict[str, Any], forward: Made, gradients: int | None
+) -> None:
+    graph = run(*inputs, **settings)
+    assert made(graph) == forward
+    assert gradients is None or backward(graph)[0] == (f"{forward[-1][0]}_backward", gradients)
 
 
 @pytest.mark.parametrize(
@@ -173,41 +176,11 @@ def test_rows_of_masks_are_padded(mask: Tensor, padded: int) -> None:
     assert pads == ([padded] if padded else [])
 
 
-def test_a_mask_s_gradient_is_padded_to_16() -> None:
-    mask = torch.zeros(B, H, S, 248, dtype=BF16, requires_grad=True)
-    graph = run(leaf(), leaf(B, H, 248, D), leaf(B, H, 248, D), mask)
-    gradients = (ELEMENTS + 2 * B * H * 248 * D + B * H * S * 256) * 2
-    # A100, 64: one block of 16 + 64 * 64 * 4 bytes for 64 of the 256 queries; a copied gradient.
-    inside = ELEMENTS * 2 + ROWS * 4 + B * H * 4 * (16 + 64 * 64 * 4)
-    assert backward(graph)[0][1] == gradients + inside
-
-
-def test_masks_of_another_type_are_refused() -> None:
+def test_what_is_refused() -> None:
     with pytest.raises(Exception, match="invalid dtype for bias"):
         run(*leaves(), torch.zeros(S, S, dtype=F32))
-
-
-def test_cudnn() -> None:
-    graph = run(*leaves(), gpu=H100, dropout_p=0.125)
-    assert saved(graph) == [
-        ((B, H, S, D), "bfloat16"),
-        ((B, H, S, 1), "float32"),
-        ((), "int64"),
-        ((), "int64"),
-    ]
-    assert made(graph) == [("_scaled_dot_product_cudnn_attention", ELEMENTS * 2 + ROWS * 4 + 16)]
-    # Gradients; the gradient of a sum is expanded, and so copied; sums and 64 floats a row.
-    assert backward(graph) == [
-        (
-            "_scaled_dot_product_cudnn_attention_backward",
-            3 * ELEMENTS * 2 + ELEMENTS * 2 + ROWS * 65 * 4,
-        )
-    ]
-
-
-def test_cudnn_in_inference_makes_no_statistics() -> None:
-    graph = run(*leaves(), gpu=H100, mode="infer")
-    assert made(graph) == [("_scaled_dot_product_cudnn_attention", ELEMENTS * 2 + 16)]
+    with pytest.raises(TraceError, match="flex_attention is compiled"):
+        run_step(lambda x: flex_attention(x, x, x), leaf())
 
 
 def test_math() -> None:
@@ -217,9 +190,7 @@ def test_math() -> None:
     # Halves are computed with in float. The product of matmul is added to in place; dropout is
     # one kernel with a mask of bytes; the weights are converted before the result is made.
     assert made(graph) == [
-        ("_to_copy", ELEMENTS * 4),
-        ("_to_copy", ELEMENTS * 4),
-        ("_to_copy", ELEMENTS * 4),
+        *[("_to_copy", ELEMENTS * 4)] * 3,
         ("mul", ELEMENTS * 4),
         ("ones", S * S),
         ("tril", S * S),
@@ -235,20 +206,8 @@ def test_math() -> None:
         ("bmm", ELEMENTS * 4),
         ("_to_copy", ELEMENTS * 2),
     ]
-    # Factors of both products, the softmax, the mask of dropout and its result, which CUDA
-    # allocates in that order; of matmul's operands the scaled ones, of value the one in float.
-    assert saved(graph) == [
-        ((B, H, S, D), "float32"),
-        ((B, H, S, D), "float32"),
-        ((B, H, D, S), "float32"),
-        ((B, H, S, S), "float32"),
-        ((B, H, S, S), "bool"),
-        ((B, H, S, S), "float32"),
-    ]
-
-
-def test_math_repeats_shared_heads() -> None:
-    graph = run(leaf(dtype=F32), *[leaf(B, 1, S, D, dtype=F32)] * 2, enable_gqa=True)
+    shared = [leaf(B, 1, S, D, dtype=F32) for _ in range(2)]
+    graph = run(leaf(dtype=F32), *shared, enable_gqa=True)
     assert [what for what in made(graph) if what[0] == "clone"] == [("clone", ELEMENTS * 4)] * 2
 
 
@@ -271,30 +230,26 @@ class Operators(TorchDispatchMode):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         {"is_causal": True},
         {"scale": 0.3},
         {"scale": -0.3},
         {"enable_gqa": True, "is_causal": True},
-        {"mask": torch.rand(6, 10) > 0.2},
-        {"mask": torch.rand(2, 1, 6, 10)},
-        {"mask": torch.rand(6, 10), "enable_gqa": True},
+        {"attn_mask": torch.rand(6, 10) > 0.2},
+        {"attn_mask": torch.rand(6, 10), "enable_gqa": True},
     ],
 )
 def test_math_is_that_of_the_native_composite(settings: dict[str, Any], dtype: torch.dtype) -> None:
-    settings = dict(settings)
-    mask, scale = settings.pop("mask", None), settings.pop("scale", None)
+    mask = settings.get("attn_mask")
+    if mask is not None and mask.dtype != torch.bool:
+        settings = {**settings, "attn_mask": (mask := mask.to(dtype))}
     heads = 2 if settings.get("enable_gqa") else 4
     q = torch.randn(2, 4, 6, 8, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(2, heads, 10, 8, dtype=dtype, requires_grad=True) for _ in range(2))
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(dtype)
     with sdpa_kernel(SDPBackend.MATH), Operators() as native:
-        expected = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, **settings)
+        expected = functional.scaled_dot_product_attention(q, k, v, **settings)
     with Operators() as own:
         additive = attention._make_additive(mask, dtype)
-        call = AttentionCall(q, k, v, mask, scale=scale, **settings)
-        result = attention._run_math(call, additive)
+        result = attention._run_math(AttentionCall(q, k, v, **settings), additive)
     assert own.seen == native.seen
     assert torch.equal(result, expected)
 
@@ -317,18 +272,6 @@ def test_the_choice_as_users_ask_for_it(gpu: Gpu, expected: int) -> None:
         run_step(ask, leaf())
 
 
-@pytest.mark.parametrize(
-    "function", [aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default]
-)
-def test_the_operator_goes_the_same_way(function: Any) -> None:
-    assert saved(run_step(lambda x: function(x, x, x), leaf())) == FLASH_SAVED
-
-
-def test_flexible_attention_is_refused() -> None:
-    with pytest.raises(TraceError, match="flex_attention is compiled"):
-        run_step(lambda x: flex_attention(x, x, x), leaf())
-
-
 def test_what_is_on_the_host_stays_there() -> None:
     graph = run_step(
         lambda x: x + functional.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 8)] * 3).sum(),
@@ -344,10 +287,8 @@ def test_autocast_casts_before_the_choice() -> None:
 
     graph = run_step(attend, *leaves(F32))
     # The cast inputs are saved instead of the float ones.
-    assert saved(graph) == [((B, H, S, D), "bfloat16")] * 3 + FLASH_SAVED
-    assert [name for name, _ in made(graph)] == ["_to_copy"] * 3 + [
-        "_scaled_dot_product_flash_attention"
-    ]
+    assert saved(graph)[:3] == [((B, H, S, D), "bfloat16")] * 3
+    assert [name for name, _ in made(graph)] == ["_to_copy"] * 3 + [FLASH]
 
 
 def test_the_scale_is_that_before_padding() -> None:

@@ -1,0 +1,246 @@
+"""Recurrent networks and cells on CUDA: buffers of weights, reserves, and what autocast casts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_steps import made, run_step, saved
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxmem import analyze
+from fxmem.analysis import Analysis
+from fxmem.graph import Category, Phase
+from fxmem.kernels.autocast.dispatch import lower_autocast
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
+from fxmem.kernels.cuda.recurrent import estimate_reserve_bytes
+from fxmem.tracing.fakes import make_fake_mode
+
+aten = torch.ops.aten
+FP16, FP32 = torch.float16, torch.float32
+STEPS, BATCH, INPUT, HIDDEN = 10, 8, 16, 32
+STATE = BATCH * HIDDEN * 4
+"""Bytes of a state of floats."""
+
+
+class Recurrent(nn.Module):
+    """A network that gives its outputs, and not its states."""
+
+    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.core = kind(INPUT, HIDDEN, 2, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.core(x)[0]
+        return output
+
+
+def analyse(kind: type[nn.RNNBase] = nn.LSTM, mode: str = "train", **settings: Any) -> Analysis:
+    sizes = f"{STEPS}x{BATCH}x{INPUT}"
+    return analyze(Recurrent(kind, **settings), (sizes,), device="cuda", mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gates", "settings"),
+    [
+        (nn.LSTM, 4, {}),
+        (nn.LSTM, 4, {"bias": False}),  # the buffer has room for biases that there are none of
+        (nn.GRU, 3, {}),
+        (nn.RNN, 1, {}),
+    ],
+)
+def test_weights_and_their_gradients_are_one_buffer_each(
+    kind: type[nn.RNNBase], gates: int, settings: dict[str, bool]
+) -> None:
+    # Rows of gates, times input + hidden + two biases; the second layer takes the first's output.
+    nbytes = 4 * (gates * HIDDEN) * ((INPUT + HIDDEN + 2) + (HIDDEN + HIDDEN + 2))
+    storages = analyse(kind, **settings).graph.storages
+    for category in (Category.PARAMETER, Category.GRADIENT):
+        assert [s.nbytes for s in storages if s.category is category] == [nbytes]
+
+
+@pytest.mark.parametrize(("mode", "reported_bytes"), [(2, 736_000_000), (3, 864_000_000)])
+def test_the_reserve_is_what_cudnn_reported(mode: int, reported_bytes: int) -> None:
+    x = torch.empty(1000, 25, 123, device="meta")
+    call = (None,) * 6 + (mode, 320, 0, 4, False, 0.0, True, False)
+    assert estimate_reserve_bytes(x, call) == reported_bytes
+
+
+def test_inference_reserves_nothing_and_batch_first_copies_the_input_inside() -> None:
+    assert not [s for s in analyse(mode="infer").graph.storages if s.dtype == "uint8"]
+    for batch_first, nbytes in ((False, 0), (True, 4 * STEPS * BATCH * INPUT)):
+        operations = analyse(batch_first=batch_first).graph.operations
+        (forward,) = (o for o in operations if o.name == "aten._cudnn_rnn.default")
+        assert forward.workspace_bytes == nbytes
+
+
+# -- Cells, against ``RNN.cpp`` and ``cuda/RNN.cu`` --
+
+
+class Cell(nn.Module):
+    def __init__(self, kind: type[nn.RNNCellBase], **settings: Any) -> None:
+        super().__init__()
+        self.core = kind(INPUT, HIDDEN, **settings)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.core(x)
+
+
+def leaf(rows: int = BATCH) -> Tensor:
+    return torch.zeros(rows, INPUT, requires_grad=True)
+
+
+# A state of zeros, which is an LSTM's cell too; both products; state, cell and gates. Backward:
+# gradients of gates and cell or state, and sums for the biases (of an LSTM one sum for both).
+@pytest.mark.parametrize(
+    ("kind", "gates", "kept", "backward", "bias_sums"),
+    [
+        (nn.LSTMCell, 4, 2 * STATE + 4 * STATE, 4 * STATE + STATE, 4 * HIDDEN * 4),
+        (nn.GRUCell, 3, STATE + 5 * STATE, 2 * 3 * STATE + STATE, 2 * 3 * HIDDEN * 4),
+    ],
+)
+def test_a_cell(
+    kind: type[nn.RNNCellBase], gates: int, kept: int, backward: int, bias_sums: int
+) -> None:
+    fused = "_thnn_fused_lstm_cell" if gates == 4 else "_thnn_fused_gru_cell"
+    graph = run_step(Cell(kind), leaf())
+    products = [("mm", gates * STATE)] * 2
+    assert made(graph) == [("zeros", STATE), *products, (fused, kept)]
+    for biased in (True, False):
+        made_backward = made(run_step(Cell(kind, bias=biased), leaf()), Phase.BACKWARD)
+        (found,) = (nbytes for name, nbytes in made_backward if "fused" in name)
+        assert found == backward + biased * bias_sums
+    inferred = run_step(Cell(kind), torch.zeros(BATCH, INPUT), mode="infer")
+    assert saved(inferred) == [] and "fused" in made(inferred)[-1][0]
+    cast = analyze(Cell(kind), (leaf(),), device="cuda", autocast="bf16").graph
+    born = [s for s in cast.storages if s.born >= 0]
+    types = {s.dtype for s in born if "fused" in cast.operations[s.born].name}
+    assert types == {"bfloat16"}
+
+
+def test_many_rows_are_summed_with_a_buffer() -> None:
+    # Where few columns have many rows, several blocks share a column (test_reduction.py).
+    graph = run_step(Cell(nn.LSTMCell), leaf(65536))
+    (operation,) = (o for o in graph.operations if "backward_impl" in o.name)
+    assert operation.workspace_bytes > 0
+
+
+def test_the_host_has_cells_of_the_cpu() -> None:
+    def call(x: Tensor) -> Tensor:
+        state = torch.ones(BATCH, HIDDEN)
+        weights = [torch.ones(4 * HIDDEN, size) for size in (INPUT, HIDDEN)]
+        lstm = torch.lstm_cell(torch.ones(BATCH, INPUT), [state, state], *weights)[0]
+        weights = [torch.ones(3 * HIDDEN, size) for size in (INPUT, HIDDEN)]
+        gru = torch.gru_cell(torch.ones(BATCH, INPUT), state, *weights)
+        return x + (lstm.sum() + gru.sum()).to(x.device)
+
+    operators = {o.name for o in run_step(call, leaf()).operations}
+    assert not any("fused" in operator for operator in operators)
+    assert any("sigmoid" in operator for operator in operators)
+
+
+# -- cuDNN's networks under autocast: what is cast, flattened, saved, and given back --
+
+MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+T, B, W, H = 5, 2, 3, 4
+
+
+@pytest.fixture
+def lowered() -> Iterator[None]:
+    with make_fake_mode(), lower_autocast():
+        yield
+
+
+def make_arguments(module: nn.RNNBase, dtype: torch.dtype = FP32) -> list[Any]:
+    """Those of ``_cudnn_rnn``, with weights that do not lie in one buffer."""
+    weights = [p.detach().to(GPU_DEVICE, dtype).requires_grad_() for p in module.parameters()]
+    layers = module.num_layers * (2 if module.bidirectional else 1)
+    x = torch.empty(T, B, W, device=GPU_DEVICE, dtype=dtype)
+    hx = torch.empty(layers, B, module.proj_size or H, device=GPU_DEVICE, dtype=dtype)
+    cx = torch.empty(layers, B, H, device=GPU_DEVICE, dtype=dtype)
+    return [
+        *(x, weights, len(weights) // layers, None, hx, cx if module.mode == "LSTM" else None),
+        *(MODES[module.mode], H, module.proj_size, module.num_layers, False, 0.0, True),
+        *(module.bidirectional, [], None),
+    ]
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (aten.zeros.default, aten.copy_.default, aten._to_copy.default):
+            numel = args[0].numel() if isinstance(args[0], Tensor) else args[0][0]
+            self.calls.append(f"{func.overloadpacket.__name__} {numel}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("lowered")
+@pytest.mark.parametrize(
+    ("module", "count"),
+    [
+        # gates * hidden rows of (width + hidden + 2) each
+        (nn.RNN(W, H), 4 * (3 + 4 + 2)),
+        # without biases their place stays
+        (nn.LSTM(W, H, bias=False), 16 * (3 + 4 + 2)),
+        # the second layer reads both directions of the first
+        (nn.GRU(W, H, 2, bidirectional=True), 2 * 12 * (3 + 4 + 2) + 2 * 12 * (8 + 4 + 2)),
+        # a projection from 4 to 2 is what recurs
+        (nn.LSTM(W, H, 2, proj_size=2), 16 * (3 + 2 + 2) + 16 * (2 + 2 + 2) + 2 * 2 * 4),
+    ],
+)
+def test_the_buffer_holds_all_weights(module: nn.RNNBase, count: int) -> None:
+    args = make_arguments(module)
+    with Watch() as watch, torch.autocast("cuda", dtype=FP16):
+        aten._cudnn_rnn(*args)
+    assert watch.calls[0] == f"zeros {count}"
+
+
+@pytest.mark.usefixtures("lowered")
+@pytest.mark.parametrize("dtype", [FP16, torch.bfloat16])
+def test_everything_is_float16_whatever_the_dtype(dtype: torch.dtype) -> None:
+    args = make_arguments(nn.LSTM(W, H))
+    with Watch() as watch, torch.autocast("cuda", dtype=dtype):
+        output, hy, cy, _, buffer = aten._cudnn_rnn(*args)
+    assert {t.dtype for t in (output, hy, cy, buffer)} == {FP16}
+    # The buffer, each weight into it (16x3, 16x4, 16, 16), then cx, hx and the input.
+    assert watch.calls == [
+        "zeros 144",
+        *("copy_ 48", "copy_ 64", "copy_ 16", "copy_ 16"),
+        *("_to_copy 8", "_to_copy 8", "_to_copy 30"),
+    ]
+    # Each weight gets a gradient of its own type.
+    copies = [function for function, _ in output.grad_fn.next_functions if function is not None]
+    assert [type(function).__name__ for function in copies] == ["CopyBackwards"] * 4
+    gradient = copies[0](torch.empty(48, 1, dtype=FP16, device=GPU_DEVICE))[-1]
+    assert gradient.dtype == FP32
+    # What is of float16 already stays where it is.
+    args = make_arguments(nn.LSTM(W, H), FP16)
+    with Watch() as watch, torch.autocast("cuda", dtype=FP16):
+        aten._cudnn_rnn(*args)
+    assert watch.calls == []
+
+
+@pytest.mark.usefixtures("lowered")
+def test_what_autograd_saves() -> None:
+    kept = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append((tensor.dtype, tensor.numel(), tensor.untyped_storage().nbytes()))
+        return tensor
+
+    with (
+        torch.autocast("cuda", dtype=FP16),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        aten._cudnn_rnn(*make_arguments(nn.GRU(W, H)))
+    # derivatives.yaml, _cudnn_rnn: input, weight, hx, result0, result3 (the reserve), result4 (the
+    # buffer). The weights are parts of the buffer.
+    parts = [numel for _, numel, nbytes in kept if nbytes == 2 * 12 * (3 + 4 + 2)]
+    assert sorted(parts) == [12, 12, 12 * 3, 12 * 4, 12 * (3 + 4 + 2)]
+    assert {dtype for dtype, *_ in kept} <= {FP16, torch.uint8}
