@@ -25,6 +25,14 @@ from fxmem.loop import Loop
 
 SCHEMA_VERSION = 1
 _Record = TypeVar("_Record")
+_PEAKS = (
+    *("peak_bytes", "reserved_bytes", "requested_bytes", "fragmentation_bytes"),
+    "library_peak_bytes",
+)
+_TOTALS = (
+    *("saved_bytes", "parameter_bytes", "buffer_bytes", "input_bytes", "gradient_bytes"),
+    *("optimizer_state_bytes", "forward_flops", "backward_flops"),
+)
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "phase": Phase,
     "category": Category,
@@ -40,11 +48,7 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         **_list_fields(analysis.setup),
-        "peak_bytes": analysis.peak_bytes,
-        "reserved_bytes": analysis.reserved_bytes,
-        "requested_bytes": analysis.requested_bytes,
-        "fragmentation_bytes": analysis.fragmentation_bytes,
-        "library_peak_bytes": analysis.library_peak_bytes,
+        **{name: getattr(analysis, name) for name in _PEAKS},
         "process_bytes": None if analysis.process_bytes is None else list(analysis.process_bytes),
         "exhaustion": None if analysis.exhaustion is None else _list_fields(analysis.exhaustion),
         "first_step": None if analysis.first_step is None else _list_fields(analysis.first_step),
@@ -59,14 +63,7 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
             "live": [storage.index for storage in peak.live],
         },
         "breakdown": {category.value: n for category, n in analysis.breakdown.items()},
-        "saved_bytes": analysis.saved_bytes,
-        "parameter_bytes": analysis.parameter_bytes,
-        "buffer_bytes": analysis.buffer_bytes,
-        "input_bytes": analysis.input_bytes,
-        "gradient_bytes": analysis.gradient_bytes,
-        "optimizer_state_bytes": analysis.optimizer_state_bytes,
-        "forward_flops": analysis.forward_flops,
-        "backward_flops": analysis.backward_flops,
+        **{name: getattr(analysis, name) for name in _TOTALS},
         "nodes": [_list_fields(node) for node in analysis.nodes],
         "storages": [
             {**_list_fields(storage), "label": label}

@@ -72,7 +72,7 @@ def build_page_data(
     for phase, run in groupby(operations, key=lambda operation: operation.phase):
         indices = [operation.index for operation in run]
         phases.append((phase.value, indices[0], indices[-1] + 1))
-    data = {
+    return {
         "peak": analysis.peak.step,
         "categories": [category.value for category in categories],
         "hatches": [style.hatch for style in STYLES.values()],
@@ -80,7 +80,6 @@ def build_page_data(
         "operations": {
             "name": [texts.add(label_operator(operation)) for operation in operations],
             "node": [_index(operation.node) for operation in operations],
-            "again": [operation.index for operation in operations if operation.recomputed],
             "workspace": [operation.workspace_bytes for operation in operations],
         },
         "nodes": {
@@ -105,19 +104,11 @@ def build_page_data(
             [texts.add(row.name), row.level, row.node, *row.sums]
             for row in list_modules(nodes, storages)
         ],
-        "planned": None,
-        "front": [_describe_trade(trade) for trade in front],
-        "chosen": None if plan is None else _describe_trade(plan),
+        "planned": None if planned is None else _describe_planned(planned),
+        "front": [{"peak": each.peak_bytes, "overhead": each.overhead} for each in front],
+        "chosen": plan and {"peak": plan.peak_bytes, "overhead": plan.overhead},
+        "texts": [*texts.indices],
     }
-    if planned is not None:
-        changed = planned.analysis.allocated_graph
-        data["planned"] = {
-            "operation": [index for index, _ in planned.order],
-            "again": [place for place, (_, again) in enumerate(planned.order) if again],
-            "workspace": [operation.workspace_bytes for operation in changed.operations],
-            **_list_lives([storage for storage in changed.storages if storage.nbytes]),
-        }
-    return {**data, "texts": [*texts.indices]}
 
 
 def _index(index: int | None) -> int:
@@ -132,12 +123,13 @@ def _list_lives(storages: Sequence[Storage]) -> dict[str, list[int]]:
     }
 
 
-def _describe_trade(plan: Plan) -> dict[str, Any]:
+def _describe_planned(planned: PlannedStep) -> dict[str, Any]:
+    graph = planned.analysis.allocated_graph
     return {
-        "peak": plan.peak_bytes,
-        "overhead": plan.overhead,
-        "flops": plan.overhead_flops,
-        "segments": len(plan.segments),
+        "operation": [index for index, _ in planned.order],
+        "again": [place for place, (_, again) in enumerate(planned.order) if again],
+        "workspace": [operation.workspace_bytes for operation in graph.operations],
+        **_list_lives([storage for storage in graph.storages if storage.nbytes]),
     }
 
 

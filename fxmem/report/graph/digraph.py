@@ -6,6 +6,11 @@ import networkx
 
 from fxmem.report.document import Document
 
+_FIELDS = (
+    *("fqn", "op", "target", "shape", "dtype", "output_bytes", "saved_bytes", "transient_bytes"),
+    *("forward_flops", "backward_flops"),
+)
+
 
 def build_digraph(document: Document) -> networkx.DiGraph[str]:
     """Builds the graph of a step's nodes, annotated with their memory.
@@ -22,20 +27,11 @@ def build_digraph(document: Document) -> networkx.DiGraph[str]:
     for row in nodes:
         graph.add_node(
             row.name,
-            fqn=row.fqn,
-            op=row.op,
-            target=row.target,
             phase=row.phase.value,
-            shape=row.shape,
-            dtype=row.dtype,
             source=None if row.source is None else f"{row.source.file}:{row.source.line}",
-            output_bytes=row.output_bytes,
-            saved_bytes=row.saved_bytes,
-            transient_bytes=row.transient_bytes,
             live_at_peak_bytes=row.live_bytes,
             is_peak=row.name == headline.node,
-            forward_flops=row.forward_flops,
-            backward_flops=row.backward_flops,
+            **{name: getattr(row, name) for name in _FIELDS},
         )
     for row in nodes:
         for tail in row.inputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 
 import graphviz
 
@@ -59,6 +60,17 @@ _CLUSTERS = {
         "penwidth=2"
     ),
 }
+
+_SAMPLES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("PEAK: the step holds most while this runs\nor, in backward, its backward", _PEAK),
+    ("thick border, orange: holds memory\nat the peak; darker means more", _LIVE),
+    ("folded corner:\nsaves memory for backward", {**_SAVED, **_ONLY_SAVED}),
+    ("dashed border: recomputed\nin backward (checkpoint)", _AGAIN),
+    ("double border: a module\nwhose inside is not shown (--depth)", _MODULE),
+    ("other operations; a thicker arrow\npasses on more memory", {}),
+    ("dashed arrow: to the next of\nthe blocks that are drawn once", {"shape": "plain"}),
+)
+"""The legend: texts and looks."""
 
 
 class Picture(graphviz.Digraph):  # type: ignore[misc]
@@ -214,41 +226,20 @@ def write_amount(nbytes: Sequence[int]) -> str:
 def _add_legend(picture: Picture, view: GraphView) -> None:
     """Adds a row of samples above everything, of the looks that the picture has."""
     boxes = [*list_boxes(view.children)]
-    peak_lines = ["PEAK: the step holds most while this runs", "or, in backward, its backward"]
-    samples: list[tuple[bool, list[str], dict[str, str]]] = [
-        (any(box.is_peak for box in boxes), peak_lines, _PEAK),
-        (
-            any(any(box.list_bytes("live")) for box in boxes),
-            ["thick border, orange: holds memory", "at the peak; darker means more"],
-            _LIVE,
-        ),
-        (
-            any(any(box.list_bytes("saved")) for box in boxes),
-            ["folded corner:", "saves memory for backward"],
-            {**_SAVED, **_ONLY_SAVED},
-        ),
-        (
-            any(box.is_again for box in boxes),
-            ["dashed border: recomputed", "in backward (checkpoint)"],
-            _AGAIN,
-        ),
-        (
-            any(box.is_module for box in boxes),
-            ["double border: a module", "whose inside is not shown (--depth)"],
-            _MODULE,
-        ),
-        (True, ["other operations; a thicker arrow", "passes on more memory"], {}),
-        (
-            any(edge.is_backward for edge in view.edges),
-            ["dashed arrow: to the next of", "the blocks that are drawn once"],
-            {"shape": "plain"},
-        ),
-    ]
-    shown = [(lines, look) for is_there, lines, look in samples if is_there]
+    is_there = (
+        any(box.is_peak for box in boxes),
+        any(any(box.list_bytes("live")) for box in boxes),
+        any(any(box.list_bytes("saved")) for box in boxes),
+        any(box.is_again for box in boxes),
+        any(box.is_module for box in boxes),
+        True,
+        any(edge.is_backward for edge in view.edges),
+    )
+    shown = [*compress(_SAMPLES, is_there)]
     attributes = {"label": _label(["How to read it"]), "color": "#FFFFFF", "rank": "same"}
     with picture.subgraph(name="cluster_legend", graph_attr=attributes) as legend:
         for number, (lines, look) in enumerate(shown):
-            legend.node(f"legend_{number}", label=_label(lines), **look)
+            legend.node(f"legend_{number}", label=_label(lines.split("\n")), **look)
         for number in range(1, len(shown)):
             ends = f"legend_{number - 1}", f"legend_{number}"
             legend.edge(*ends, style="invis", constraint="false")

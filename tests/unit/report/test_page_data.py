@@ -75,8 +75,8 @@ def test_a_plan_adds_its_step_its_figures_and_the_trade_offs() -> None:
     data = build(analysis, planned=PlannedStep(analysis, order), plan=plan, front=make_front(2))
     assert data["planned"]["operation"] == [*range(steps)]
     assert data["planned"]["again"] == [3]
-    assert data["chosen"] == {"peak": 21 * MIB, "overhead": 0.25, "flops": 0.1, "segments": 2}
-    assert [trade["segments"] for trade in data["front"]] == [0, 1]
+    assert data["chosen"] == {"peak": 21 * MIB, "overhead": 0.25}
+    assert [trade["overhead"] for trade in data["front"]] == [0, 0.04]
     assert [build()[name] for name in ("planned", "chosen", "front")] == [None, None, []]
 
 
