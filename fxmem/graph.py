@@ -14,7 +14,10 @@ from enum import Enum
 
 
 class Category(str, Enum):
-    """What a storage is for; the words of torch's own memory profiler.
+    """Purpose of a storage, in the words of torch's own memory profiler.
+
+    A further one is labelled where ``recording/`` makes it, and has its look in
+    ``report/categories.py``.
 
     Source of the words: ``torch/profiler/_memory_profiler.py``, ``Category``.
     """

@@ -73,7 +73,7 @@ def resolve_bytes(size: str | float) -> int:
 
 
 def _refuse_size(size: object) -> UsageError:
-    return UsageError(f"{size!r} is no size in bytes", hint="write it as 8GiB, 512MiB or 80GB")
+    return UsageError(f"{size!r} is not a size in bytes", hint="write it as 8GiB, 512MiB or 80GB")
 
 
 def format_flops(flops: int) -> str:

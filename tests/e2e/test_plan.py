@@ -1,4 +1,4 @@
-"""``fxmem plan`` in a process of its own, and what its plan and suggested code do to the model."""
+"""``fxmem plan`` on a model in a file: its plans, and the code that it suggests, do as they say."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from suggested_code import write_suggestions
+from torch import nn
 
 import fxmem
+from fxmem.cli import main
 from fxmem.planning.dels.deletion import apply_deletions
 from fxmem.planning.inplace.overwriting import apply_inplace
 from fxmem.planning.outcome import measure_graph
@@ -46,66 +49,59 @@ class Net(nn.Module):
             x = torch.relu(feed(x))
         return self.last(x)
 """
-COMPARE = """
-import importlib.util, torch
-results = []
-for name in "before", "nets":
-    spec = importlib.util.spec_from_file_location(name, f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.manual_seed(0)
-    net, x = module.Net(), torch.randn(32, 64, requires_grad=True)
-    output = net(x)
-    output.sum().backward()
-    results.append([output, x.grad, *(p.grad for p in net.parameters())])
-assert all(a.equal(b) for a, b in zip(*results, strict=True))
-"""
 COMMAND = ("plan", "nets.py:Net", "--input", "4096x64")
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs fxmem in a folder with nets.py."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs fxmem in a folder with nets.py; returns the exit code, stdout and stderr."""
     (tmp_path / "nets.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("COLUMNS", None)
+    monkeypatch.delenv("COLUMNS", raising=False)
 
-    def run_fxmem(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "fxmem", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
+    def run_fxmem(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments])
+        return code, *capsys.readouterr()
 
     return run_fxmem
 
 
-def test_the_table_and_a_plan_for_one_of_its_rows(run: Run) -> None:
-    done = run(*COMMAND)
-    assert (done.returncode, done.stderr) == (0, "")
-    head, table, advice = done.stdout.split("\n\n")
+def load_net(path: str) -> nn.Module:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    net: nn.Module = module.Net()
+    return net
+
+
+def test_a_plan_for_a_row_of_the_table_gives_the_peak_that_it_says(run: Run) -> None:
+    code, out, err = run(*COMMAND)
+    assert (code, err) == (0, "")
+    head, table, advice = out.split("\n\n")
     assert head.startswith("Peak 71.51 MiB; ")
     peaks = [line.partition(" MiB")[0].strip() for line in table.splitlines()[2:]]
     assert float(peaks[-1]) < 0.7 * 71.51
     assert "--max-overhead" in advice
-    done = run(*COMMAND, "--budget", f"{peaks[-1]}MiB")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Peak 71.51 MiB -> ")
-    assert "\nThe new peak is in " in done.stdout
-
-
-def test_a_plan_from_a_file_gives_the_peak_that_it_says(run: Run) -> None:
-    done = run(*COMMAND, "--max-overhead", "20%", "-o", "plan.json")
-    assert (done.returncode, done.stderr) == (0, "")
+    code, out, _ = run(*COMMAND, "--budget", f"{peaks[-1]}MiB", "-o", "plan.json")
+    assert code == 0
+    assert out.startswith("Peak 71.51 MiB -> ") and "\nThe new peak is in " in out
     plan = fxmem.Plan.from_json(Path("plan.json").read_text())
-    assert plan.overhead <= 0.2
-    spec = importlib.util.spec_from_file_location("planned_nets", "nets.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    before = fxmem.analyze(module.Net(), ("4096x64",))
-    assert plan.baseline_peak_bytes == before.peak_bytes
-    planned = fxmem.apply(module.Net(), plan, ("4096x64",))
+    planned = fxmem.apply(load_net("nets.py"), plan, ("4096x64",))
     assert fxmem.analyze(planned, ("4096x64",)).peak_bytes == plan.peak_bytes
+
+
+def compare_results() -> None:
+    """Checks that before.py and nets.py compute the same."""
+    results = []
+    for net in load_net("before.py"), load_net("nets.py"):
+        x = torch.linspace(-1, 1, 32 * 64).reshape(32, 64).requires_grad_()
+        output = net(x)
+        output.sum().backward()
+        results.append([output, x.grad, *(p.grad for p in net.parameters())])
+    assert all(a.equal(b) for a, b in zip(*results, strict=True))
 
 
 def write_code(plan: fxmem.Plan, analysis: fxmem.Analysis) -> None:
@@ -115,62 +111,70 @@ def write_code(plan: fxmem.Plan, analysis: fxmem.Analysis) -> None:
     Path("nets.py").write_text(write_suggestions(NETS, suggestions))
 
 
+def analyze_changed(*arguments: str) -> int:
+    """Analyses nets.py as it now is, in a process that has not imported it before."""
+    command = [sys.executable, "-m", "fxmem", "analyze", *COMMAND[1:], *arguments, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    peak_bytes: int = json.loads(done.stdout)["peak_bytes"]
+    return peak_bytes
+
+
 def test_suggested_checkpoints_lower_the_peak_and_change_no_result(run: Run) -> None:
     before = fxmem.analyze("nets.py:Net", ("4096x64",))
-    done = run(*COMMAND, "--max-overhead", "0.2", "--style", "modules", "-o", "plan.json")
-    assert (done.returncode, done.stderr) == (0, "")
+    options = ("--max-overhead", "20%", "--style", "modules", "-o", "plan.json")
+    code, out, err = run(*COMMAND, *options)
+    assert (code, err) == (0, "")
     line = "x = torch.relu(torch.utils.checkpoint.checkpoint(feed, x, use_reentrant=False))"
-    assert f"\n  nets.py:24  {line}" in done.stdout
-    write_code(fxmem.Plan.from_json(Path("plan.json").read_text()), before)
+    assert f"\n  nets.py:24  {line}" in out
+    plan = fxmem.Plan.from_json(Path("plan.json").read_text())
+    assert plan.overhead <= 0.2
+    write_code(plan, before)
     assert line in Path("nets.py").read_text()
-    after = json.loads(run("analyze", *COMMAND[1:4], "--json").stdout)
-    assert after["peak_bytes"] < 0.8 * before.peak_bytes
-    subprocess.run([sys.executable, "-c", COMPARE], check=True)
+    assert analyze_changed() < 0.8 * before.peak_bytes
+    compare_results()
 
 
 def test_in_inference_suggestions_give_the_peak_of_their_changes(run: Run) -> None:
-    command = (*COMMAND[1:4], "--mode", "infer")
     analysis = fxmem.analyze("nets.py:Net", ("4096x64",), mode="infer")
-    plan = fxmem.Plan.from_json(run("plan", *command, "--json").stdout)
+    plan = fxmem.Plan.from_json(run(*COMMAND, "--mode", "infer", "--json")[1])
     assert plan.segments == ()
     assert plan.peak_bytes < plan.baseline_peak_bytes
     write_code(plan, analysis)
-    after = json.loads(run("analyze", *command, "--json").stdout)
+    after = analyze_changed("--mode", "infer")
     changed = apply_deletions(apply_inplace(analysis.graph, plan.inplace), plan.dels)
-    assert after["peak_bytes"] == measure_graph(analysis, changed)[0] < plan.baseline_peak_bytes
+    assert after == measure_graph(analysis, changed)[0] < plan.baseline_peak_bytes
     # What the caller of a module holds while it runs has no variable: only the graph lets it go.
-    assert plan.peak_bytes < after["peak_bytes"]
-    subprocess.run([sys.executable, "-c", COMPARE], check=True)
+    assert plan.peak_bytes < after
+    compare_results()
 
 
 def test_advice_has_the_peak_of_the_step_that_does_it(run: Run) -> None:
-    done = run("plan", *COMMAND[1:4], "--advice")
-    assert (done.returncode, done.stderr) == (0, "")
-    head, _, *advice = done.stdout.split("\n\n")
+    code, out, err = run(*COMMAND, "--advice")
+    assert (code, err) == (0, "")
+    head, _, *advice = out.split("\n\n")
     assert head.startswith("Peak 71.51 MiB\nnets.py:Net; ")
     (autocast,) = (text for text in advice if 'Write: autocast="bf16"' in text)
-    after = run("analyze", *COMMAND[1:4], "--autocast", "bf16").stdout
+    after = run("analyze", *COMMAND[1:], "--autocast", "bf16")[1]
     assert f", {after.split(' in ')[0].removeprefix('Peak ')} left: Run forward" in autocast
 
 
-def test_no_plan_is_exit_1_and_one_line(run: Run) -> None:
-    done = run(*COMMAND, "--budget", "20MiB", "-o", "plan.json")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("fxmem: error: no plan within 20.00 MiB exists; the leanest ")
-    assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        ((*COMMAND, "--budget", "20MiB", "-o", "plan.json"), 1, "no plan within 20.00 MiB exists"),
+        (
+            ("plan", "nets.py:Net", "--input", "9000000x64", "--gpu", "rtx3070", "--fit"),
+            1,
+            "no plan was found whose step fits NVIDIA GeForce RTX 3070; ",
+        ),
+        (("plan", "nets.py:Nothing", "--input", "4096x64"), 2, ""),
+    ],
+)
+def test_no_plan_is_one_line_and_no_file(
+    run: Run, arguments: tuple[str, ...], code: int, error: str
+) -> None:
+    found, out, err = run(*arguments)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith(f"fxmem: error: {error}")
     assert not Path("plan.json").exists()
-
-
-def test_a_gpu_that_is_too_small_for_any_plan_is_exit_1(run: Run) -> None:
-    command = ("plan", "nets.py:Net", "--input", "9000000x64")
-    done = run(*command, "--gpu", "rtx3070", "--fit")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(
-        "fxmem: error: no plan was found whose step fits NVIDIA GeForce RTX 3070; "
-    )
-
-
-def test_what_is_no_training_step_is_exit_2(run: Run) -> None:
-    done = run("plan", "nets.py:Nothing", "--input", "4096x64")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("fxmem: error: ")

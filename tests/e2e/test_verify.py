@@ -1,15 +1,16 @@
-"""``fxmem verify`` in a process of its own: plans that are right, and the same plans broken."""
+"""``fxmem verify`` on a model in a file: plans that are right, and the same plans broken."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fxmem.cli import main
 
 ROOT = Path(__file__).parents[2]
 NETS = """
@@ -50,6 +51,7 @@ class Words(nn.Module):
 """
 LOOKS_UP = "        return self.net(self.words(ids))"
 INPUT = ("nets.py:Net", "--input", "256x16")
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +60,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("verify")
     (path / "nets.py").write_text(NETS)
     limit = ("--max-overhead", "50%", "--time-limit", "1", "--device", "cpu", "-o", "plan.json")
-    assert run_fxmem(path, "plan", *INPUT, *limit).returncode == 0
+    with contextlib.chdir(path):
+        assert main(["plan", *INPUT, *limit]) == 0
     return path
 
 
-def run_fxmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("COLUMNS", None)
-    command = [sys.executable, "-m", "fxmem", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``fxmem verify`` in the folder; returns the exit code, stdout and stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run_verify(*arguments: str, command: str = "verify") -> tuple[int, str, str]:
+        code = main([command, *arguments])
+        return code, *capsys.readouterr()
+
+    return run_verify
 
 
 def break_plan(folder: Path, **changes: Any) -> None:
@@ -85,10 +94,10 @@ def break_plan(folder: Path, **changes: Any) -> None:
     (folder / "broken.json").write_text(json.dumps(plan))
 
 
-def test_a_plan_is_proved(folder: Path) -> None:
-    done = run_fxmem(folder, "verify", *INPUT, "--plan", "plan.json", "--optimizer", "adam")
-    assert (done.returncode, done.stderr) == (0, "on import\n")
-    head, compared, figures, note = done.stdout.split("\n\n")
+def test_a_plan_is_proved(run: Run) -> None:
+    code, out, err = run(*INPUT, "--plan", "plan.json", "--optimizer", "adam")
+    assert (code, err) == (0, "on import\n")
+    head, compared, figures, note = out.split("\n\n")
     assert head.startswith("Equal bit for bit in 3 steps, measured peak ")
     assert "1 output, 1 loss, 24 gradients, 12 buffers, 24 parameters" in compared
     _, _, measured, promised, analyzed, _ = figures.splitlines()
@@ -97,33 +106,33 @@ def test_a_plan_is_proved(folder: Path) -> None:
     assert note.startswith("The plan's own promise, ")  # made without an optimizer
 
 
-def test_a_promise_that_is_not_kept_is_a_finding(folder: Path) -> None:
+def test_a_promise_that_is_not_kept_is_a_finding(folder: Path, run: Run) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     plan["peak_bytes"] = plan["peak_bytes"] * 9 // 10
     (folder / "low.json").write_text(json.dumps(plan))
-    done = run_fxmem(folder, "verify", *INPUT, "--plan", "low.json", "--steps", "1", "--json")
-    result = json.loads(done.stdout)
-    assert (done.returncode, result["equal"]) == (1, True)
+    code, out, _ = run(*INPUT, "--plan", "low.json", "--steps", "1", "--json")
+    result = json.loads(out)
+    assert (code, result["equal"]) == (1, True)
     assert result["promise"]["peak_bytes"] == plan["peak_bytes"]
     assert result["promise"]["is_plans_own"] and not result["promise"]["is_kept"]
 
 
-def test_a_segment_that_draws_what_its_plan_does_not_know_of_draws_the_same(folder: Path) -> None:
+def test_a_segment_that_draws_what_its_plan_does_not_know_of_draws_the_same(
+    folder: Path, run: Run
+) -> None:
     break_plan(folder, random=False)
-    done = run_fxmem(folder, "verify", *INPUT, "--plan", "broken.json", "--steps", "2")
-    assert done.returncode == 0
-    assert done.stdout.startswith("Equal bit for bit in 2 steps")
+    code, out, _ = run(*INPUT, "--plan", "broken.json", "--steps", "2")
+    assert code == 0
+    assert out.startswith("Equal bit for bit in 2 steps")
 
 
-def test_a_segment_that_would_count_a_batch_twice_is_found_out(folder: Path) -> None:
+def test_a_segment_that_would_count_a_batch_twice_is_found_out(folder: Path, run: Run) -> None:
     break_plan(folder, norms=[])
-    done = run_fxmem(folder, "verify", *INPUT, "--plan", "broken.json")
-    assert done.returncode == 1
-    assert done.stdout.startswith("Different in step 1: buffer blocks.")
-    done = run_fxmem(folder, "verify", *INPUT, "--plan", "broken.json", "--json")
-    assert done.returncode == 1
-    result = json.loads(done.stdout)
-    assert (result["equal"], {d["kind"] for d in result["differences"]}) == (False, {"buffer"})
+    code, out, _ = run(*INPUT, "--plan", "broken.json")
+    assert code == 1
+    assert out.startswith("Different in step 1: buffer blocks.")
+    _, table, *_ = out.split("\n\n")
+    assert {line.split()[0] for line in table.splitlines()[2:]} <= {"buffer", "..."}
 
 
 @pytest.mark.parametrize(
@@ -136,22 +145,24 @@ def test_a_segment_that_would_count_a_batch_twice_is_found_out(folder: Path) -> 
         ((*INPUT, "--autocast", "fp16"), "models are not compared under autocast to float16"),
     ],
 )
-def test_bad_input_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = run_fxmem(folder, "verify", *arguments, "--plan", "plan.json")
-    assert (done.returncode, done.stdout) == (2, "")
-    line = done.stderr.removeprefix("on import\n")
+def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = run(*arguments, "--plan", "plan.json")
+    assert (code, out) == (2, "")
+    line = err.removeprefix("on import\n")
     assert line.startswith(f"fxmem: error: {message}")
     assert line.count("\n") == 1
     if "--" in arguments[-2] and arguments[-2] != "--input":  # told before the file is imported
-        assert line == done.stderr
+        assert line == err
 
 
-def test_a_step_that_fails_for_real_says_where(folder: Path) -> None:
+def test_a_step_that_fails_for_real_says_where(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     step = ("nets.py:Words", "--input", "64:int64")
     limit = ("--max-overhead", "50%", "--time-limit", "1", "-o", "words.json")
-    assert run_fxmem(folder, "plan", *step, *limit).returncode == 0
-    done = run_fxmem(folder, "verify", *step, "--plan", "words.json")
-    assert (done.returncode, done.stdout) == (2, "")
-    line = done.stderr.removeprefix("on import\n")
+    assert run(*step, *limit, command="plan")[0] == 0
+    code, out, err = run(*step, "--plan", "words.json")
+    assert (code, out) == (2, "")
+    line = err.removeprefix("on import\n")
     assert line.startswith("fxmem: error: the model's step fails: IndexError: index out of range ")
     assert f"nets.py:{NETS.splitlines().index(LOOKS_UP) + 1}" in line

@@ -51,7 +51,9 @@ def test_a_size_is_read_in_binary_and_decimal_units(text: str, nbytes: int) -> N
 def test_what_is_no_size_is_an_error_that_says_how_to_write_one(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_bytes(text)
-    assert str(caught.value) == f"{text!r} is no size in bytes (write it as 8GiB, 512MiB or 80GB)"
+    assert (
+        str(caught.value) == f"{text!r} is not a size in bytes (write it as 8GiB, 512MiB or 80GB)"
+    )
 
 
 @pytest.mark.parametrize("size", [512, 512.9, "512", 0.5 * 1024])
@@ -63,7 +65,9 @@ def test_a_size_may_be_a_number_or_text(size: str | float) -> None:
 def test_what_is_no_size_is_an_error_of_numbers_too(size: Any) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_bytes(size)
-    assert str(caught.value) == f"{size!r} is no size in bytes (write it as 8GiB, 512MiB or 80GB)"
+    assert (
+        str(caught.value) == f"{size!r} is not a size in bytes (write it as 8GiB, 512MiB or 80GB)"
+    )
 
 
 @given(st.integers(0, 10**18))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import time
@@ -17,10 +18,10 @@ class Terminal(io.StringIO):
 def test_a_line_comes_after_the_delay_and_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with show_progress("analysing a\x1b", delay_s=0.01):
-        deadline = time.monotonic() + 10
-        while not terminal.getvalue() and time.monotonic() < deadline:
+    with contextlib.suppress(KeyError), show_progress("analysing a\x1b", delay_s=0.01):
+        while not terminal.getvalue():
             time.sleep(0.01)
+        raise KeyError  # an error clears the line too
     assert terminal.getvalue().startswith("\r\x1b[Kfxmem: analysing a\\x1b ... 0 s")
     assert terminal.getvalue().endswith("\r\x1b[K")
 
@@ -37,12 +38,3 @@ def test_a_file_gets_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress("analysing", delay_s=0):
         time.sleep(0.05)
     assert capsys.readouterr() == ("", "")
-
-
-def test_an_error_clears_the_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with pytest.raises(KeyError), show_progress("analysing", delay_s=0.01):
-        time.sleep(0.1)
-        raise KeyError
-    assert terminal.getvalue().endswith("\r\x1b[K")

@@ -16,6 +16,7 @@ from fxmem.errors import UsageError
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.formats import (
+    SUFFIXES,
     RenderOptions,
     find_format,
     find_view,
@@ -43,7 +44,7 @@ def test_the_format_is_that_of_the_suffix(path: str | Path, kind: str) -> None:
 def test_an_unknown_suffix_is_refused(path: str, cause: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_format(path)
-    assert str(caught.value) == f"{cause} (use .dot, .svg, .png, .pdf, .html, .pickle)"
+    assert str(caught.value) == f"{cause} (use {SUFFIXES})"
 
 
 def test_an_unknown_format_or_view_is_refused() -> None:
