@@ -302,9 +302,9 @@ def unapply(model: nn.Module) -> nn.Module:
     Raises:
         UsageError: No plan was applied to it.
     """
-    from fxmem.applying import applying
+    from fxmem.applying import auto as automatic
 
-    return applying.unapply(model)
+    return automatic.unapply(model)
 
 
 @overload

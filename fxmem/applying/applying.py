@@ -6,34 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
-from fxmem.applying.laying import lay_over_graph
-from fxmem.applying.lazy import find_lazy
+from fxmem.applying.codegen import lay_over_graph
 from fxmem.applying.module import PlannedModule
 from fxmem.applying.modules import find_original, wrap_modules
 from fxmem.applying.sizes import find_size_ranges
-from fxmem.applying.surroundings import find_autocast
 from fxmem.errors import UsageError
 from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, check_fingerprint
+from fxmem.tracing.conditions import read_autocast_on
 from fxmem.tracing.modules import describe_model, find_difference, recall_model
-
-
-def unapply(model: nn.Module) -> nn.Module:
-    """Gives back the model that a plan was applied to: :func:`fxmem.unapply`."""
-    if isinstance(model, PlannedModule):
-        return model.original
-    original = find_original(model) or model
-    lazy = find_lazy(original)
-    if lazy is not None:
-        lazy.release()
-    elif original is model:
-        raise UsageError(
-            f"no plan was applied to this {type(model).__name__}", hint="it is as it was"
-        )
-    return original
 
 
 def apply(
@@ -63,7 +49,13 @@ def apply(
             hint="fxmem.apply(model, plan, args)",
         )
     else:
-        _check_model(model, graph)
+        described = recall_model(graph)
+        name = "" if described is None else find_difference(described, describe_model(model))
+        if name:
+            raise UsageError(
+                f"the plan was made for another model: {name} differs",
+                hint="make it anew, or have the model traced again: fxmem.apply(model, plan, args)",
+            )
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
     bare = replace(plan, fx_graph=None)
     return build_module(model, graph, plan.segments, plan.inplace, plan=bare, **options)
@@ -82,10 +74,10 @@ def build_module(
     """Makes the module that runs a traced graph with changes.
 
     Args:
-        model: Whose submodules, parameters and buffers the graph calls.
-        graph: As it was traced.
-        segments: What backward computes again.
-        inplace: What is computed in place.
+        model: The model whose submodules, parameters and buffers the graph calls.
+        graph: The graph as it was traced.
+        segments: The segments that backward computes again.
+        inplace: The operations that run in place.
         mode: The calls that run the graph: ``"train"`` or ``"infer"``.
         size_hint: How many elements are found where that depends on data.
         plan: The plan that the changes are of.
@@ -94,25 +86,22 @@ def build_module(
     return PlannedModule(model, lay_over_graph(graph, model, segments, inplace), mode, ranges, plan)
 
 
-def _check_model(model: nn.Module, graph: Any) -> None:
-    described = recall_model(graph)
-    name = "" if described is None else find_difference(described, describe_model(model))
-    if name:
-        raise UsageError(
-            f"the plan was made for another model: {name} differs",
-            hint="make it anew, or have the model traced again: fxmem.apply(model, plan, args)",
-        )
+def find_autocast(inputs: Any) -> torch.dtype | None:
+    """Finds what a call is autocast to on the device of its tensors; None for nothing.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     find_autocast([torch.ones(1)])
+    torch.bfloat16
+    """
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return read_autocast_on("cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu")
 
 
 def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | None) -> Analysis:
-    """The model as the plan sees it.
-
-    Raises:
-        UsageError: It is not the plan's.
-    """
+    """Analyses the model for the inputs, and checks that the plan is for both."""
     given = () if args is None else args
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
-    autocast = find_autocast((given, kwargs))  # that of the caller
+    autocast = find_autocast((given, kwargs))
     analysis = analyze_model(model, given, kwargs, device="cpu", autocast=autocast, **options)
     check_fingerprint(plan, analysis.graph, "fxmem.plan")
     return analysis

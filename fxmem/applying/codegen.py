@@ -1,8 +1,8 @@
-"""The code of a graph whose nodes lie in segments: each a function of its own in ``forward``.
+"""Segments and in-place operations laid over a traced graph, and the code of such a graph.
 
-The graph stays flat, as it was traced; which segments a node lies in is in its ``meta``. Only the
-code differs from what torch.fx writes, ``torch/fx/graph.py`` (``CodeGen._gen_python_code``), of
-which the text of each function still comes.
+The graph stays flat, as it was traced; which segments a node lies in is in its ``meta``. Each
+segment becomes a function within ``forward``, of which the text is what torch.fx writes
+(``torch/fx/graph.py``, ``CodeGen._gen_python_code``).
 """
 
 from __future__ import annotations
@@ -11,59 +11,139 @@ import functools
 import itertools
 import operator
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.graph import CodeGen, PythonCode, _format_target, _Namespace
 from torch.fx.node import _get_qualified_name
 
+from fxmem.applying.modules import find_holders
 from fxmem.applying.overwriting import (
     overwrite_by_function,
     overwrite_by_method,
     overwrite_by_module,
 )
 from fxmem.applying.runtime import checkpoint
-from fxmem.planning.inplace.forms import FormKind, InplaceForm
+from fxmem.errors import UsageError
+from fxmem.planning.inplace.forms import FormKind
+from fxmem.planning.inplace.fx_nodes import OverwritingNode, find_overwriting, find_owners
+from fxmem.planning.plan import InplaceChange, Segment
 
 SEGMENTS = "fxmem_segments"
 """Key of a node's ``meta``: the segments it lies in, outermost first."""
-OVERWRITE = "fxmem_overwrite"
-"""Key of a node's ``meta``: how it runs in place, where it does."""
+SEEN = "fxmem_seen"
+"""Key of a node's ``meta``, where it overwrites a value: names of the modules that made the value,
+and of those that take it, whose hooks may keep it."""
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentCode:
-    """A segment as the code knows it.
-
-    Attributes:
-        name: Of its function.
-        norms: Its batch normalisations, by the names of their modules.
-        states: What else it changes: names of modules, and of their tensors.
-    """
+class _SegmentCode:
+    """A segment's function: its name, and names of the norms and of other tensors it updates."""
 
     name: str
     norms: tuple[str, ...]
     states: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OverwriteCode:
-    """A node that runs in place, as the code knows it.
+def lay_changes(
+    graph_module: fx.GraphModule,
+    segments: Sequence[Segment] = (),
+    inplace: Sequence[InplaceChange] = (),
+) -> fx.GraphModule:
+    """Makes a module that runs a graph with segments under checkpoints and overwriting in place.
 
-    Attributes:
-        form: What is called.
-        is_second: Whether the second of the node's two values is overwritten.
-        makers: Name of the module that made the value, where one did.
-        takers: Names of the other modules that take it.
+    Args:
+        graph_module: With a graph as it was traced, ``Analysis.fx_graph``, or one that other
+            changes were laid over.
+        segments: The segments that backward computes again.
+        inplace: The operations that run in place.
+
+    Returns:
+        Another module, with the parameters and submodules of the first.
+
+    Raises:
+        UsageError: A segment or a change names a node that the graph lacks.
     """
+    graph = lay_over_graph(graph_module.graph, graph_module, segments, inplace)
+    return fx.GraphModule(graph_module, graph, class_name=type(graph_module).__name__)
 
-    form: InplaceForm
-    is_second: bool = False
-    makers: tuple[str, ...] = ()
-    takers: tuple[str, ...] = ()
+
+def lay_over_graph(
+    graph: fx.Graph,
+    model: nn.Module,
+    segments: Sequence[Segment] = (),
+    inplace: Sequence[InplaceChange] = (),
+) -> fx.Graph:
+    """Copies a graph with segments and overwriting; see :func:`lay_changes`."""
+    copied = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    output = copied.output(copied.graph_copy(graph, copies))
+    for traced in graph.find_nodes(op="output"):
+        output.meta.update(traced.meta)
+    copied.set_codegen(SegmentCodeGen())
+    owners = find_owners(graph)
+    names = [*dict.fromkeys(owners.values())]
+    positions = {name: at for at, name in enumerate(names)}
+    named = [name for change in inplace for name in (change.node, change.overwrites)]
+    paths: dict[str, tuple[_SegmentCode, ...]] = {}
+    prefix = "segment"  # no value's name begins so
+    while any(node.name.startswith(f"{prefix}_") for node in graph.nodes):
+        prefix = f"planned_{prefix}"
+    for segment, code in _iterate_codes(segments, prefix, model):
+        named += [segment.first, segment.last]
+        if positions.keys() >= {segment.first, segment.last}:
+            for name in names[positions[segment.first] : positions[segment.last] + 1]:
+                paths[name] = (*paths.get(name, ()), code)
+    for name in named:
+        if name not in positions:
+            raise UsageError(
+                f"the plan's node {name!r} is not in the model",
+                hint="make the plan for this model and these inputs",
+            )
+    if segments:
+        for node, copy in copies.items():
+            copy.meta[SEGMENTS] = paths.get(owners.get(node, ""), ())
+    for found in find_overwriting(graph, inplace):
+        _overwrite(copied, copies[found.node], found)
+    return copied
+
+
+def _iterate_codes(
+    segments: Sequence[Segment], prefix: str, model: nn.Module
+) -> Iterator[tuple[Segment, _SegmentCode]]:
+    for number, segment in enumerate(segments, 1):
+        states = find_holders(model, segment.states)
+        code = _SegmentCode(f"{prefix}_{number}", segment.norms, states)
+        yield segment, code
+        yield from _iterate_codes(segment.children, code.name, model)
+
+
+def _overwrite(graph: fx.Graph, node: fx.Node, found: OverwritingNode) -> None:
+    """Has a node call the in-place form of what it calls."""
+    makers = () if found.maker is None else (str(found.maker.target),)
+    consumers = tuple(dict.fromkeys(str(each.target) for each in found.consumers))
+    args, kwargs, name = list(node.args), dict(node.kwargs), found.form.name
+    if found.form.kind is FormKind.METHOD:
+        # Functions of torch take by name what methods take by place.
+        args += [kwargs.pop(key) for key in ("input", "self", "other") if key in kwargs]
+        if "inplace" in kwargs or node.target is torch.nn.functional.relu:  # has the flag
+            args, kwargs = args[:1], {}
+        args = [name, *(args[1::-1] if found.is_second else args)]
+        node.target = overwrite_by_method
+    elif found.form.kind is FormKind.FUNCTION:
+        args = [name, *args]
+        node.target = overwrite_by_function
+    else:
+        consumers += (str(node.target),)
+        with graph.inserting_before(node):
+            args = [graph.get_attr(str(node.target)), *args, *kwargs.values()]
+        kwargs = {}
+        node.target = overwrite_by_module
+    node.op, node.args, node.kwargs = "call_function", tuple(args), kwargs
+    node.meta[SEEN] = makers, consumers
 
 
 class _Text(str):
@@ -99,35 +179,62 @@ class _Writer:
     def write_function(
         self, name: str, nodes: Sequence[fx.Node], depth: int, ends: tuple[Any, Any] | None
     ) -> str:
-        """The text of a function and, within it, of those of its segments.
+        """Writes a function and, within it, those of its segments.
 
         Args:
-            name: Of the function.
+            name: Name of the function.
             nodes: Its body; those of ``forward`` bring their placeholders and output along.
             depth: How many segments the function lies in.
             ends: The nodes that are its arguments and its results; None for ``forward``.
         """
-        scope = _Scope()
-        inner = []
-        if ends is not None:
-            for node in ends[0]:
-                scope.add_placeholder(node)
+        graph, inner = fx.Graph(), []
+        values: dict[fx.Node, fx.Node] = {}
+
+        def find(node: fx.Node) -> fx.Node:
+            if node not in values and node.op == "get_attr":
+                values[node] = graph.node_copy(node)
+            return values[node]
+
+        for node in ends[0] if ends else ():
+            values[node] = graph.placeholder(node.name)
         for segment, group in itertools.groupby(nodes, lambda n: _find_segment(n, depth)):
             members = [*group]
             if segment is None:
                 for node in members:
-                    scope.copy(node, self._root)
+                    values[node] = copied = graph.node_copy(node, find)
+                    if callable(node.target) and not _is_found_by_name(node.target):
+                        copied.target = _hide_origin(node.target)
                 continue
             assert segment.name not in self._names, f"{segment.name} is not of one piece"
             self._names.add(segment.name)
-            ends_inside = _find_ends(members)
-            inner.append(self.write_function(segment.name, members, depth + 1, ends_inside))
-            scope.call_segment(segment, self._root, members)
-        if ends is not None:
-            scope.add_output(ends[1])
-        head, _, body = self._write_graph(scope.graph, name).partition("\n")
+            inputs, outputs = _find_ends(members)
+            inner.append(self.write_function(segment.name, members, depth + 1, (inputs, outputs)))
+            single = len(outputs) == 1
+            call = graph.create_node(
+                "call_function",
+                checkpoint,
+                (_Text(segment.name), *map(find, inputs)),
+                self._list_options(segment),
+                name=outputs[0].name if single else f"{segment.name}_results",
+            )
+            for at, node in enumerate(outputs):
+                values[node] = call if single else graph.create_node(
+                    "call_function", operator.getitem, (call, at), name=node.name
+                )  # fmt: skip
+        if ends:
+            results = tuple(map(find, ends[1]))
+            graph.output(results[0] if len(results) == 1 else results)
+        head, _, body = self._write_graph(graph, name).partition("\n")
         functions = "".join(textwrap.indent(function, "    ") + "\n\n" for function in inner)
         return f"{head}\n{functions}{body}".rstrip()
+
+    def _list_options(self, segment: _SegmentCode) -> dict[str, Any]:
+        def write(name: str) -> _Text:
+            return _Text(_format_target(self._root, name) if name else self._root)
+
+        norms = tuple(map(write, segment.norms))
+        states = tuple((write(module), name) for module, name in segment.states)
+        return {key: value for key, value in (("norms", norms), ("states", states)) if value}
 
     def _write_graph(self, graph: fx.Graph, name: str) -> str:
         # Globals keep the names that they have in the functions written before.
@@ -145,89 +252,13 @@ class _Writer:
         return text
 
 
-class _Scope:
-    """The graph of one function."""
-
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
-        self._values: dict[fx.Node, fx.Node] = {}
-
-    def copy(self, node: fx.Node, root: str) -> None:
-        overwrite: OverwriteCode | None = node.meta.get(OVERWRITE)
-        if overwrite is not None:
-            self._values[node] = self._overwrite(node, overwrite, root)
-            return
-        copied = self.graph.node_copy(node, self._find)
-        if callable(node.target) and not _is_found_by_name(node.target):
-            copied.target = _hide_origin(node.target)
-        self._values[node] = copied
-
-    def _overwrite(self, node: fx.Node, overwrite: OverwriteCode, root: str) -> fx.Node:
-        args: list[Any] = [*fx.map_arg(node.args, self._find)]
-        options: dict[str, Any] = dict(fx.map_arg(node.kwargs, self._find))
-        kind, name = overwrite.form.kind, overwrite.form.name
-        if kind is FormKind.METHOD:
-            function: Any = overwrite_by_method
-            # Functions of torch take by name what methods take by place.
-            args += [options.pop(key) for key in ("input", "self", "other") if key in options]
-            if "inplace" in options or node.target is torch.nn.functional.relu:  # has the flag
-                args, options = args[:1], {}
-            args = [name, *(args[1::-1] if overwrite.is_second else args)]
-        elif kind is FormKind.FUNCTION:
-            function = overwrite_by_function
-            args = [name, *args]
-        else:
-            function = overwrite_by_module
-            args = [_Text(_format_target(root, str(node.target))), *args, *options.values()]
-            options = {}
-        for key, names in (("makers", overwrite.makers), ("takers", overwrite.takers)):
-            if names:
-                options[key] = tuple(_Text(_format_target(root, name)) for name in names)
-        return self.graph.create_node(
-            "call_function", function, tuple(args), options, name=node.name
-        )
-
-    def add_placeholder(self, node: fx.Node) -> None:
-        self._values[node] = self.graph.placeholder(node.name)
-
-    def add_output(self, nodes: Sequence[fx.Node]) -> None:
-        values = tuple(self._find(node) for node in nodes)
-        self.graph.output(values[0] if len(values) == 1 else values)
-
-    def call_segment(self, segment: SegmentCode, root: str, nodes: Sequence[fx.Node]) -> None:
-        inputs, outputs = _find_ends(nodes)
-        options: dict[str, Any] = {}
-        if segment.norms:
-            options["norms"] = tuple(_Text(_format_target(root, name)) for name in segment.norms)
-        if segment.states:
-            options["states"] = tuple(
-                (_Text(_format_target(root, module) if module else root), name)
-                for module, name in segment.states
-            )
-        arguments: Any = (_Text(segment.name), *map(self._find, inputs))
-        name = outputs[0].name if len(outputs) == 1 else f"{segment.name}_results"
-        call = self.graph.create_node("call_function", checkpoint, arguments, options, name=name)
-        if len(outputs) == 1:
-            self._values[outputs[0]] = call
-            return
-        for index, node in enumerate(outputs):
-            self._values[node] = self.graph.create_node(
-                "call_function", operator.getitem, (call, index), name=node.name
-            )
-
-    def _find(self, node: fx.Node) -> fx.Node:
-        if node not in self._values and node.op == "get_attr":
-            self._values[node] = self.graph.node_copy(node)
-        return self._values[node]
-
-
-def _find_segment(node: fx.Node, depth: int) -> SegmentCode | None:
+def _find_segment(node: fx.Node, depth: int) -> _SegmentCode | None:
     path = node.meta.get(SEGMENTS, ())
     return path[depth] if len(path) > depth else None
 
 
 def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What a run of nodes takes from before it, and what of it is used after it."""
+    """Finds what a run of nodes takes from before it, and what of it is used after it."""
     members = set(nodes)
     inputs = dict.fromkeys(
         argument

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.module_tracker import ModuleTracker
 
+from fxmem.applying.codegen import SEEN
 from fxmem.applying.sizes import SizeRange
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import (
@@ -26,7 +27,16 @@ from fxmem.tracing.conditions import (
     read_autocast_on,
 )
 from fxmem.tracing.fxgraph import CONSTANT, ENTERED
-from fxmem.tracing.modules import CALLED_HOOKS, GLOBAL_HOOKS, INTERNAL, PLAIN, find_class, is_leaf
+from fxmem.tracing.modules import (
+    CALLED_HOOKS,
+    GLOBAL_HOOKS,
+    INTERNAL,
+    PLAIN,
+    find_class,
+    is_leaf,
+    sees_arguments,
+    sees_result,
+)
 
 
 class _Missing:
@@ -34,7 +44,6 @@ class _Missing:
 
 
 _MISSING = _Missing
-_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 Values = dict[tuple[str, str], Any]
 """By names of modules and of their attributes, plain values."""
@@ -79,8 +88,6 @@ class InputGuard:
         except (TypeError, ValueError):  # no signature
             parameters = []
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._is_plain = bool(parameters) and all(p.kind not in _MANY for p in parameters)
-        self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
 
     def find_difference(self, given: Mapping[str, Any]) -> str:
         """Compares a call with the traced one.
@@ -110,15 +117,11 @@ class InputGuard:
         return self._find_other_size([tensor.shape for tensor in tensors])
 
     def name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by their names."""
-        if self._is_plain and len(args) <= len(self._positional):
-            named = dict(zip(self._positional, args, strict=False))
-            if named.keys().isdisjoint(kwargs):
-                return {**named, **kwargs}
+        """Names the arguments of a call."""
         return dict(bind_arguments(self._model, args, kwargs))
 
     def list_values(self, given: Mapping[str, Any]) -> list[Any]:
-        """The arguments in the order of the graph."""
+        """Lists the arguments in the order of the graph."""
         return [given.get(name, self._constants.get(name)) for name in self._names]
 
     def _find_other_size(self, sizes: Sequence[torch.Size]) -> str:
@@ -159,7 +162,9 @@ class AttributeGuard:
         (output,) = graph.find_nodes(op="output")
         context: TraceContext | None = output.meta.get(CONTEXT)
         entered: frozenset[str] = output.meta.get(ENTERED, frozenset())
-        called = frozenset(str(node.target) for node in graph.find_nodes(op="call_module"))
+        seen = [node.meta[SEEN] for node in graph.nodes if SEEN in node.meta]
+        calls = (str(node.target) for node in graph.find_nodes(op="call_module"))
+        called = frozenset(calls).union(*(consumers for _, consumers in seen))
         traced = [("", model), *_list_traced("", model, entered, called)]
         held = {(n, k): v for n, module in traced for k, v in _iterate_plain(module, not n)}
         self.values: Values = held if values is None else values
@@ -188,14 +193,23 @@ class AttributeGuard:
         self._hooks = [
             (n, getattr(m, key)) for n, m in traced if n in entered for key in CALLED_HOOKS
         ]
-        self._has_entered = bool(entered)
+        self._seen = [
+            (name, model.get_submodule(name), is_kept)
+            for makers, consumers in seen
+            for names, is_kept in ((makers, sees_result), (consumers, sees_arguments))
+            for name in names
+        ]
+        self._sees_all = bool(entered or seen)
 
     def find_difference(self) -> str:
         """Compares the modules with what they were."""
         for name, hooks in self._hooks:
             if hooks:
                 return f"the graph does not call {name}, which has hooks"
-        if self._has_entered and are_all_watched():
+        for name, module, is_kept in self._seen:
+            if is_kept(module):
+                return f"hooks of {name} may keep a value that the plan overwrites"
+        if self._sees_all and _are_all_watched():
             return "the graph does not call all modules, and there are hooks on all"
         for name, module, mode in self._modes:
             if module.training is not mode:
@@ -248,7 +262,7 @@ def _iterate_plain(module: nn.Module, is_root: bool) -> Iterator[tuple[str, Any]
             yield key, value
 
 
-def are_all_watched() -> bool:
+def _are_all_watched() -> bool:
     """Tells whether there are hooks on all modules, PyTorch's own counters left out."""
     if not any(GLOBAL_HOOKS):
         return False

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._C._functorch import peek_interpreter_stack
 
-from fxmem.applying.codegen import SEGMENTS, SegmentCodeGen
+from fxmem.applying.codegen import SegmentCodeGen
 from fxmem.applying.guard import AttributeGuard, InputGuard, Values
+from fxmem.applying.runtime import NO_TRANSFORMS
 from fxmem.applying.sizes import SizeRange
-from fxmem.applying.surroundings import MISCOMPILED, is_normalised, is_transforming
 from fxmem.applying.warning import warn_caller
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan
@@ -63,7 +64,9 @@ class PlannedModule(fx.GraphModule):
         plan: Plan | None = None,
         values: Values | None = None,
     ) -> None:
-        super().__init__({}, _make_empty_graph(), class_name=type(model).__name__)
+        empty = fx.Graph()
+        empty.output(None)
+        super().__init__({}, empty, class_name=type(model).__name__)
         # Not as a submodule: its parameters would be there twice.
         own = {"original": model, "plan": plan, "plan_mode": mode, "plan_calls": 0}
         _check_model(model, {*dir(type(self)), *self.__dict__, *own})
@@ -74,8 +77,6 @@ class PlannedModule(fx.GraphModule):
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
         self.__dict__["_inputs"] = InputGuard(model, graph, ranges)
         self.__dict__["_attributes"] = AttributeGuard(model, graph, values)
-        runs_again = any(node.meta.get(SEGMENTS) for node in graph.nodes)
-        self.__dict__["_is_miscompiled"] = runs_again and is_normalised(model.modules())
         self.graph = graph
 
     def recompile(self) -> Any:
@@ -139,16 +140,15 @@ class PlannedModule(fx.GraphModule):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _choose_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
-        """What the graph takes of a call's arguments; None where the model's own forward runs."""
+        """Lists what the graph takes; None where the model's own forward runs."""
         is_train = self.plan_mode == "train"
         if self.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
+        if peek_interpreter_stack() is not None:
+            warn_caller(NO_TRANSFORMS)
+            return None
         given = self._inputs.name_arguments(args, kwargs)
-        difference = (
-            ("torch.func's transforms do not allow checkpoints" if is_transforming() else "")
-            or self._attributes.find_difference()
-            or self._inputs.find_difference(given)
-        )
+        difference = self._attributes.find_difference() or self._inputs.find_difference(given)
         if difference:
             warn_caller(f"{difference}: this step runs without the plan")
             return None
@@ -161,9 +161,6 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
     """Makes a ``forward`` with the signature of the model's."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._is_miscompiled and torch.compiler.is_compiling():
-            warn_caller(MISCOMPILED)
-            return self.original.forward(*args, **kwargs)
         values = self._choose_values(args, kwargs)
         if values is None:
             return self.original.forward(*args, **kwargs)
@@ -178,7 +175,7 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
 
 
 def _list_overrides(kind: type[nn.Module]) -> list[str]:
-    """The methods of every module that a class has of its own, as for what checkpoints hold."""
+    """Lists the methods of every module that a class overrides, such as ``state_dict``."""
     own = {name for c in kind.__mro__ if c not in fx.GraphModule.__mro__ for name in vars(c)}
     methods = {n for n, held in vars(nn.Module).items() if inspect.isfunction(held)}
     return [n for n in own & methods if not n.startswith("__") and n not in ("forward", "train")]
@@ -193,7 +190,7 @@ def _hand_over(name: str) -> Callable[..., Any]:
 
 
 def _check_model(model: nn.Module, taken: set[str]) -> None:
-    """Refuses what would not be called, or not be found under its name."""
+    """Refuses a ``__call__`` that would not run, and names that the planned model needs."""
     if type(model).__call__ is not nn.Module.__call__ and not isinstance(model, fx.GraphModule):
         raise UsageError(
             f"{type(model).__name__} has a __call__ of its own, which is not in the plan's graph",
@@ -205,9 +202,3 @@ def _check_model(model: nn.Module, taken: set[str]) -> None:
                 f"the model's {name} has the name of an attribute of planned models",
                 hint="use a plan of style 'modules', or give it another name",
             )
-
-
-def _make_empty_graph() -> fx.Graph:
-    graph = fx.Graph()
-    graph.output(None)
-    return graph

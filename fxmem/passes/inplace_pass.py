@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fxmem.applying.laying import lay_changes
+from fxmem.applying.codegen import lay_changes
 from fxmem.planning.plan import Plan
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.applying import auto as auto_module
-from fxmem.applying import lazy
 from fxmem.applying.module import PlannedModule
 from fxmem.gpus import find_gpu
 
@@ -262,7 +261,7 @@ def test_a_model_from_which_the_plan_is_taken_makes_no_other(
     original = fxmem.unapply(model)
     assert type(original) is Own
     assert not hasattr(original, "plan")
-    monkeypatch.setattr(lazy, "PlannedModule", None)  # what asks for a plan fails
+    monkeypatch.setattr(auto_module, "PlannedModule", None)  # what asks for a plan fails
     plain = make()
     plain.load_state_dict(original.state_dict())
     expected = take_steps(plain)
