@@ -29,7 +29,7 @@ DETAILS = st.builds(Detail, st.none() | st.integers(1, 4), st.booleans())
 @given(st.lists(HOSTILE, min_size=1, max_size=4), HOSTILE)
 @example(['"];x [label="'], "<script>alert(1)</script>")
 @example(["<b>bold</b>", r"\N\G", "a\\", "&lt;&#60;"], '"/><script/>')
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_name_neither_breaks_nor_adds_to_a_picture(
     engine: str, names: list[str], target: str
 ) -> None:
@@ -51,6 +51,7 @@ def test_a_name_neither_breaks_nor_adds_to_a_picture(
         assert escape_controls(name).strip() in [text.strip() for text in texts]
 
 
+@settings(max_examples=50)
 @given(memory_graphs(), DETAILS)
 def test_every_node_is_in_one_box_or_left_out(graph: MemoryGraph, detail: Detail) -> None:
     document = build_document(make_analysis(graph))

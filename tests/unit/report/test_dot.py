@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,12 +76,6 @@ def test_a_box_is_as_wide_as_letters_whose_width_an_engine_does_not_know() -> No
     assert "width=" not in draw(build_view(make_chain(["conv"]))).replace("penwidth=", "")
 
 
-def test_a_peak_that_no_operation_has_is_in_the_title_alone() -> None:
-    dot = draw(build_view(make_chain(["a", "b"])))
-    assert "Peak 64.00 MiB in backward" in dot
-    assert "PEAK" not in dot
-
-
 def test_a_picture_shows_itself_in_a_notebook() -> None:
     picture = make_analysis().to_graphviz(depth=1)
     assert isinstance(picture, graphviz.Digraph)
@@ -121,16 +114,6 @@ def put_program(folder: Path, name: str, code: str) -> str:
     path.write_text(f"#!{sys.executable}\n{code}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def test_svg_and_png_are_drawn() -> None:
-    assert b"<svg" in draw_dot(DOT, "svg")
-    assert draw_dot(DOT, "png").startswith(b"\x89PNG")
-
-
-@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz-pure has no PDF")
-def test_the_systems_graphviz_draws_pdf() -> None:
-    assert draw_dot(DOT, "pdf").startswith(b"%PDF")
 
 
 def test_the_systems_graphviz_comes_before_the_one_beside_python(hide_engines: Path) -> None:

@@ -49,15 +49,6 @@ def test_storages_have_their_lives() -> None:
     assert storages["died"][0] == NONE  # and is there afterwards
 
 
-def test_nodes_have_the_line_with_its_file() -> None:
-    data = build()
-    assert read(data, "nodes", "source")[:3] == [
-        "",
-        "/home/me/nets/net.py:11",
-        "/home/me/nets/net.py:12",
-    ]
-
-
 def test_each_text_is_there_once_and_is_printable() -> None:
     graph = make_graph()
     storage = replace(graph.storages[0], name="a\u202eb\x1b\u2028")
@@ -110,6 +101,7 @@ def outline(rows: tuple[ModuleRow, ...]) -> list[tuple[int, str]]:
 
 def test_sums_are_those_of_all_that_is_within() -> None:
     nodes = [
+        make_row("x", 0, op="placeholder"),  # which is handed in, and no operation
         make_row("up.0.conv", 0, fqn="up.0.conv", op="call_module", saved_bytes=3, live_bytes=7),
         make_row("up.0.relu", 1, forward_flops=5, backward_flops=11),
         make_row("cat", 2, saved_bytes=2),
@@ -127,21 +119,4 @@ def test_sums_are_those_of_all_that_is_within() -> None:
     assert (model.sums[2], up.sums[2], block.sums[2]) == (5, 3, 3)
     assert (model.sums[3], conv.sums[3], cat.sums[3]) == (7, 7, 0)
     assert model.sums[4:] == relu.sums[4:] == (5, 11)
-    assert [row.node for row in rows] == [NONE, NONE, NONE, 0, 1, 2]
-
-
-def test_a_module_that_runs_twice_has_a_row_for_each_call() -> None:
-    nodes = [
-        make_row("act", 0, fqn="act", op="call_module"),
-        make_row("fc", 1, fqn="fc", op="call_module"),
-        make_row("act_1", 2, fqn="act", op="call_module"),
-    ]
-    assert outline(list_modules(nodes, [])) == [
-        *[(0, ""), (1, "act"), (2, "act"), (2, "act_1")],
-        (1, "fc"),
-    ]
-
-
-def test_what_is_handed_in_and_out_is_no_operation() -> None:
-    nodes = [make_row("x", 0, op="placeholder"), make_row("output", 1, op="output")]
-    assert outline(list_modules(nodes, make_graph().storages)) == [(0, "")]
+    assert [row.node for row in rows] == [NONE, NONE, NONE, 1, 2, 3]

@@ -104,24 +104,6 @@ def test_of_many_reasons_the_first_are_told_and_the_rest_counted() -> None:
         assert "\n\n{}\n\n".format("\n".join(told)) in text
 
 
-def test_one_node_that_is_never_recomputed() -> None:
-    plan = make_plan(limits=(Limit("a\x1b", LimitKind.RECOMPUTE, "is new"),))
-    lines = ["1 node is never recomputed:", r"- a\x1b: is new"]
-    assert "\n".join(lines) in render_plan(plan, SETUP)
-
-
-def test_names_are_made_printable() -> None:
-    segment = Segment("a\x1b[2J", "b\n", 2)
-    plan = make_plan(segments=(segment,))
-    assert r"a\x1b[2J .. b\n" in render_plan(plan, SETUP)
-
-
-def test_savings_that_are_not_told_are_left_out() -> None:
-    text = render_plan(make_front()[2], SETUP)
-    assert "recomputed" in text
-    assert "off the peak" not in text.lower()
-
-
 def test_a_front_of_one_plan_says_so() -> None:
     text = render_front(make_front(1), SETUP)
     assert text.startswith("Peak 30.00 MiB; 1 plan, down to 30.00 MiB\n")
@@ -177,9 +159,3 @@ def test_advice_after_a_plan_and_by_itself() -> None:
     assert text == f"Peak 30.00 MiB\n{write_subject(SETUP)}\n\n{ADVICE_TEXT}"
     expected = "No other change that was tried lowers the peak by 0.5 % or 1 MiB.\n"
     assert render_advice((), 30 * MIB) == expected
-
-
-def test_lines_of_advice_fit_a_width() -> None:
-    text = render_advice(ADVICE, 30 * MIB, width=40)
-    assert max(map(measure_width, text.splitlines())) <= 40
-    assert text.split() == ADVICE_TEXT.split()

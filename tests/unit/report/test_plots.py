@@ -17,7 +17,6 @@ from fxmem.errors import UsageError
 from fxmem.graph import Category, MemoryGraph, Operation, Phase
 from fxmem.report.categories import STYLES
 from fxmem.report.plots import (
-    choose_moments,
     draw_timeline,
     draw_tradeoff,
     fit_phases,
@@ -93,15 +92,6 @@ def test_any_step_can_be_plotted(graph: MemoryGraph) -> None:
     analysis = make_analysis(graph)
     ElementTree.fromstring(draw_timeline(analysis, "svg", make_plan(), analysis))
     ElementTree.fromstring(draw_tradeoff(analysis, "svg", make_front(2)))
-
-
-def test_of_many_operations_those_with_the_most_bytes_are_drawn() -> None:
-    live = [(17 * step) % 1009 for step in range(5_000)]
-    moments = choose_moments(live, 100)
-    assert len(moments) == 100
-    assert max(live) in [live[moment] for moment in moments]
-    for at, moment in enumerate(moments):
-        assert live[moment] == max(live[at * 50 : at * 50 + 50])
 
 
 def test_phases_of_the_planned_step_begin_where_those_of_the_step_do() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections import Counter
 from typing import Any
 
 import pytest
 from hand_made import MIB, make_analysis, memory_graphs
-from hypothesis import given
+from hypothesis import given, settings
 from snapshots import OPCODES, list_opcodes, replay_backwards, replay_forwards
 from torch import nn
 from torch.cuda import _memory_viz
@@ -57,17 +56,18 @@ def test_on_cuda_viewers_count_requests_and_the_segments_are_those_reserved(
     assert steady.requested_bytes < steady.peak_bytes < steady.reserved_bytes
 
 
+@settings(max_examples=30)
 @given(memory_graphs())
 def test_any_step_replays_in_both_directions(graph: MemoryGraph) -> None:
-    for settings in None, AllocatorSettings():
-        analysis = Analysis(make_analysis().setup, graph, settings)
+    for allocator in None, AllocatorSettings():
+        analysis = Analysis(make_analysis().setup, graph, allocator)
         timeline = Analysis(analysis.setup, graph).timeline
         peak = max((timeline.resident_bytes, *timeline.live_bytes()))
         snapshot = build_snapshot(analysis)
         assert max(replay_forwards(snapshot)) == peak
         live, reserved = zip(*replay_backwards(snapshot), strict=True)
         assert max(live) == peak
-        if settings is None:
+        if allocator is None:
             assert max(reserved) == peak
         elif timeline.events:
             assert max(reserved) == analysis.reserved_bytes
@@ -128,19 +128,6 @@ def test_the_users_line_comes_first_and_names_the_node() -> None:
     names = [event["frames"][-1]["name"] for event in find_events(snapshot, "free_completed")]
     assert "forward: fc1 freed after aten.relu" in names
     assert "backward: workspace of aten.threshold_backward" in names
-
-
-def test_what_was_there_before_comes_first_with_its_category() -> None:
-    trace = build_snapshot(make_analysis())["device_traces"][0]
-    first = [(event["category"], event["frames"][0]["name"]) for event in trace[:5]]
-    assert first == [
-        ("parameter", "fc1.weight"),
-        ("parameter", "fc2.weight"),
-        ("buffer", "norm.running_mean"),
-        ("optimizer_state", "fc2.weight.exp_avg_sq"),
-        ("input", "x"),
-    ]
-    assert Counter(e["user_metadata"] == "before the step" for e in trace)[True] == 5
 
 
 def test_a_saved_report_of_cuda_does_not_say_where_blocks_lie(steady: fxmem.Analysis) -> None:

@@ -54,9 +54,6 @@ def test_the_report_of_an_inference(check_golden: Callable[[str, str], None]) ->
         (Phase.FORWARD, None, "Peak 30.00 MiB in forward"),
         (Phase.FORWARD, 0, "Peak 30.00 MiB in forward of x"),
         (Phase.LOSS, 4, "Peak 30.00 MiB in loss of loss.sum, net.py:14"),
-        (Phase.LOSS, None, "Peak 30.00 MiB in loss"),
-        (Phase.BACKWARD, 2, "Peak 30.00 MiB in backward of block.relu, net.py:12"),
-        (Phase.BACKWARD, None, "Peak 30.00 MiB in backward"),
     ],
 )
 def test_the_first_line_is_the_answer(phase: Phase, node: int | None, line: str) -> None:
@@ -86,14 +83,6 @@ def test_storages_that_are_not_listed_are_summed(top: int, line: str | None) -> 
     assert rest == ([line] if line else [])
 
 
-def test_a_storage_that_many_nodes_saved_names_the_first() -> None:
-    graph = make_graph()
-    storages = list(graph.storages)
-    storages[7] = dataclasses.replace(storages[7], saved_by=(2, 3, 1, 4))
-    text = render(make_analysis(dataclasses.replace(graph, storages=tuple(storages))))
-    assert "block.relu, 3 more" in text
-
-
 def test_names_cannot_drive_the_terminal_or_forge_a_line() -> None:
     graph = make_graph()
     graph = dataclasses.replace(
@@ -111,15 +100,6 @@ def test_names_cannot_drive_the_terminal_or_forge_a_line() -> None:
     assert all(line.isprintable() for line in text.splitlines())
     tame = render(make_analysis(loss="mse", frontend_reason="a cache"), nodes=True)
     assert len(text.splitlines()) == len(tame.splitlines())
-
-
-def test_columns_stay_aligned_under_wide_names() -> None:
-    graph = make_graph()
-    storages = tuple(dataclasses.replace(s, name="卷积层") for s in graph.storages[:5])
-    text = render(make_analysis(dataclasses.replace(graph, storages=storages + graph.storages[5:])))
-    table = text[text.index("alive at") :].splitlines()[2:12]
-    columns = {measure_width(line[: line.index("8x1024")]) for line in table if "8x1024" in line}
-    assert len(columns) == 1
 
 
 def lengthen_names() -> Analysis:
@@ -140,14 +120,7 @@ def lengthen_names() -> Analysis:
     )
 
 
-def test_notes_are_wrapped_between_words() -> None:
-    text = render(make_analysis(loss="mse", notes=("a note " * 20,)), width=60)
-    lines = text.splitlines()[-3:]
-    assert max(map(len, lines)) <= 60
-    assert " ".join(lines).split() == ["a", "note"] * 20
-
-
-@pytest.mark.parametrize("width", [80, 90, 100, 120, 140, 200])
+@pytest.mark.parametrize("width", [80, 100, 140])
 def test_a_line_fits_and_names_stay_legible(width: int) -> None:
     text = render(lengthen_names(), nodes=True, width=width)
     lines = text.splitlines()[1:]
@@ -161,7 +134,6 @@ def test_a_line_fits_and_names_stay_legible(width: int) -> None:
     ("width", "live", "nodes"),
     [
         (None, "shape dtype saved by source", "target shape dtype output saved"),
-        (126, "shape dtype saved by source", "target shape dtype output saved"),
         (107, "shape dtype source", "target shape output saved"),
         (80, "source", "output saved"),
     ],

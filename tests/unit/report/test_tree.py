@@ -40,18 +40,8 @@ BLOCKS = [f"h.{block}.{name}" for block in range(4) for name in ("norm", "linear
 
 
 def test_nodes_lie_in_the_modules_that_their_names_say() -> None:
-    assert grow("x", "h.a", "h.b", "y") == module(
-        "", leaf(0), module("h", leaf(1), leaf(2)), leaf(3)
-    )
-
-
-def test_a_module_that_goes_on_after_something_else_is_a_block_for_each_part() -> None:
-    assert grow("down.a", "down.b", "pool", "down.c", "down.d") == module(
-        "",
-        module("down", leaf(0), leaf(1)),
-        leaf(2),
-        module("down", leaf(3), leaf(4)),
-    )
+    parts = module("h", leaf(1), leaf(2)), leaf(3), module("h", leaf(4), leaf(5))
+    assert grow("x", "h.a", "h.b", "y", "h.c", "h.d") == module("", leaf(0), *parts)
 
 
 def test_a_leaf_module_lies_in_the_one_around_it_and_the_loss_in_its_own() -> None:

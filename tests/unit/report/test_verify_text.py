@@ -70,13 +70,6 @@ def test_the_first_line_tells_of_the_promise(promise: Promise | None, text: str)
     assert any(line.startswith("peak, promised") for line in rest) is (promise is not None)
 
 
-def test_lines_fit_the_width() -> None:
-    text = render_verification(EQUAL, width=60)
-    _, *lines = text.split("\n\n", 1)[1].splitlines()
-    assert max(map(len, lines)) <= 60
-    assert "Compared in each step: 1 output, 2 losses, 4 gradients, 12\noptimizer states.\n" in text
-
-
 def test_different() -> None:
     head, table, *_ = render_verification(DIFFERENT).split("\n\n")
     assert head.splitlines()[0] == (
@@ -108,13 +101,6 @@ def test_a_planned_step_that_fails_has_no_figures() -> None:
     assert text.startswith("Different in step 1: error step: ValueError: no\n")
     assert "\non the GPU " in text
     assert "\ntime of a step   250.0 ms              -\n" in text
-
-
-def test_one_step_without_figures() -> None:
-    nothing = StepFigures(None, None, None)
-    text = render_verification(replace(EQUAL, steps=1, planned=nothing, compared={}))
-    assert text.startswith("Equal bit for bit in 1 step\n")
-    assert "Compared" not in text
 
 
 @pytest.mark.parametrize(

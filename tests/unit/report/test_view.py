@@ -42,17 +42,6 @@ class TestBytes:
             Edge("box_1", "box_2", (MIB,), 0.5, is_backward=False),
         )
 
-
-class TestFolding:
-    def test_a_box_of_a_folded_block_has_the_bytes_of_each_copy(self) -> None:
-        view = build_view(make_chain(BLOCKS))
-        assert outline(view.children) == [
-            ("module", "h.0", "h.1", "h.2", "h.3", 4, ["norm", "linear"])
-        ]
-        box = find_box(view, "norm")
-        assert ([row.index for (row,) in box.rows], box.copies) == ([0, 2, 4, 6], 1)
-        assert box.list_bytes("output") == (MIB,) * 4
-
     def test_what_goes_from_one_copy_to_the_next_is_an_edge_back(self) -> None:
         assert build_view(make_chain(BLOCKS)).edges == (
             Edge("box_0", "box_1", (MIB,) * 4, 1.0, is_backward=False),
@@ -82,14 +71,6 @@ class TestCutting:
         assert [(e.tail, e.head, e.nbytes) for e in view.edges] == [
             ("box_0", "box_1", (MIB,)),
             ("box_1", "box_2", (MIB,)),
-        ]
-
-    def test_the_depth_opens_that_many_levels(self) -> None:
-        view = build_view(make_chain(self.names), detail=Detail(depth=2))
-        assert outline(view.children) == [
-            "x",
-            ("module", "a", 1, ["p", "a.q"]),
-            ("module", "b", 1, ["p", "q"]),
         ]
 
     def test_by_default_as_many_as_can_be_read_and_all_around_the_peak(
