@@ -14,8 +14,9 @@ from hand_made_plans import make_front, make_plan
 from fxmem.cli import main
 from fxmem.planning import planner
 from fxmem.planning.plan import Segment, fingerprint_graph
+from fxmem.report.formats import SUFFIXES
 from fxmem.report.graph import engine
-from fxmem.report.plots import draw_timeline, draw_tradeoff
+from fxmem.report.plots import draw_tradeoff
 
 COMMAND = ["render", "nets/net.py:Net", "--input", "8x1024"]
 
@@ -91,14 +92,6 @@ def test_a_plan_is_laid_over_it(
     assert capsys.readouterr().out == analysis.to_dot(plan=plan)
 
 
-def test_plots_of_a_step_and_of_a_saved_report(report: Path, tmp_path: Path) -> None:
-    drawn = draw_timeline(make_analysis(), "svg")
-    for target in COMMAND[1:], [str(report)]:
-        path = tmp_path / "a.svg"
-        assert main(["render", *target, "--view", "timeline", "-o", str(path)]) == 0
-        assert path.read_bytes() == drawn
-
-
 def test_the_command_works_out_the_trade_offs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,9 +106,11 @@ def test_a_saved_report_does_not_say_what_plans_need(
 ) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(make_plan().to_json())
+    timeline = ["--view", "timeline", "-o", str(tmp_path / "a.svg")]
+    assert main(["render", str(report), *timeline]) == 0
     for arguments in (
         ["--view", "tradeoff", "-o", "a.svg"],
-        ["--view", "timeline", "--plan", str(plan), "-o", "a.svg"],
+        [*timeline, "--plan", str(plan)],
         ["--plan", str(plan), "-o", "a.pickle"],
     ):
         assert fail(capsys, "render", str(report), *arguments) == (
@@ -132,10 +127,7 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(engine.sysconfig, "get_path", lambda _: str(tmp_path))
-    assert fail(capsys, *COMMAND, "-o", str(tmp_path / "a.svg")) == (
-        "fxmem: error: no Graphviz that draws svg is installed (pip install graphviz-pure, or "
-        "write the graph itself: -o FILE.dot)"
-    )
+    assert "no Graphviz that draws svg" in fail(capsys, *COMMAND, "-o", str(tmp_path / "a.svg"))
     assert (calls, [*tmp_path.iterdir()]) == ([], [])
     assert main([*COMMAND, "-o", str(tmp_path / "a.dot")]) == 0
 
@@ -143,9 +135,11 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["-o", "peak.bmp"], "unknown output format '.bmp' (use .dot, .svg, "),
+        (["-o", "peak.bmp"], f"unknown output format '.bmp' (use {SUFFIXES})"),
+        (["-o", ".svg/peak"], f"'peak' has no suffix (use {SUFFIXES})"),
         (["--format", "bmp"], "unknown output format 'bmp' (use dot, svg, png, pdf"),
         (["--view", "sunset"], "dot has no view 'sunset' (use graph)"),
+        (["--view", "timeline"], "dot has no view 'timeline' (use svg, png, pdf)"),
         (["--format", "pickle"], "cannot write pickle to stdout (write to a file: -o peak.pickle)"),
         (["--depth", "0"], "--depth must be 1 or more, got 0"),
         (["--plan", "no.json"], "cannot read the plan 'no.json': No such file or directory"),

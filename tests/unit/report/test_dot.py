@@ -125,23 +125,16 @@ def test_the_systems_graphviz_comes_before_the_one_beside_python(hide_engines: P
 
 @pytest.mark.usefixtures("hide_engines")
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("kind", "hint"),
     [
-        (
-            "svg",
-            "no Graphviz that draws svg is installed (pip install graphviz-pure, or write the "
-            "graph itself: -o FILE.dot)",
-        ),
-        (
-            "pdf",
-            "no Graphviz that draws pdf is installed (apt install graphviz, or draw an .svg)",
-        ),
+        ("svg", "pip install graphviz-pure, or write the graph itself: -o FILE.dot"),
+        ("pdf", "apt install graphviz, or draw an .svg"),
     ],
 )
-def test_without_graphviz_the_error_says_what_to_install(kind: str, message: str) -> None:
+def test_without_graphviz_the_error_says_what_to_install(kind: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         draw_dot(DOT, kind)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"no Graphviz that draws {kind} is installed ({hint})"
 
 
 def test_an_engine_that_fails_is_told_in_its_own_words(hide_engines: Path) -> None:

@@ -16,11 +16,7 @@ from fxmem.errors import UsageError
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.formats import (
-    SUFFIXES,
-    RenderOptions,
     find_format,
-    find_view,
-    render,
 )
 from fxmem.report.graph import engine
 from fxmem.report.plots import draw_timeline, draw_tradeoff
@@ -35,34 +31,6 @@ from fxmem.report.plots import draw_timeline, draw_tradeoff
 )
 def test_the_format_is_that_of_the_suffix(path: str | Path, kind: str) -> None:
     assert find_format(path) == kind
-
-
-@pytest.mark.parametrize(
-    ("path", "cause"),
-    [("a/peak.bmp", "unknown output format '.bmp'"), (".svg/peak", "'peak' has no suffix")],
-)
-def test_an_unknown_suffix_is_refused(path: str, cause: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        find_format(path)
-    assert str(caught.value) == f"{cause} (use {SUFFIXES})"
-
-
-def test_an_unknown_format_or_view_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
-        find_view("bmp", RenderOptions())
-    assert str(caught.value).startswith("unknown output format 'bmp' (use dot, svg, png, pdf")
-    with pytest.raises(UsageError) as caught:
-        find_view("dot", RenderOptions("sunset"))
-    assert str(caught.value) == "dot has no view 'sunset' (use graph)"
-    with pytest.raises(UsageError) as caught:
-        find_view("dot", RenderOptions("timeline"))
-    assert str(caught.value) == "dot has no view 'timeline' (use svg, png, pdf)"
-
-
-def test_a_depth_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
-        RenderOptions("graph", 0, False)
-    assert str(caught.value) == "--depth must be 1 or more, got 0"
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
@@ -84,18 +52,6 @@ def test_a_plan_lies_over_the_analysis_that_it_was_made_for() -> None:
     assert "With the plan, the peak is 21.00 MiB; the figures are those without it." in dot
 
 
-def test_an_analysis_draws_itself_by_the_suffix(tmp_path: Path) -> None:
-    analysis = make_analysis()
-    analysis.render(tmp_path / "peak.dot", depth=1)
-    assert (tmp_path / "peak.dot").read_text(encoding="utf-8") == analysis.to_dot(depth=1)
-    analysis.render(str(tmp_path / "peak.svg"))
-    assert b"</svg>" in (tmp_path / "peak.svg").read_bytes()
-    assert (
-        analysis.to_dot(expand=True)
-        == render(analysis, "dot", RenderOptions("graph", None, True)).decode()
-    )
-
-
 @pytest.fixture(scope="module")
 def step() -> fxmem.Analysis:
     """On the CPU, where requests are blocks and viewers show the peak itself."""
@@ -108,7 +64,7 @@ def front(step: fxmem.Analysis) -> tuple[fxmem.Plan, ...]:
     return fxmem.pareto(step, time_limit_s=1)
 
 
-def test_what_is_for_other_programs_is_of_the_step_with_the_plan(
+def test_snapshots_and_plots_are_of_the_step_with_the_plan(
     step: fxmem.Analysis, front: tuple[fxmem.Plan, ...], tmp_path: Path
 ) -> None:
     plan = front[-1]
@@ -120,6 +76,12 @@ def test_what_is_for_other_programs_is_of_the_step_with_the_plan(
     ):
         step.render(tmp_path / path, plan=chosen)
         assert max(replay_forwards(pickle.loads((tmp_path / path).read_bytes()))) == peak
+    planned = find_planned_step(step, plan)
+    assert planned is not None
+    step.render(tmp_path / "a.svg", view="timeline", plan=plan)
+    assert (tmp_path / "a.svg").read_bytes() == draw_timeline(step, "svg", plan, planned)
+    step.render(tmp_path / "b.svg", view="tradeoff", plan=plan, front=front)
+    assert (tmp_path / "b.svg").read_bytes() == draw_tradeoff(step, "svg", front, plan)
 
 
 def test_a_plan_whose_step_has_another_peak_is_refused_where_the_step_is_asked_for(
@@ -136,17 +98,6 @@ def test_a_plan_whose_step_has_another_peak_is_refused_where_the_step_is_asked_f
         with pytest.raises(UsageError, match="the plan was made for another model"):
             make_analysis().render(tmp_path / "a.svg", view=view, plan=plan, front=front)
     assert [*tmp_path.iterdir()] == []
-
-
-def test_plots_get_the_step_with_the_plan_and_the_trade_offs(
-    step: fxmem.Analysis, front: tuple[fxmem.Plan, ...], tmp_path: Path
-) -> None:
-    step.render(tmp_path / "a.svg", view="timeline", plan=front[-1])
-    planned = find_planned_step(step, front[-1])
-    assert (tmp_path / "a.svg").read_bytes() == draw_timeline(step, "svg", front[-1], planned)
-    assert planned is not None
-    step.render(tmp_path / "b.svg", view="tradeoff", plan=front[-1], front=front)
-    assert (tmp_path / "b.svg").read_bytes() == draw_tradeoff(step, "svg", front, front[-1])
 
 
 def test_plots_need_matplotlib_and_no_graphviz(

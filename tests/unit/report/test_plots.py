@@ -120,9 +120,6 @@ def test_a_front_has_its_ends_and_the_chosen_plan() -> None:
     texts = list_texts(draw_tradeoff(make_analysis(), "svg", front))
     assert "Peak 30.00 MiB; down to 12.00 MiB for 12.0% more time" in texts
     assert not any(text.startswith("chosen") for text in texts)
-
-
-def test_plots_of_nothing_are_refused() -> None:
     with pytest.raises(UsageError) as caught:
         draw_tradeoff(make_analysis(), "svg", ())
     assert str(caught.value) == "there are no trade-offs to draw (front=fxmem.pareto(analysis))"
