@@ -66,7 +66,11 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
     if on_registration:
         handle = register_module_parameter_registration_hook(_Registration(fake_mode))  # type: ignore[arg-type]
     truncate = nn.init._no_grad_trunc_normal_
-    nn.init._no_grad_trunc_normal_ = _skip_fakes(truncate)
+
+    def truncate_real(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else truncate(tensor, *args, **kwargs)
+
+    nn.init._no_grad_trunc_normal_ = truncate_real
     try:
         with replace_converted():
             yield
@@ -113,42 +117,25 @@ def _make_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         nonlocal depth
+        parameters: dict[str, Any] = module._parameters
+        fakes = {name: p for name, p in parameters.items() if isinstance(p, FakeTensor)}
+        parameters.update(dict.fromkeys(fakes))
         depth += 1
-        try:
-            return convert(module, fn, recurse)
-        finally:
-            depth -= 1
-            if not depth:
-                converted.clear()
-
-    def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool) -> nn.Module:
-        fakes: dict[str, Any] = {
-            name: parameter
-            for name, parameter in module._parameters.items()
-            if isinstance(parameter, FakeTensor)
-        }
-        module._parameters.update(dict.fromkeys(fakes))
         try:
             original(module, fn, recurse)
         finally:
-            module._parameters.update(fakes)
+            parameters.update(fakes)
+            depth -= 1
         for name, parameter in fakes.items():
             if id(parameter) not in converted:
-                converted[id(parameter)] = (parameter, _convert(parameter, fn))
-            module._parameters[name] = converted[id(parameter)][1]
+                with torch.no_grad():
+                    result = fn(parameter)
+                if result is not parameter:
+                    result = nn.Parameter(result, parameter.requires_grad)
+                converted[id(parameter)] = parameter, result
+            parameters[name] = converted[id(parameter)][1]
+        if not depth:
+            converted.clear()
         return module
 
     return apply
-
-
-def _convert(parameter: FakeTensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    with torch.no_grad():
-        result = fn(parameter)
-    return parameter if result is parameter else nn.Parameter(result, parameter.requires_grad)
-
-
-def _skip_fakes(initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def initialize_real(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else initialize(tensor, *args, **kwargs)
-
-    return initialize_real

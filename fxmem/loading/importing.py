@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import builtins
 import contextlib
 import difflib
 import hashlib
@@ -12,13 +10,12 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from fxmem.errors import LoadError, summarize_error
 from fxmem.loading.parsing import Target
@@ -27,7 +24,6 @@ from fxmem.tracing.source import find_raising_source, find_source
 _MOST_NAMES = 8
 _DEBUG = "see the whole traceback with --debug"
 _MAIN = "put what runs as a script under: if __name__ == '__main__'"
-_BACKWARDS = frozenset({torch.Tensor.backward, torch.autograd.backward})
 
 
 @contextlib.contextmanager
@@ -39,7 +35,7 @@ def keep_importable(target: Target) -> Iterator[None]:
     cwd = os.getcwd()
     if "" not in sys.path and cwd not in sys.path:
         sys.path.insert(0, cwd)
-    folder = _find_package(_find_path(target))[0] if target.is_file else cwd
+    folder = _find_package(target)[0] if target.is_file else cwd
     added = [] if folder in sys.path else [folder]
     sys.path[:0] = added
     try:
@@ -51,7 +47,7 @@ def keep_importable(target: Target) -> Iterator[None]:
 
 
 def import_target(target: Target, *, again: bool = True) -> ModuleType:
-    """The target's module; call it within :func:`keep_importable`.
+    """Imports the target's module; call it within :func:`keep_importable`.
 
     Args:
         target: The target.
@@ -60,133 +56,88 @@ def import_target(target: Target, *, again: bool = True) -> ModuleType:
     Raises:
         LoadError: There is none, or it cannot be imported.
     """
-    with _refuse_scripts(target):
-        return _import_file(target, again) if target.is_file else _import_module(target)
-
-
-def _find_path(target: Target) -> str:
-    return os.path.abspath(os.path.expanduser(target.where))
-
-
-def _import_module(target: Target) -> ModuleType:
+    name, path = target.where, os.path.abspath(os.path.expanduser(target.where))
+    if target.is_file:
+        if not os.path.isfile(path):
+            raise _explain_missing_file(target, path)
+        name = _find_package(target)[1]
+        known = sys.modules.get(name)
+        if known is not None and known.__file__ == path and not again:
+            return known
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(target.where)
+        with _refuse_training(target):
+            if not target.is_file or "." in name:  # in a package, siblings are relative to it
+                return importlib.import_module(name)
+            return _run_file(name, path)
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if target.where == missing or target.where.startswith(missing + "."):
-            raise _explain_missing_module(target, missing) from error
-        raise _explain_failed_import(target, error) from error
+        if target.is_file or not (name == missing or name.startswith(missing + ".")):
+            raise _explain_failed_import(target, error) from error
+        raise LoadError(
+            f"no module named {missing!r}",
+            hint="is it installed here, or below the current folder? or name its file: "
+            f"path/to/file.py:{target.name}",
+        ) from error
     except LoadError:
         raise
     except (Exception, SystemExit) as error:
         raise _explain_failed_import(target, error) from error
 
 
-def _import_file(target: Target, again: bool) -> ModuleType:
-    path = _find_path(target)
-    if not os.path.isfile(path):
-        raise _explain_missing_file(target, path)
-    name = _find_package(path)[1]
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ == path and not again:
-        return known
-    importlib.invalidate_caches()
+def _run_file(name: str, path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path!r} is not a Python file", hint="name a .py file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        if "." in name:  # in a package: its siblings are imported relative to it
-            return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise LoadError(f"{target.where!r} is no Python file", hint="name a .py file")
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
-    except (LoadError, KeyboardInterrupt):
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
         raise
-    except (Exception, SystemExit) as error:
-        raise _explain_failed_import(target, error) from error
+    return module
 
 
 @contextlib.contextmanager
-def _refuse_scripts(target: Target) -> Iterator[None]:
-    """Stops a module that, when it is imported, does what only a script should do.
+def _refuse_training(target: Target) -> Iterator[None]:
+    """Stops a script that would train for hours when it is imported."""
 
-    It would wait for an answer, exit for want of arguments, or train for hours.
-    """
-
-    def refuse(does: str) -> NoReturn:
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
         where = find_source()
         at = f" at {where}" if where else ""
-        raise LoadError(f"{target.where!r} {does} when it is imported{at}", hint=_MAIN)
+        raise LoadError(f"{target.where!r} trains when it is imported{at}", hint=_MAIN)
 
-    def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-        refuse(f"reads the command line ({message})")
-
-    original_error, original_input = argparse.ArgumentParser.error, builtins.input
-    argparse.ArgumentParser.error = refuse_arguments  # type: ignore[assignment,method-assign]
-    builtins.input = lambda prompt="": refuse("asks for input")
+    backward = torch.autograd.backward
+    torch.autograd.backward = refuse
     try:
-        with _RefuseTraining(refuse):
-            yield
+        yield
     finally:
-        argparse.ArgumentParser.error = original_error  # type: ignore[method-assign]
-        builtins.input = original_input
+        torch.autograd.backward = backward
 
 
-class _RefuseTraining(TorchFunctionMode):
-    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
-        super().__init__()
-        self._refuse = refuse
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in _BACKWARDS:
-            self._refuse("trains")
-        return func(*args, **(kwargs or {}))
-
-
-def _find_package(path: str) -> tuple[str, str]:
-    """The folder to import a file from, and the name of its module there."""
+def _find_package(target: Target) -> tuple[str, str]:
+    """Finds the folder to import a file from, and the name of its module there."""
+    path = os.path.abspath(os.path.expanduser(target.where))
     folder, filename = os.path.split(path)
     stem = filename.removesuffix(".py")
-    if not os.path.isfile(os.path.join(folder, "__init__.py")):
-        return folder, _find_free_name(stem, path)
-    parts = [] if stem == "__init__" else [stem]
-    while os.path.isfile(os.path.join(folder, "__init__.py")) and len(parts) < 32:
-        folder, package = os.path.split(folder)
+    root, parts = folder, [] if stem == "__init__" else [stem]
+    while os.path.isfile(os.path.join(root, "__init__.py")) and len(parts) < 32:
+        root, package = os.path.split(root)
         parts.insert(0, package)
-    name = ".".join(parts)
-    known = sys.modules.get(parts[0])
-    is_other = known is not None and not _lies_in(known, os.path.join(folder, parts[0]))
-    is_importable = all(part.isidentifier() for part in parts) and not is_other
-    return (folder, name) if is_importable else (folder, _find_free_name(stem, path))
-
-
-def _lies_in(module: ModuleType, folder: str) -> bool:
-    file = getattr(module, "__file__", None) or ""
-    return os.path.realpath(file).startswith(os.path.realpath(folder) + os.sep)
-
-
-def _find_free_name(stem: str, path: str) -> str:
-    """The name of the file, unless another module has it: then one that no module has."""
+    if root != folder and all(part.isidentifier() for part in parts):
+        file = getattr(sys.modules.get(parts[0]), "__file__", None) or ""
+        own = os.path.realpath(os.path.join(root, parts[0])) + os.sep
+        if parts[0] not in sys.modules or os.path.realpath(file).startswith(own):
+            return root, ".".join(parts)
     known = sys.modules.get(stem)
     is_free = known is None and stem not in sys.stdlib_module_names
-    if is_free or getattr(known, "__file__", None) == path:
-        return stem
-    return f"{stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    if not (is_free or getattr(known, "__file__", None) == path):
+        stem = f"{stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    return root, stem
 
 
 def find_object(module: ModuleType, target: Target, *, is_model: bool = True) -> Any:
-    """What the target's dotted name means in the module.
+    """Finds the object that the target's dotted name means in the module.
 
     Args:
         module: The target's module.
@@ -216,21 +167,18 @@ def _suggest_names(owner: object, name: str, is_model: bool) -> str:
     close = difflib.get_close_matches(name, public, n=3)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    names = [
-        entry
-        for entry, value in sorted(vars(owner).items() if hasattr(owner, "__dict__") else [])
-        if (_is_model(value) if is_model else inspect.isfunction(value))
-    ]
-    if not names:
-        return f"there is no {'nn.Module' if is_model else 'function'} in it"
+
+    def is_meant(value: object) -> bool:
+        if not is_model:
+            return inspect.isfunction(value)
+        is_class = inspect.isclass(value) and issubclass(value, nn.Module)
+        return isinstance(value, nn.Module) or (is_class and value is not nn.Module)
+
+    kind = "models" if is_model else "functions"
+    own = getattr(owner, "__dict__", {})  # a lazy module imports what getattr asks for
+    names = [entry for entry in public if is_meant(own.get(entry))]
     more = ", ..." if len(names) > _MOST_NAMES else ""
-    return f"{'models' if is_model else 'functions'} there: {', '.join(names[:_MOST_NAMES])}{more}"
-
-
-def _is_model(value: object) -> bool:
-    if inspect.isclass(value):
-        return issubclass(value, nn.Module) and value is not nn.Module
-    return isinstance(value, nn.Module)
+    return f"{kind} there: {', '.join(names[:_MOST_NAMES]) or 'none'}{more}"
 
 
 def _explain_missing_file(target: Target, path: str) -> LoadError:
@@ -246,24 +194,8 @@ def _explain_missing_file(target: Target, path: str) -> LoadError:
     )
 
 
-def _explain_missing_module(target: Target, missing: str) -> LoadError:
-    parent = missing.rpartition(".")[0]
-    if parent and not hasattr(sys.modules.get(parent), "__path__"):
-        return LoadError(
-            f"no module named {missing!r}: {parent!r} is a module, no package",
-            hint=f"write {parent}:{target.name}",
-        )
-    path = target.where.replace(".", os.sep) + ".py"
-    hint = "is it installed here, or below the current folder? or name its file: path/to/file.py:"
-    return (
-        LoadError(f"no module named {missing!r}", hint=f"{hint}{target.name}")
-        if (not os.path.isfile(path))
-        else LoadError(f"no module named {missing!r}", hint=f"write {path}:{target.name}")
-    )
-
-
 def explain_missing_package(name: str, importer: str) -> LoadError:
-    """The error for a package that code imports and that is not there.
+    """Makes the error for a package that code imports and that is not there.
 
     Args:
         name: The package or module.
@@ -282,20 +214,13 @@ def _explain_failed_import(target: Target, error: BaseException) -> LoadError:
         return explain_missing_package(error.name, str(where or repr(target.where)))
     if isinstance(error, SystemExit):
         return LoadError(f"{target.where!r} exits when it is imported{at}", hint=_MAIN)
-    if isinstance(error, ImportError) and "relative import" in str(error):
-        return LoadError(
-            f"{target.where!r} imports from a package that it is not in{at}: {error}",
-            hint=f"put an __init__.py beside it, or name it package.module:{target.name}",
-        )
     # A syntax error's text repeats its place.
     text = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else summarize_error(error)
     hint = _DEBUG
     if "operator torchvision::" in text:
         hint = "torch and torchvision do not fit together: install both anew, from one index"
-    elif isinstance(error, _OF_SCRIPTS) and where and where.function == "<module>":
-        hint = f"{_DEBUG}; {_MAIN}"
+    elif "relative import" in text:
+        hint = f"put an __init__.py beside it, or name it package.module:{target.name}"
+    elif isinstance(error, OSError | RuntimeError) and where and where.function == "<module>":
+        hint = f"{_DEBUG}; {_MAIN}"  # a script, for want of data or a device
     return LoadError(f"{target.where!r} cannot be imported: {text}{at}", hint=hint)
-
-
-_OF_SCRIPTS = (OSError, RuntimeError, LookupError, ValueError)
-"""What a script raises for want of data, arguments or a device."""

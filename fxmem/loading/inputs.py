@@ -1,4 +1,4 @@
-"""What the user passes from Python or the command line, checked before anything runs."""
+"""Checks of models and inputs from Python or the command line, before anything runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_model(model: object) -> None:
         )
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"the model is of type {type(model).__name__}, no nn.Module",
+            f"the model must be an nn.Module, got {type(model).__name__}",
             hint="pass a module, or name one: 'path/to/file.py:Model'",
         )
     name = type(model).__name__
@@ -40,26 +40,21 @@ def check_model(model: object) -> None:
             hint="begin it with super().__init__()",
         )
     if getattr(model.forward, "__func__", None) is nn.Module.forward:
-        raise UsageError(f"{name} has no method forward", hint=_suggest_forward(model))
-
-
-def _suggest_forward(model: nn.Module) -> str:
-    if isinstance(model, nn.ModuleList | nn.ModuleDict):
-        return "write a module that calls those in it"
-    own = [name for kind in type(model).__mro__ if kind is not nn.Module for name in vars(kind)]
-    close = difflib.get_close_matches("forward", set(own) - set(dir(nn.Module)), n=1)
-    return f"is {close[0]} meant to be it?" if close else "define forward(self, ...) in it"
+        raise UsageError(
+            f"{name} has no method forward",
+            hint="define forward(self, ...) in it; of a ModuleList, call the modules one by one",
+        )
 
 
 def gather_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs as :func:`torch.export.export` takes them; a single one needs no tuple.
+    """Gathers inputs as :func:`torch.export.export` takes them; a single one needs no tuple.
 
     Raises:
         UsageError: They are of a type that no forward takes, or not where they belong.
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise UsageError(
-            f"kwargs is of type {type(kwargs).__name__}, no dict",
+            f"kwargs must be a dict, got {type(kwargs).__name__}",
             hint="positional inputs are a tuple: args=('8x3', '8x4')",
         )
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
@@ -101,7 +96,7 @@ def _is_dict_of_inputs(signature: inspect.Signature, args: Sequence[Any]) -> boo
 def _explain_misfit(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """The cause, up to the signature that follows it, and the hint."""
+    """Words the cause, up to the signature that follows it, and the hint."""
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     by_position = [name for name, kind in kinds.items() if kind in _POSITIONAL]
     by_name = [name for name, kind in kinds.items() if kind in _NAMED]
@@ -126,7 +121,7 @@ def _explain_misfit(
         and name not in kwargs
         and name not in by_position[: len(args)]
     ]
-    return f"there is no input for {', '.join(map(repr, missing))} of", _ONE_EACH
+    return f"missing input {', '.join(map(repr, missing))} of", _ONE_EACH
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -134,7 +129,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def suggest_shape(inputs: Sequence[object]) -> str:
-    """The shape that somebody meant who passed its sizes as inputs; else the empty text.
+    """Finds the shape that somebody meant who passed its sizes as inputs; else the empty text.
 
     Args:
         inputs: The inputs, or how :func:`fxmem.tracing.fakes.describe_inputs` describes them.

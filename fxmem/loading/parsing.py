@@ -19,28 +19,17 @@ _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _LONGEST_SIGNATURE = 160
 _MOST_NAMES = 8
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".onnx")
-_NAME_CODE = "name the code of the model: path/to/file.py:Model"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A TARGET.
+    """A TARGET."""
 
-    Attributes:
-        text: As the user wrote it.
-        where: The dotted module, or the path of a file.
-        is_file: Which of the two.
-        name: What to take from it, with dots.
-        has_call: Whether arguments are given.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
-
-    text: str
-    where: str
-    is_file: bool
-    name: str
-    has_call: bool = False
+    text: str  # as the user wrote it
+    where: str  # the dotted module, or the path of a file
+    is_file: bool  # which of the two
+    name: str  # of the object in it, with dots
+    has_call: bool = False  # arguments are given
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -60,7 +49,7 @@ def is_target(value: object) -> TypeGuard[str]:
 
 
 def parse_target(text: str) -> Target:
-    """The parts of a TARGET.
+    """Takes a TARGET apart.
 
     Raises:
         LoadError: It is none; says what is missing.
@@ -75,19 +64,21 @@ def parse_target(text: str) -> Target:
         raise _explain_bad_target(text)
     where = match["where"].strip()
     is_file = where.endswith(".py") or "/" in where or "\\" in where
-    is_other = where.endswith((*_WEIGHTS, ".ipynb")) and os.path.isfile(where)
-    if is_other or not (is_file or _MODULE.fullmatch(where)):
-        raise _explain_bad_place(where, text)
+    if not (is_file or _MODULE.fullmatch(where)) or where.endswith(_WEIGHTS):
+        raise _explain_bad_target(where if where.endswith(_WEIGHTS) else text)
     args, kwargs = _parse_call(match["call"], text) if match["call"] else ((), {})
     return Target(text, where, is_file, match["name"], bool(match["call"]), args, kwargs)
 
 
 def _explain_bad_target(text: str) -> LoadError:
+    if text.endswith(_WEIGHTS):
+        return LoadError(
+            f"{text!r} holds weights, and no code to run",
+            hint="name the code of the model: path/to/file.py:Model",
+        )
     if os.path.isdir(text):
         return LoadError(f"{text!r} is a folder", hint="name a .py file in it, and what is in it")
     if ":" not in text:
-        if text.endswith(_WEIGHTS):
-            return LoadError(f"{text!r} holds weights, and no code to run", hint=_NAME_CODE)
         example = text if re.fullmatch(r"[\w./\\-]+", text) else "package.module"
         names = _list_classes(text) or ["Model"]
         more = ", ..." if len(names) > _MOST_NAMES else ""
@@ -101,20 +92,8 @@ def _explain_bad_target(text: str) -> LoadError:
     )
 
 
-def _explain_bad_place(where: str, text: str) -> LoadError:
-    if where.endswith(_WEIGHTS):
-        return LoadError(f"{where!r} holds weights, and no code to run", hint=_NAME_CODE)
-    if where.endswith(".ipynb"):
-        hint = f"save it as one: jupyter nbconvert --to script {where}"
-        return LoadError(f"{where!r} is a notebook, no .py file", hint=hint)
-    return LoadError(
-        f"{where!r} in target {text!r} is neither a module nor a .py file",
-        hint="write package.module:Model or path/to/file.py:Model",
-    )
-
-
 def _list_classes(path: str) -> list[str]:
-    """Classes of a file that may be models, without running it."""
+    """Lists the classes of a file that may be models, without running it."""
     try:
         with open(path, encoding="utf-8") as file:
             tree = ast.parse(file.read())
@@ -130,31 +109,17 @@ def _list_classes(path: str) -> list[str]:
 
 
 def _parse_call(call: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    hint = "pass numbers, strings, True, None, lists, tuples or dicts, e.g. factory(depth=50)"
     try:
         node = ast.parse(f"f{call}", mode="eval").body
-    except (SyntaxError, ValueError):
-        node = None
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise LoadError(f"bad arguments {call!r} in target {text!r}", hint=hint)
-    args, kwargs = [], {}
-    for keyword, value in [(None, a) for a in node.args] + [
-        (k.arg, k.value) for k in node.keywords
-    ]:
-        is_star = isinstance(value, ast.Starred) or (keyword is None and value not in node.args)
-        try:
-            literal = None if is_star else ast.literal_eval(value)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            is_star = True
-        if is_star:
-            raise LoadError(
-                f"{ast.unparse(value)!r} in target {text!r} is no Python literal", hint=hint
-            )
-        if keyword is None:
-            args.append(literal)
-        else:
-            kwargs[keyword] = literal
-    return tuple(args), kwargs
+        if isinstance(node, ast.Call) and all(keyword.arg for keyword in node.keywords):
+            args = tuple(ast.literal_eval(value) for value in node.args)
+            return args, {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass
+    raise LoadError(
+        f"bad arguments {call!r} in target {text!r}",
+        hint="pass numbers, strings, True, None, lists, tuples or dicts, e.g. factory(depth=50)",
+    )
 
 
 def check_call(factory: Callable[..., Any], target: Target) -> None:
@@ -170,11 +135,6 @@ def check_call(factory: Callable[..., Any], target: Target) -> None:
     try:
         signature.bind(*target.args, **target.kwargs)
     except TypeError as error:
-        if next(iter(signature.parameters), "") == "self":
-            raise LoadError(
-                f"{target.text!r} is a method",
-                hint=f"name the class: {target.without_call.rpartition('.')[0]}",
-            ) from None
         missing = [
             name
             for name, parameter in signature.parameters.items()
@@ -192,7 +152,7 @@ def check_call(factory: Callable[..., Any], target: Target) -> None:
 
 
 def shorten_signature(signature: inspect.Signature) -> str:
-    """A signature without annotations, which are longer than all else."""
+    """Writes a signature without annotations, which are longer than all else."""
     plain = signature.replace(
         parameters=[
             parameter.replace(annotation=parameter.empty)

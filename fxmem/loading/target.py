@@ -28,9 +28,11 @@ from fxmem.loading.parsing import Target, check_call, is_target, parse_target
 from fxmem.tracing.source import find_raising_source
 from fxmem.tracing.state import save_random_states
 
+_MEANT = "name an nn.Module class or instance, or a function that returns one"
+
 
 def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
-    """The model that a TARGET names, its parameters without memory where that can be.
+    """Builds the model that a TARGET names, its parameters without memory where that can be.
 
     The current folder is importable, as with ``python -m``, and a file's own folder while it
     loads. The random number generators are left as they were. To be called within
@@ -65,14 +67,13 @@ def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
             return found
         if not callable(found):
             raise LoadError(
-                f"{parsed.text!r} is of type {type(found).__name__}, no model",
-                hint="name an nn.Module class or instance, or a function that returns one",
+                f"{parsed.text!r} must be a model, got {type(found).__name__}", hint=_MEANT
             )
         return _build(found, parsed, fake_mode)
 
 
 def load_function(target: str) -> Any:
-    """The loss function, or the maker of an optimizer, that a TARGET names.
+    """Loads the loss function, or the maker of an optimizer, that a TARGET names.
 
     A file that the model was loaded from is not imported again.
 
@@ -93,7 +94,7 @@ def load_function(target: str) -> Any:
                 raise _explain_failed_build(parsed, error) from error
     if not callable(found):
         raise LoadError(
-            f"{parsed.text!r} is of type {type(found).__name__}, no function",
+            f"{parsed.text!r} must be a function, got {type(found).__name__}",
             hint="name a function of the file or module",
         )
     return found
@@ -125,11 +126,15 @@ def _build(
     factory: Callable[..., Any], target: Target, fake_mode: FakeTensorMode | None
 ) -> nn.Module:
     check_call(factory, target)
+    ways: list[contextlib.AbstractContextManager[None]] = [contextlib.nullcontext()]
+    if fake_mode is not None:
+        on_registration = make_parameters_fake(fake_mode, on_registration=True)
+        ways = [_build_on_fakes(fake_mode), on_registration, *ways]
     errors: list[Exception] = []
-    for context in _list_ways(fake_mode):
+    for context in ways:
         # The same error from two ways of building is the user's own: the real way, which
         # allocates everything, would only repeat it.
-        if len(errors) == 2 and _are_same(*errors) and not raised_by_fakes(errors[1]):
+        if len({repr(error) for error in errors}) < len(errors) and not raised_by_fakes(errors[1]):
             break
         try:
             with context:
@@ -138,18 +143,12 @@ def _build(
             raise _explain_failed_build(target, error) from error
         except Exception as error:
             errors.append(error)
-        else:
-            return _check_module(model, target)
+            continue
+        if isinstance(model, nn.Module):
+            return model
+        returned = "None" if model is None else f"a {type(model).__name__}"
+        raise LoadError(f"{target.text!r} returned {returned}, not an nn.Module", hint=_MEANT)
     raise _explain_failed_build(target, errors[-1]) from errors[-1]
-
-
-def _list_ways(
-    fake_mode: FakeTensorMode | None,
-) -> Iterator[contextlib.AbstractContextManager[None]]:
-    if fake_mode is not None:
-        yield _build_on_fakes(fake_mode)
-        yield make_parameters_fake(fake_mode, on_registration=True)
-    yield contextlib.nullcontext()
 
 
 def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
@@ -169,23 +168,6 @@ def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
     else:
         hint = "see the whole traceback with --debug"
     return LoadError(f"{target.text!r} raised {summarize_error(error)}{at}", hint=hint)
-
-
-def _check_module(model: object, target: Target) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return model
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        hint = "it returned a class: call it in the function, or name it in the target"
-    elif isinstance(model, tuple | list | dict):
-        hint = "write a function that returns the model alone"
-    else:
-        hint = "name an nn.Module class or instance, or a function that returns one"
-    returned = "None" if model is None else f"a {type(model).__name__}"
-    raise LoadError(f"{target.text!r} returned {returned}, no nn.Module", hint=hint)
-
-
-def _are_same(first: Exception, second: Exception) -> bool:
-    return type(first) is type(second) and str(first) == str(second)
 
 
 @contextlib.contextmanager

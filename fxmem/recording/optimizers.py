@@ -159,7 +159,7 @@ def _make_optimizer(
         ) from error
     if not isinstance(optimizer, optim.Optimizer):
         raise UsageError(
-            f"the optimizer {name} is of type {type(optimizer).__name__}, not an Optimizer",
+            f"the optimizer {name} must be an Optimizer, got {type(optimizer).__name__}",
             hint="return the optimizer",
         )
     try:

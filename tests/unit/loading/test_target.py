@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import builtins
-import os
 import random
 import sys
 import textwrap
@@ -64,17 +61,8 @@ NETS = """
     def make_nothing():
         pass
 
-    def make_pair():
-        return nn.Linear(1, 1), 3
-
-    def make_class():
-        return Net
-
     def fail():
         raise ValueError("no such width")
-
-    def fail_without_text():
-        raise ValueError
 
     config = {}
     instance = nn.Linear(2, 2)
@@ -195,10 +183,11 @@ def test_a_factory_may_cast_and_move_to_a_gpu(write: Write, name: str) -> None:
 
 
 def test_torch_is_left_unpatched(write: Write) -> None:
-    before = nn.Module._apply, nn.init._no_grad_trunc_normal_
+    before = nn.Module._apply, nn.init._no_grad_trunc_normal_, torch.autograd.backward
     load("nets:Rates")
     explain("nets:fail")
-    assert (nn.Module._apply, nn.init._no_grad_trunc_normal_) == before
+    after = nn.Module._apply, nn.init._no_grad_trunc_normal_, torch.autograd.backward
+    assert after == before
     assert isinstance(nn.Linear(2, 2).weight, nn.Parameter)
     assert not isinstance(nn.Linear(2, 2).weight, FakeTensor)
 
@@ -268,49 +257,35 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
             "(write nets.py:Net, or Rates, LooksAtValues, Forgets)",
         ),
         (
-            "model.pt",
+            "model.pt:Net",
             "'model.pt' holds weights, and no code to run "
             "(name the code of the model: path/to/file.py:Model)",
         ),
         (".", "'.' is a folder (name a .py file in it, and what is in it)"),
-        ("nets:Net.forward", "'nets:Net.forward' is a method (name the class: nets:Net)"),
         (
             "nets:load_weights",
             "'nets:load_weights' raised FileNotFoundError: [Errno 2] No such file or directory: "
-            "'best.pt' at nets.py:71 (memory does not depend on values: build the model without "
+            "'best.pt' at nets.py:62 (memory does not depend on values: build the model without "
             "loading weights)",
         ),
         ("?", "target '?' does not say which model (write package.module:Model)"),
         ("nets:", f"target 'nets:' cannot be understood ({FORMS})"),
-        (
-            "a b:c",
-            "'a b' in target 'a b:c' is neither a module nor a .py file "
-            "(write package.module:Model or path/to/file.py:Model)",
-        ),
-        ("nets:Net(x)", f"'x' in target 'nets:Net(x)' is no Python literal ({LITERALS})"),
-        ("nets:Net(*[1])", f"'*[1]' in target 'nets:Net(*[1])' is no Python literal ({LITERALS})"),
-        ("nets:Net(1 2)", f"bad arguments '(1 2)' in target 'nets:Net(1 2)' ({LITERALS})"),
+        ("a b:c", f"target 'a b:c' cannot be understood ({FORMS})"),
+        ("nets:Net(x)", f"bad arguments '(x)' in target 'nets:Net(x)' ({LITERALS})"),
+        ("nets:Net(**a)", f"bad arguments '(**a)' in target 'nets:Net(**a)' ({LITERALS})"),
         (
             "nope:Net",
             "no module named 'nope' (is it installed here, or below the current folder? "
             "or name its file: path/to/file.py:Net)",
         ),
-        (
-            "nets.sub:Net",
-            "no module named 'nets.sub': 'nets' is a module, no package (write nets:Net)",
-        ),
         ("net.py:Net", "there is no file 'net.py' (did you mean nets.py?)"),
-        (
-            "far/off.py:Net",
-            "there is no file 'far/off.py' (is the path relative to the current folder?)",
-        ),
         ("nets:Nett(3)", "no 'Nett' in 'nets' (did you mean Net?)"),
         (
             "nets:zzz",
             "no 'zzz' in 'nets' (models there: Forgets, LooksAtValues, Net, Rates, instance)",
         ),
-        ("nets:Factory.zzz", "no 'zzz' in 'nets:Factory' (there is no nn.Module in it)"),
-        ("nets:config", f"'nets:config' is of type dict, no model ({MEANT})"),
+        ("nets:Factory.zzz", "no 'zzz' in 'nets:Factory' (models there: none)"),
+        ("nets:config", f"'nets:config' must be a model, got dict ({MEANT})"),
         (
             "nets:instance(3)",
             "'nets:instance(3)': instance is a model already, it takes no arguments "
@@ -321,40 +296,21 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
             "'nets:Net': missing a required argument: 'width'; it is Net(width, depth=2) "
             "(pass literals: 'nets:Net(width=...)'; or name a function that returns it)",
         ),
-        (
-            "nets:Rates(1)",
-            "'nets:Rates(1)': too many positional arguments; it is Rates()",
-        ),
-        ("nets:make_nothing", f"'nets:make_nothing' returned None, no nn.Module ({MEANT})"),
-        (
-            "nets:make_pair",
-            "'nets:make_pair' returned a tuple, no nn.Module "
-            "(write a function that returns the model alone)",
-        ),
-        (
-            "nets:make_class",
-            "'nets:make_class' returned a type, no nn.Module "
-            "(it returned a class: call it in the function, or name it in the target)",
-        ),
+        ("nets:make_nothing", f"'nets:make_nothing' returned None, not an nn.Module ({MEANT})"),
         (
             "nets:fail",
-            "'nets:fail' raised ValueError: no such width at nets.py:49 "
+            "'nets:fail' raised ValueError: no such width at nets.py:43 "
             "(see the whole traceback with --debug)",
         ),
         (
             "nets:leave",
-            "'nets:leave' calls exit(3) at nets.py:64 "
+            "'nets:leave' calls exit(3) at nets.py:55 "
             "(name a class, or a function that returns the model)",
         ),
         (
             "nets:Forgets",
             "'nets:Forgets' raised AttributeError: cannot assign module before Module.__init__() "
-            "call at nets.py:68 (begin its __init__ with super().__init__())",
-        ),
-        (
-            "nets:fail_without_text",
-            "'nets:fail_without_text' raised ValueError at nets.py:52 "
-            "(see the whole traceback with --debug)",
+            "call at nets.py:59 (begin its __init__ with super().__init__())",
         ),
     ],
 )
@@ -362,27 +318,6 @@ def test_one_line_says_why_a_target_does_not_load(write: Write, target: str, mes
     assert explain(target) == message
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "weights.pt",
-            "'weights.pt' holds weights, and no code to run "
-            "(name the code of the model: path/to/file.py:Model)",
-        ),
-        (
-            "train.ipynb",
-            "'train.ipynb' is a notebook, no .py file "
-            "(save it as one: jupyter nbconvert --to script train.ipynb)",
-        ),
-    ],
-)
-def test_a_file_that_is_no_code(write: Write, name: str, message: str) -> None:
-    write(name, "")
-    assert explain(f"{name}:Net") == message
-
-
-@pytest.mark.parametrize("form", ["broken", "broken.py"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -399,19 +334,6 @@ def test_a_file_that_is_no_code(write: Write, name: str, message: str) -> None:
         (
             "raise SystemExit(3)",
             "exits when it is imported at broken.py:1 "
-            "(put what runs as a script under: if __name__ == '__main__')",
-        ),
-        (
-            "import argparse\n"
-            "parser = argparse.ArgumentParser()\n"
-            "parser.add_argument('--data', required=True)\n"
-            "parser.parse_args([])",
-            "reads the command line (the following arguments are required: --data) when it is "
-            "imported at broken.py:4 (put what runs as a script under: if __name__ == '__main__')",
-        ),
-        (
-            "name = input('which? ')",
-            "asks for input when it is imported at broken.py:1 "
             "(put what runs as a script under: if __name__ == '__main__')",
         ),
         (
@@ -436,40 +358,27 @@ def test_a_file_that_is_no_code(write: Write, name: str, message: str) -> None:
         ),
     ],
 )
-def test_one_line_says_why_a_module_does_not_import(
-    write: Write, form: str, text: str, message: str
-) -> None:
+def test_one_line_says_why_a_module_does_not_import(write: Write, text: str, message: str) -> None:
     write("broken.py", text)
-    assert explain(f"{form}:Net") == f"{form!r} {message}"
+    assert explain("broken.py:Net") == f"'broken.py' {message}"
+    assert explain("broken:Net") == f"'broken' {message}"
     assert "broken" not in sys.modules
 
 
-@pytest.mark.parametrize("form", ["broken", "broken.py"])
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [("\nimport not_there.part", 2), ("def Net():\n    import not_there", 2)],
-)
-def test_a_package_that_is_missing_is_to_be_installed(
-    write: Write, form: str, text: str, line: int
-) -> None:
+@pytest.mark.parametrize("text", ["\nimport not_there.part", "def Net():\n    import not_there"])
+def test_a_package_that_is_missing_is_to_be_installed(write: Write, text: str) -> None:
     write("broken.py", text)
-    name = "not_there"
-    assert explain(f"{form}:Net") == (
-        f"broken.py:{line} imports {name!r}, which is not installed "
-        f"(pip install {name}, or put its folder on PYTHONPATH)"
-    )
+    for form in ("broken", "broken.py"):
+        assert explain(f"{form}:Net") == (
+            "broken.py:2 imports 'not_there', which is not installed "
+            "(pip install not_there, or put its folder on PYTHONPATH)"
+        )
 
 
 def test_a_folder_and_a_file_named_as_a_module_are_pointed_out(write: Write) -> None:
     write("src/deep.py", "")
     assert explain("./src:Net") == "'./src' is a folder (name a .py file in it)"
     assert explain("src.deeper:Net").startswith("no module named 'src.deeper'")
-
-
-def test_an_error_in_a_siblings_code_names_that_line(write: Write) -> None:
-    write("helper.py", "def check():\n    raise KeyError('depth')")
-    write("uses.py", "from helper import check\ndef make():\n    check()")
-    assert f"{os.path.basename('helper.py')}:2" in explain("uses:make")
 
 
 def test_a_name_that_fails_to_import_on_access_is_explained(write: Write) -> None:
@@ -482,18 +391,9 @@ def test_a_name_that_fails_to_import_on_access_is_explained(write: Write) -> Non
 
 def test_a_relative_import_without_its_package_is_explained(write: Write) -> None:
     write("loose/main.py", "from .layers import model")
-    assert explain("loose/main.py:model") == (
-        "'loose/main.py' imports from a package that it is not in at main.py:1: attempted relative "
-        "import with no known parent package (put an __init__.py beside it, or name it "
-        "package.module:model)"
+    assert explain("loose/main.py:model").endswith(
+        "(put an __init__.py beside it, or name it package.module:model)"
     )
-
-
-def test_python_is_left_as_it_was(write: Write) -> None:
-    before = argparse.ArgumentParser.error, builtins.input
-    load("nets:instance")
-    explain("broken:Net")
-    assert (argparse.ArgumentParser.error, builtins.input) == before
 
 
 def test_a_file_sees_its_folder_and_its_defaults_while_targets_are_prepared(write: Write) -> None:
@@ -531,13 +431,13 @@ def test_a_function_is_loaded_too(write: Write) -> None:
     [
         (
             "nets:config",
-            "'nets:config' is of type dict, no function (name a function of the file or module)",
+            "'nets:config' must be a function, got dict (name a function of the file or module)",
         ),
         ("nets:take_mena", "no 'take_mena' in 'nets' (did you mean take_mean?)"),
         (
             "nets:qqq",
-            "no 'qqq' in 'nets' (functions there: fail, fail_without_text, leave, load_weights, "
-            "make_casting, make_class, make_loss, make_nothing, ...)",
+            "no 'qqq' in 'nets' (functions there: fail, leave, load_weights, make_casting, "
+            "make_loss, make_nothing, make_on_gpu, take_mean)",
         ),
         (
             "nets:make_loss()",
@@ -546,7 +446,7 @@ def test_a_function_is_loaded_too(write: Write) -> None:
         ),
         (
             "nets:fail()",
-            "'nets:fail()' raised ValueError: no such width at nets.py:49 "
+            "'nets:fail()' raised ValueError: no such width at nets.py:43 "
             "(see the whole traceback with --debug)",
         ),
     ],
@@ -564,19 +464,14 @@ def test_a_loss_and_an_optimizer_from_the_model_s_file(write: Write) -> None:
         "whole.py",
         """
         import torch
-        from torch import nn
 
         class Output:
             def __init__(self, scores):
                 self.scores = scores
 
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = nn.Linear(3, 3)
-
+        class Net(torch.nn.Linear):
             def forward(self, x):
-                return Output(self.linear(x))
+                return Output(super().forward(x))
 
         def loss(output):
             assert isinstance(output, Output)
@@ -586,12 +481,8 @@ def test_a_loss_and_an_optimizer_from_the_model_s_file(write: Write) -> None:
             return torch.optim.AdamW(parameters, lr=1e-3, amsgrad=True)
         """,
     )
-    analysis = fxmem.analyze(
-        "whole.py:Net", ("2x3",), loss="whole.py:loss", optimizer="whole.py:optimizer", device="cpu"
-    )
-    assert (analysis.setup.loss, analysis.setup.optimizer) == (
-        "whole.py:loss",
-        "whole.py:optimizer",
-    )
+    own = {"loss": "whole.py:loss", "optimizer": "whole.py:optimizer"}
+    analysis = fxmem.analyze("whole.py:Net(3, 3)", ("2x3",), device="cpu", **own)
+    assert {"loss": analysis.setup.loss, "optimizer": analysis.setup.optimizer} == own
     # exp_avg, exp_avg_sq and max_exp_avg_sq, and a step for each of two parameters
     assert analysis.optimizer_state_bytes == 3 * analysis.parameter_bytes + 2 * 4

@@ -130,7 +130,7 @@ PARAMETER = nn.Parameter(torch.ones(3))
         ),
         (
             lambda params: 3,
-            "the optimizer <lambda> is of type int, not an Optimizer (return the optimizer)",
+            "the optimizer <lambda> must be an Optimizer, got int (return the optimizer)",
         ),
         (
             "muon",
