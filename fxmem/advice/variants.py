@@ -19,6 +19,18 @@ from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
 from fxmem.specs import TensorSpec, parse_spec
 from fxmem.tracing.fakes import describe_inputs, read_leaf
 
+_IMPLEMENTATIONS = {
+    "foreach": (
+        "Update one parameter at a time",
+        "Slower: the optimizer runs its kernels for one parameter at a time.",
+    ),
+    "fused": (
+        "Update parameters in one kernel, without temporaries",
+        "None in time; the last digits of an update may differ.",
+    ),
+}
+"""By the option of an optimizer, the change that it makes, and the cost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -103,29 +115,12 @@ def _list_optimizers(optimizer: str) -> Iterator[Variant]:
     accepted = inspect.signature(make).parameters
     kept = {key: value for key, value in settings.items() if key not in ("foreach", "fused")}
     own_name = getattr(make, "func", make).__name__
-    for key, value, change, cost in (
-        (
-            "foreach",
-            False,
-            "Update one parameter at a time",
-            "Slower: the optimizer runs its kernels for one parameter at a time.",
-        ),
-        (
-            "fused",
-            True,
-            "Update parameters in one kernel, without temporaries",
-            "None in time; the last digits of an update may differ.",
-        ),
-    ):
-        is_used = settings.get(key) is value or settings.get("fused") is True
-        if key in accepted and not is_used:
+    for key, value in (("foreach", False), ("fused", True)):
+        if key in accepted and settings.get(key) is not value and settings.get("fused") is not True:
+            change, cost = _IMPLEMENTATIONS[key]
             text = ", ".join(f"{k}={v!r}" for k, v in {**kept, key: value}.items())
-            yield Variant(
-                change=change,
-                option=f"{own_name}(..., {key}={value})",
-                cost=cost,
-                options={"optimizer": f"{name}({text})"},
-            )
+            option = f"{own_name}(..., {key}={value})"
+            yield Variant(change, option, cost, {"optimizer": f"{name}({text})"})
 
 
 def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -6,7 +6,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fxmem.graph import Category, MemoryGraph, Node, Operation, Phase, SourceLocation
@@ -24,28 +24,19 @@ from fxmem.planning.plan import DelPoint
 
 
 @dataclass(frozen=True, slots=True)
-class _Idle:
-    """A storage that nothing uses for a while before it dies.
+class _Change:
+    """A storage that nothing uses for a while before it dies, and the point where it could go.
 
     Attributes:
-        made: The storage.
-        user: Index of the last node that uses it.
-        died: Index of the operation after which it is freed, the step's last if none.
-        is_output: Whether it is returned.
+        nbytes: Its size.
+        end: The operation after which it could go.
+        died: The operation after which it is freed, the step's last if none.
+        point: The point; that of the first change where several are one line of code.
     """
 
-    made: Activation
-    user: int
-    died: int
-    is_output: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A storage, the operation after which it could go, and the point where it would."""
-
-    idle: _Idle
+    nbytes: int
     end: int
+    died: int
     point: DelPoint
 
 
@@ -64,9 +55,8 @@ def find_deletions(step: StepIndex) -> tuple[DelPoint, ...]:
     meter = PeakMeter(build_timeline(step.graph).profile())
     points = []
     for changes in _find_changes(step):
-        point = changes[0].point
-        gone = [(c.idle.made.nbytes, c.end + 1, c.idle.died) for c in changes]
-        saving_bytes = meter.measure_fall(gone)
+        point = next(iter(changes.values())).point
+        saving_bytes = meter.measure_fall((c.nbytes, c.end + 1, c.died) for c in changes.values())
         if point.variable or saving_bytes:
             points.append(replace(point, saving_bytes=saving_bytes))
     return tuple(sorted(points, key=lambda point: -point.saving_bytes))
@@ -76,10 +66,10 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
     """Deletes values in the step that they were found in."""
     chosen = {replace(point, saving_bytes=0) for point in points}
     died = {
-        change.idle.made.index: change.end
+        storage: change.end
         for changes in _find_changes(build_index(graph))
-        if changes[0].point in chosen
-        for change in changes
+        if next(iter(changes.values())).point in chosen
+        for storage, change in changes.items()
     }
     return replace(
         graph,
@@ -87,42 +77,18 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
     )
 
 
-def _find_changes(step: StepIndex) -> list[list[_Change]]:
-    """Finds what could go earlier; what one ``del`` in the source frees lies together."""
+def _find_changes(step: StepIndex) -> list[dict[int, _Change]]:
+    """Finds storages that could go earlier; those that one ``del`` frees lie together."""
     graph, holders = step.graph, _Holders(step)
-    found: dict[object, list[_Change]] = {}
-    for idle in _iterate_idle(step):
-        after, variable = idle.user, holders.find_variable(idle)
-        if variable is not None:
-            after = holders.find_end(variable.last, idle)
-        if step.end_operation[after] > idle.died:  # that is when it goes anyway
-            after, variable = idle.user, None
-        source = graph.nodes[after].source
-        frame = graph.nodes[idle.made.node].source
-        if variable is not None and frame is not None:
-            source = replace(frame, line=variable.last.last)
-        point = DelPoint(
-            value=graph.nodes[idle.made.node].name,
-            variable=variable.name if variable else "",
-            after=graph.nodes[after].name,
-            source=source,
-        )
-        key = (variable.name, source) if variable else idle
-        found.setdefault(key, []).append(_Change(idle, step.end_operation[after] - 1, point))
-    return [*found.values()]
-
-
-def _iterate_idle(step: StepIndex) -> Iterator[_Idle]:
-    graph = step.graph
     last: dict[int, Operation] = {}
     for operation in graph.operations:
         last |= dict.fromkeys((*operation.reads, *operation.writes), operation)
     has_loss = any(operation.phase is Phase.BACKWARD for operation in graph.operations)
+    found: dict[object, dict[int, _Change]] = {}
     for made in step.made:
-        storage = graph.storages[made.index]
+        storage, maker = graph.storages[made.index], graph.nodes[made.node]
         used = last.get(made.index, graph.operations[made.born])
-        is_result = made.index in graph.nodes[made.node].results
-        if made.saves or not is_result or used.phase is not Phase.FORWARD:
+        if made.saves or made.index not in maker.results or used.phase is not Phase.FORWARD:
             continue
         died = len(graph.operations) - 1 if storage.died is None else storage.died
         if storage.died is None:
@@ -130,8 +96,21 @@ def _iterate_idle(step: StepIndex) -> Iterator[_Idle]:
         else:
             is_idle = graph.operations[died].phase is Phase.FORWARD
         user = max(made.node, step.find_node(used.index))
-        if is_idle and died >= step.end_operation[user]:
-            yield _Idle(made, user, died, storage.died is None)
+        if not is_idle or died < step.end_operation[user]:
+            continue
+        after, variable = user, None if made.is_output else holders.find_variable(made, user)
+        if variable is not None:
+            after = holders.find_end(variable.last, made, user)
+        if step.end_operation[after] > died:  # that is when it goes anyway
+            after, variable = user, None
+        source = graph.nodes[after].source
+        if variable is not None and maker.source is not None:
+            source = replace(maker.source, line=variable.last.last)
+        name = variable.name if variable else ""
+        point = DelPoint(maker.name, name, graph.nodes[after].name, source)
+        change = _Change(made.nbytes, step.end_operation[after] - 1, died, point)
+        found.setdefault((name, source) if name else made.index, {})[made.index] = change
+    return [*found.values()]
 
 
 class _Holders:
@@ -147,14 +126,14 @@ class _Holders:
             for index in node.inputs:
                 self._consumers.setdefault(index, []).append(node)
 
-    def find_variable(self, idle: _Idle) -> Variable | None:
-        """Finds the variable that holds a storage after its last use, if nothing else does."""
-        maker = self._nodes[idle.made.node]
+    def find_variable(self, made: Activation, user: int) -> Variable | None:
+        """Finds the variable that holds a storage after its last user, if nothing else does."""
+        maker = self._nodes[made.node]
         frame = maker.source
-        if frame is None or idle.is_output:
+        if frame is None:
             return None
         sources = [frame]
-        for node in self._sharing[idle.made.index]:
+        for node in self._sharing[made.index]:
             consumers = self._consumers.get(node.index, ())
             if node is maker:
                 continue
@@ -174,23 +153,23 @@ class _Holders:
         variable = find_variable(sources[-1])
         if variable is None or len({s.target if s else "" for s in statements}) != 1:
             return None
-        is_last = _is_run_by(variable.last, frame, self._nodes[idle.user])
+        is_last = _is_run_by(variable.last, frame, self._nodes[user])
         return variable if is_last else None
 
-    def find_end(self, statement: Statement, idle: _Idle) -> int:
+    def find_end(self, statement: Statement, made: Activation, user: int) -> int:
         """Finds the last node of the statement that reads a value last.
 
         Where the source does not tell a call in it from one after it, this is the later one.
         """
-        frame = self._nodes[idle.made.node].source
+        frame = self._nodes[made.node].source
         assert frame is not None
         own = {n.index: n for n in self._nodes if is_same_function(frame, n.source)}
         inside = {i for i, n in own.items() if n.source and n.source.line in statement}
         words = {word for i in inside for word in (own[i].target, *own[i].fqn.split("."))}
         others = [names for names in statement.calls if not names or names[0] not in words]
-        callee = None if idle.user in own else _find_callee(statement, self._nodes[idle.user])
-        end = idle.user
-        for node in self._nodes[idle.user + 1 :]:
+        callee = None if user in own else _find_callee(statement, self._nodes[user])
+        end = user
+        for node in self._nodes[user + 1 :]:
             path = tuple(node.fqn.split("."))
             if node.index in own:
                 if node.index not in inside:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save, Storage
 
@@ -62,7 +63,6 @@ class StepIndex:
         draws: By node, whether it may draw random numbers: operators that do, and dropout modules,
             whose share may be set later.
         makers: ``made`` by the index of the storage.
-        births: The operations that made each of ``made``; ascending.
         casts: Operations of forward, each with a weight's cast that it reads and autocast keeps;
             ascending.
         keeps_frames: Whether forward stays the user's own code, whose variables hold values as
@@ -79,13 +79,14 @@ class StepIndex:
     states: tuple[tuple[int, ...], ...]
     draws: tuple[bool, ...]
     makers: Mapping[int, Activation]
-    births: tuple[int, ...]
     casts: tuple[tuple[int, int], ...]
     keeps_frames: bool
 
     def find_activations(self, first: int, stop: int) -> range:
         """Finds the positions in ``made`` of what operations make, up to ``stop``."""
-        return range(bisect_left(self.births, first), bisect_left(self.births, stop))
+        born = attrgetter("born")
+        at = bisect_left(self.made, first, key=born)
+        return range(at, bisect_left(self.made, stop, lo=at, key=born))
 
     def list_activations(self, first: int, stop: int) -> tuple[Activation, ...]:
         """Lists the storages that operations make, from ``first`` up to ``stop``."""
@@ -138,7 +139,7 @@ def build_index(graph: MemoryGraph, *, keeps_frames: bool = False) -> StepIndex:
             for storage in graph.storages
             if storage.born in owners
         ),
-        key=lambda activation: activation.born,
+        key=attrgetter("born"),
     )
     cached = {storage.index for storage in graph.storages if storage.cast_until is not None}
     operations = [graph.operations[first[node] : end[node]] for node in range(nodes)]
@@ -157,7 +158,6 @@ def build_index(graph: MemoryGraph, *, keeps_frames: bool = False) -> StepIndex:
             for node, ran in zip(graph.nodes[:nodes], operations, strict=True)
         ),
         makers={activation.index: activation for activation in made},
-        births=tuple(activation.born for activation in made),
         casts=tuple(
             (at, index) for at in owners for index in graph.operations[at].reads if index in cached
         ),

@@ -83,7 +83,7 @@ class Scorer:
                 self._fixed[0, storage.died + 1] -= storage.nbytes
                 self._fixed[1, max(storage.died, born)] -= storage.nbytes
         self._nbytes = _to_array(m.nbytes for m in made)
-        self._born = _to_array(step.births)
+        self._born = _to_array(m.born for m in made)
         self._maker = _to_array(m.node for m in made)
         self._least_end = _to_array(
             size if m.is_output else max(m.local_end, -1 if m.held_to is None else m.held_to)
