@@ -161,7 +161,7 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
         regions, names = (), None
         for _ in range(_CHANGES if first < facts.nodes else 0):
             positions = range(first, facts.nodes)
-            regions = vary_segments(rng, [regions], positions, facts, step.limits)
+            regions = vary_segments(rng, [regions], 0, positions, facts, step.limits)
         regions = tuple(r for r in regions if not _is_idle(step, r))
     if not regions:
         return None

@@ -223,13 +223,12 @@ def run_schedule(stages: Sequence[nn.Module], schedule: Schedule, x: Tensor) -> 
 def find_rotor_schedules(chain: Chain) -> list[Schedule]:
     """The best schedules of a chain for some budgets, each once, dearest last."""
     least, kept = find_least_memory(chain), keep_stages(chain)
-    assert least is not None and kept is not None
-    most = measure_chain(chain, kept).peak_bytes
+    most, _ = measure_chain(chain, kept)
     steps = range(ROTOR_BUDGETS)
     budgets = [int(most * (least / most) ** (i / (ROTOR_BUDGETS - 1))) for i in steps]
     budgets[-1] = least
-    found = [s.schedule for s in solve_chain(chain, budgets) if s is not None]
-    return [s for s in dict.fromkeys(found) if s != kept]
+    found = dict.fromkeys(solve_chain(chain, budgets))
+    return [schedule for schedule in found if schedule not in (None, kept)]
 
 
 def list_rotor(model: Any, x: Tensor) -> Iterator[tuple[str, Prepare]]:

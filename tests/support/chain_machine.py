@@ -40,27 +40,27 @@ class ChainMachine:
         held = self.chain.stages[self.stands_at].held_bytes
         self.peak_bytes = max(self.peak_bytes, held + sum(self.live.values()) + transient)
 
-    def _pay(self, stage: int, skipped: float = 0.0) -> None:
+    def _pay(self, stage: int) -> None:
         if stage in self.ran:
-            self.cost += self.chain.stages[stage].cost - skipped
+            self.cost += self.chain.stages[stage].cost
         self.ran.add(stage)
 
     def _run_forward(self, entries: Schedule, is_rerun: bool) -> None:
         for entry in entries:
             is_end = entry is entries[-1]
             if isinstance(entry, Kept):
-                self._run_and_keep(entry, stops_early=is_end and is_rerun)
+                self._run_and_keep(entry)
             elif not (is_end and is_rerun):
                 self._run_and_drop(entry, is_end)
 
-    def _run_and_keep(self, entry: Kept, stops_early: bool) -> None:
+    def _run_and_keep(self, entry: Kept) -> None:
         option = self.chain.stages[entry.stage].options[entry.option]
         assert ("input", entry.stage) in self.live
         self.live["saved", entry.stage] = option.saved_bytes
         self._observe(option.forward_peak_bytes)
         # The output is part of what is saved.
         self.live["input", entry.stage + 1] = 0
-        self._pay(entry.stage, option.tail_cost if stops_early else 0.0)
+        self._pay(entry.stage)
         self.cost += option.cost
 
     def _run_and_drop(self, entry: Recomputed, is_end: bool) -> None:

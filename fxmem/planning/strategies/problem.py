@@ -25,7 +25,7 @@ from fxmem.planning.strategies.candidates import Candidate, CandidatePool, Goal
 
 SMALL_STEP_TRIALS = 400
 """Trials for each node, in steps so small that there is not more to try."""
-LARGE_STEP_NODES = 200
+LARGE_STEP_NODES = 300
 """From so many nodes on, trials take so long each that there are fewer."""
 
 
@@ -85,7 +85,7 @@ class PlanProblem:
         return self.pool.score(_check_segments(self, segments))
 
     def limit_trials(self, proposals: Iterator[Segments], trials: int) -> Iterator[Segments]:
-        """Proposals until so many were new, or twice as many were proposed."""
+        """Takes proposals until so many were new, or twice as many were proposed."""
         nodes = self.step.nodes
         trials = min(trials, SMALL_STEP_TRIALS * nodes, max(1, trials * LARGE_STEP_NODES // nodes))
         most = len(self.pool.found) + trials
@@ -110,9 +110,7 @@ Proposer: TypeAlias = Callable[[PlanProblem], Iterator[Segments]]
 
 
 def run_strategy(
-    problem: PlanProblem,
-    strategy: Proposer,
-    time_limit_s: float | None = None,
+    problem: PlanProblem, strategy: Proposer, time_limit_s: float | None = None
 ) -> bool:
     """Scores what a strategy proposes, until it ends.
 
@@ -133,7 +131,7 @@ def run_strategy(
 
 
 def check_proposals(strategy: Strategy) -> Proposer:
-    """A user's strategy, with what it proposes nested and checked.
+    """Makes a user's strategy nest and check what it proposes.
 
     The strategy raises :class:`fxmem.errors.UsageError` where it proposes nodes that may not be
     recomputed, or segments of which one crosses another.
@@ -148,46 +146,37 @@ def check_proposals(strategy: Strategy) -> Proposer:
 
 def _check_segments(problem: PlanProblem, proposed: Iterable[SegmentRange | Span]) -> Segments:
     try:
-        given = tuple(s if isinstance(s, SegmentRange) else (s[0], s[1]) for s in proposed)
-        spans = [
-            (s.start, s.stop)
-            for s in iterate_segments(
-                s if isinstance(s, SegmentRange) else SegmentRange(*s) for s in given
-            )
-        ]
+        given = [s if isinstance(s, SegmentRange) else SegmentRange(*s) for s in proposed]
+        spans = [(segment.start, segment.stop) for segment in iterate_segments(given)]
         segments = nest_spans(spans)
-    except (TypeError, IndexError):
+    except TypeError:
         raise UsageError(
             f"the strategy proposed {proposed!r}",
             hint="pairs of a first node and the node after the last",
         ) from None
+    every = iterate_segments(segments)
     if problem.whole_modules:
         known = {span for choice in problem.modules for span in choice.spans}
-        split = any(
-            set(choice.spans) & set(spans) and not set(choice.spans) <= set(spans)
+        is_split = any(
+            {*choice.spans} & {*spans} and not {*choice.spans} <= {*spans}
             for choice in problem.modules
         )
-        reason = "whole modules are all calls of a module" if split or set(spans) - known else ""
-    else:
-        reason = next(filter(None, (_find_obstacle(problem, span) for span in spans)), "")
-    if not reason and any(
-        child.stop > parent.stop
-        for parent in iterate_segments(segments)
-        for child in parent.children
-    ):
+        reason = "whole modules are all calls of a module" if is_split or {*spans} - known else ""
+    elif any(child.stop > parent.stop for parent in every for child in parent.children):
         reason = "segments lie apart or within each other"
+    else:
+        reason = next(filter(None, (_find_obstacle(problem, *span) for span in spans)), "")
     if reason:
         raise UsageError(f"the strategy proposed segments that cannot be: {reason}")
     return segments
 
 
-def _find_obstacle(problem: PlanProblem, span: Span) -> str:
-    """Why nodes cannot be a segment; empty where they can."""
-    start, stop = span
+def _find_obstacle(problem: PlanProblem, start: int, stop: int) -> str:
+    """Finds why nodes cannot be a segment; empty where they can."""
+    names, limits = problem.nodes, problem.limits
     if not 0 <= start < stop <= problem.step.nodes:
         return f"nodes {start} to {stop} of {problem.step.nodes}"
-    names = problem.nodes
-    if start in problem.limits.starts:
-        return f"none begins with {names[start].name}: {problem.limits.starts[start]}"
-    fixed = next((node for node in range(start, stop) if node in problem.limits.fixed), None)
-    return "" if fixed is None else f"{names[fixed].name} {problem.limits.fixed[fixed]}"
+    if start in limits.starts:
+        return f"none begins with {names[start].name}: {limits.starts[start]}"
+    fixed = next((node for node in range(start, stop) if node in limits.fixed), None)
+    return "" if fixed is None else f"{names[fixed].name} {limits.fixed[fixed]}"

@@ -26,22 +26,20 @@ def propose_schedules(problem: PlanProblem) -> Iterator[Segments]:
     for costs in filter(len, (problem.costs, problem.other_costs)):
         staged_steps = [cut_step(step, limits, costs, starts) for starts in cuts]
         for staged in staged_steps:  # at once, where time is short
-            for level in range(max(len(stage.options) for stage in staged.ranges)):
-                chosen = (s.options[min(level, len(s.options) - 1)] for s in staged.ranges)
+            for level in range(max(map(len, staged.options))):
+                chosen = (options[min(level, len(options) - 1)] for options in staged.options)
                 yield tuple(segment for option in chosen for segment in option)
-        for staged in sorted(staged_steps, key=lambda staged: len(staged.ranges)):
+        for staged in sorted(staged_steps, key=lambda staged: len(staged.bounds)):
             # With less memory than any schedule can do with, the solver answers with one that
             # recomputes nodes that must not be: it knows them by their price alone.
             yield from (s for s in _solve(staged) if all(map(limits.allows, s)))
 
 
 def _solve(staged: StagedStep) -> Iterator[Segments]:
-    least, free = find_least_memory(staged.chain), keep_stages(staged.chain)
-    if least is None or free is None:
-        return
-    most = measure_schedule(staged.chain, free).peak_bytes
+    least = find_least_memory(staged.chain)
+    most, _ = measure_schedule(staged.chain, keep_stages(staged.chain))
     # Closer to each other where memory is scarce and a little of it is worth much.
     budgets = [least + round((most - least) * (at / _BUDGETS) ** 1.5) for at in range(_BUDGETS)]
-    for solution in solve_chain(staged.chain, budgets):
-        if solution is not None:
-            yield staged.list_segments(solution.schedule)
+    for schedule in solve_chain(staged.chain, budgets):
+        if schedule is not None:
+            yield staged.list_segments(schedule)

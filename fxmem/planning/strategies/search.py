@@ -9,22 +9,20 @@ from fxmem.planning.model.segments import Segments
 from fxmem.planning.strategies.problem import PlanProblem, Proposer, Strategy, check_proposals
 from fxmem.planning.strategies.schedules import propose_schedules
 from fxmem.planning.strategies.small_changes import change_segments
-from fxmem.planning.strategies.whole_modules import choose_modules, propose_modules
+from fxmem.planning.strategies.whole_modules import choose_modules
 
 
 def search(problem: PlanProblem) -> Iterator[Segments]:
     """Proposes modules, schedules of chains and small changes to the best; or modules alone."""
-    if problem.whole_modules:
-        yield from choose_modules(problem)
-    else:
-        yield from propose_modules(problem)
+    yield from choose_modules(problem)
+    if not problem.whole_modules:
         yield from propose_schedules(problem)
         yield from change_segments(problem)
 
 
 STRATEGIES: Mapping[str, Proposer] = {
     "search": search,
-    "modules": propose_modules,
+    "modules": choose_modules,
     "schedules": propose_schedules,
     "changes": change_segments,
 }

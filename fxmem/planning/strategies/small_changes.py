@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from random import Random
 
 from fxmem.planning.model.index import StepIndex
@@ -15,11 +14,16 @@ from fxmem.planning.strategies.candidates import Goal
 from fxmem.planning.strategies.chains.stages import list_cuts
 from fxmem.planning.strategies.problem import PlanProblem
 
-_TRIALS = 6500
+_TRIALS = 11000
 _TRIALS_NEAR = 9000
 """Of smaller changes, next to a goal."""
+_TRIALS_ELSEWHERE = 6500
+_AT_GAPS = 0.9
+"""How often what is changed lies beside a gap in the front, rather than anywhere in it."""
 _ROUNDS = 2
 """How often it is then looked for better plans elsewhere, at most, and near the goal again."""
+_BELOW = 0.8
+"""Of the least peak: to there the gap is taken to go on."""
 _MOST_STAGES = 8
 """That a new segment spans."""
 _JOINED = 0.4
@@ -38,58 +42,71 @@ def change_segments(problem: PlanProblem) -> Iterator[Segments]:
     """Changes the best candidates: all of the front, or those next to the goal."""
     cuts = list_cuts(problem.step, problem.limits)
     positions = sorted({start for starts in cuts for start in starts})
-    vary = partial(_vary_front, problem, positions)
     goal = problem.goal
     if not goal.is_given:
-        yield from problem.limit_trials(vary(goal, False), _TRIALS)
+        yield from problem.limit_trials(_vary_front(problem, positions, goal), _TRIALS)
         return
-    yield from problem.limit_trials(vary(goal, True), _TRIALS_NEAR)
+    near = _vary_front(problem, positions, goal, is_near=True)
+    yield from problem.limit_trials(near, _TRIALS_NEAR)
     for _ in range(_ROUNDS):
         before = goal.choose(problem.front)
         # A better plan may be reached from elsewhere.
-        yield from problem.limit_trials(vary(Goal(), False), _TRIALS)
-        yield from problem.limit_trials(vary(goal, True), _TRIALS_NEAR)
+        everywhere = _vary_front(problem, positions, Goal())
+        yield from problem.limit_trials(everywhere, _TRIALS_ELSEWHERE)
+        yield from problem.limit_trials(near, _TRIALS_NEAR)
         if goal.choose(problem.front) is before:
             return
 
 
 def _vary_front(
-    problem: PlanProblem, positions: Sequence[int], goal: Goal, is_near: bool
+    problem: PlanProblem, positions: Sequence[int], goal: Goal, is_near: bool = False
 ) -> Iterator[Segments]:
+    """Varies candidates next to a goal; without one, most often those beside a gap in the front."""
+    rng = problem.random
     while True:
-        parents = [candidate.segments for candidate in goal.list_near(problem.front)]
-        yield vary_segments(
-            problem.random, parents, positions, problem.step, problem.limits, is_near
-        )
+        near = goal.list_near(problem.front)
+        at = rng.randrange(len(near))
+        if not is_near and rng.random() < _AT_GAPS:
+            # A peak drawn at random lies in a wide gap more often than in a narrow one, and below
+            # all of them now and then.
+            most, least = near[0].peak_bytes, near[-1].peak_bytes * _BELOW
+            peak_bytes = most * (least / most) ** rng.random()
+            at = bisect_left(near, -peak_bytes, key=lambda candidate: -candidate.peak_bytes)
+            at = min(max(at - rng.randrange(2), 0), len(near) - 1)
+        parents = [candidate.segments for candidate in near]
+        yield vary_segments(rng, parents, at, positions, problem.step, problem.limits, is_near)
 
 
 def vary_segments(
     rng: Random,
     parents: Sequence[Segments],
+    at: int,
     positions: Sequence[int],
     step: StepIndex,
     limits: Limits,
     is_near: bool = False,
 ) -> Segments:
-    """Draws a variation of one of some plans, or two of them put together.
+    """Draws a variation of a plan, or of two put together.
 
     Args:
         rng: The source of chance.
         parents: The segments of each plan.
+        at: The index of the plan to vary.
         positions: Nodes where stages begin: segments are cut there most of the time.
         step: The step.
         limits: The nodes that may not be recomputed.
         is_near: Whether the change is to be a small one.
 
     Returns:
-        Segments that are allowed; the same as a parent's where no change was possible.
+        Segments that are allowed; the same as the parent's where no change was possible.
     """
-    at = rng.randrange(len(parents))
     parent = parents[at]
     if rng.random() < (_JOINED_NEAR if is_near else _JOINED) and len(parents) > 1:
         near = draw_neighbour(rng, at, len(parents))
         other = parents[near if is_near or rng.random() < 0.5 else rng.randrange(len(parents))]
-        changed = _join(parent, other, rng.choice(positions))
+        cut = rng.choice(positions)
+        before = tuple(segment for segment in parent if segment.stop <= cut)
+        changed = before + tuple(segment for segment in other if segment.start >= cut)
     else:
         cuts = positions if rng.random() < _AT_STAGES else range(positions[0], step.nodes)
         changed = _change(rng, parent, cuts, step.nodes)
@@ -101,12 +118,6 @@ def vary_segments(
 def draw_neighbour(rng: Random, at: int, count: int) -> int:
     """Draws a position one or two before or after another, of as many as there are."""
     return max(0, min(count - 1, at + rng.choice((-2, -1, 1, 2))))
-
-
-def _join(head: Segments, tail: Segments, position: int) -> Segments:
-    """The segments of one plan before a node, and those of another after it."""
-    before = tuple(segment for segment in head if segment.stop <= position)
-    return before + tuple(segment for segment in tail if segment.start >= position)
 
 
 def _change(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
@@ -141,28 +152,30 @@ def _change(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) ->
         stop = _step(rng, [*cuts, nodes], stop, start + 1, high)
     if kind == 6 and stop > segment.stop:
         return (*before, SegmentRange(start, stop, (segment,)), *after)
-    return (*before, _reshape(segment, start, stop), *after)
+    return (*before, _cover(start, stop, segment.children), *after)
 
 
 def _add(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
-    """A new segment; those that it covers come to lie within it, or go."""
+    """Adds a segment; those that it covers come to lie within it, or go."""
     start = rng.choice(cuts)
     at = bisect_left(cuts, start)
     reach = rng.randint(at + 1, min(at + _MOST_STAGES, len(cuts)))
     stop = cuts[reach] if reach < len(cuts) else nodes
-    inner = tuple(r for r in segments if start <= r.start and r.stop <= stop)
-    inner = inner if rng.random() < 0.5 else ()
-    inner = tuple(r for r in inner if (r.start, r.stop) != (start, stop))
+    inner = segments if rng.random() < 0.5 else ()
     rest = [r for r in segments if r.stop <= start or r.start >= stop]
-    return tuple(sorted([*rest, SegmentRange(start, stop, inner)], key=lambda r: r.start))
+    return tuple(sorted([*rest, _cover(start, stop, inner)], key=lambda r: r.start))
+
+
+def _cover(start: int, stop: int, segments: Segments) -> SegmentRange:
+    """Makes a segment around those of some that lie within it."""
+    children = tuple(
+        c
+        for c in segments
+        if start <= c.start and c.stop <= stop and c.stop - c.start < stop - start
+    )
+    return SegmentRange(start, stop, children)
 
 
 def _step(rng: Random, cuts: Sequence[int], value: int, low: int, high: int) -> int:
-    """A position a little before or after one, between two others."""
+    """Draws a position a little before or after one, between two others."""
     return max(low, min(high, cuts[draw_neighbour(rng, bisect_left(cuts, value), len(cuts))]))
-
-
-def _reshape(segment: SegmentRange, start: int, stop: int) -> SegmentRange:
-    children = tuple(c for c in segment.children if start <= c.start and c.stop <= stop)
-    children = tuple(c for c in children if (c.start, c.stop) != (start, stop))
-    return SegmentRange(start, stop, children)

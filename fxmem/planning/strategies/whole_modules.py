@@ -1,14 +1,11 @@
 """The strategy of whole modules: which modules run all of their calls under checkpoints.
 
-There are few modules, so simple ways find much: from nothing the next best module of all blocks,
-again and again, the same modules of every block, every second block and so on, two such patterns
-together, and where there are few modules the next best single one. Small changes follow.
+From nothing, the next best module of all blocks is added again and again; small changes follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from random import Random
 
 from fxmem.planning.model.modules import group_modules
@@ -17,16 +14,11 @@ from fxmem.planning.strategies.candidates import Candidate
 from fxmem.planning.strategies.problem import PlanProblem
 from fxmem.planning.strategies.small_changes import draw_neighbour
 
-_STEPS = (2, 3, 4)
-"""Every second, third and fourth block."""
-_FIRSTS = 6
-"""In how many steps the first blocks become all."""
-_PAIRS = 300
 _LITTLE = 0.05
 """Of what the next step can save at most: what saves less is next to free, and waits."""
-_MANY = 64
-"""Modules that are not tried one by one."""
 _TRIALS = 4000
+_TRIALS_BESIDE = 1000
+"""Where other strategies follow."""
 
 Chosen = frozenset[int]
 """Positions of modules in the list of them all."""
@@ -47,39 +39,26 @@ class _Choices:
         return segments
 
 
-def propose_modules(problem: PlanProblem) -> Iterator[Segments]:
-    """Grows choices of modules from nothing, and tries patterns."""
-    yield from _propose(_Choices(problem))
-
-
 def choose_modules(problem: PlanProblem) -> Iterator[Segments]:
-    """Grows choices from nothing, tries patterns, and changes the best of them."""
+    """Grows choices of modules from nothing, and changes the best of them."""
     choices = _Choices(problem)
-    yield from _propose(choices)
+    yield from _grow(choices)
     if problem.modules:
-        yield from problem.limit_trials(_change(choices), _TRIALS)
+        trials = _TRIALS if problem.whole_modules else _TRIALS_BESIDE
+        yield from problem.limit_trials(_change(choices), trials)
 
 
-def _propose(choices: _Choices) -> Iterator[Segments]:
-    yield choices.place(frozenset())
-    yield from _grow(choices, [frozenset(group) for group in choices.groups])
-    for chosen in _propose_patterns(choices.groups):
-        yield choices.place(chosen)
-    modules = choices.problem.modules
-    if len(modules) <= _MANY:
-        yield from _grow(choices, [frozenset({at}) for at in range(len(modules))])
-
-
-def _grow(choices: _Choices, units: Sequence[Chosen]) -> Iterator[Segments]:
+def _grow(choices: _Choices) -> Iterator[Segments]:
     """Adds to nothing what saves most for its cost, again and again."""
     pool = choices.problem.pool
+    yield choices.place(frozenset())
     current: Candidate | None = pool.found[()]
     while current is not None:
         chosen = choices.chosen[current.segments]
         more = []
-        for unit in units:
-            if not unit <= chosen:
-                segments = choices.place(chosen | unit)
+        for group in map(frozenset, choices.groups):
+            if not group <= chosen:
+                segments = choices.place(chosen | group)
                 yield segments
                 more.append(pool.found[segments])
         current = _choose_next(current, more)
@@ -103,26 +82,6 @@ def _choose_next(current: Candidate, more: Sequence[Candidate]) -> Candidate | N
         key=lambda c: (current.peak_bytes - c.peak_bytes) / max(c.cost - current.cost, 1e-9),
         default=None,
     )
-
-
-def _propose_patterns(groups: Sequence[Sequence[int]]) -> Iterator[Chosen]:
-    """Modules whose names differ in numbers only, all, every k-th or the first; and two such."""
-    for group in groups:
-        yield frozenset(group)
-    several = [group for group in groups if len(group) > 1]
-    for group in several:
-        for step in _STEPS:
-            yield frozenset(group[::step])
-            yield frozenset(group) - frozenset(group[::step])
-    for count, (one, other) in enumerate(combinations(several, 2)):
-        if count == _PAIRS:
-            break
-        yield frozenset((*one, *other))
-    for group in several:
-        for step in range(1, _FIRSTS):
-            stop = len(group) * step // _FIRSTS
-            yield frozenset(group[:stop])
-            yield frozenset(group[stop:])
 
 
 def _mutate(

@@ -11,7 +11,7 @@ from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
 from fxmem.planning.model.segments import SegmentRange, iterate_segments
 from fxmem.planning.strategies.chains.chain import Kept, Recomputed
-from fxmem.planning.strategies.chains.option_fronts import list_stage_options
+from fxmem.planning.strategies.chains.options import list_options
 from fxmem.planning.strategies.chains.stages import (
     cut_step,
     find_blocks,
@@ -84,18 +84,16 @@ def test_the_first_way_to_run_a_stage_keeps_all_and_the_others_may_run(name: str
     costs = [1.0] * len(step.graph.operations)
     starts = find_boundaries(step, limits, 8)
     staged = cut_step(step, limits, costs, starts)
-    assert [stage.start for stage in staged.ranges] == starts
-    assert [stage.stop for stage in staged.ranges] == [*starts[1:], step.nodes]
-    for stage, chain in zip(staged.ranges, staged.chain.stages, strict=True):
-        assert stage.options[0] == ()
-        assert chain.options[0].cost == 0
-        assert len(stage.options) == len(chain.options)
-        assert set(stage.options) <= {
-            *list_stage_options(step, limits, costs, [(stage.start, stage.stop)])[0]
-        }
-        for region in iterate_segments(r for option in stage.options for r in option):
-            assert stage.start <= region.start < region.stop <= stage.stop
-            assert limits.allows(region)
+    assert staged.bounds == tuple(zip(starts, [*starts[1:], step.nodes], strict=True))
+    stages = zip(staged.bounds, staged.options, staged.chain.stages, strict=True)
+    for (start, stop), options, stage in stages:
+        assert options[0] == ()
+        assert stage.options[0].cost == 0
+        assert len(options) == len(stage.options)
+        assert set(options) <= {*list_options(step, limits, costs, start, stop)}
+        for segment in iterate_segments(s for option in options for s in option):
+            assert start <= segment.start < segment.stop <= stop
+            assert limits.allows(segment)
 
 
 def test_a_schedule_is_regions_around_what_it_checkpoints(facts: StepIndex) -> None:

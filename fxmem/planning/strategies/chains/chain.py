@@ -17,17 +17,13 @@ stage order,
   of what follows is done.
 
 Then, from the last to the first, a kept stage runs its backward beside its input, with what it
-saved, both gradients and ``backward_peak_bytes``; a segment is run again, by its own body. A body
-stops as soon as nothing more is needed: the tail of its last stage is not run.
+saved, both gradients and ``backward_peak_bytes``; a segment is run again, by its own body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-
-from fxmem.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +38,12 @@ class StageOption:
         backward_peak_bytes: What its backward holds above its input, ``saved_bytes`` and the
             gradients of both ends. Less than 0 where much of ``saved_bytes`` is there for the
             next stage only, which is done by then.
-        tail_cost: The part of the stage's cost after the last tensor that its backward needs;
-            not run again where the stage ends a body.
     """
 
     saved_bytes: int
     cost: float = 0.0
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
-    tail_cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +76,11 @@ class Chain:
         stages: In the order of forward.
         output_bytes: What the last stage hands over; the loss.
         gradient_bytes: The gradient of that, there from the end of forward.
-
-    Raises:
-        UsageError: There are no stages.
     """
 
     stages: tuple[Stage, ...]
     output_bytes: int = 0
     gradient_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.stages:
-            raise UsageError("a chain has at least one stage")
 
     @property
     def boundary_bytes(self) -> tuple[int, ...]:
@@ -134,34 +120,25 @@ Schedule: TypeAlias = tuple["Kept | Recomputed", ...]
 """Entries in the order of the stages; every stage is in exactly one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleMeasure:
-    """What a schedule needs.
+def measure_schedule(chain: Chain, schedule: Schedule) -> tuple[int, float]:
+    """Measures what running a chain by a schedule takes.
 
-    Attributes:
-        peak_bytes: The most that is live, the chain's input and ``held_bytes`` included.
-        cost: Of what is computed more than once; the first run of every stage is free.
-    """
-
-    peak_bytes: int
-    cost: float
-
-
-def measure_schedule(chain: Chain, schedule: Sequence[Kept | Recomputed]) -> ScheduleMeasure:
-    """The peak and the cost of running a chain by a schedule.
+    Returns:
+        The most that is live, the chain's input and ``held_bytes`` included; and the cost of what
+        is computed more than once: the first run of every stage is free.
 
     >>> keep = (StageOption(saved_bytes=10),)
     >>> chain = Chain((Stage(1, 1, cost=3.0, options=keep), Stage(1, 1, cost=5.0, options=keep)))
     >>> measure_schedule(chain, (Kept(0), Kept(1)))
-    ScheduleMeasure(peak_bytes=22, cost=0.0)
+    (22, 0.0)
     >>> measure_schedule(chain, (Recomputed(0, 1, (Kept(0),)), Kept(1)))
-    ScheduleMeasure(peak_bytes=13, cost=3.0)
+    (13, 3.0)
     """
-    return _measure(chain, tuple(schedule), chain.stages[0].input_bytes, again=False)
+    return _measure(chain, schedule, chain.stages[0].input_bytes, again=False)
 
 
-def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> ScheduleMeasure:
-    """The peak and the cost of some stages.
+def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> tuple[int, float]:
+    """Measures some stages.
 
     Args:
         chain: The chain.
@@ -170,7 +147,8 @@ def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> Schedul
         again: Whether they are the body of a segment.
     """
     stages, sizes, gradients = chain.stages, chain.boundary_bytes, chain.boundary_gradient_bytes
-    stop = _find_stop(entries[-1])
+    end = entries[-1]
+    stop = end.stage + 1 if isinstance(end, Kept) else end.stop
     around = stages[stop - 1].held_bytes + (gradients[stop] if again else 0)
     peak, cost = 0, 0.0
     taken: list[int] = []
@@ -178,10 +156,8 @@ def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> Schedul
         if isinstance(entry, Kept):
             option = stages[entry.stage].options[entry.option]
             peak = max(peak, around + live + option.saved_bytes + option.forward_peak_bytes)
-            at_end = entry.stage + 1 == stop
             taken.append(option.saved_bytes)
-            run = stages[entry.stage].cost - (option.tail_cost if at_end else 0)
-            cost += option.cost + (run if again else 0)
+            cost += option.cost + (stages[entry.stage].cost if again else 0)
         elif again and entry.stop == stop:
             # Nothing of it is needed before it is run for its own backward.
             taken.append(0)
@@ -203,32 +179,21 @@ def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> Schedul
         else:
             live -= size
             body = _measure(chain, entry.body, live, again=True)
-            peak, cost = max(peak, body.peak_bytes), cost + body.cost
-    return ScheduleMeasure(peak, cost)
+            peak, cost = max(peak, body[0]), cost + body[1]
+    return peak, cost
 
 
-def _find_stop(entry: Kept | Recomputed) -> int:
-    return entry.stage + 1 if isinstance(entry, Kept) else entry.stop
+def keep_stages(chain: Chain) -> Schedule:
+    """Runs every stage once, by the cheapest and then smallest of its options.
 
-
-def keep_stages(chain: Chain) -> Schedule | None:
-    """The schedule that runs every stage once, by the cheapest and then smallest of its options.
-
-    Nothing costs less. None where a stage has no option.
+    Nothing costs less.
 
     >>> options = (StageOption(4, cost=1.0), StageOption(9), StageOption(8))
     >>> keep_stages(Chain((Stage(0, 0, cost=2.0, options=options),)))
     (Kept(stage=0, option=2),)
     """
-    if not all(stage.options for stage in chain.stages):
-        return None
-    return tuple(
-        Kept(
-            index,
-            min(
-                range(len(stage.options)),
-                key=lambda k: (stage.options[k].cost, stage.options[k].saved_bytes),
-            ),
-        )
-        for index, stage in enumerate(chain.stages)
-    )
+    schedule = []
+    for index, stage in enumerate(chain.stages):
+        _, _, option = min((o.cost, o.saved_bytes, k) for k, o in enumerate(stage.options))
+        schedule.append(Kept(index, option))
+    return tuple(schedule)

@@ -1,8 +1,8 @@
 """A step as a chain of stages, each with several ways to run it, for the chain's solver.
 
 Boundaries lie where little crosses. The ways to run a stage differ in what is recomputed inside it
-(``option_fronts``); what each then holds is not estimated but read off the simulated step
-(``segment_memory``).
+(``options``); what each then holds is not estimated but read off the simulated step
+(``stage_memory``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segments import SegmentRange, Segments
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.strategies.chains.chain import Chain, Kept, Schedule, Stage, StageOption
-from fxmem.planning.strategies.chains.option_fronts import list_stage_options
-from fxmem.planning.strategies.chains.segment_memory import measure_edges, measure_options
+from fxmem.planning.strategies.chains.options import list_options
+from fxmem.planning.strategies.chains.stage_memory import measure_edges, measure_options
 
 _STAGES = (48, 32, 20, 12, 8)
 """How many stages there may be, in one cut after the other."""
@@ -26,22 +26,7 @@ _LEVELS = (1, 2, 3)
 """How many numbers of a module's name make a block."""
 _MOST_STAGES = 200
 _NEVER = 1e9
-"""Seconds: what must not be computed again."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageRange:
-    """A stage by its nodes.
-
-    Attributes:
-        start: Its first node.
-        stop: The node after its last.
-        options: For each way to run it, the segments in it.
-    """
-
-    start: int
-    stop: int
-    options: tuple[tuple[SegmentRange, ...], ...]
+"""The price of what may not be recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +34,23 @@ class StagedStep:
     """A step cut into stages.
 
     Attributes:
-        ranges: The stages, in order.
-        chain: What they hold and cost, without ``base_bytes``.
-        base_bytes: What is taken all the time.
+        bounds: By stage, its first node and the node after its last.
+        options: By stage, the segments of each way to run it.
+        chain: What the stages hold and cost, without what is taken all the time.
     """
 
-    ranges: tuple[StageRange, ...]
+    bounds: tuple[tuple[int, int], ...]
+    options: tuple[tuple[Segments, ...], ...]
     chain: Chain
-    base_bytes: int
 
-    def list_segments(self, schedule: Schedule) -> tuple[SegmentRange, ...]:
-        """The segments that run a schedule."""
+    def list_segments(self, schedule: Schedule) -> Segments:
+        """Lists the segments that run a schedule."""
         segments: list[SegmentRange] = []
         for entry in schedule:
             if isinstance(entry, Kept):
-                segments += self.ranges[entry.stage].options[entry.option]
+                segments += self.options[entry.stage][entry.option]
                 continue
-            start, stop = self.ranges[entry.start].start, self.ranges[entry.stop - 1].stop
+            start, stop = self.bounds[entry.start][0], self.bounds[entry.stop - 1][1]
             inner = self.list_segments(entry.body)
             if any((child.start, child.stop) == (start, stop) for child in inner):
                 segments += inner
@@ -75,15 +60,9 @@ class StagedStep:
 
 
 def measure_frontiers(step: StepIndex) -> list[int]:
-    """For each position between nodes, the bytes that cross it: made before, used after.
+    """Measures the bytes that cross from the nodes before each index to those from it on.
 
     What the model returns is held anyway and does not count.
-
-    Args:
-        step: The step.
-
-    Returns:
-        At index ``n``, what crosses between the nodes ``n - 1`` and ``n``.
     """
     deltas = [0] * (step.nodes + 2)
     for made in step.made:
@@ -100,23 +79,14 @@ def measure_frontiers(step: StepIndex) -> list[int]:
 
 
 def list_cuts(step: StepIndex, limits: Limits) -> tuple[tuple[int, ...], ...]:
-    """The first nodes of stages, for several ways to cut the step, each once."""
+    """Lists ways to cut the step, each once, as the first nodes of its stages."""
     cuts = [find_blocks(step, limits, level) for level in _LEVELS]
     cuts += [find_boundaries(step, limits, most) for most in _STAGES]
     return tuple(cut for cut in dict.fromkeys(map(tuple, cuts)) if len(cut) <= _MOST_STAGES)
 
 
 def find_boundaries(step: StepIndex, limits: Limits, most: int) -> list[int]:
-    """Where stages begin: positions that less crosses than others near them.
-
-    Args:
-        step: The step.
-        limits: Where no segment may begin.
-        most: How many stages there may be.
-
-    Returns:
-        Ascending; the first is the first node that is no placeholder.
-    """
+    """Finds the first nodes of at most so many stages, where less crosses than near them."""
     first = sum(node.op == "placeholder" for node in step.graph.nodes)
     crossing = np.full(step.nodes, np.inf)
     crossing[first + 1 :] = measure_frontiers(step)[first + 1 : step.nodes]
@@ -137,31 +107,28 @@ def find_boundaries(step: StepIndex, limits: Limits, most: int) -> list[int]:
 
 
 def find_blocks(step: StepIndex, limits: Limits, level: int) -> list[int]:
-    """Where stages begin: at modules that are counted, such as ``layer1.0`` or ``denselayer3``.
+    """Finds the first nodes of blocks: modules that are counted, as ``layer1.0``, ``denselayer3``.
 
     Args:
         step: The step.
         limits: Where no segment may begin.
         level: How many numbers of a module's name count.
-
-    Returns:
-        Ascending; the first is the first node that is no placeholder.
     """
+
+    def find_block(fqn: str) -> str:
+        parts = fqn.split(".")
+        numbers = [at for at, part in enumerate(parts) if part[-1:].isdigit()]
+        return ".".join(parts[: numbers[min(level, len(numbers)) - 1] + 1]) if numbers else ""
+
     nodes = step.graph.nodes[: step.nodes]
     first = sum(node.op == "placeholder" for node in nodes)
-    starts, block = [first], _find_block(nodes[first].fqn, level)
+    starts, block = [first], find_block(nodes[first].fqn)
     for node in nodes[first + 1 :]:
-        other = _find_block(node.fqn, level)
+        other = find_block(node.fqn)
         if other != block and node.index not in limits.starts:
             starts.append(node.index)
             block = other
     return starts
-
-
-def _find_block(fqn: str, level: int) -> str:
-    parts = fqn.split(".")
-    numbers = [at for at, part in enumerate(parts) if part[-1:].isdigit()]
-    return ".".join(parts[: numbers[min(level, len(numbers)) - 1] + 1]) if numbers else ""
 
 
 def cut_step(
@@ -171,47 +138,35 @@ def cut_step(
 
     Args:
         step: The step.
-        limits: What may not be computed again.
+        limits: The nodes that may not be recomputed.
         costs: Of each operation, by its index.
         starts: The first node of each stage, ascending.
     """
-    bounds = [*zip(starts, [*starts[1:], step.nodes], strict=True)]
-    sweeps = list_stage_options(step, limits, costs, bounds)
-    levels = max(map(len, sweeps))
-    found: list[dict[tuple[SegmentRange, ...], StageOption]] = [{} for _ in bounds]
-    plain = simulate_segments(step, ())
-    edges = measure_edges(step, bounds, plain)
-    for level in range(levels):
-        chosen = [sweep[min(level, len(sweep) - 1)] for sweep in sweeps]
-        simulation = simulate_segments(
-            step, [segment for segments in chosen for segment in segments]
-        )
+    bounds = tuple(zip(starts, [*starts[1:], step.nodes], strict=True))
+    ways = [list_options(step, limits, costs, start, stop) for start, stop in bounds]
+    simulation = simulate_segments(step, ())
+    edges = measure_edges(step, bounds, simulation)
+    found: list[dict[Segments, StageOption]] = [{} for _ in bounds]
+    for level in range(max(map(len, ways))):  # at the first nothing is recomputed
+        chosen = [options[min(level, len(options) - 1)] for options in ways]
+        if level:
+            simulation = simulate_segments(step, [s for segments in chosen for s in segments])
         measured = measure_options(step, bounds, simulation, costs, edges)
         for known, segments, option in zip(found, chosen, measured, strict=True):
             known.setdefault(segments, option)
-    ranges = tuple(
-        StageRange(start, stop, tuple(known))
-        for (start, stop), known in zip(bounds, found, strict=True)
-    )
-    base = min(edges.held)
-    crossing = measure_frontiers(step)
-    stages = tuple(
-        Stage(
-            input_bytes=0 if index == 0 else crossing[start],
-            gradient_bytes=edges.gradients[index],
-            cost=_price_nodes(step, limits, costs, start, stop),
-            options=tuple(known.values()),
-            forward_peak_bytes=edges.forward_peaks[index],
-            held_bytes=edges.held[index] - base,
+    crossing, base_bytes, stages = measure_frontiers(step), min(edges.held), []
+    for index, (start, stop) in enumerate(bounds):
+        is_fixed = any(node in limits.fixed for node in range(start, stop))
+        stages.append(
+            Stage(
+                input_bytes=0 if index == 0 else crossing[start],
+                gradient_bytes=edges.gradients[index],
+                cost=_NEVER
+                if is_fixed
+                else sum(costs[o.index] for o in step.list_operations(start, stop)),
+                options=tuple(found[index].values()),
+                forward_peak_bytes=edges.forward_peaks[index],
+                held_bytes=edges.held[index] - base_bytes,
+            )
         )
-        for index, ((start, stop), known) in enumerate(zip(bounds, found, strict=True))
-    )
-    return StagedStep(ranges, Chain(stages), base)
-
-
-def _price_nodes(
-    step: StepIndex, limits: Limits, costs: Sequence[float], start: int, stop: int
-) -> float:
-    if any(node in limits.fixed for node in range(start, stop)):
-        return _NEVER
-    return sum(costs[o.index] for o in step.list_operations(start, stop))
+    return StagedStep(bounds, tuple(map(tuple, found)), Chain(tuple(stages)))
