@@ -118,20 +118,17 @@ def _keep_state() -> Iterator[None]:
     """Undoes an autocast that was entered and, in an error, not left."""
     enabled, dtype = torch.is_autocast_enabled(_DEVICE), torch.get_autocast_dtype(_DEVICE)
     caches = torch.is_autocast_cache_enabled()
-    depth = _find_depth()
+    torch.autocast_increment_nesting()
+    depth = torch.autocast_decrement_nesting()
     try:
         yield
     finally:
         torch.set_autocast_enabled(_DEVICE, enabled)
         torch.set_autocast_dtype(_DEVICE, dtype)
         torch.set_autocast_cache_enabled(caches)
-        for _ in range(_find_depth() - depth):
+        torch.autocast_increment_nesting()
+        for _ in range(torch.autocast_decrement_nesting() - depth):
             torch.autocast_decrement_nesting()
-
-
-def _find_depth() -> int:
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
 
 
 @functools.cache

@@ -57,13 +57,12 @@ def _matrix_copies_bytes(*operands: Tensor) -> int:
 
     BLAS takes an operand to be conjugated only transposed.
     """
-    return sum(size_bytes(x) for x in operands if not _is_taken(x))
-
-
-def _is_taken(x: Tensor) -> bool:
-    if x.is_conj() and x.stride(1) == 1 and x.stride(0) >= max(1, x.shape[1]):
-        return False
-    return _is_blas_matrix(x.shape, x.stride())
+    total = 0
+    for x in operands:
+        has_rows = x.stride(1) == 1 and x.stride(0) >= max(1, x.shape[1])
+        if (x.is_conj() and has_rows) or not _is_blas_matrix(x.shape, x.stride()):
+            total += size_bytes(x)
+    return total
 
 
 @functools.cache
@@ -79,14 +78,6 @@ def _uses_mkldnn(x: Tensor, columns: int) -> bool:
     return _uses_onednn(x.dtype, x.numel() * columns)
 
 
-def _mkldnn_scratchpad_bytes(left: Tensor, right: Tensor) -> int:
-    """mkldnn/Matmul.cpp, ``mkldnn_bf16_gemm``: takes matrices as BLAS does."""
-    if not _uses_mkldnn(left, right.shape[-1]):
-        return 0
-    operands = tuple((tuple(x.shape), _dense_strides(x)) for x in (left, right))
-    return _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
-
-
 def _mkldnn_matmul_bytes(left: Tensor, right: Tensor) -> int:
     """mkldnn/Matmul.cpp, ``mkldnn_matmul``: copies of what is neither dense nor transposed."""
     copies, operands = 0, []
@@ -98,13 +89,6 @@ def _mkldnn_matmul_bytes(left: Tensor, right: Tensor) -> int:
         operands.append((tuple(x.shape), tuple(strides)))
     scratchpad = _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
     return copies + scratchpad
-
-
-def _dense_strides(x: Tensor) -> tuple[int, ...]:
-    """Strides of an operand, or of its contiguous copy if oneDNN cannot take it."""
-    if _is_blas_matrix(x.shape[-2:], x.stride()[-2:]):
-        return tuple(x.stride())
-    return (x.shape[-2] * x.shape[-1], x.shape[-1], 1)[-x.dim() :]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -181,7 +165,15 @@ def _uses_onednn(dtype: torch.dtype, products: int) -> bool:
 
 
 def _product_bytes(left: Tensor, right: Tensor) -> int:
-    return _matrix_copies_bytes(left, right) + _mkldnn_scratchpad_bytes(left, right)
+    """Copies for BLAS; mkldnn/Matmul.cpp, ``mkldnn_bf16_gemm``, takes matrices as BLAS does."""
+    copies = _matrix_copies_bytes(left, right)
+    if not _uses_mkldnn(left, right.shape[-1]):
+        return copies
+    operands = []
+    for x in (left, right):
+        is_taken = _is_blas_matrix(x.shape, x.stride())
+        operands.append((tuple(x.shape), tuple(x.stride()) if is_taken else (x.shape[1], 1)))
+    return copies + _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
 
 
 @CPU.workspace("mm")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import accumulate_type, flatten_bytes
+from fxmem.kernels.cuda.layouts import accumulate_type, reshape_bytes
 from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
@@ -50,7 +50,7 @@ class _Rows:
 @CUDA.workspace("embedding")
 def _embedding(call: Call) -> int:
     """aten/src/ATen/native/Embedding.cpp, ``embedding_symint``: ``indices.reshape(-1)``."""
-    return flatten_bytes(call.tensor(1))
+    return reshape_bytes(call.tensor(1), call.tensor(1).dim())
 
 
 @CUDA.workspace("embedding_dense_backward")

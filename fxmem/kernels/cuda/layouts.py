@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,20 +37,11 @@ def reshape_bytes(x: Tensor, last: int) -> int:
         last: How many dimensions become one.
     """
     first = x.dim() - last
-    return 0 if _is_mergeable(x.shape[first:], x.stride()[first:]) else size_bytes(x)
-
-
-def flatten_bytes(x: Tensor) -> int:
-    """Returns the bytes that ``reshape(-1)`` copies."""
-    return reshape_bytes(x, x.dim())
-
-
-def _is_mergeable(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tells whether dimensions are one of evenly spaced elements (``computeStride``)."""
-    if 0 in sizes:
-        return True
-    wide = [(n, s) for n, s in zip(sizes, strides, strict=True) if n != 1]
-    return all(s == m * t for (_, s), (m, t) in itertools.pairwise(wide))
+    dims = zip(x.shape[first:], x.stride()[first:], strict=True)
+    wide = [(n, s) for n, s in dims if n != 1]
+    # ``computeStride``: dimensions that are one of evenly spaced elements.
+    is_one = all(s == m * t for (_, s), (m, t) in itertools.pairwise(wide))
+    return 0 if is_one or 0 in x.shape[first:] else size_bytes(x)
 
 
 def is_nonoverlapping_dense(x: Tensor) -> bool:

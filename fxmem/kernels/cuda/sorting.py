@@ -40,9 +40,7 @@ def sort_bytes(sizes: Sequence[int], strides: Sequence[int], dim: int, itemsize:
     length = sizes[dim]
     if length <= _SMALL:
         return length * _INDEX_BYTES  # ``fillSliceWithIndex``
-    count = 1
-    for size in sizes:
-        count *= size
+    count = math.prod(sizes)
     copies = 0 if strides[dim] == 1 else count * (2 * itemsize + _INDEX_BYTES)
     return copies + _segments_bytes(count, length, itemsize)
 
@@ -53,7 +51,8 @@ def _segments_bytes(count: int, length: int, itemsize: int) -> int:
     if segments == 1 or length >= _LARGE:
         return length * _INDEX_BYTES + radix_sort_bytes(length, itemsize, _INDEX_BYTES)
     if segments >= _MANY_SEGMENTS:
-        return count * _INDEX_BYTES + segmented_radix_sort_bytes(count, itemsize, _INDEX_BYTES)
+        # ``DeviceSegmentedRadixSort::SortPairs``: a third copy of all pairs.
+        return count * _INDEX_BYTES + _alias(count * itemsize, count * _INDEX_BYTES)
     pairs = count * itemsize + radix_sort_bytes(count, itemsize, _INDEX_BYTES)
     bits = max(1, (segments - 1).bit_length())
     return 2 * count * _INDEX_BYTES + max(pairs, radix_sort_bytes(count, _INDEX_BYTES, 0, bits))
@@ -97,17 +96,8 @@ def _topk(call: Call) -> int:
 
 def _is_shared(slices: int, length: int) -> bool:
     """``should_use_multiblock``: several blocks for each slice."""
-    for most, least in (
-        (20, 20000),
-        (40, 10000),
-        (80, 8000),
-        (199, 5000),
-        (799, 3000),
-        (4000, 800),
-    ):
-        if slices <= most:
-            return length >= least
-    return length >= 400
+    limits = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
+    return length >= next((least for most, least in limits if slices <= most), 400)
 
 
 @CUDA.workspace("cumsum", "cumprod", "logcumsumexp")
@@ -190,11 +180,6 @@ def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int, bits: int | N
         copies * value_bytes,
         passes * _COUNTER_BYTES,
     )
-
-
-def segmented_radix_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
-    """Temporary storage of ``DeviceSegmentedRadixSort::SortPairs``: a third copy of all pairs."""
-    return _alias(count * key_bytes, count * value_bytes)
 
 
 def scan_bytes(count: int, itemsize: int) -> int:

@@ -41,24 +41,19 @@ def _outputs(
     Seed and offset lie on the GPU, with dropout or without.
     """
     sizes = (*query.shape[:3], value.shape[3])
-    result = _allocate_like(query, sizes)
-    statistics = None
-    if compute_log_sumexp:
-        statistics = query.new_empty((*sizes[:3], 1), dtype=torch.float32)
-    state = [query.new_empty((), dtype=torch.int64) for _ in range(2)]
-    return result, statistics, None, None, query.shape[2], key.shape[2], *state, None
-
-
-def _allocate_like(query: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """``alloc_with_matching_layout``: the dimensions in the query's order in memory."""
-    if tuple(query.shape) == sizes:
-        return torch.empty_like(query)
+    # ``alloc_with_matching_layout``: the dimensions in the query's order in memory.
     order = sorted(range(4), key=lambda dim: (not query.stride(dim), query.stride(dim)))
     strides, stride = [0] * 4, 1
     for dim in order:
         strides[dim] = stride
         stride *= sizes[dim]
-    return query.new_empty_strided(sizes, strides)
+    is_like_query = tuple(query.shape) == sizes
+    result = torch.empty_like(query) if is_like_query else query.new_empty_strided(sizes, strides)
+    statistics = None
+    if compute_log_sumexp:
+        statistics = query.new_empty((*sizes[:3], 1), dtype=torch.float32)
+    state = [query.new_empty((), dtype=torch.int64) for _ in range(2)]
+    return result, statistics, None, None, query.shape[2], key.shape[2], *state, None
 
 
 @CUDA.workspace(_backward)
