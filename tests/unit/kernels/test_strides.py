@@ -24,7 +24,17 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 X = torch.rand(2, 6, 4)
 STATISTICS = (torch.rand(2, 6, 1), torch.rand(2, 6, 1))
+CHANNELS = tuple(torch.rand(6) for _ in range(4))
+BATCH_NORM = aten.native_batch_norm.default
+BATCH_NORM_BACKWARD = aten.native_batch_norm_backward.default
 CALLS: dict[str, tuple[Any, ...]] = {
+    "batch_norm": (BATCH_NORM, *CHANNELS, True, 0.1, 1e-5),
+    "batch_norm, frozen": (BATCH_NORM, *CHANNELS, False, 0.1, 1e-5),
+    "batch_norm without weight": (BATCH_NORM, None, None, *CHANNELS[:2], True, 0.1, 1e-5),
+    "batch_norm of input": (
+        BATCH_NORM_BACKWARD,
+        *(X, *CHANNELS[:3], *CHANNELS[:2], True, 1e-5, [True, True, False]),
+    ),
     "elu": (aten.elu_backward.default, 1.0, 1.0, 1.0, False, X),
     "hardsigmoid": (aten.hardsigmoid_backward.default, X),
     "hardswish": (aten.hardswish_backward.default, X),

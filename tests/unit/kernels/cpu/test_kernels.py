@@ -32,6 +32,8 @@ def test_reductions_cast_as_a_whole(sizes: tuple[int, ...]) -> None:
         check(func.default, x > 0)
         check(func.dim, x > 0, 1)
         check(func.default, x)
+    check(aten.mean.default, x)
+    check(aten.mean.dim, x.bfloat16(), [0])
     for func in (aten.prod, aten.nansum, aten.logsumexp):
         check(func.default, x, *(([0, 1],) if func is aten.logsumexp else ()))
 
@@ -234,6 +236,16 @@ def test_products() -> None:
     for matrix in (x, spread(40, 50), torch.randn(50, 40).t(), torch.randn(40, 100)[:, ::2]):
         check(aten.mv.default, matrix, vector)
     check(aten.addmm_.default, torch.randn(40, 6), spread(40, 50), torch.randn(50, 6))
+    for left, right in (
+        (x, x.t()),
+        (spread(40, 40), x),
+        (x[:, ::2], torch.randn(25, 5)),
+        (torch.ones(40, 1).expand(40, 50), x.t()),
+    ):
+        check(aten.mm.default, left, right)
+        check(aten.addmm.default, torch.randn(right.shape[1]), left, right)
+    check(aten.bmm.default, torch.randn(20, 40, 2).permute(2, 0, 1), torch.randn(2, 40, 60))
+    check(aten.bmm.default, torch.randn(2, 4, 5), torch.randn(2, 5, 6))
     for batch in ((), (3,)):
         x, y = torch.randn(*batch, 24, 24), torch.randn(*batch, 30, 24)
         check(aten._euclidean_dist.default, x, y)
@@ -267,6 +279,7 @@ def test_dense_copies_of_transposed_matrices() -> None:
     for func in (aten._softmax, aten._log_softmax):
         check(func.default, x, 1, False)
     for func in (aten._softmax_backward_data, aten._log_softmax_backward_data):
+        check(func.default, x, x.contiguous(), -1, torch.float32)
         for gradient in (x, x.contiguous()):
             check(func.default, gradient, x, 1, torch.float32)
     check(aten.nll_loss_forward.default, x, torch.arange(80), None, 1, -100)
@@ -282,11 +295,16 @@ def test_complex_magnitudes() -> None:
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
-def test_weighted_losses(reduction: int) -> None:
+def test_losses(reduction: int) -> None:
+    for sizes in ((6, 10), (300, 200)):
+        x, target = torch.rand(sizes), torch.rand(sizes)
+        for func in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss):
+            check(func.default, x, target, reduction)
+        check(aten.binary_cross_entropy.default, x, target, None, reduction)
     x, target = torch.randn(30, 40), torch.rand(30, 40)
     gradient = torch.randn(30, 40) if not reduction else torch.tensor(1.0)
     weight = torch.rand(40)
-    for weights in ((None, weight), (weight, None), (weight, weight)):
+    for weights in ((None, None), (None, weight), (weight, None), (weight, weight)):
         check(aten.binary_cross_entropy_with_logits.default, x, target, *weights, reduction)
     probabilities = x.sigmoid()
     check(

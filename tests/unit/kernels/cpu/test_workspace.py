@@ -197,16 +197,6 @@ def test_group_norm(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("operator", [aten._softmax, aten._log_softmax])
-@pytest.mark.parametrize("dim", [-1, 1])
-def test_softmax(operator: torch._ops.OpOverloadPacket, dim: int) -> None:
-    backward = getattr(aten, f"{operator.__name__}_backward_data").default
-    for x in (torch.randn(2, 3, 4, 5), strided(2, 3, 4, 5)):
-        out = check(operator.default, x, dim, False)
-        check(backward, strided(2, 3, 4, 5), out, dim, torch.float32)
-        check(backward, torch.randn(2, 3, 4, 5), out, dim, torch.float32)
-
-
 @pytest.mark.parametrize(("queries", "keys"), [(16, 20), (200, 30), (800, 600)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_flash_attention(queries: int, keys: int, masked: bool) -> None:
@@ -252,20 +242,6 @@ def test_safe_softmax() -> None:
     check(aten._safe_softmax.default, torch.randn(2, 8, 8).bfloat16(), -1, dtype=torch.float32)
 
 
-def test_matrix_products() -> None:
-    x = torch.randn(6, 8)
-    for left, right in (
-        (x, x.t()),
-        (torch.ones(1).expand(6, 6), x),
-        (x[:, ::2], torch.randn(4, 5)),
-        (torch.ones(6, 1).expand(6, 8), x.t()),
-    ):
-        check(aten.mm.default, left, right)
-        check(aten.addmm.default, torch.randn(right.shape[1]), left, right)
-    check(aten.bmm.default, torch.randn(20, 40, 2).permute(2, 0, 1), torch.randn(2, 40, 60))
-    check(aten.bmm.default, torch.randn(2, 4, 5), torch.randn(2, 5, 6))
-
-
 def test_bfloat16_matrix_products() -> None:
     x, weight = torch.randn(64, 128).bfloat16(), torch.randn(48, 128).bfloat16()
     check(aten.mm.default, x, weight.t())
@@ -304,17 +280,6 @@ def test_indexing() -> None:
     check(aten.cumsum.default, torch.ones(3, 4, dtype=torch.int32), 1)
     check(aten.cumsum.default, x, 1)
     check(aten.im2col.default, torch.randn(2, 3, 8, 8), [3, 3], [1, 1], [1, 1], [1, 1])
-
-
-def test_reductions() -> None:
-    x, large = torch.randn(2, 6, 7, 3), torch.randn(300, 400)
-    check(aten.sum.default, x)
-    check(aten.sum.default, large)
-    check(aten.sum.dim_IntList, large, [0])
-    check(aten.mean.default, large)
-    check(aten.mean.dim, x, [2, 3], True)
-    check(aten.mean.dim, large.bfloat16(), [0])
-    check(aten.logsumexp.default, x, [1])
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -359,16 +324,6 @@ def test_type_promotion() -> None:
         (aten.native_dropout_backward.default, (x, x > 0, 2.0)),
     ):
         check(func, *args)
-
-
-@pytest.mark.parametrize("reduction", [0, 1, 2])
-def test_losses(reduction: int) -> None:
-    for sizes in ((6, 10), (300, 200)):
-        x, target = torch.rand(sizes), torch.rand(sizes)
-        for func in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss):
-            check(func.default, x, target, reduction)
-        check(aten.binary_cross_entropy.default, x, target, None, reduction)
-        check(aten.binary_cross_entropy_with_logits.default, x, target, None, None, reduction)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

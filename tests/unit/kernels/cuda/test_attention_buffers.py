@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.attention.efficient import choose_kernel
-from fxmem.kernels.cuda.attention.flash import count_splits
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 
 aten = torch.ops.aten
@@ -19,8 +18,6 @@ CUDNN = aten._scaled_dot_product_cudnn_attention.default
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 T4, A100, L4, H100 = Gpu((7, 5)), Gpu((8, 0)), Gpu((8, 9)), Gpu((9, 0))
 ANY = 65536
-AT_ONCE = 2 * 108
-"""What an A100 runs at once: two blocks of threads per multiprocessor."""
 
 
 def make(*sizes: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -30,28 +27,6 @@ def make(*sizes: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 # -- Flash: flash_api.cpp --
-
-
-@pytest.mark.parametrize(
-    ("blocks", "processors", "key_blocks", "splits"),
-    [
-        (173, AT_ONCE, 64, 1),  # 80 % of 216 is 172.8: enough without
-        (172, AT_ONCE, 1, 1),
-        # 64, 128 of 216 processors: 85 % of the better one is 109.
-        (64, AT_ONCE, 2, 2),
-        # The example in the source: with 48 of 108, two parts use 89 %.
-        (48, 108, 64, 2),
-        # 8 n of 216, n up to 8: 7 divides 8 blocks as 6 does, and 6 use less than 85 % of 8.
-        (8, AT_ONCE, 8, 8),
-        # 100 * 2 = 200 (93 %); 4: 400 of 432 (93 %); 5: 500 of 648: two are the fewest.
-        (100, AT_ONCE, 5, 2),
-        # At most 128 parts: 125 parts of 8 blocks are the best; 85 % of 125 is 106, and the first
-        # number from there that changes the blocks of a part is 112, with 9.
-        (1, AT_ONCE, 1000, 112),
-    ],
-)
-def test_keys_are_split(blocks: int, processors: int, key_blocks: int, splits: int) -> None:
-    assert count_splits(blocks, processors, key_blocks) == splits
 
 
 @pytest.mark.parametrize(

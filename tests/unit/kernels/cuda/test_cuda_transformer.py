@@ -42,31 +42,42 @@ def infer(model: nn.Module, *inputs: Tensor) -> MemoryGraph:
     return run_step(model, *(inputs or (torch.zeros(BATCH, LENGTH, WIDTH),)), mode="infer")
 
 
-def test_attention_without_weights_is_fused() -> None:
-    # linear, its parts attended to, linear; no sums in inference.
-    assert made(infer(Attention(need_weights=False))) == [
-        ("addmm", 3 * X),
-        ("_scaled_dot_product_efficient_attention", X),
-        ("addmm", X),
-    ]
+FUSED = [("addmm", 3 * X), ("_scaled_dot_product_efficient_attention", X), ("addmm", X)]
+"""linear, its parts attended to, linear; no sums in inference."""
+SCORED = [
+    ("mm", 3 * X),
+    ("_transform_bias_rescale_qkv", 3 * X),
+    ("bmm", SCORES),  # softmax in place; the context takes the queries' place
+    ("clone", X),
+    ("addmm", X),
+]
+NORM = ("native_layer_norm", X + 2 * ROWS * 4)
+FEED = [("_addmm_activation", ROWS * HIDDEN * 4), ("addmm", X)]
 
 
-def test_attention_with_weights_makes_scores() -> None:
-    assert made(infer(Attention())) == [
-        ("mm", 3 * X),
-        ("_transform_bias_rescale_qkv", 3 * X),
-        ("bmm", SCORES),  # softmax in place; the context takes the queries' place
-        ("clone", X),
-        ("addmm", X),
-        ("sum", SCORES // HEADS),
-    ]
-    assert ("sum", SCORES // HEADS) not in made(infer(Attention(average_attn_weights=False)))
+def layer(**settings: bool) -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Attention(need_weights=False), FUSED),
+        (Attention(), [*SCORED, ("sum", SCORES // HEADS)]),
+        (Attention(average_attn_weights=False), SCORED),
+        # Residuals are added in place.
+        (layer(), [*FUSED, NORM, *FEED, NORM]),
+        (layer(norm_first=True), [NORM, *FUSED, NORM, *FEED]),
+        (nn.TransformerEncoder(layer(), 2), [*FUSED, NORM, *FEED, NORM] * 2),
+    ],
+)
+def test_what_inference_makes(model: nn.Module, expected: list[tuple[str, int]]) -> None:
+    assert made(infer(model)) == expected
 
 
 def test_no_fused_backend_is_enabled() -> None:
     with sdpa_kernel(SDPBackend.MATH):
-        names = [name for name, _ in made(infer(Attention(need_weights=False)))]
-    assert names == ["mm", "_transform_bias_rescale_qkv", "bmm", "clone", "addmm"]
+        assert made(infer(Attention(need_weights=False))) == SCORED
 
 
 def after_scores(model: nn.Module, *inputs: Tensor) -> list[tuple[str, int]]:
@@ -116,35 +127,8 @@ def test_rows_that_are_too_long_for_the_masked_kernel() -> None:
     assert what == [("_to_copy", length), ("_masked_softmax", 3 * scores)]
 
 
-NORM = ("native_layer_norm", X + 2 * ROWS * 4)
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_an_encoder_layer(norm_first: bool) -> None:
-    model = nn.TransformerEncoderLayer(
-        WIDTH, HEADS, HIDDEN, batch_first=True, norm_first=norm_first
-    )
-    attend = [
-        ("addmm", 3 * X),
-        ("_scaled_dot_product_efficient_attention", X),
-        ("addmm", X),
-    ]
-    feed = [("_addmm_activation", ROWS * HIDDEN * 4), ("addmm", X)]
-    # Residuals are added in place.
-    expected = [NORM, *attend, NORM, *feed] if norm_first else [*attend, NORM, *feed, NORM]
-    assert made(infer(model)) == expected
-
-
-def test_an_encoder_takes_its_layers_fast_paths() -> None:
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True)
-    names = [name for name, _ in made(infer(nn.TransformerEncoder(layer, 2)))]
-    assert names.count("_scaled_dot_product_efficient_attention") == 2
-    assert names.count("_addmm_activation") == 2
-
-
 def test_training_takes_the_layers_own_operators() -> None:
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True)
-    names = [name for name, _ in made(run_step(layer, torch.zeros(BATCH, LENGTH, WIDTH)))]
+    names = [name for name, _ in made(run_step(layer(), torch.zeros(BATCH, LENGTH, WIDTH)))]
     assert "_addmm_activation" not in names
     assert names.count("native_dropout") == 3  # that of attention is inside its kernel
     assert "_scaled_dot_product_efficient_attention" in names
