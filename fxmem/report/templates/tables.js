@@ -191,7 +191,7 @@ function fillSteps() {
     return make("tr", {}, ...cells.map((text, at) =>
       make("td", { className: at > 2 ? "number" : "", textContent: text })));
   });
-  const caption = STEPS > rows.length ? "Of each part of the step, the operation with the most bytes" : "Every operation";
+  const caption = STEPS > rows.length ? "The operation with the most bytes in each part of the step" : "Every operation";
   find("steps").querySelector("div").replaceChildren(make("table", {},
     make("caption", { textContent: caption }),
     make("thead", {}, make("tr", {}, ...heads.map((name) => make("th", { scope: "col", textContent: name })))),
