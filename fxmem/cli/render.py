@@ -12,12 +12,13 @@ from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_s
 from fxmem.errors import UsageError
 from fxmem.report.formats import (
     FORMATS,
+    SNAPSHOT,
     SUFFIXES,
+    TIMELINE,
     TRADEOFF,
     RenderOptions,
     find_format,
     find_view,
-    needs_model,
     render,
 )
 
@@ -99,8 +100,8 @@ def run_render(arguments: argparse.Namespace) -> int:
     kind = _choose_format(arguments)
     plan = None if arguments.plan is None else read_plan(arguments.plan)
     options = RenderOptions(arguments.view, arguments.depth, arguments.expand, plan)
-    find_view(kind, options)
-    if is_report and needs_model(kind, options):
+    view = find_view(kind, options)
+    if is_report and (view == TRADEOFF or (plan is not None and view in (TIMELINE, SNAPSHOT))):
         raise UsageError(
             f"{target} is a saved report, which lacks what plans need",
             hint="name the model instead",
@@ -109,7 +110,7 @@ def run_render(arguments: argparse.Namespace) -> int:
     with show_progress(f"drawing {target}"):
         analysis = _read_report(arguments) if is_report else analyze_step(parse_step(arguments))
         trains = plan is not None and plan.mode == "train"
-        if options.view == TRADEOFF or (kind == "html" and trains and not is_report):
+        if view == TRADEOFF or (kind == "html" and trains and not is_report):
             from fxmem.planning.planner import pareto
 
             front = pareto(analysis, style=None if plan is None else plan.style)

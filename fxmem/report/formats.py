@@ -181,12 +181,6 @@ def find_view(kind: str, options: RenderOptions) -> str:
     return view
 
 
-def needs_model(kind: str, options: RenderOptions) -> bool:
-    """Tells whether a picture needs more of a step than a saved report has."""
-    view = options.view or next(iter(FORMATS[kind].views))
-    return view == TRADEOFF or (options.plan is not None and view in (TIMELINE, SNAPSHOT))
-
-
 def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
     """Draws an analysis.
 

@@ -33,14 +33,7 @@ from fxmem.units import format_bytes, format_flops
 
 _TEMPLATES = files("fxmem.report") / "templates"
 _SCRIPTS = ("base.js", "chart.js", "timeline.js", "tables.js", "plan.js", "main.js")
-_SVG = "{http://www.w3.org/2000/svg}"
-_DRAWING = ("a", "g", "title", "path", "polygon", "polyline", "ellipse", "text")
-"""What Graphviz draws with, and all that the page takes of a picture."""
-_LOOK = {
-    *("width", "height", "viewBox", "transform", "d", "points", "cx", "cy", "rx", "ry", "x", "y"),
-    *("fill", "stroke", "stroke-width", "stroke-dasharray", "text-anchor"),
-    *("font-family", "font-size", "font-weight", "textLength", "lengthAdjust"),
-}
+_SVG, _TITLE = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}title"
 
 
 def write_html(
@@ -94,21 +87,17 @@ def embed_json(data: Any) -> str:
 
 
 def clean_svg(svg: bytes) -> str:
-    """Reduces a picture of Graphviz to its shapes, texts and looks, as part of a page."""
-    ElementTree.register_namespace("", "http://www.w3.org/2000/svg")
+    """Makes a picture of Graphviz part of a page, whose ids and links the page does not share."""
+    ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(svg)
     for element in [*root.iter()]:
-        for child in [*element]:
-            if child.tag not in {f"{_SVG}{name}" for name in _DRAWING}:
-                element.remove(child)
-        if element.tag == f"{_SVG}a":  # a box with a tooltip is a link to nowhere, titled so
-            element.tag = f"{_SVG}g"
-            title = ElementTree.Element(f"{_SVG}title")
-            title.text = element.get("{http://www.w3.org/1999/xlink}title", "")
+        if element.tag == f"{{{_SVG}}}a":  # a box with a tooltip is a link to nowhere, titled so
+            element.tag = f"{{{_SVG}}}g"
+            title = ElementTree.Element(f"{{{_SVG}}}title")
+            title.text = element.attrib.pop(_TITLE, "")
             element.insert(0, title)
-        for name in [*element.attrib]:
-            if name not in _LOOK:
-                del element.attrib[name]
+        for name in ("id", "class"):
+            element.attrib.pop(name, None)
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -42,18 +42,6 @@ class ModuleRow(NamedTuple):
     sums: tuple[int, ...]
 
 
-class _Texts:
-    """Texts by index, each once and printable."""
-
-    def __init__(self) -> None:
-        self.indices: dict[str, int] = {}
-
-    def add(self, text: object | None) -> int:
-        if text is None:
-            return NONE
-        return self.indices.setdefault(escape_controls(str(text)), len(self.indices))
-
-
 def build_page_data(
     analysis: Analysis,
     document: Document,
@@ -62,7 +50,11 @@ def build_page_data(
     front: Iterable[Plan] = (),
 ) -> dict[str, Any]:
     """Collects everything that the script shows of a step, as plain data."""
-    texts, graph, nodes = _Texts(), analysis.allocated_graph, document.nodes
+    graph, nodes, texts = analysis.allocated_graph, document.nodes, dict[str, int]()
+
+    def add(text: object | None) -> int:
+        return NONE if text is None else texts.setdefault(escape_controls(str(text)), len(texts))
+
     operations, storages, categories = graph.operations, graph.storages, [*STYLES]
     used = [NONE] * len(storages)
     for operation in operations:
@@ -78,36 +70,34 @@ def build_page_data(
         "hatches": [style.hatch for style in STYLES.values()],
         "phases": phases,
         "operations": {
-            "name": [texts.add(label_operator(operation)) for operation in operations],
+            "name": [add(label_operator(operation)) for operation in operations],
             "node": [_index(operation.node) for operation in operations],
             "workspace": [operation.workspace_bytes for operation in operations],
         },
         "nodes": {
-            "name": [texts.add(node.name) for node in nodes],
-            "target": [texts.add(node.target) for node in nodes],
+            "name": [add(node.name) for node in nodes],
+            "target": [add(node.target) for node in nodes],
             "source": [
-                texts.add(node.source and f"{node.source.file}:{node.source.line}")
-                for node in nodes
+                add(node.source and f"{node.source.file}:{node.source.line}") for node in nodes
             ],
         },
         "storages": {
             **_list_lives(storages),
             "category": [categories.index(storage.category) for storage in storages],
-            "label": [texts.add(label) for label in analysis.labels],
-            "shape": [texts.add(write_shape(storage.shape)) for storage in storages],
-            "dtype": [texts.add(storage.dtype) for storage in storages],
+            "label": [add(label) for label in analysis.labels],
+            "shape": [add(write_shape(storage.shape)) for storage in storages],
+            "dtype": [add(storage.dtype) for storage in storages],
             "used": used,
             "node": [_index(storage.node) for storage in storages],
             "saved": [list(storage.saved_by) for storage in storages],
         },
         "modules": [
-            [texts.add(row.name), row.level, row.node, *row.sums]
-            for row in list_modules(nodes, storages)
+            [add(row.name), row.level, row.node, *row.sums] for row in list_modules(nodes, storages)
         ],
         "planned": None if planned is None else _describe_planned(planned),
         "front": [{"peak": each.peak_bytes, "overhead": each.overhead} for each in front],
         "chosen": plan and {"peak": plan.peak_bytes, "overhead": plan.overhead},
-        "texts": [*texts.indices],
+        "texts": [*texts],
     }
 
 

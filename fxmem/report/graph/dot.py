@@ -11,14 +11,12 @@ import graphviz
 from fxmem.report.graph.engine import draw_dot
 from fxmem.report.graph.tree import Kind
 from fxmem.report.graph.view import Box, Cluster, GraphView, join_names, list_boxes
-from fxmem.report.tables import escape_controls, measure_width, shorten
+from fxmem.report.tables import escape_controls, shorten
 from fxmem.report.text import write_headline, write_shape, write_source, write_subject
 from fxmem.units import format_bytes
 
 _WIDEST = 44
 """Columns of a name in a box."""
-_COLUMN_INCHES = 0.09
-"""Of a box with letters that are not ASCII, whose widths graphviz-pure does not know."""
 _THICKEST = 7.0
 """Points of the largest edge; those of an edge without bytes are 1."""
 _MANY_EDGES = 400
@@ -172,11 +170,7 @@ def _describe_box(box: Box, view: GraphView) -> dict[str, str]:
         look |= _PEAK
     elif box.is_module:
         look |= _MODULE
-    lines = [*_label_box(box, view)]
-    if not all(line.isascii() for line in lines):
-        widest = max(measure_width(escape_controls(line)) for line in lines)
-        look["width"] = f"{widest * _COLUMN_INCHES:.2f}"
-    label = _label(lines, end=r"\n" if box.is_peak else r"\l")
+    label = _label(_label_box(box, view), end=r"\n" if box.is_peak else r"\l")
     source = box.rows[0][0].source if len(box.rows[0]) == 1 else None
     place = ", ".join(filter(None, [box.name, write_source(source)]))
     return {"label": label, "tooltip": _escape(place), **look}

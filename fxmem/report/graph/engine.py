@@ -62,8 +62,6 @@ def draw_dot(dot: str, kind: str) -> bytes:
             f"Graphviz did not lay out the graph within {TIME_LIMIT_S} seconds",
             hint="draw less of it: --depth 2",
         ) from None
-    except OSError as error:
-        raise UsageError(f"{engine} does not start: {error.strerror}", hint=_HINT) from error
     if result.returncode or not result.stdout:
         lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
         cause = lines[-1] if lines else f"exit code {result.returncode}"

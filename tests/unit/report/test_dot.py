@@ -70,12 +70,6 @@ def test_the_search_for_places_ends_early_in_a_large_picture() -> None:
     assert "nslimit" not in draw(build_view(make_chain(names[:401])))
 
 
-def test_a_box_is_as_wide_as_letters_whose_width_an_engine_does_not_know() -> None:
-    dot = draw(build_view(make_chain(["卷" * 20])))
-    assert "width=3.60" in dot
-    assert "width=" not in draw(build_view(make_chain(["conv"]))).replace("penwidth=", "")
-
-
 def test_a_picture_shows_itself_in_a_notebook() -> None:
     picture = make_analysis().to_graphviz(depth=1)
     assert isinstance(picture, graphviz.Digraph)

@@ -18,7 +18,7 @@ from fxmem.graph import Category
 from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.formats import RenderOptions, render
 from fxmem.report.graph import engine
-from fxmem.report.html import clean_svg, embed_json, read_script, read_style, write_html
+from fxmem.report.html import embed_json, read_script, read_style, write_html
 
 
 class Elements(HTMLParser):
@@ -110,19 +110,6 @@ def test_names_are_text_and_nothing_else(with_graph: bool) -> None:
 def test_json_has_nothing_that_html_or_a_script_reads() -> None:
     assert embed_json(["<!--", "a&b", "\u2028\u2029"]) == (
         r'["\u003c!--","a\u0026b","\u2028\u2029"]'
-    )
-
-
-def test_a_picture_loses_all_but_its_shapes() -> None:
-    svg = b"""<?xml version="1.0"?><!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "x.dtd">
-    <svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
-      width="10pt" onload="alert(1)"><script>alert(2)</script><style>@import "x"</style>
-      <g id="a"><a xlink:href="javascript:alert(3)" xlink:title="net.py:12 &lt;b&gt;">
-      <polygon points="0,0" style="fill:url(x)"/></a><image href="//x"/>
-      <foreignObject><b/></foreignObject></g></svg>"""
-    assert re.sub(r">\s+<", "><", clean_svg(svg)) == (
-        '<svg xmlns="http://www.w3.org/2000/svg" width="10pt"><g><g><title>net.py:12 '
-        '&lt;b&gt;</title><polygon points="0,0" /></g></g></svg>'
     )
 
 

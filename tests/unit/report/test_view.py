@@ -42,6 +42,8 @@ class TestBytes:
             Edge("box_1", "box_2", (MIB,), 0.5, is_backward=False),
         )
 
+
+class TestFolding:
     def test_what_goes_from_one_copy_to_the_next_is_an_edge_back(self) -> None:
         assert build_view(make_chain(BLOCKS)).edges == (
             Edge("box_0", "box_1", (MIB,) * 4, 1.0, is_backward=False),
