@@ -49,12 +49,8 @@ class InfeasibleError(FxmemError):
     exit_code = 1
 
 
-LONGEST_CAUSE = 300
-"""Characters of another error's text that one line shows."""
-
-
 def summarize_error(error: BaseException) -> str:
-    """The type and the first line of an error that is not fxmem's own.
+    """Writes the type and the first line of an error that is not fxmem's own.
 
     PyTorch's texts go on with backends, C++ frames or advice on debugging.
 
@@ -62,8 +58,8 @@ def summarize_error(error: BaseException) -> str:
     'ValueError: no such width'
     """
     text = next(iter(str(error).strip().splitlines()), "")
-    if len(text) > LONGEST_CAUSE:
-        text = f"{text[:LONGEST_CAUSE].rsplit(' ', 1)[0]} ..."
+    if len(text) > 300:
+        text = f"{text[:300].rsplit(' ', 1)[0]} ..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

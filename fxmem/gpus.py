@@ -143,7 +143,7 @@ GPUS = tuple(map(_parse_row, _TABLE.strip().splitlines()))
 
 
 def find_gpu(text: str) -> GpuModel:
-    """The GPU of a name: its key, what the driver calls it, or a name people use.
+    """Finds a GPU by its key, by what the driver calls it, or by a name people use.
 
     Case, spaces, dashes and the vendor's prefixes do not matter.
 
@@ -153,26 +153,19 @@ def find_gpu(text: str) -> GpuModel:
     >>> find_gpu("NVIDIA GeForce RTX 4090").key, find_gpu("rtx-4090").key, find_gpu("4090").key
     ('rtx4090', 'rtx4090', 'rtx4090')
     """
-    wanted = _normalise(text)
-    names = {_normalise(gpu.name): gpu for gpu in GPUS}
-    names |= {_normalise(gpu.key): gpu for gpu in GPUS}
-    names |= {_normalise(alias): names[_normalise(key)] for alias, key in _ALIASES.items()}
+
+    def normalise(name: str) -> str:
+        return re.sub(r"nvidia|geforce|tesla|\b[rg]tx|[^a-z0-9]", "", name.lower())
+
+    wanted = normalise(text)
+    names = {normalise(gpu.name): gpu for gpu in GPUS}
+    names |= {normalise(gpu.key): gpu for gpu in GPUS}
+    names |= {normalise(alias): names[normalise(key)] for alias, key in _ALIASES.items()}
     if wanted in names:
         return names[wanted]
-    near = [gpu.key for gpu in GPUS if wanted and _normalise(gpu.key).startswith(wanted)]
-    if not near:
-        close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.75)
-        near = list(dict.fromkeys(names[name].key for name in close))
-        if not near:
-            raise UsageError(f"unknown GPU {text!r}", hint="e.g. h100, a100-80gb, rtx4090, t4")
-        raise UsageError(f"unknown GPU {text!r}", hint=f"did you mean {' or '.join(near)}?")
-    raise UsageError(f"several GPUs are called {text!r}", hint=f"one of {', '.join(near)}")
-
-
-def _normalise(name: str) -> str:
-    """A name without what does not tell GPUs apart.
-
-    >>> _normalise("NVIDIA GeForce RTX 4090"), _normalise("Tesla T4"), _normalise("RTX-A6000")
-    ('4090', 't4', 'a6000')
-    """
-    return re.sub(r"nvidia|geforce|tesla|\b[rg]tx|[^a-z0-9]", "", name.lower())
+    near = [gpu.key for gpu in GPUS if wanted and normalise(gpu.key).startswith(wanted)]
+    if near:
+        raise UsageError(f"several GPUs are called {text!r}", hint=f"one of {', '.join(near)}")
+    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.75)
+    hint = f"did you mean {names[close[0]].key}?" if close else "e.g. h100, a100-80gb, rtx4090, t4"
+    raise UsageError(f"unknown GPU {text!r}", hint=hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -115,7 +114,7 @@ LOOPS: Mapping[str, Loop] = {
 
 
 def resolve_loop(loop: str | Loop, settings: Mapping[str, Any]) -> Loop:
-    """The loop that a user means.
+    """Resolves the loop that a user means.
 
     Args:
         loop: A loop, or the name of one, with settings in parentheses if need be:
@@ -137,17 +136,9 @@ def resolve_loop(loop: str | Loop, settings: Mapping[str, Any]) -> Loop:
         )
     name, own = parse_call(loop, "loop", "plain(accumulate=4, outputs='loss')")
     if name not in LOOPS:
-        close = difflib.get_close_matches(name.lower(), LOOPS, n=1)
-        raise UsageError(
-            f"unknown loop {name!r}",
-            hint=f"did you mean {close[0]}?" if close else f"one of {', '.join(LOOPS)}",
-        )
+        raise UsageError(f"unknown loop {name!r}", hint=f"one of {', '.join(LOOPS)}")
     known = [field.name for field in fields(Loop) if field.name != "name"]
     unknown = next((key for key in own if key not in known), None)
     if unknown is not None:
-        close = difflib.get_close_matches(unknown, known, n=1)
-        raise UsageError(
-            f"a loop has no setting {unknown!r}",
-            hint=f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}",
-        )
+        raise UsageError(f"a loop has no setting {unknown!r}", hint=f"one of {', '.join(known)}")
     return replace(LOOPS[name], **{**own, **settings})

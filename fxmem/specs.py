@@ -39,7 +39,6 @@ _SPEC = re.compile(
 )
 _CHANNELS_LAST = {"channels_last": 4, "channels_last_3d": 5}
 """Memory formats other than the contiguous one, and how many dimensions they are for."""
-_BITS = re.compile(r"[0-9]+")
 _MOST_BYTES = 2**63 - 1
 """PyTorch counts the bytes of a storage in a signed integer of 64 bits."""
 
@@ -81,10 +80,15 @@ class TensorSpec:
                 raise UsageError(f"a tensor cannot have a size of {size}", hint="0 or more")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
-        memory_format = strip_torch(self.memory_format)
-        _check_format(memory_format, len(shape))
+        memory_format, dims = strip_torch(self.memory_format), len(shape)
+        if memory_format and _CHANNELS_LAST.get(memory_format) != dims:
+            raise UsageError(
+                f"a tensor of {dims} dimensions cannot be {memory_format}",
+                hint="channels_last is for 4 dimensions, channels_last_3d for 5",
+            )
         object.__setattr__(self, "memory_format", memory_format)
-        if math.prod(shape) * _count_bytes(self.dtype) > _MOST_BYTES:
+        bits = re.search("[0-9]+", self.dtype)
+        if math.prod(shape) * max(int(bits[0]) // 8 if bits else 1, 1) > _MOST_BYTES:
             raise UsageError(
                 f"shape {self} is too large: no tensor has more than 2^63 bytes",
                 hint="is a separator missing, or a size given twice?",
@@ -95,22 +99,13 @@ class TensorSpec:
         return f"{'x'.join(map(str, self.shape)) or 'scalar'}:{self.dtype}{memory_format}"
 
 
-def _check_format(name: str, dims: int) -> None:
-    """Raises a UsageError for a memory format that tensors of so many dimensions do not have."""
-    if name and _CHANNELS_LAST.get(name) != dims:
-        raise UsageError(
-            f"a tensor of {dims} dimensions cannot be {name}",
-            hint="channels_last is for 4 dimensions, channels_last_3d for 5",
-        )
-
-
 def strip_torch(value: object) -> str:
-    """The name of a dtype, a layout or a memory format: ``float32`` for ``torch.float32``."""
+    """Names a dtype, a layout or a memory format: ``float32`` for ``torch.float32``."""
     return str(value).removeprefix("torch.")
 
 
 def parse_dtype(dtype: object) -> str:
-    """The name of a torch dtype, from it, the dtype itself or a short form.
+    """Finds the name of a torch dtype, given that, the dtype itself or a short form.
 
     Raises:
         UsageError: No dtype is called that.
@@ -130,13 +125,8 @@ def parse_dtype(dtype: object) -> str:
     return name
 
 
-def _count_bytes(dtype: str) -> int:
-    bits = _BITS.search(dtype)
-    return max(int(bits[0]) // 8, 1) if bits else 1
-
-
 def parse_spec(text: str) -> TensorSpec:
-    """A tensor spec from text: sizes joined by ``x``, then optionally ``:`` and a dtype.
+    """Reads a tensor spec: sizes joined by ``x``, then optionally ``:`` and a dtype.
 
     ``:channels_last`` may follow (``:channels_last_3d`` for five dimensions). ``X``, ``*`` and
     ``,`` join sizes as well, with spaces around them or not.
@@ -154,40 +144,15 @@ def parse_spec(text: str) -> TensorSpec:
     """
     match = _SPEC.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"bad shape {text!r}", hint=_suggest_shape(text))
-    sizes = () if match["shape"] == "scalar" else tuple(map(int, _SIZE.findall(match["shape"])))
+        hint = "write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64"
+        raise UsageError(f"bad shape {text!r}", hint=hint)
+    sizes = tuple(map(int, re.findall("[0-9]+", match["shape"])))
     dtype = parse_dtype(match["dtype"] or "float32")
     return TensorSpec(sizes, dtype, memory_format=match["format"] or "")
 
 
-def _suggest_shape(text: str) -> str:
-    """What was meant, where that can be told; else how a shape is written."""
-    if unknown := _UNKNOWN_SIZE.search(text):
-        return f"sizes are numbers: write one in the place of {unknown[0]}, e.g. 8x3x224x224"
-    name, _, rest = text.partition(":")
-    if name.isidentifier() and _SPEC.fullmatch(rest):
-        return f"an argument is named with =: {name}={rest}"
-    shapes = text.replace(",", " ").split()
-    if len(shapes) > 1 and all("x" in shape and _SPEC.fullmatch(shape) for shape in shapes):
-        return f"these are {len(shapes)} shapes: give each by itself"
-    sizes, _, dtype = text.strip().partition(" ")
-    if _SPEC.fullmatch(f"{sizes}:{dtype}"):
-        return f"the dtype comes after a colon: {sizes}:{dtype}"
-    listed = _LISTED.fullmatch(text.strip())
-    if listed:
-        return (
-            f"write {'x'.join(_SIZE.findall(listed['sizes'])) or 'scalar'}{listed['dtype'] or ''}"
-        )
-    return "write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64"
-
-
-_SIZE = re.compile(r"[0-9]+")
-_UNKNOWN_SIZE = re.compile(r"-[0-9]+|\?|\b(?:None|B|N|batch)(?=[xX*×,])")
-_LISTED = re.compile(r"(?:torch\.Size)?[(\[]+(?P<sizes>[0-9,\s]*)[)\]]+(?P<dtype>:\w+)?")
-
-
 def parse_input(text: str) -> tuple[str | None, TensorSpec | bool | None]:
-    """A ``--input`` argument: a spec, or ``name=spec`` for a keyword argument.
+    """Reads an ``--input`` argument: a spec, or ``name=spec`` for a keyword argument.
 
     An argument that is no tensor may be ``name=True``, ``name=False`` or ``name=None``.
 
@@ -208,7 +173,7 @@ _CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 def parse_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
-    """A name and the settings in parentheses after it.
+    """Reads a name and the settings in parentheses after it.
 
     Args:
         text: What was written.

@@ -11,11 +11,12 @@ from fxmem.errors import UsageError
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_HINT = "write it as 8GiB, 512MiB or 80GB"
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
 
 
 def format_bytes(nbytes: int) -> str:
-    """Text for a number of bytes, in the largest binary unit that leaves at least 1.
+    """Writes a number of bytes in the largest binary unit that leaves at least 1.
 
     >>> format_bytes(0), format_bytes(1536), format_bytes(851_863_142)
     ('0 B', '1.50 KiB', '812.40 MiB')
@@ -29,7 +30,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from text such as ``"8GiB"``, ``"1.5 MiB"``, ``"80GB"`` or ``"512"``.
+    """Reads bytes from text such as ``"8GiB"``, ``"1.5 MiB"``, ``"80GB"`` or ``"512"``.
 
     Args:
         text: A number and a unit: B, KiB, MiB, GiB, TiB (binary; the short forms K, M, G, T
@@ -50,11 +51,11 @@ def parse_bytes(text: str) -> int:
         for power, name in enumerate(_UNITS):
             if unit in (name.upper(), name[0].upper()):
                 return int(number * 1024**power)
-    raise _refuse_size(text)
+    raise UsageError(f"{text!r} is not a size in bytes", hint=_HINT)
 
 
 def resolve_bytes(size: str | float) -> int:
-    """Bytes of a size that may be a number or text.
+    """Resolves a size that may be a number or text, to bytes.
 
     Args:
         size: A number of bytes, or what :func:`parse_bytes` reads.
@@ -68,16 +69,12 @@ def resolve_bytes(size: str | float) -> int:
     if isinstance(size, str):
         return parse_bytes(size)
     if isinstance(size, bool) or not (isinstance(size, Real) and 0 <= size < math.inf):
-        raise _refuse_size(size)
+        raise UsageError(f"{size!r} is not a size in bytes", hint=_HINT)
     return int(size)
 
 
-def _refuse_size(size: object) -> UsageError:
-    return UsageError(f"{size!r} is not a size in bytes", hint="write it as 8GiB, 512MiB or 80GB")
-
-
 def format_flops(flops: int) -> str:
-    """Text for a number of floating-point operations, in decimal units.
+    """Writes a number of floating-point operations in decimal units.
 
     >>> format_flops(8_178_000_000)
     '8.18 GFLOP'

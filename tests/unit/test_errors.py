@@ -10,9 +10,6 @@ def test_an_error_is_one_line_with_what_to_try() -> None:
     error = FxmemError("no module\n  named 'nets'", hint="look at\tPYTHONPATH")
     assert str(error) == "no module named 'nets' (look at PYTHONPATH)"
     assert (error.cause, error.hint) == ("no module named 'nets'", "look at PYTHONPATH")
-
-
-def test_an_error_without_a_hint_has_no_parentheses() -> None:
     assert str(FxmemError("no")) == "no"
 
 
@@ -21,10 +18,6 @@ def test_every_error_is_an_fxmem_error_that_exits_2(kind: type[FxmemError]) -> N
     assert issubclass(kind, FxmemError)
     assert kind.exit_code == 2
     assert getattr(fxmem, kind.__name__) is kind
-
-
-def test_a_data_dependent_error_is_a_trace_error() -> None:
-    assert issubclass(DataDependentError, TraceError)
 
 
 def test_the_package_has_no_other_names() -> None:

@@ -14,26 +14,19 @@ MIB = 1024**2
         ("rtx4090", "rtx4090"),
         ("RTX 4090", "rtx4090"),
         ("rtx-4090", "rtx4090"),
-        ("rtx_4090", "rtx4090"),
-        ("GeForce RTX 4090", "rtx4090"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("4090", "rtx4090"),
         ("RTX 3090 Ti", "rtx3090ti"),
         ("GTX 1080Ti", "gtx1080ti"),
         ("Tesla T4", "t4"),
-        ("Tesla V100-SXM2-16GB", "v100-16gb"),
         ("V100-PCIE-32GB", "v100-32gb"),
         ("A100 80GB", "a100-80gb"),
         ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
         ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
-        ("H100", "h100"),
-        ("H100 SXM5", "h100"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("nvidia h100 nvl", "h100-nvl"),
         ("A6000", "rtx-a6000"),
         ("RTX 6000 Ada", "rtx6000-ada"),
-        ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
-        ("RTX PRO 6000", "rtx-pro-6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
     ],
 )
@@ -41,9 +34,9 @@ def test_a_gpu_is_found_by_its_names(text: str, key: str) -> None:
     assert find_gpu(text).key == key
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.key)
-def test_every_gpu_is_found_by_its_key_and_by_its_name(gpu: object) -> None:
-    assert find_gpu(gpu.key) is find_gpu(gpu.name) is gpu  # type: ignore[attr-defined]
+def test_every_gpu_is_found_by_its_key_and_by_its_name() -> None:
+    for gpu in GPUS:
+        assert find_gpu(gpu.key) is find_gpu(gpu.name) is gpu
 
 
 @pytest.mark.parametrize(
@@ -51,9 +44,7 @@ def test_every_gpu_is_found_by_its_key_and_by_its_name(gpu: object) -> None:
     [
         ("rtx4091", "unknown GPU 'rtx4091' (did you mean rtx4090?)"),
         ("MI300X", "unknown GPU 'MI300X' (e.g. h100, a100-80gb, rtx4090, t4)"),
-        ("", "unknown GPU '' (e.g. h100, a100-80gb, rtx4090, t4)"),
         ("RTX", "unknown GPU 'RTX' (e.g. h100, a100-80gb, rtx4090, t4)"),
-        ("V100", "several GPUs are called 'V100' (one of v100-16gb, v100-32gb)"),
         (
             "a100",
             "several GPUs are called 'a100' (one of a100-40gb, a100-80gb, a100-80gb-pcie)",
@@ -66,25 +57,9 @@ def test_another_name_is_refused_with_near_ones(text: str, message: str) -> None
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize(
-    ("key", "nominal_gib"),
-    [
-        ("gtx1080ti", 11),
-        ("rtx3060", 12),
-        ("rtx4090", 24),
-        ("rtx5090", 32),
-        ("t4", 16),
-        ("v100-32gb", 32),
-        ("a100-40gb", 40),
-        ("l40s", 48),
-        ("a100-80gb", 80),
-        ("h200", 141),
-        ("rtx-pro-6000", 96),
-    ],
-)
-def test_cuda_sees_less_than_the_box_says(key: str, nominal_gib: int) -> None:
-    gpu = find_gpu(key)
-    assert 0.9 * nominal_gib * 1024**3 < gpu.capacity_bytes < nominal_gib * 1024**3
+def test_cuda_sees_less_than_the_box_says() -> None:
+    for key, nominal_gib in {"gtx1080ti": 11, "rtx4090": 24, "t4": 16, "a100-80gb": 80}.items():
+        assert 0.9 * nominal_gib * 1024**3 < find_gpu(key).capacity_bytes < nominal_gib * 1024**3
 
 
 def test_capacities_are_those_that_were_seen() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -47,22 +48,13 @@ def test_a_size_is_read_in_binary_and_decimal_units(text: str, nbytes: int) -> N
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 XiB", "1e3", "1,5GiB", "8 GiB each"])
-def test_what_is_no_size_is_an_error_that_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_bytes(text)
-    assert (
-        str(caught.value) == f"{text!r} is not a size in bytes (write it as 8GiB, 512MiB or 80GB)"
-    )
-
-
 @pytest.mark.parametrize("size", [512, 512.9, "512", 0.5 * 1024])
 def test_a_size_may_be_a_number_or_text(size: str | float) -> None:
     assert resolve_bytes(size) == 512
 
 
-@pytest.mark.parametrize("size", [-1, True, float("nan"), float("inf"), [8], "no"])
-def test_what_is_no_size_is_an_error_of_numbers_too(size: Any) -> None:
+@pytest.mark.parametrize("size", ["", "GiB", "-1GiB", "1 XiB", "1e3", -1, True, math.nan, [8]])
+def test_what_is_no_size_is_an_error_that_says_how_to_write_one(size: Any) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_bytes(size)
     assert (
