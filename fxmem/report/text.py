@@ -56,11 +56,11 @@ def _write_peak(headline: Headline) -> str:
     peak, names = format_bytes(headline.peak_bytes), headline.parameters
     if headline.phase is not Phase.OPTIMIZER:
         return f"{peak} in {write_place(headline.phase, headline.node, headline.source)}"
-    text = f"{peak} in optimizer step"
+    text = f"{peak} in the optimizer step"
     text += f" of {headline.optimizer}" if headline.optimizer else ""
     if len(names) > 1:
-        return f"{text}, at {len(names)} parameters together"
-    return f"{text}, at parameter {names[0]}" if names else text
+        return f"{text}, updating {len(names)} parameters together"
+    return f"{text}, updating {names[0]}" if names else text
 
 
 def write_place(phase: Phase, node: str | None, source: SourceLocation | None) -> str:
@@ -109,7 +109,7 @@ def write_fit(fit: Fit) -> str:
         where = f"moving {ran_out.storage or 'the model'} to the GPU"
     elif ran_out.phase is Phase.OPTIMIZER:
         at = f", at {ran_out.storage}" if ran_out.storage else ""
-        where = f"in {step}optimizer step{at}"
+        where = f"in {step or 'the '}optimizer step{at}"
     else:
         where = f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
     where = f"{where}: {ran_out.cause}"

@@ -94,9 +94,3 @@ def test_a_node_has_what_is_alive_of_it_at_the_peak() -> None:
         "fc2": 5 * MIB,
         "loss.sum": 4,
     }
-
-
-def test_a_placeholder_hands_on_the_storage_of_its_input() -> None:
-    document = build_document(make_analysis())
-    assert document.nodes[0].results == (4,)
-    assert document.storage_bytes[4] == 2 * MIB

@@ -27,15 +27,6 @@ def read(data: dict[str, Any], kind: str, field: str) -> list[str]:
     return [texts[index] if index != NONE else "" for index in data[kind][field]]
 
 
-def test_the_phases_are_the_runs_of_operations() -> None:
-    assert build()["phases"] == [
-        ("forward", 0, 4),
-        ("loss", 4, 5),
-        ("backward", 5, 7),
-        ("optimizer", 7, 8),
-    ]
-
-
 def test_storages_have_their_lives() -> None:
     data = build()
     storages = data["storages"]

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from fxmem.advice.record import Advice
 from fxmem.graph import Phase
 from fxmem.memory.liveness import Peak
-from fxmem.planning.plan import Limit, LimitKind, Plan, Segment
+from fxmem.planning.plan import Limit, LimitKind, Plan
 from fxmem.report.plan_text import (
     render_advice,
     render_front,
     render_plan,
     write_limit,
-    write_segments,
 )
 from fxmem.report.tables import measure_width
 from fxmem.report.text import write_subject
@@ -108,26 +107,6 @@ def test_a_front_of_one_plan_says_so() -> None:
     text = render_front(make_front(1), SETUP)
     assert text.startswith("Peak 30.00 MiB; 1 plan, down to 30.00 MiB\n")
     assert text.endswith("\n\nNo plan with a lower peak was found.\n")
-
-
-def list_rows(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("  ") if cell] for line in table.splitlines()]
-
-
-def test_only_outer_segments_have_a_share_of_the_time() -> None:
-    inner = Segment("b", "c", 2, recompute_s=1.0)
-    segments = (
-        Segment("a", "d", 4, children=(inner,), recompute_s=1.0),
-        Segment("e", "e", 1, recompute_s=3.0),
-    )
-    plan = make_plan(segments=segments, overhead=0.2, overhead_flops=0.0)
-    header, _, *rows = list_rows(write_segments(plan, None))
-    at = header.index("added time")
-    assert [(row[0], row[at] if len(row) > at else "") for row in rows] == [
-        ("a .. d", "5.0 %"),
-        ("- b .. c", ""),
-        ("e", "15.0 %"),
-    ]
 
 
 @given(st.integers(0, 1 << 45))

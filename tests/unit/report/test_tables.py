@@ -55,13 +55,6 @@ def test_shortened_text_fits(text: str, width: int) -> None:
     assert short == text or measure_width(text) > width
 
 
-def test_without_a_width_everything_is_whole() -> None:
-    header, rule, row = write(None)
-    assert header.split() == HEADERS
-    assert row.split() == ["12", "B", "n" * 30, "t" * 25, "net.py:7"]
-    assert {len(cell) for cell in rule.split()} == {4, 30, 25, 8}
-
-
 @pytest.mark.parametrize(
     ("width", "cells"),
     [

@@ -14,7 +14,6 @@ from fxmem.report.graph.tree import (
     find_module,
     fold_repeats,
     grow_tree,
-    list_nodes,
     wrap_segments,
 )
 
@@ -100,14 +99,3 @@ def test_a_segment_is_a_block_in_each_module_that_it_reaches_into() -> None:
     assert tree == module(
         "", module("a", leaf(0), segment[1]), segment[2], module("b", segment[3], leaf(4))
     )
-
-
-def test_a_checkpoint_around_each_of_identical_blocks_is_folded() -> None:
-    nodes = make_chain(BLOCKS).nodes
-    segments = [(str(i), range(2 * i, 2 * i + 2)) for i in range(4)]
-    (h,) = fold_repeats(wrap_segments(grow_tree(nodes), segments), nodes, lambda _: True).children
-    assert isinstance(h, Tree)
-    (folded,) = h.children
-    assert isinstance(folded, Tree)
-    assert (folded.kind, folded.names) == (Kind.SEGMENT, ("0", "1", "2", "3"))
-    assert list_nodes(folded) == (0, 2, 4, 6, 1, 3, 5, 7)

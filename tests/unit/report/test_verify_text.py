@@ -72,6 +72,9 @@ def test_the_first_line_tells_of_the_promise(promise: Promise | None, text: str)
 
 def test_different() -> None:
     head, table, *_ = render_verification(DIFFERENT).split("\n\n")
+    assert "\n... and 4 more\n" in render_verification(
+        replace(DIFFERENT, differences=(VALUE,) * 14)
+    )
     assert head.splitlines()[0] == (
         "Different in step 2: gradient fc.weight[1, 0] is 0.5, with the plan -0"
     )
@@ -81,12 +84,6 @@ def test_different() -> None:
         "gradient   fc.weight[1, 0]  value  0.5    -0                    3          0.625",
         "buffer     count            value  1      2                     1              1",
     ]
-
-
-def test_many_differences_are_counted() -> None:
-    text = render_verification(replace(DIFFERENT, differences=(VALUE,) * 14))
-    assert "\n... and 4 more\n" in text
-    assert text.count("\ngradient ") == 10
 
 
 def test_a_planned_step_that_fails_has_no_figures() -> None:

@@ -42,14 +42,6 @@ class TestBytes:
             Edge("box_1", "box_2", (MIB,), 0.5, is_backward=False),
         )
 
-
-class TestFolding:
-    def test_what_goes_from_one_copy_to_the_next_is_an_edge_back(self) -> None:
-        assert build_view(make_chain(BLOCKS)).edges == (
-            Edge("box_0", "box_1", (MIB,) * 4, 1.0, is_backward=False),
-            Edge("box_1", "box_0", (MIB,) * 3, 0.75, is_backward=True),
-        )
-
     def test_an_item_folded_twice_is_counted_within_what_is_around_it(self) -> None:
         names = [
             f"h.{i}.{name}" for i in range(3) for name in ("a", "g.0.p", "g.0.q", "g.1.p", "g.1.q")
