@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,6 +64,18 @@ def sees_arguments(module: nn.Module) -> bool:
     return any(getattr(module, key) for key in CALLED_HOOKS)
 
 
+def is_left_out(hooks: Mapping[int, Any]) -> bool:
+    """Tells whether a graph would leave out what some hooks of a module do.
+
+    Those with which transformers collects hidden states put them into the model's output, which
+    the graph has.
+    """
+    return bool(hooks) and any(
+        getattr(hook, "__module__", "") != "transformers.utils.output_capturing"
+        for hook in hooks.values()
+    )
+
+
 def sees_result(module: nn.Module) -> bool:
     """Tells whether hooks of a module may keep what it makes.
 
@@ -80,8 +92,9 @@ def sees_result(module: nn.Module) -> bool:
 _KEY = "fxmem_model"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Types of attributes that are compared by value."""
-INTERNAL = frozenset({*vars(nn.Module()), "_is_torch_compile"})
-"""Attributes that every module has, and the one with which ``torch.compile`` marks a module."""
+_MARKS = ("_is_torch_compile", "_output_capturing_hooks_installed")
+INTERNAL = frozenset({*vars(nn.Module()), *_MARKS})
+"""Attributes that every module has, and marks of ``torch.compile`` and of transformers' hooks."""
 Description = dict[str, str]
 """By name, the class of a module, the shape of a tensor, the value of an attribute.
 

@@ -24,7 +24,7 @@ from torch import fx, nn
 from fxmem.graph import Phase
 from fxmem.tracing.calls import CallLog
 from fxmem.tracing.fxgraph import describe_function, iterate_tensors
-from fxmem.tracing.modules import is_leaf, sees_arguments
+from fxmem.tracing.modules import CALLED_HOOKS, is_leaf, is_left_out
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_numel, make_shape
 from fxmem.tracing.source import find_source
@@ -254,7 +254,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             return run(module, *args, **kwargs)
         if not leaf:
             self._entered.add(fqn)
-            if sees_arguments(module):
+            if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
                 self._log.builder.give_up(f"{fqn} has hooks, which no graph calls")
         return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.analysis import Analysis
-from fxmem.graph import Category, Node, Phase
+from fxmem.graph import Node, Phase
 
 
 class Calls(nn.Module):
@@ -120,11 +119,6 @@ def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
         assert source.line == line_of(original, text)
 
 
-def test_nothing_of_the_user_runs_inside_a_bare_sequential() -> None:
-    analysis = fxmem.analyze(nn.Sequential(nn.Linear(4, 4)), ("3x4",), device="cpu")
-    assert find(analysis, "0").source is None
-
-
 class Double(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -168,34 +162,6 @@ def test_a_checkpointed_region_is_one_node(reentrant: bool) -> None:
     ]
     assert "aten.addmm.default" in recomputed
     assert node.saved_bytes == 3 * 4 * 4  # its input alone
-
-
-def test_a_function_of_the_name_of_pytorch_s_checkpoint_is_what_it_is() -> None:
-    named = type("CheckpointFunction", (Double,), {})
-    analysis = analyse(lambda m, x: named.apply(m.linear(x)))
-    assert names(analysis)[1:] == ["linear", "CheckpointFunction"]
-
-
-@dataclasses.dataclass
-class Result:
-    first: torch.Tensor
-    second: list[torch.Tensor]
-    unset: torch.Tensor = dataclasses.field(init=False)
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda y, z: {"first": y, "second": z},
-        lambda y, z: (y, [z], None, "text"),
-        lambda y, z: Result(y, [z]),
-    ],
-)
-def test_outputs_may_be_nested(wrap: Callable[..., Any]) -> None:
-    analysis = analyse(lambda m, x: wrap(m.linear(x), x * 2))
-    assert analysis.frontend == "fx"
-    outputs = [s for s in analysis.graph.storages if s.category is Category.OUTPUT]
-    assert len([s for s in outputs if s.shape == (3, 4)]) == 2
 
 
 def test_keyword_and_nested_inputs_are_placeholders() -> None:

@@ -26,31 +26,19 @@ def test_the_line_that_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "file",
+    ("file", "is_user"),
     [
-        torch.nn.functional.__file__,
-        os.path.join(os.path.dirname(fxmem.__file__), "api.py"),
-        threading.__file__,
-        "<string>",
-        "<eval_with_key>.3",
-        "/lib/site-packages/transformers/utils/generic.py",
-        "/lib/site-packages/einops/einops.py",
+        (HERE, True),
+        ("/lib/site-packages/torchvision/models/resnet.py", True),
+        (torch.nn.functional.__file__, False),
+        (os.path.join(os.path.dirname(fxmem.__file__), "api.py"), False),
+        (threading.__file__, False),
+        ("<eval_with_key>.3", False),
+        ("/lib/site-packages/transformers/utils/generic.py", False),
     ],
 )
-def test_files_that_are_not_the_user_s(file: str) -> None:
-    assert not is_user_file(file)
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        HERE,
-        "/lib/site-packages/torchvision/models/resnet.py",
-        "/lib/site-packages/transformers/models/gpt2/modeling_gpt2.py",
-    ],
-)
-def test_files_of_models(file: str) -> None:
-    assert is_user_file(file)
+def test_files_of_models_are_the_user_s(file: str, is_user: bool) -> None:
+    assert is_user_file(file) is is_user
 
 
 def fail() -> None:
@@ -63,10 +51,6 @@ def test_the_innermost_line_of_the_user_in_a_traceback() -> None:
     source = find_raising_source(caught.value)
     assert source is not None
     assert (source.function, source.line) == ("fail", fail.__code__.co_firstlineno + 1)
-
-
-def test_an_error_that_was_not_raised_has_no_line() -> None:
-    assert find_raising_source(ValueError()) is None
 
 
 def test_an_installed_package_counts_only_where_no_line_is_the_user_s(tmp_path: Path) -> None:

@@ -128,14 +128,13 @@ def test_what_a_step_replaces_can_go(fake_mode: FakeTensorMode) -> None:
     assert model.pyramid is kept and kept[0] is first
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_a_cast_is_what_module_to_does(fake_mode: FakeTensorMode, dtype: str) -> None:
+def test_a_cast_is_what_module_to_does(fake_mode: FakeTensorMode) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Shared())
     model.to(memory_format=torch.channels_last)
-    with swap_in_fakes(model, fake_mode, dtype=dtype, train=True):
+    with swap_in_fakes(model, fake_mode, dtype="bfloat16", train=True):
         fakes = [(n, t.dtype, t.stride()) for n, t in model.state_dict(keep_vars=True).items()]
         assert model[2].plain.dtype == torch.float32
-    model.to(getattr(torch, dtype))
+    model.to(torch.bfloat16)
     reals = [(n, t.dtype, t.stride()) for n, t in model.state_dict(keep_vars=True).items()]
     assert fakes == reals
 
@@ -268,18 +267,6 @@ def test_an_optimizer_in_backward_steps_the_fakes(
     assert set(optimizers) == set(model.parameters())
 
 
-def test_hooks_run_in_order_and_one_that_was_removed_does_not(fake_mode: FakeTensorMode) -> None:
-    model, calls = nn.Linear(2, 2), []
-    model.weight.register_hook(lambda grad: calls.append("first"))
-    model.weight.register_hook(lambda grad: calls.append("removed")).remove()
-    model.weight.register_hook(lambda grad: calls.append("second") or grad * 2)
-    model.weight.register_post_accumulate_grad_hook(lambda p: calls.append("after"))
-    with swap_in_fakes(model, fake_mode, train=True), fake_mode:
-        model(torch.ones(1, 2)).sum().backward()
-        assert calls == ["first", "second", "after"]
-    assert calls == []
-
-
 class Cache:
     """An object that comes with the inputs and is changed by the model."""
 
@@ -304,12 +291,6 @@ def test_objects_among_the_inputs_hold_fakes_too(fake_mode: FakeTensorMode) -> N
         cache.kept.append(args[0])
     assert len(cache.kept) == 2 and cache.kept[0] is x
     assert type(compare(x)) is Tensor
-
-
-def test_an_input_may_be_one_of_the_models_tensors(fake_mode: FakeTensorMode) -> None:
-    model = Shared()
-    with swap_in_fakes(model, fake_mode, [model.plain], train=True) as (args, _):
-        assert args[0] is model.plain
 
 
 class Scaled(nn.Parameter):

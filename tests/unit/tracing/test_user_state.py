@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.tracing.fakes import make_fake_mode
 from fxmem.tracing.swapping import restore_user_state
 
 TABLE: dict[str, Any] = {}
@@ -105,16 +104,6 @@ def test_what_was_there_stays() -> None:
     assert (TABLE["mask"], Helper.tables[4].shape) == (table, (4, 4))
     assert len(LISTED) == 1 and LISTED[0] is listed
     assert type(MASK) is Tensor and type(Net.kept[0]) is Tensor
-
-
-def test_it_is_put_back_after_an_error_too() -> None:
-    def spoil() -> None:
-        TABLE["fake"] = torch.ones(1)
-
-    with pytest.raises(KeyError), restore_user_state([spoil]), make_fake_mode():
-        spoil()
-        raise KeyError
-    assert "fake" not in TABLE
 
 
 class Lazy(dict[str, int]):

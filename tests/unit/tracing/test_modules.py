@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
@@ -38,11 +37,12 @@ def test_a_parametrized_module_is_a_leaf_where_its_class_is_pytorch_s() -> None:
     assert names > {"0.norm", "0.linear", "0.parametrizations.weight"}
 
 
-@pytest.mark.parametrize("style", ["graph", "modules"])
-def test_plans_of_parametrized_blocks_change_no_bit(style: str) -> None:
+def test_plans_of_parametrized_blocks_change_no_bit() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(*(Block() for _ in range(3))), torch.randn(64, 8)
-    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=0.5)[-1]
+    model, x = nn.Sequential(*(Block() for _ in range(2))), torch.randn(64, 8)
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style="graph", time_limit_s=0.2)[
+        -1
+    ]
     assert plan.segments
     found = fxmem.verify(model, fxmem.apply(model, plan), (x,), optimizer="adam")
     assert found.equal, found.differences

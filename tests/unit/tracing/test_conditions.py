@@ -1,0 +1,56 @@
+"""Signatures of arguments: another one where code may do something else with an argument."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fxmem.tracing.conditions import describe_value
+
+X = torch.randn(8, 4)
+
+
+class Mode(Enum):
+    SUM = 1
+    MEAN = 2
+
+
+class Size(IntEnum):
+    SMALL = 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (2, 2.0),
+        (0.0, -0.0),
+        (1, True),
+        (Mode.SUM, Mode.MEAN),
+        (2, Size.SMALL),
+        (torch.float32, torch.float64),
+        (slice(0, 2), slice(0, 3)),
+        (np.float32(1), np.float32(2)),
+        (Decimal(1), Decimal(2)),
+        (torch.sin, torch.cos),
+        ({1: 0}, {True: 0}),
+        (X, X.double()),
+        (X, X[0]),
+        ([X], (X,)),
+    ],
+)
+def test_a_signature_tells_arguments_apart(one: Any, other: Any) -> None:
+    assert describe_value([X, one]).structure != describe_value([X, other]).structure
+
+
+@pytest.mark.parametrize("value", [(1, "a"), {"scale": 1.0}, np.float32(1), Mode.SUM, slice(0, 2)])
+def test_a_copy_is_the_same(value: Any) -> None:
+    described = describe_value([X, value])
+    assert describe_value([X.clone(), copy.deepcopy(value)]) == described
+    assert pickle.loads(pickle.dumps(described)) == described
