@@ -155,7 +155,7 @@ def transformer_encoder_layer(
     flat, weight = x.flatten(0, 1), ffn_weight_1.t()
     hidden = torch._addmm_activation(ffn_bias_1, flat, weight, use_gelu=use_gelu)
     x = torch.addmm(ffn_bias_2, hidden, ffn_weight_2.t()).view_as(x)
-    del flat, hidden
+    del hidden, flat
     x.add_(residual)
     if not norm_first:
         x = torch.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps, True)

@@ -327,3 +327,23 @@ def test_ctc_loss() -> None:
     loss, alpha = check(aten._ctc_loss.default, x, targets, *lengths)  # type: ignore[misc]
     rest = (targets, *lengths, loss, alpha, 0)
     check(aten._ctc_loss_backward.default, torch.ones(3), x, *rest)
+
+
+@pytest.mark.parametrize("sizes", [(12, 6, 7, 5), (20, 9, 24, 4), (1, 6, 7, 5), (12, 1, 7, 1)])
+def test_bilinear(sizes: tuple[int, int, int, int]) -> None:
+    batch, left, right, out = sizes
+    x, y, weight = (
+        torch.randn(batch, left),
+        torch.randn(batch, right),
+        torch.randn(out, left, right),
+    )
+    wide = torch.randn(batch, 2 * left)[:, :left]
+    for gradient in (torch.randn(batch, out), spread(batch, out)):
+        for a in (x, wide):
+            for args in (
+                (a, weight, y, [1, 3], [0], [1, 2], [2, 3]),
+                (gradient, weight, y, [2, 3], [0], [1, 2], [1, 3]),
+                (a, gradient, y, [1, 3], [2, 3], [1, 2], [0]),
+                (a, weight, gradient, [1, 3], [0], [2, 3], [1, 2]),
+            ):
+                check(aten._trilinear.default, *args)
