@@ -218,11 +218,7 @@ def _fill(result: Tensor, number: Any, most: int, *, drawn: bool = False) -> Non
 
 
 def list_tensors(arguments: Iterable[Any], found: list[Tensor] | None = None) -> Any:
-    """Lists the tensors in an operator's arguments or results, which nest in lists and dicts.
-
-    >>> len(list_tensors((torch.ones(1), [torch.ones(2), None], 3, {"alpha": 1})))
-    2
-    """
+    """Lists the tensors in an operator's arguments or results, which nest in lists and dicts."""
     found = [] if found is None else found
     for argument in arguments:
         if isinstance(argument, Tensor):
@@ -247,16 +243,6 @@ def _hint_unique(
     )
 
 
-def _hint_bincount(
-    hint: int, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0
-) -> Tensor:
-    """aten/src/ATen/native/SummaryOps.cpp, ``_bincount_cpu_template``."""
-    dtype = torch.int64
-    if weights is not None:
-        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
-    return tensor.new_empty((max(hint, minlength),), dtype=dtype)
-
-
 def _hint_item(hint: int, tensor: Tensor) -> int:
     if not is_index(tensor) or tensor.dtype == torch.bool:  # no size
         raise DataDependentOutputException(_aten._local_scalar_dense.default)
@@ -271,7 +257,9 @@ HINTED: dict[Any, Callable[..., Any]] = {
     _aten.repeat_interleave.Tensor: lambda hint, repeats, output_size=None: repeats.new_empty(
         (hint if output_size is None else output_size,)
     ),
-    _aten.bincount.default: _hint_bincount,
+    _aten.bincount.default: lambda hint, x, weights=None, minlength=0: x.new_empty(
+        (max(hint, minlength),), dtype=torch.int64 if weights is None else weights.dtype
+    ),
     _aten._local_scalar_dense.default: _hint_item,
 }
 """Operators that a size hint answers, and functions of the hint and their arguments that do."""

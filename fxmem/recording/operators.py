@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -30,53 +30,15 @@ from fxmem.tracing.values import find_known, remember_constant
 
 _aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_LOW = (torch.bfloat16, torch.float16)
 _SAME_DTYPE = {
     _aten.mm.default: (0, 1),
     _aten.addmm.default: (1, 2),
     _aten.mv.default: (0, 1),
     _aten.addmv.default: (1, 2),
     _aten.convolution.default: (0, 1),
-    _aten.native_batch_norm.default: (0, 1),
-    _aten.native_layer_norm.default: (0, 2),
-    _aten.native_group_norm.default: (0, 1),
 }
 """Positions of two arguments of one dtype; the tests hold this against what real tensors do."""
-_NORMS = (
-    _aten.native_batch_norm.default,
-    _aten.native_layer_norm.default,
-    _aten.native_group_norm.default,
-)
-"""Take parameters in float32 beside an input of low precision: ``check_mixed_data_type`` in
-``aten/src/ATen/native/cpu/mixed_data_type.h``."""
 _MASKS = (torch.bool, torch.uint8)
-
-
-def _make_gradient(
-    func: Any, gradient: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    if x.is_contiguous() and _is_alike(gradient, x):
-        return torch.empty_like(x)
-    return func(gradient, x, *args, **kwargs)
-
-
-_FAST: dict[Any, Callable[..., Any]] = {
-    # aten/src/ATen/native/cudnn/BatchNorm.cpp, cudnn_batch_norm_backward
-    _aten.cudnn_batch_norm_backward.default: lambda x, gradient, weight, *_statistics: (
-        torch.empty_like(x),
-        torch.empty_like(weight),
-        torch.empty_like(weight),
-    ),
-    **{
-        func: functools.partial(_make_gradient, func)
-        for func in (
-            _aten.threshold_backward.default,
-            _aten.gelu_backward.default,
-            _aten.silu_backward.default,
-        )
-    },
-}
-"""Operators whose fake kernels are decompositions, and functions that make the same results."""
 
 
 @functools.cache
@@ -148,7 +110,7 @@ class OperatorRunner:
             return result
         if _is_foreach_in_place(func) and all(tensor.constant is None for tensor in args[0]):
             return None  # FakeTensorMode would run it tensor by tensor, for no result
-        result = self._cache.run(func, args, kwargs, _FAST.get(func))
+        result = self._cache.run(func, args, kwargs)
         # FakeTensorMode computes with known scalars on the host, and leaves the result there. What
         # is changed in place has its device; the result that the mode returns is dropped.
         is_on_host = isinstance(result, FakeTensor) and result.constant is not None
@@ -193,33 +155,20 @@ class OperatorRunner:
 
 
 def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
-    """Refuses mixed dtypes that eager refuses and fake kernels let pass.
+    """Raises RuntimeError for mixed dtypes that eager refuses and fake kernels let pass.
 
     A bfloat16 model that makes a float32 tensor on its way fails where it runs.
-
-    Raises:
-        RuntimeError: Two arguments must be of one dtype and are not.
     """
-    first_at, second_at = _SAME_DTYPE.get(func, (0, 0))
-    if first_at == second_at or args[second_at] is None:
-        return
-    first, second = args[first_at].dtype, args[second_at].dtype
-    if func in _NORMS and first in _LOW and second == torch.float32:
-        return
-    if first != second:
+    dtypes = [args[position].dtype for position in _SAME_DTYPE.get(func, ())]
+    if len(set(dtypes)) > 1:
         raise RuntimeError(
-            f"two tensors must have the same dtype, but got {strip_torch(first)} and "
-            f"{strip_torch(second)}"
+            f"two tensors must have the same dtype, but got {strip_torch(dtypes[0])} and "
+            f"{strip_torch(dtypes[1])}"
         )
 
 
 def find_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Finds the tensors among an operator's arguments that it changes, by its schema.
-
-    >>> x = torch.zeros(1)
-    >>> [y is x for y in find_written(torch.ops.aten.add_.Tensor, (x, 1), {})]
-    [True]
-    """
+    """Finds the tensors among an operator's arguments that it changes, by its schema."""
     written: list[torch.Tensor] = []
     for position, name in _list_written(func):
         value = args[position] if position < len(args) else kwargs.get(name)
@@ -233,14 +182,6 @@ def find_effect(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
     Source: the tags in ``aten/src/ATen/native/tags.yaml``; the size of ``index`` depends on data
     only where it is given masks.
-
-    >>> find_effect(torch.ops.aten.bernoulli.default, (), {})
-    <Effect.RANDOM: 'random'>
-    >>> x, mask = torch.ones(2), torch.tensor([True, False])
-    >>> find_effect(torch.ops.aten.index.Tensor, (x, [mask]), {})
-    <Effect.DATA: 'data'>
-    >>> find_effect(torch.ops.aten.index.Tensor, (x, [torch.tensor([1, 0])]), {}) is None
-    True
     """
     if kwargs.get("generator") is not None:
         return Effect.GENERATOR
@@ -275,10 +216,6 @@ def find_overwritable(
     They have the result's shape, dtype and strides and all of their storage. Where autograd
     records, a leaf cannot be changed, and a view makes the backward copy (``CopySlices``). The
     second argument counts too, for operators in which it can take the place of the first.
-
-    >>> x = torch.zeros(2, 3)
-    >>> [y is x for y in find_overwritable((x, torch.ones(3)), {}, x + 1)]
-    [True]
     """
     if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
         return

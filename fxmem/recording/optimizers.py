@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn, optim
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from fxmem.errors import TraceError, UsageError
+from fxmem.errors import UsageError
 from fxmem.specs import parse_call
 from fxmem.tracing.fakes import LeanDispatchMode
 
@@ -95,18 +93,12 @@ def resolve_optimizer(
     parameter, ASGD for its averaging coefficient) the answer is 1.
 
     Args:
-        optimizer: None for none, a name in :data:`OPTIMIZERS`, with settings in parentheses if
-            need be (``"adamw(fused=True)"``), an ``Optimizer`` class, or a function from the
-            parameters to an optimizer.
+        optimizer: None, a name in :data:`OPTIMIZERS` with settings or without
+            (``"adamw(fused=True)"``), an ``Optimizer`` class, or a function of the parameters.
 
     Raises:
-        UsageError: There is no such optimizer. The function returned raises it where no
-            parameter requires grad, where the optimizer refuses the parameters, or where its
-            ``step`` needs a closure.
-
-    >>> make = resolve_optimizer("adamw")
-    >>> type(make([nn.Parameter(torch.zeros(3))])).__name__
-    'AdamW'
+        UsageError: There is no such optimizer. The function returned raises it where no parameter
+            requires grad, the optimizer refuses them, or its ``step`` needs a closure.
     """
     if optimizer is None:
         return None
@@ -183,30 +175,6 @@ def answer_values(optimizer: optim.Optimizer) -> None:
             return step(*args, **kwargs)
 
     optimizer.step = step_with_answers  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def refuse_real_parameters() -> Iterator[None]:
-    """Lets no optimizer of real parameters step while a step runs on fake copies.
-
-    Raises:
-        TraceError: A hook in the model runs one that the copy of the model does not reach.
-    """
-
-    def check(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        if not all(isinstance(parameter, FakeTensor) for parameter in parameters):
-            raise TraceError(
-                f"the step runs an optimizer ({type(optimizer).__name__}) of parameters that the "
-                "analysed copy does not have",
-                hint="keep the optimizer on the model, or let the hook close over it",
-            )
-
-    handle = register_optimizer_step_pre_hook(check)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 class _AnswerValues(LeanDispatchMode):  # type: ignore[no-untyped-call]

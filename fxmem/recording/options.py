@@ -134,23 +134,12 @@ def check_choices(loss: LossChoice, optimizer: OptimizerChoice) -> None:
 
 
 def load_choice(choice: Any) -> Any:
-    """Loads a loss or an optimizer that is given as a TARGET; returns anything else unchanged.
-
-    Raises:
-        LoadError: The TARGET cannot be loaded.
-
-    >>> load_choice("adam"), load_choice("torch.nn.functional:mse_loss").__name__
-    ('adam', 'mse_loss')
-    """
+    """Loads a loss or an optimizer that is given as a TARGET; returns anything else unchanged."""
     return load_function(choice) if is_target(choice) else choice
 
 
 def name_choice(choice: Any) -> str | None:
-    """Names a loss or an optimizer for a report.
-
-    >>> name_choice("adam"), name_choice(torch.optim.SGD), name_choice(nn.MSELoss())
-    ('adam', 'SGD', 'MSELoss')
-    """
+    """Names a loss or an optimizer for a report."""
     if choice is None or isinstance(choice, str):
         return choice
     return str(getattr(choice, "__name__", type(choice).__name__))

@@ -238,8 +238,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in read:
                 self.track(tensor)
             self.ledger.allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
+        # The engine's thread for the GPU runs them: torch/csrc/autograd/engine.cpp, ready_queue.
+        by_engine = running is not None and torch._C._is_multithreading_enabled()
         for name, nbytes in kept:  # a kernel asks its library for a handle once its result is there
-            self.ledger.keep(name, nbytes, self._node, by_engine=is_on_engine_thread(running))
+            self.ledger.keep(name, nbytes, self._node, by_engine=by_engine)
         return result
 
     def _record(
@@ -322,15 +324,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         return self.ledger.track(fake, born, self._node if born is None else node)
 
 
-def is_on_engine_thread(function: Any) -> bool:
-    """Tells whether the autograd engine would run this function in its thread for the GPU.
-
-    Source: ``torch/csrc/autograd/engine.cpp``, ``Engine::ready_queue``.
-    """
-    return function is not None and torch._C._is_multithreading_enabled()
-
-
 @functools.cache
 def operator_name(func: Any) -> str:
-    """Names an operator's overload: ``aten.mm.default``."""
     return str(func)

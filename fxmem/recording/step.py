@@ -31,7 +31,7 @@ from fxmem.recording.isolation import (
     watch_random_state,
 )
 from fxmem.recording.losses import Loss, NoGradientError
-from fxmem.recording.optimizers import OptimizerFactory, answer_values, refuse_real_parameters
+from fxmem.recording.optimizers import OptimizerFactory, answer_values
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.residents import (
     allocate_model,
@@ -93,8 +93,8 @@ def record_step(
     Args:
         step: The step.
         target: The device whose kernels run it.
-        symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
-        size_hint: See :class:`fxmem.recording.recorder.Recorder`.
+        symbolic_sizes: Whether sizes stay nodes (``fx``), or are numbers (``record``).
+        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
     """
     recorder = Recorder(target, size_hint)
     with _watch(recorder, target) as notes:
@@ -133,7 +133,6 @@ def _watch(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
         watch_random_state(recorder),
         recorder.casts.watch_exits(),
         lower_functions(target) as notes,
-        refuse_real_parameters(),
         replace_inference_mode(),
     ):
         yield notes

@@ -63,17 +63,8 @@ class OperatorCache:
         self._results: dict[Key, _Kept | None] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
-    def run(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Any = None
-    ) -> Any:
-        """Runs an operator, or looks its result up.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-            compute: A faster function with the operator's results; None for the operator itself.
-        """
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator, or looks its result up."""
         kind = _find_kind(func)
         if kind is None:
             return func(*args, **kwargs)
@@ -89,7 +80,7 @@ class OperatorCache:
                 del guard
         if key not in self._results:
             before = _describe_tensor(first)
-            result = (compute or func)(*args, **kwargs)
+            result = func(*args, **kwargs)
             self._results[key] = _describe(kind, result, args, before)
             return result
         kept = self._results[key]

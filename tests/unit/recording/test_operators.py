@@ -149,19 +149,6 @@ OPERATORS: dict[str, tuple[Any, Callable[[Make, Make], tuple[Any, ...]]]] = {
     "addmv": (aten.addmv.default, lambda x, w: (w(2), w(2, 3), x(3))),
     "convolution": (aten.convolution.default, lambda x, w: list_conv(x, w, transposed=False)),
     "transposed": (aten.convolution.default, lambda x, w: list_conv(x, w, transposed=True)),
-    "batch_norm": (
-        aten.native_batch_norm.default,
-        lambda x, w: (x(2, 3), w(3), w(3), w(3), w(3), True, 0.1, 1e-5),
-    ),
-    "layer_norm": (aten.native_layer_norm.default, lambda x, w: (x(2, 3), [3], w(3), w(3), 1e-5)),
-    "group_norm": (
-        aten.native_group_norm.default,
-        lambda x, w: (x(2, 4, 3), w(4), w(4), 2, 4, 3, 2, 1e-5),
-    ),
-    "layer_norm without parameters": (
-        aten.native_layer_norm.default,
-        lambda x, w: (x(2, 3), [3], None, None, 1e-5),
-    ),
 }
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
