@@ -12,7 +12,7 @@ from hypothesis import settings
 GOLDEN = Path(__file__).parent / "golden"
 
 # A deadline measures the machine, which may be busy, not the code.
-settings.register_profile("fxmem", deadline=None)
+settings.register_profile("fxmem", deadline=None, max_examples=40)
 settings.load_profile("fxmem")
 
 

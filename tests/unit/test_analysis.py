@@ -41,23 +41,14 @@ def test_json_is_stable(check_golden: Callable[[str, str], None]) -> None:
 
 
 @given(memory_graphs())
-def test_json_gives_the_dict_back(graph: MemoryGraph) -> None:
+def test_the_dict_is_that_of_the_json_and_its_sums_agree(graph: MemoryGraph) -> None:
     analysis = make_analysis(graph)
-    assert json.loads(analysis.to_json()) == analysis.to_dict()
-
-
-@given(memory_graphs())
-def test_sums_in_the_dict(graph: MemoryGraph) -> None:
-    result = make_analysis(graph).to_dict()
+    result = analysis.to_dict()
+    assert json.loads(analysis.to_json()) == result
     live = sum(result["storages"][index]["nbytes"] for index in result["peak"]["live"])
     assert sum(result["breakdown"].values()) == result["peak_bytes"]
     assert live + result["peak"]["workspace_bytes"] == result["peak_bytes"]
     assert max(result["timeline"]["live_bytes"]) == result["peak_bytes"]
-
-
-@pytest.mark.parametrize("field", ["parameter_bytes", "peak_bytes", "forward_flops"])
-def test_numbers_are_integers(field: str) -> None:
-    assert type(make_analysis().to_dict()[field]) is int
 
 
 @pytest.mark.parametrize(

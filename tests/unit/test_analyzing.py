@@ -53,22 +53,21 @@ def fail_traced() -> Recording:
     raise AssertionError
 
 
-def test_the_first_that_serves_is_taken() -> None:
-    record = Records(RECORDED)
-    assert record_with_frontend(record, None) == Served(RECORDED, "fx", "")
-    assert record.asked == [True]
-
-
-def test_a_graph_that_cannot_be_replayed_has_the_same_numbers() -> None:
-    record = Records(UNFIT)
-    assert record_with_frontend(record, None) == Served(UNFIT, "record", UNFIT.reason)
-    assert record.asked == [True]
-
-
-def test_what_symbolic_sizes_break_is_recorded_without_them() -> None:
-    record = Records(fail_traced)
-    assert record_with_frontend(record, None) == Served(RECORDED, "record", "no int")
-    assert record.asked == [True, False]
+@pytest.mark.parametrize(
+    ("symbolic", "served", "asked"),
+    [
+        (RECORDED, Served(RECORDED, "fx", ""), [True]),
+        (UNFIT, Served(UNFIT, "record", UNFIT.reason), [True]),
+        (fail_traced, Served(RECORDED, "record", "no int"), [True, False]),
+    ],
+    ids=["fx", "a graph that cannot be replayed", "what symbolic sizes break"],
+)
+def test_the_first_frontend_that_serves_is_taken(
+    symbolic: Recording | Callable[[], Recording], served: Served, asked: list[bool]
+) -> None:
+    record = Records(symbolic)
+    assert record_with_frontend(record, None) == served
+    assert record.asked == asked
 
 
 @pytest.mark.parametrize("fail", [fail_untraced, fail_on_values])

@@ -29,17 +29,15 @@ def change(graph: MemoryGraph, operation: int, **fields: object) -> MemoryGraph:
 
 
 class TestHandMade:
-    def test_what_forward_makes_is_called_like_its_node(self) -> None:
-        assert label_storages(make_graph())[:10] == (
+    def test_storages_are_called_like_what_makes_them(self) -> None:
+        labels = label_storages(make_graph())
+        assert labels[:10] == (
             *["fc1.weight", "fc2.weight", "norm.running_mean", "fc2.weight.exp_avg_sq", "x"],
             *["empty", "fc1", "block.relu", "fc2", "loss.sum"],
         )
-
-    def test_backward_makes_gradients_that_the_next_backward_reads(self) -> None:
-        assert label_storages(make_graph())[11] == "gradient of fc1"
-
-    def test_what_no_other_backward_reads_is_of_that_backward(self) -> None:
-        assert label_storages(make_graph())[12] == "backward of fc1"
+        assert labels[11:14] == ("gradient of fc1", "backward of fc1", "update of fc2.weight")
+        again = change(make_graph(), 5, recomputed=True)
+        assert label_storages(again)[11] == "recompute of block.relu"
 
     @pytest.mark.parametrize(
         "fields",
@@ -62,10 +60,6 @@ class TestHandMade:
             label = label_storages(dataclasses.replace(graph, nodes=cut))[11]
             assert label == "backward of block.relu"
 
-    def test_what_is_made_again_in_backward_is_no_gradient(self) -> None:
-        graph = change(make_graph(), 5, recomputed=True)
-        assert label_storages(graph)[11] == "recompute of block.relu"
-
     def test_the_first_gradient_is_made_by_no_node(self) -> None:
         graph = change(make_graph(), 5, node=None, name="aten.ones_like.default")
         storages = list(graph.storages)
@@ -75,7 +69,6 @@ class TestHandMade:
         assert label_storages(change(graph, 6, reads=()))[11] == "aten.ones_like"
 
     def test_the_optimizer_updates_parameters(self) -> None:
-        assert label_storages(make_graph())[13] == "update of fc2.weight"
         many = change(make_graph(), 7, reads=(0, 3, 10))
         assert label_storages(many)[13] == "update of 2 parameters"
         assert label_storages(change(make_graph(), 7, reads=()))[13] == "aten.sqrt"
@@ -83,7 +76,6 @@ class TestHandMade:
     @given(memory_graphs())
     def test_every_storage_of_the_step_has_a_label(self, graph: MemoryGraph) -> None:
         labels = label_storages(graph)
-        assert len(labels) == len(graph.storages)
         assert all(label for label, s in zip(labels, graph.storages, strict=True) if s.born >= 0)
 
 
@@ -109,10 +101,6 @@ class TestUpdated:
         division = Operation(8, "aten.div.Tensor", Phase.OPTIMIZER, reads=(13, 9))
         graph = dataclasses.replace(graph, operations=(*graph.operations, division))
         assert find_updated(graph, division) == ("fc2.weight",)
-
-    def test_outside_the_optimizer_nothing_is_updated(self) -> None:
-        graph = make_graph()
-        assert [find_updated(graph, operation) for operation in graph.operations[:7]] == [()] * 7
 
     def test_the_peak_in_the_optimizer_names_the_parameter(self) -> None:
         graph = make_graph()
@@ -140,26 +128,6 @@ class Residual(nn.Module):
         return self.head(wide[:, 2:6].flatten(1))
 
 
-class Attention(nn.Module):
-    """Heads, a mask, tied weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(16, 8)
-        self.mix = nn.Linear(8, 24)
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 16, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids)
-        query, key, value = self.mix(self.norm(x)).chunk(3, dim=-1)
-        scores = query @ key.transpose(1, 2)
-        scores = scores.masked_fill(torch.ones(6, 6).tril() == 0, -1e9)
-        x = x + scores.softmax(-1) @ value
-        return self.head(x * x.detach().mean())
-
-
 class Checkpointed(nn.Module):
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -177,7 +145,6 @@ class Checkpointed(nn.Module):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "residual": (Residual, "2x4x8x8"),
-    "attention": (Attention, "2x6:int64"),
     "checkpoint": (lambda: Checkpointed(False), "4x8"),
     "reentrant checkpoint": (lambda: Checkpointed(True), "4x8"),
 }

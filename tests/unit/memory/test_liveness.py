@@ -32,26 +32,18 @@ def test_a_storage_is_alive_from_the_operation_that_made_it_to_its_last() -> Non
 
 
 @given(memory_graphs())
-def test_breakdown_and_live_set_sum_to_the_peak(graph: MemoryGraph) -> None:
+def test_any_peak_is_the_first_highest_step_and_the_sum_of_what_is_alive(
+    graph: MemoryGraph,
+) -> None:
     profile = build_profile(graph, build_timeline(graph))
     peak = profile.peak
-    assert sum(profile.breakdown.values()) == peak.nbytes
+    assert sum(profile.breakdown.values()) == peak.nbytes == max(profile.live_bytes)
     assert sum(s.nbytes for s in peak.live) + peak.workspace_bytes == peak.nbytes
-    assert set(profile.breakdown) == set(Category)
-
-
-@given(memory_graphs())
-def test_the_peak_is_the_first_of_the_highest_steps(graph: MemoryGraph) -> None:
-    profile = build_profile(graph, build_timeline(graph))
-    assert profile.peak.nbytes == max(profile.live_bytes)
-    assert all(n < profile.peak.nbytes for n in profile.live_bytes[: profile.peak.step])
-
-
-@given(memory_graphs())
-def test_the_live_set_is_largest_first(graph: MemoryGraph) -> None:
-    live = build_profile(graph, build_timeline(graph)).peak.live
-    keys = [(-s.nbytes, s.index) for s in live]
+    assert all(n < peak.nbytes for n in profile.live_bytes[: peak.step])
+    keys = [(-s.nbytes, s.index) for s in peak.live]
     assert keys == sorted(keys)
+    sums = [sum(column) for column in zip(*list_category_bytes(graph).values(), strict=True)]
+    assert tuple(sums) == profile.live_bytes
 
 
 def test_bytes_of_categories_are_those_of_the_hand_made_table() -> None:
@@ -60,9 +52,3 @@ def test_bytes_of_categories_are_those_of_the_hand_made_table() -> None:
     assert [n // MIB for n in series[Category.TEMPORARY]] == [0, 4, 4, 0, 0, 4, 7, 1]
     assert [n // MIB for n in series[Category.WORKSPACE]] == [0, 0, 0, 0, 0, 4, 0, 0]
     assert set(series[Category.PARAMETER]) == {8 * MIB}
-
-
-@given(memory_graphs())
-def test_bytes_of_categories_sum_to_those_of_each_operation(graph: MemoryGraph) -> None:
-    sums = [sum(column) for column in zip(*list_category_bytes(graph).values(), strict=True)]
-    assert tuple(sums) == build_timeline(graph).profile()

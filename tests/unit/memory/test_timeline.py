@@ -32,57 +32,39 @@ def test_the_hand_made_step_has_the_live_bytes_of_its_table() -> None:
 
 
 @given(memory_graphs())
-def test_live_bytes_are_those_of_a_count_storage_by_storage(graph: MemoryGraph) -> None:
-    profile = build_timeline(graph).profile()
-    assert profile == tuple(count_live_bytes(graph, step) for step in range(len(graph.operations)))
-
-
-@given(memory_graphs())
-def test_a_storage_is_allocated_once_and_freed_at_most_once(graph: MemoryGraph) -> None:
+def test_any_step_is_allocated_and_freed_in_order(graph: MemoryGraph) -> None:
     timeline = build_timeline(graph)
-    allocated = [e.storage for e in timeline.events if e.action is Action.ALLOC]
-    freed = [e.storage for e in timeline.events if e.action is Action.FREE]
-    born = {s.index for s in graph.storages if s.born != RESIDENT}
-    died = {s.index for s in graph.storages if s.died is not None}
-    assert sorted(i for i in allocated if i is not None) == sorted(born)
-    assert sorted(i for i in freed if i is not None) == sorted(died)
+    events = timeline.events
+    steps = range(len(graph.operations))
+    assert timeline.profile() == tuple(count_live_bytes(graph, step) for step in steps)
+    for action, expected in (
+        (Action.ALLOC, [s.index for s in graph.storages if s.born != RESIDENT]),
+        (Action.FREE, sorted(s.index for s in graph.storages if s.died is not None)),
+    ):
+        moved = [e.storage for e in events if e.action is action and e.storage is not None]
+        assert sorted(moved) == expected
+    left = sum(s.nbytes for s in graph.storages if s.died is None)
+    assert (timeline.live_bytes() or (timeline.resident_bytes,))[-1] == left
+    assert min(timeline.live_bytes(), default=0) >= 0
+    assert [e.step for e in events] == sorted(e.step for e in events)
+    assert all(e.phase is graph.operations[e.step].phase for e in events)
+    frees = [
+        (event.step, graph.storages[event.storage].death_rank)
+        for event in events
+        if event.action is Action.FREE and event.storage is not None
+    ]
+    assert frees == sorted(frees)
 
 
 @given(memory_graphs())
 def test_every_workspace_is_gone_when_its_kernel_returns(graph: MemoryGraph) -> None:
-    timeline = build_timeline(graph)
     held: dict[tuple[int, int], int] = {}
-    for event in timeline.events:
+    for event in build_timeline(graph).events:
         if event.storage is None:
             key = event.step, event.block
             held[key] = held.get(key, 0) + event.delta_bytes
             assert held[key] in (0, event.nbytes)
     assert not any(held.values())
-
-
-@given(memory_graphs())
-def test_what_is_live_in_the_end_is_what_outlives_the_step(graph: MemoryGraph) -> None:
-    timeline = build_timeline(graph)
-    left = sum(s.nbytes for s in graph.storages if s.died is None)
-    assert (timeline.live_bytes() or (timeline.resident_bytes,))[-1] == left
-    assert min(timeline.live_bytes(), default=0) >= 0
-
-
-@given(memory_graphs())
-def test_events_are_in_order_and_carry_the_phase_of_their_step(graph: MemoryGraph) -> None:
-    events = build_timeline(graph).events
-    assert [e.step for e in events] == sorted(e.step for e in events)
-    assert all(e.phase is graph.operations[e.step].phase for e in events)
-
-
-@given(memory_graphs())
-def test_what_one_operation_frees_goes_in_the_order_of_its_ranks(graph: MemoryGraph) -> None:
-    frees = [
-        (event.step, graph.storages[event.storage].death_rank)
-        for event in build_timeline(graph).events
-        if event.action is Action.FREE and event.storage is not None
-    ]
-    assert frees == sorted(frees)
 
 
 def test_a_kernel_may_take_several_blocks_around_its_results() -> None:
