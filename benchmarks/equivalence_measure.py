@@ -133,13 +133,7 @@ def _take_steps(runner: Runner) -> list[Record]:
     """Some steps one after the other."""
     runner.prepare()
     seed_random_numbers(SEED)
-    records = []
-    for _ in range(STEPS):
-        output, loss, _ = runner.run()
-        records.append(runner.record(output, loss))
-        del output, loss
-        runner.release()
-    return records
+    return [runner.run()[0] for _ in range(STEPS)]
 
 
 def _compare(ours: Record, theirs: Record) -> str:

@@ -23,12 +23,7 @@ _DIGITS = 9
 
 
 def iterate_leaves(value: Any, path: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Iterates over the leaves of a pytree, and of objects by their attributes.
-
-    Args:
-        value: For instance a model's output.
-        path: The name of the value, which those of the leaves begin with.
-        above: The ids of the objects that hold it, which are not entered again.
+    """Iterates over the leaves of a pytree, and of objects by their attributes, with their names.
 
     >>> [*iterate_leaves({"loss": 0.5, "states": [1, 2]}, "output")]
     [("output['loss']", 0.5), ("output['states'][0]", 1), ("output['states'][1]", 2)]
@@ -43,16 +38,7 @@ def iterate_leaves(value: Any, path: str, above: tuple[int, ...] = ()) -> Iterat
 
 
 def compare_records(step: int, ours: Record, theirs: Record) -> tuple[Difference, ...]:
-    """Compares the records of the same step of two models.
-
-    Args:
-        step: The step's number, from 1.
-        ours: Of the first model.
-        theirs: Of the second.
-
-    Returns:
-        The differences, in the order of the records.
-    """
+    """Compares the records of one step, counted from 1, of two models."""
     found = []
     for key in {**ours, **theirs}:
         fields: dict[str, Any] | None
@@ -82,10 +68,8 @@ def compare_values(ours: Any, theirs: Any) -> dict[str, Any] | None:
         return _describe("type", *names)
     if isinstance(ours, float | complex):
         is_same = repr(ours) == repr(theirs)
-    elif (
-        callable(ours) or getattr(type(ours), "__eq__", None) is object.__eq__
-    ):  # which has nothing to compare by
-        is_same = True
+    elif callable(ours) or getattr(type(ours), "__eq__", None) is object.__eq__:
+        is_same = True  # there is nothing to compare by
     else:
         same: Any = ours == theirs
         is_same = bool(same.all() if hasattr(same, "all") else same)
@@ -116,7 +100,7 @@ def _compare_tensors(ours: Tensor, theirs: Tensor) -> dict[str, Any] | None:
 
 
 def list_dense_parts(tensor: Tensor) -> list[Tensor]:
-    """The strided tensors that a tensor consists of: a subclass's inner ones, indices and values.
+    """Lists the strided tensors of a tensor: a subclass's inner ones, indices and values.
 
     >>> len(list_dense_parts(torch.eye(2).to_sparse()))
     2
@@ -127,9 +111,7 @@ def list_dense_parts(tensor: Tensor) -> list[Tensor]:
         return [part for t in inner if isinstance(t, Tensor) for part in list_dense_parts(t)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    if tensor.layout is not torch.strided:
-        return [tensor.to_dense()]
-    return [tensor.int_repr() if tensor.is_quantized else tensor]
+    return [tensor if tensor.layout is torch.strided else tensor.to_dense()]
 
 
 def _view_bits(tensor: Tensor) -> Tensor:
@@ -156,7 +138,7 @@ def _write_element(element: Tensor) -> str:
 
 
 def _find_distance(ours: Tensor, theirs: Tensor) -> float | None:
-    """How far apart elements are at most; None where that is no finite number."""
+    """Finds how far apart elements are at most; None where that is no finite number."""
     wide = torch.complex128 if ours.is_complex() else torch.float64
     wide = wide if ours.is_floating_point() or ours.is_complex() else torch.int64
     distance = float((ours.to(wide) - theirs.to(wide)).abs().max())

@@ -6,7 +6,6 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,37 +55,27 @@ def watch_allocations() -> Iterator[Allocations]:
         if enabled:
             gc.enable()
     spans, memory = [], []
-    for event in _iterate_events(prof.profiler.kineto_results.experimental_event_tree()):
+    waiting = [*prof.profiler.kineto_results.experimental_event_tree()][::-1]
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(reversed(event.children))
         kind, fields = event.typed
         if kind == _EventType.Allocation:
             memory.append((event.start_time_ns, fields.ptr, fields.alloc_size))
         elif event.name.startswith("span "):
             spans.append((event.name, event.start_time_ns, event.end_time_ns))
     memory.sort(key=lambda event: event[0])  # stable: equal times keep the order of recording
-    own = [*_skip_older(memory)]
-    for name, start, end in spans:
-        seen.spans[name] = [nbytes for at, nbytes in own if start <= at <= end]
-
-
-def _iterate_events(tree: Iterable[Any]) -> Iterator[Any]:
-    waiting = [*tree][::-1]
-    while waiting:
-        event = waiting.pop()
-        yield event
-        waiting.extend(reversed(event.children))
-
-
-def _skip_older(memory: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
-    """Allocations and their releases, each as a time and bytes."""
-    live = set()
+    live, own = set[int](), []
     for at, address, nbytes in memory:
         if nbytes > 0:
             live.add(address)
-        elif address in live:
-            live.remove(address)
+        elif address not in live:
+            continue  # it is older
         else:
-            continue
-        yield at, nbytes
+            live.remove(address)
+        own.append((at, nbytes))
+    for name, start, end in spans:
+        seen.spans[name] = [nbytes for at, nbytes in own if start <= at <= end]
 
 
 def sum_storages(tensors: Iterable[Tensor], device: torch.device) -> int:
@@ -115,10 +104,10 @@ def measure_peak(
 
     Args:
         prepare: Makes the inputs of a step.
-        list_held: Lists all tensors that are there before it.
+        list_held: Lists all tensors that are there before the step.
         step: The step, which runs twice: the second run is measured.
         release: Frees what the step leaves.
-        device: Where it runs.
+        device: The device that it runs on.
     """
     gc.collect()
     is_cuda = device.type == "cuda"

@@ -33,13 +33,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def make_inputs(
     args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device, seed: int
 ) -> Inputs:
-    """Inputs with values: those of a spec are random, floating ones normal, integers 0 or 1.
-
-    Args:
-        args: Tensors, specs, or lists, tuples and dicts of them; anything else stays as it is.
-        kwargs: Likewise.
-        device: Where those of specs are made.
-        seed: Of their values.
+    """Gives specs among inputs values: floating ones are normal, integers 0 or 1.
 
     >>> (x,), _ = make_inputs(["2x3:int64"], {}, torch.device("cpu"), 0)
     >>> x.shape, int(x.max()) < 2
@@ -51,31 +45,25 @@ def make_inputs(
         spec = read_leaf(leaf)
         if not isinstance(spec, TensorSpec):
             return leaf
-        return _draw(spec, generator).to(device).requires_grad_(spec.requires_grad)
+        dtype = getattr(torch, spec.dtype)
+        if dtype.is_floating_point or dtype.is_complex:
+            wide = torch.complex64 if dtype.is_complex else torch.float32
+            values = torch.randn(spec.shape, dtype=wide, generator=generator)
+        else:
+            values = torch.randint(_INTEGERS, spec.shape, generator=generator)
+        memory_format = getattr(torch, spec.memory_format or "contiguous_format")
+        values = values.to(dtype).contiguous(memory_format=memory_format)
+        return values.to(device).requires_grad_(spec.requires_grad)
 
     made: Inputs = tree_map(make, (tuple(args), dict(kwargs)))
     return made
 
 
-def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
-    dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point or dtype.is_complex:
-        wide = torch.complex64 if dtype.is_complex else torch.float32
-        values = torch.randn(spec.shape, dtype=wide, generator=generator).to(dtype)
-    else:
-        values = torch.randint(_INTEGERS, spec.shape, generator=generator).to(dtype)
-    memory_format = getattr(torch, spec.memory_format or "contiguous_format")
-    return values.contiguous(memory_format=memory_format)
-
-
 def save_state(*models: nn.Module) -> Callable[[], None]:
-    """Saves the state that steps of models change.
+    """Saves the state that steps of models change, and returns a function that restores it.
 
     That is the values of the tensors that modules hold, the modules' own attributes (modes,
     counters, generators), and all global random numbers, but no other Python state.
-
-    Returns:
-        A function that restores it.
 
     >>> layer = nn.Linear(2, 2)
     >>> restore = save_state(layer)
@@ -102,7 +90,12 @@ def save_state(*models: nn.Module) -> Callable[[], None]:
                     tensor.copy_(value)
         for generator, state in states:
             generator.set_state(state)
-        _restore_random_states(randomness)
+        torch.set_rng_state(randomness["torch"])
+        random.setstate(randomness["python"])
+        np.random.set_state(randomness["numpy"])
+        for name, state in randomness.items():
+            if name.startswith("cuda:"):
+                torch.cuda.set_rng_state(state, name)
 
     return restore
 
@@ -128,22 +121,16 @@ def list_random_states() -> dict[str, Any]:
     >>> [*list_random_states()][:2]
     ['torch', 'python']
     """
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     kind, keys, *rest = np.random.get_state(legacy=True)
-    states["numpy"] = (kind, np.asarray(keys).tolist(), *rest)
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
+    }
     # Asking for the generator of a GPU that nobody uses would start it.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states |= {f"cuda:{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())}
     return states
-
-
-def _restore_random_states(states: Mapping[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    for name, state in states.items():
-        if name.startswith("cuda:"):
-            torch.cuda.set_rng_state(state, name)
 
 
 def seed_random_numbers(seed: int) -> None:
@@ -154,7 +141,6 @@ def seed_random_numbers(seed: int) -> None:
 
 
 def _list_tensors(values: Any) -> list[Tensor]:
-    """The tensors in containers, each once."""
     return [*{id(t): t for t in tree_iter(values) if isinstance(t, Tensor)}.values()]
 
 
@@ -198,15 +184,18 @@ class Runner:
         optimizer.step = optimizer.step.__wrapped__
         self._optimizer = optimizer
 
-    def run(self) -> tuple[Any, Tensor | None, float]:
-        """Takes a step; returns its output, its loss (None in inference) and its seconds."""
+    def run(self) -> tuple[Record, float]:
+        """Takes a step; returns copies of what it computed and left, and its seconds."""
         self.release()
         self._inputs = _copy_inputs(self.given)
         self._wait()
         start = time.perf_counter()
         output, loss = self._take_step()
         self._wait()
-        return output, loss, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        record = self._record(output, loss)
+        self.release()
+        return record, seconds
 
     def _take_step(self) -> tuple[Any, Tensor | None]:
         """Takes a step, whose output and loss the caller holds to the end."""
@@ -225,13 +214,7 @@ class Runner:
             self._optimizer.step()
         return output, loss
 
-    def record(self, output: Any, loss: Tensor | None) -> Record:
-        """Copies what the last step computed and left.
-
-        Args:
-            output: The step's output.
-            loss: The step's loss; None in inference.
-        """
+    def _record(self, output: Any, loss: Tensor | None) -> Record:
         inputs = [
             *iterate_leaves(self._inputs[0], "args"),
             *iterate_leaves(self._inputs[1], "kwargs"),
@@ -275,7 +258,7 @@ class Runner:
         """Measures the peak of a step in bytes, with what is there before it.
 
         Args:
-            seed: Of the step's random numbers, which may decide which layers run.
+            seed: Seed of the step's random numbers, which may decide which layers run.
         """
 
         def prepare() -> None:
@@ -297,15 +280,15 @@ class Runner:
 
 
 def _copy_inputs(given: Inputs) -> Inputs:
-    """Inputs that a step may change; a tensor that is passed twice stays one."""
+    """Copies inputs, which a step may change; a tensor that is passed twice stays one."""
     copies: dict[int, Any] = {}
 
     def copy_leaf(leaf: Any) -> Any:
         if id(leaf) not in copies:
-            if isinstance(leaf, Tensor):
-                copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-            else:
-                copies[id(leaf)] = copy.deepcopy(leaf)
+            is_tensor = isinstance(leaf, Tensor)
+            copies[id(leaf)] = leaf.detach().clone() if is_tensor else copy.deepcopy(leaf)
+            if is_tensor:
+                copies[id(leaf)].requires_grad_(leaf.requires_grad)
         return copies[id(leaf)]
 
     copied: Inputs = tree_map(copy_leaf, given)

@@ -77,7 +77,10 @@ def verify(
     check_model(model)
     check_model(planned)
     _check_names(model, planned)
-    device = _find_device(model)
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    device = torch.device("cpu") if tensor is None else tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"the model is on {device.type}", hint="move it to cuda or the CPU")
     given = make_inputs(*gather_inputs(args, kwargs), device, seed)
     check_inputs(model, *given)
     with torch.inference_mode(False), torch.enable_grad(), prepare_targets(loss, optimizer):
@@ -180,7 +183,14 @@ def verify_target(
                     f"a model cannot be cast to {dtype}", hint="bf16, fp16, float32 or float64"
                 )
             model = model.to(cast_to)
-            args, kwargs = tree_map(lambda leaf: _cast_spec(leaf, dtype), (args, dict(kwargs)))
+
+            def cast(leaf: Any) -> Any:
+                spec: Any = read_leaf(leaf)
+                if isinstance(spec, TensorSpec) and getattr(torch, spec.dtype).is_floating_point:
+                    return replace(spec, dtype=parse_dtype(dtype))
+                return leaf
+
+            args, kwargs = tree_map(cast, (args, dict(kwargs)))
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
             planned = apply(model.train(), plan, args, kwargs)
         model.to(device or ("cuda" if has_gpu else "cpu"))
@@ -246,7 +256,7 @@ def _compare_steps(ours: Runner, theirs: Runner, steps: int, seed: int) -> _Comp
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", FxmemWarning)
-                their_record, seconds = _run(theirs)
+                their_record, seconds = theirs.run()
         except FxmemWarning as warning:
             raise UsageError(str(warning), hint="make the plan for these inputs") from None
         except Exception as error:
@@ -275,16 +285,9 @@ def _check_repetition(ours: Runner, comparison: _Comparison, seed: int) -> list[
     ]
 
 
-def _run(runner: Runner) -> tuple[Record, float]:
-    output, loss, seconds = runner.run()
-    record = runner.record(output, loss)
-    runner.release()
-    return record, seconds
-
-
 def _run_first(runner: Runner) -> tuple[Record, float]:
     try:
-        return _run(runner)
+        return runner.run()
     except FxmemError:
         raise
     except Exception as error:
@@ -305,13 +308,6 @@ def _parse_autocast(autocast: object) -> torch.dtype | None:
             f"models are not compared under autocast to {name}", hint="bf16, which needs no scaler"
         )
     return torch.bfloat16
-
-
-def _cast_spec(leaf: Any, dtype: str) -> Any:
-    spec = read_leaf(leaf)
-    if isinstance(spec, TensorSpec) and getattr(torch, spec.dtype).is_floating_point:
-        return replace(spec, dtype=parse_dtype(dtype))
-    return leaf
 
 
 def _check_names(model: nn.Module, planned: nn.Module) -> None:
@@ -335,15 +331,6 @@ def _check_names(model: nn.Module, planned: nn.Module) -> None:
                     f"{_AMONG} {kind}: {name!r} has another shape or dtype",
                     hint="give both the same",
                 )
-
-
-def _find_device(model: nn.Module) -> torch.device:
-    """Where the model is."""
-    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
-    device = torch.device("cpu") if tensor is None else tensor.device
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"the model is on {device.type}", hint="move it to cuda or the CPU")
-    return device
 
 
 def _find_promise(

@@ -109,7 +109,7 @@ MODELS = {
     "convnext_tiny": Real(vision("convnext_tiny"), image(1, 96), "infer"),
     "swin_t": Real(vision("swin_t"), image(1, 224), "infer"),
 }
-QUICK = ("unet", "plain resnet, trained", "gpt2")
+QUICK = ("unet", "gpt2")
 each_model = pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -191,7 +191,7 @@ def test_each_change_in_the_graph_takes_what_is_said(name: str) -> None:
     "name",
     [
         "unet",
-        "plain resnet, trained",
+        pytest.param("plain resnet, trained", marks=pytest.mark.slow),
         pytest.param("unet, trained", marks=pytest.mark.slow),
         pytest.param("swin_t", marks=pytest.mark.slow),
     ],

@@ -139,7 +139,10 @@ def make_model(name: str) -> tuple[nn.Module, Inputs]:
     return MODELS[name]()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("resnet18", "bert") else n for n in MODELS],
+)
 def test_the_promised_peak_is_measured_and_the_numbers_are_the_same(name: str) -> None:
     model, (args, kwargs) = make_model(name)
     before = copy.deepcopy(model)
@@ -166,7 +169,7 @@ def test_the_promised_peak_is_measured_and_the_numbers_are_the_same(name: str) -
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"autocast": "bf16"}])
-@pytest.mark.parametrize("name", ["gpt2", "twice", "resnet18"])
+@pytest.mark.parametrize("name", ["gpt2", "twice"])
 def test_promised_peaks_are_recorded_on_a_gpu(name: str, settings: dict[str, str]) -> None:
     model, (args, kwargs) = make_model(name)
     analysis = fxmem.analyze(model, args, kwargs, device="cuda", **settings)  # type: ignore[arg-type]

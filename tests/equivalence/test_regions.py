@@ -21,7 +21,7 @@ from fxmem.planning.step import describe_segments
 from fxmem.recording.losses import resolve_loss
 from fxmem.tracing.fxgraph import iterate_tensors
 
-SEEDS = range(6)
+SEEDS = range(3)
 
 
 def make_model(name: str) -> nn.Module:

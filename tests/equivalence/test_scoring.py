@@ -26,7 +26,7 @@ def test_score_is_the_peak_and_the_cost_of_the_simulated_step(
     facts = build_index(graph)
     costs = [float(index % 7) for index in range(len(graph.operations))]
     scorer = Scorer(facts, costs)
-    for seed in range(40):
+    for seed in range(20):
         regions = draw_plan(name, seed, facts)
         simulation = simulate_segments(facts, regions)
         cost = sum(costs[index] for index in simulation.recomputed)

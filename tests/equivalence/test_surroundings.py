@@ -220,7 +220,9 @@ def train_distributed(rank: int, store: str, name: str, results: Any) -> None:
     results.put((rank, differ))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["residual", *(pytest.param(n, marks=pytest.mark.slow) for n in ("attention", "dense"))]
+)
 def test_distributed_data_parallel(name: str, tmp_path: Path) -> None:
     context = mp.get_context("spawn")
     results = context.Queue()
