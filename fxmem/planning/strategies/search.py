@@ -23,8 +23,8 @@ def search(problem: PlanProblem) -> Iterator[Segments]:
 STRATEGIES: Mapping[str, Proposer] = {
     "search": search,
     "modules": choose_modules,
-    "schedules": propose_schedules,
-    "changes": change_segments,
+    "schedules": check_proposals(propose_schedules),  # of which none are whole modules
+    "changes": check_proposals(change_segments),
 }
 
 

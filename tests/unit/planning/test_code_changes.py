@@ -1,4 +1,4 @@
-"""What runs in place and what is let go of: alone in inference, beside segments in training."""
+"""Changes in place and deletions: alone in inference, beside segments in training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_training_lists_changes_beside_the_segments() -> None:
             return small.sum() + (self.linear(x) * 3.0).sum()
 
     analysis = fxmem.analyze(Trains(), ("1024x1024",), device="cpu")
-    plan = fxmem.plan(analysis, max_overhead=0.5, time_limit_s=1)
+    plan = fxmem.plan(analysis, max_overhead=0.5, strategy="schedules")
     assert plan.peak_bytes <= analysis.peak_bytes
     # Autograd keeps neither sum nor product, so relu and the product can take their places.
     assert {(c.node, c.call) for c in plan.inplace} == {("relu", "relu_"), ("mul", "mul_")}
@@ -95,7 +95,7 @@ class Headed(Chain):
 
 def test_changes_beside_segments_are_part_of_the_peak() -> None:
     analysis = fxmem.analyze(Headed(), ("4x128x16",), device="cpu")
-    plan = fxmem.plan(analysis, max_overhead=0.5, time_limit_s=1)
+    plan = fxmem.plan(analysis, max_overhead=0.5, strategy="schedules")
     assert plan.segments
     assert "add_3" in {change.node for change in plan.inplace}
     without = replace(plan, inplace=())
@@ -107,26 +107,26 @@ def test_changes_beside_segments_are_part_of_the_peak() -> None:
 def test_no_segment_begins_where_its_input_is_overwritten() -> None:
     """By hand: ``div`` overwrites what ``matmul`` makes, and the node between them is none."""
     analysis = fxmem.analyze(Chain(), ("4x128x16",), device="cpu")
-    graph, facts = analysis.graph, build_index(analysis.graph)
-    changes = find_inplace(facts)
+    graph, step = analysis.graph, build_index(analysis.graph)
+    changes = find_inplace(step)
     assert [c.node for c in choose_inplace(graph, changes, ())] == [c.node for c in changes]
     at = {node.name: node.index for node in graph.nodes}
     matmul, div, add = at["matmul"], at["div"], at["add"]
     for start, lost in ((matmul, set()), (div, {"div"}), (add, {"add"}), (add + 1, set())):
-        regions = [SegmentRange(at["inner.0"], add + 2, (SegmentRange(start, add + 2),))]
-        kept = choose_inplace(graph, changes, regions)
+        ranges = [SegmentRange(at["inner.0"], add + 2, (SegmentRange(start, add + 2),))]
+        kept = choose_inplace(graph, changes, ranges)
         assert {c.node for c in changes} - {c.node for c in kept} == lost
         limits = find_limits(build_index(apply_inplace(graph, kept)))
-        assert all(map(limits.allows, regions))
+        assert all(map(limits.allows, ranges))
         # The others would not only be refused: the segment would take what was overwritten.
-        assert all(
-            map(find_limits(build_index(apply_inplace(graph, changes))).allows, regions)
-        ) is (not lost)
+        assert all(map(find_limits(build_index(apply_inplace(graph, changes))).allows, ranges)) is (
+            not lost
+        )
 
 
 def test_with_style_modules_changes_are_for_the_user_s_code() -> None:
     analysis = fxmem.analyze(Chain(), ("4x128x16",), device="cpu")
-    plan = fxmem.plan(analysis, max_overhead=0.5, time_limit_s=1, style="modules")
+    plan = fxmem.plan(analysis, max_overhead=0.5, style="modules")
     alone = [c for c in find_inplace(build_index(analysis.graph)) if c.saving_bytes]
     assert [*plan.inplace] == alone
     assert plan.peak_bytes == measure_plan(analysis, plan)[0]

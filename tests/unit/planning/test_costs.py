@@ -14,7 +14,7 @@ ROOFLINE = Roofline(
 
 
 def price(sizes: list[tuple[int, str, int]], *operations: Operation) -> tuple[float, ...]:
-    """Of some operations on storages, each with its size, its dtype and when it is made."""
+    """Prices operations on storages, each with its size, its dtype and when it is made."""
     storages = tuple(
         Storage(i, nbytes, Category.TEMPORARY, "", (), dtype, born, None)
         for i, (nbytes, dtype, born) in enumerate(sizes)

@@ -1,4 +1,4 @@
-"""What plans look up of a step: readers, lives, saves, and what nodes change."""
+"""The index of a step: readers, lives, saves, and buffers that nodes change."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ def record(run: Callable[[Model, Tensor], object], **options: Any) -> MemoryGrap
     return fxmem.analyze(Model(run), x, device="cpu", **options).graph
 
 
-def find_activations(facts: StepIndex, name: str) -> Activation:
+def find_activations(step: StepIndex, name: str) -> Activation:
     """The result of the node of that name."""
-    node = next(node for node in facts.graph.nodes if node.name == name)
+    node = next(node for node in step.graph.nodes if node.name == name)
     (index,) = node.results
-    return facts.makers[index]
+    return step.makers[index]
 
 
-def name_nodes(facts: StepIndex, nodes: Any) -> list[str]:
-    return [facts.graph.nodes[node].name for node in nodes]
+def name_nodes(step: StepIndex, nodes: Any) -> list[str]:
+    return [step.graph.nodes[node].name for node in nodes]
 
 
-def test_nodes_have_the_operations_from_theirs_to_the_next() -> None:
-    facts = build_index(record(lambda m, x: m.layer(x).exp().sin()))
-    assert name_nodes(facts, range(facts.nodes)) == ["x", "layer", "exp", "sin"]
-    ran = [[o.name for o in facts.list_operations(n, n + 1)] for n in range(facts.nodes)]
-    assert ran[2:] == [["aten.exp.default"], ["aten.sin.default"]]
-    assert [facts.find_node(start) for start in facts.first_operation[1:4]] == [1, 2, 3]
-
-
-def test_readers_are_those_that_come_later() -> None:
+def test_nodes_have_operations_readers_and_saves() -> None:
     def run(m: Model, x: Tensor) -> Tensor:
         y = x.exp()
         return y.sin() + m.same(y).view(12).sum()
 
-    facts = build_index(record(run))
-    made = find_activations(facts, "exp")
-    assert name_nodes(facts, made.readers) == ["sin", "same", "view", "sum"]
+    step = build_index(record(run))
+    names = name_nodes(step, range(step.nodes))
+    assert names == ["x", "exp", "sin", "same", "view", "sum", "add"]
+    ran = [[o.name for o in step.list_operations(n, n + 1)] for n in range(step.nodes)]
+    assert ran[1:4] == [["aten.exp.default"], ["aten.sin.default"], []]
+    assert [step.find_node(start) for start in step.first_operation[1:3]] == [1, 2]
+    exp = find_activations(step, "exp")
+    assert name_nodes(step, exp.readers) == ["sin", "same", "view", "sum"]
+    assert name_nodes(step, [save.node for save in exp.saves]) == ["exp", "sin"]
+    assert [save.storage for save in step.saves_by_node[exp.node]] == [exp.index]
+    assert exp.held_to is None
 
 
 def test_results_are_held_to_the_node_s_end_and_temporaries_as_long_as_they_were() -> None:
-    facts = build_index(record(lambda m, x: F.normalize(x.exp()).sin(), mode="infer"))
-    normalize = next(n for n in facts.graph.nodes if n.name == "normalize")
-    within = [made for made in facts.made if made.node == normalize.index]
-    last = facts.end_operation[normalize.index] - 1
+    step = build_index(record(lambda m, x: F.normalize(x.exp()).sin(), mode="infer"))
+    normalize = next(n for n in step.graph.nodes if n.name == "normalize")
+    within = [made for made in step.made if made.node == normalize.index]
+    last = step.end_operation[normalize.index] - 1
     ends = {made.index: made.local_end for made in within}
     (result,) = normalize.results
     assert ends.pop(result) == last
-    died = {i: facts.graph.storages[i].died for i in ends}
+    died = {i: step.graph.storages[i].died for i in ends}
     assert len(ends) == 2 and ends == died
 
 
@@ -87,35 +87,27 @@ def test_the_user_s_variables_hold_values_and_a_rewritten_graph_does_not() -> No
     graph = record(hold_past_last_use, mode="infer")
     rewritten, own = build_index(graph), build_index(graph, keeps_frames=True)
     names = [
-        name_nodes(facts, [facts.find_node(find_activations(facts, "exp").local_end)])
-        for facts in (rewritten, own)
+        name_nodes(step, [step.find_node(find_activations(step, "exp").local_end)])
+        for step in (rewritten, own)
     ]
     assert names == [["exp"], ["tan"]]
 
 
 def test_casts_of_parameters_stay_until_autocast_exits() -> None:
-    facts = build_index(record(lambda m, x: m.layer(m.layer(x)).exp(), autocast="bf16"))
-    kept = [made for made in facts.made if made.fills_run]
+    step = build_index(record(lambda m, x: m.layer(m.layer(x)).exp(), autocast="bf16"))
+    kept = [made for made in step.made if made.fills_run]
     # Bias, input and weight: leaves that require grad.
     assert sorted(made.nbytes for made in kept) == [4 * 2, 3 * 4 * 2, 4 * 4 * 2]
-    assert {made.held_to for made in kept} == {facts.end_operation[-1] - 1}
+    assert {made.held_to for made in kept} == {step.end_operation[-1] - 1}
     # Nobody hands them on: each node finds them in the cache.
     assert {made.readers for made in kept} == {()}
-    readers = [facts.find_node(operation) for operation, _ in facts.casts]
-    assert name_nodes(facts, dict.fromkeys(readers)) == ["layer", "layer_1"]
-
-
-def test_what_autograd_keeps_is_by_node_and_by_storage() -> None:
-    facts = build_index(record(lambda m, x: m.layer(x).exp().sin()))
-    exp = find_activations(facts, "exp")
-    assert name_nodes(facts, [save.node for save in exp.saves]) == ["exp", "sin"]
-    assert [save.storage for save in facts.saves_by_node[exp.node]] == [exp.index]
-    assert exp.held_to is None
+    readers = [step.find_node(operation) for operation, _ in step.casts]
+    assert name_nodes(step, dict.fromkeys(readers)) == ["layer", "layer_1"]
 
 
 def test_an_output_outlives_the_step() -> None:
-    facts = build_index(record(lambda m, x: x.exp().sin(), mode="infer"))
-    assert [find_activations(facts, name).is_output for name in ("exp", "sin")] == [False, True]
+    step = build_index(record(lambda m, x: x.exp().sin(), mode="infer"))
+    assert [find_activations(step, name).is_output for name in ("exp", "sin")] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -132,10 +124,10 @@ def test_an_output_outlives_the_step() -> None:
 def test_what_nodes_change_and_draw(
     run: Callable[[Model, Tensor], object], statistics: int, states: int, draws: bool
 ) -> None:
-    facts = build_index(record(run))
-    assert len({index for found in facts.statistics for index in found}) == statistics
-    assert len({index for found in facts.states for index in found}) == states
-    assert any(facts.draws) == draws
+    step = build_index(record(run))
+    assert len({index for found in step.statistics for index in found}) == statistics
+    assert len({index for found in step.states for index in found}) == states
+    assert any(step.draws) == draws
 
 
 class _Biased(nn.Module):
@@ -161,8 +153,8 @@ class _Net(nn.Module):
 
 def test_an_argument_comes_into_a_call_and_not_into_its_first_module() -> None:
     analysis = fxmem.analyze(_Net(), "3x4", device="cpu")
-    facts = build_index(analysis.graph, keeps_frames=True)
+    step = build_index(analysis.graph, keeps_frames=True)
     calls = {call.fqn: range(call.start, call.stop) for call in analysis.graph.calls}
-    bias = find_activations(facts, "mul")
+    bias = find_activations(step, "mul")
     ranges = [range(first, last + 1) for first, last in bias.consumers]
     assert ranges == [calls["block"]]

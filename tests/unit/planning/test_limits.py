@@ -33,12 +33,12 @@ class Model(nn.Module):
 def find(run: Callable[[Model, Tensor], Tensor], **options: object) -> tuple[StepIndex, Limits]:
     options = {"device": "cpu", **options}
     graph = fxmem.analyze(Model(run), ("4x8",), **options).graph  # type: ignore[arg-type]
-    facts = build_index(graph)
-    return facts, find_limits(facts)
+    step = build_index(graph)
+    return step, find_limits(step)
 
 
-def name(facts: StepIndex, reasons: Mapping[int, str]) -> dict[str, str]:
-    return {facts.graph.nodes[index].name: why for index, why in reasons.items()}
+def name(step: StepIndex, reasons: Mapping[int, str]) -> dict[str, str]:
+    return {step.graph.nodes[index].name: why for index, why in reasons.items()}
 
 
 def draw(model: Model, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def read_statistics(model: Model, x: Tensor) -> Tensor:
 
 
 def follow_slope(model: Model, x: Tensor) -> Tensor:
-    """What ``torch.autograd.grad`` in forward takes out, a checkpoint would compute again there."""
+    """A checkpoint would recompute in forward what ``torch.autograd.grad`` takes out there."""
     z = model.layer(x).detach().requires_grad_()
     energy = model.layer(z).square().sum()
     (slope,) = torch.autograd.grad(energy, z, create_graph=True)
@@ -140,38 +140,38 @@ _EARLY = "forward runs its backward, which would compute it again before it is o
 def test_what_is_never_computed_again(
     run: Callable[[Model, Tensor], Tensor], reasons: dict[str, str]
 ) -> None:
-    facts, limits = find(run, size_hint=3)
-    assert name(facts, limits.fixed) == reasons
+    step, limits = find(run, size_hint=3)
+    assert name(step, limits.fixed) == reasons
 
 
-def test_no_region_takes_what_is_changed_in_place_later() -> None:
+def test_no_segment_takes_what_is_changed_in_place_later() -> None:
     def run(model: Model, x: Tensor) -> Tensor:
         y = model.layer(x)
         z = torch.tanh(y)
         w = torch.sin(x)
         return y.view(-1).mul_(2).view(4, 8) * z * w
 
-    facts, limits = find(run)
-    assert name(facts, limits.fixed) == {}
+    step, limits = find(run)
+    assert name(step, limits.fixed) == {}
     # From after the layer up to the change itself, whatever they read of it.
-    assert name(facts, limits.starts) == dict.fromkeys(
+    assert name(step, limits.starts) == dict.fromkeys(
         ("tanh", "sin", "view", "mul_"), "mul_ changes its input in place"
     )
 
 
-def test_no_region_takes_what_the_loss_changes() -> None:
+def test_no_segment_takes_what_the_loss_changes() -> None:
     def run(model: Model, x: Tensor) -> Tensor:
         y = model.layer(x)
         return {"y": y, "z": torch.exp(y * 2)}  # type: ignore[return-value]
 
-    facts, limits = find(run, loss=lambda out: out["y"].sub_(1).sum() + out["z"].sum())
-    assert name(facts, limits.starts) == dict.fromkeys(
+    step, limits = find(run, loss=lambda out: out["y"].sub_(1).sum() + out["z"].sum())
+    assert name(step, limits.starts) == dict.fromkeys(
         ("mul", "exp"), "loss.sub_ changes its input in place"
     )
 
 
 @pytest.mark.parametrize(
-    "region, allowed",
+    "segment, allowed",
     [
         (SegmentRange(1, 3), True),
         (SegmentRange(2, 4), False),
@@ -184,11 +184,11 @@ def test_no_region_takes_what_the_loss_changes() -> None:
     ],
     ids=["free", "fixed", "start", "empty", "nested", "nested empty", "around", "nested start"],
 )
-def test_a_region_is_allowed_where_nothing_in_it_is_fixed(
-    region: SegmentRange, allowed: bool
+def test_a_segment_is_allowed_where_nothing_in_it_is_fixed(
+    segment: SegmentRange, allowed: bool
 ) -> None:
     limits = Limits(fixed={3: "for some reason"}, starts={3: "for another", 6: "changed"})
-    assert limits.allows(region) is allowed
+    assert limits.allows(segment) is allowed
 
 
 @pytest.mark.parametrize("style", ["graph", "modules"])

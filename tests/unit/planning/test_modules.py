@@ -41,21 +41,21 @@ class Block(nn.Module):
 
 def look_up(model: nn.Module, **options: Any) -> tuple[StepIndex, dict[str, ModuleChoice], Any]:
     analysis = analyze(model, ("4x8",), device="cpu", **options)
-    facts = build_index(analysis.graph, keeps_frames=True)
-    choices, reasons = list_modules(facts, find_limits(facts))
-    return facts, {choice.fqn: choice for choice in choices}, reasons
+    step = build_index(analysis.graph, keeps_frames=True)
+    choices, reasons = list_modules(step, find_limits(step))
+    return step, {choice.fqn: choice for choice in choices}, reasons
 
 
 def test_modules_of_any_depth_are_choices() -> None:
     model = nn.Sequential(Block(Mlp()), Block(Mlp()), nn.Linear(8, 1))
-    facts, choices, reasons = look_up(model)
+    step, choices, reasons = look_up(model)
     assert not reasons
     assert list(choices) == [
         *("0", "0.norm", "0.inner", "0.inner.up", "0.inner.down"),
         *("1", "1.norm", "1.inner", "1.inner.up", "1.inner.down", "2"),
     ]
     start, stop = choices["0.inner"].spans[0]
-    names = [node.name for node in facts.graph.nodes[start:stop]]
+    names = [node.name for node in step.graph.nodes[start:stop]]
     assert names == ["0.inner.up", "0.inner.tanh", "0.inner.down"]
 
 
@@ -190,17 +190,17 @@ def test_the_step_as_it_was_is_simulated_as_it_was() -> None:
 
     model = nn.Sequential(Block(Mlp()), nn.Linear(8, 8), Holding())
     analysis = analyze(model, ("4x8",), device="cpu")
-    facts = build_index(analysis.graph, keeps_frames=True)
-    assert simulate_segments(facts, ()).peak_bytes == analysis.peak_bytes
+    step = build_index(analysis.graph, keeps_frames=True)
+    assert simulate_segments(step, ()).peak_bytes == analysis.peak_bytes
 
 
 def test_modules_are_scored_as_they_are_simulated() -> None:
     model = nn.Sequential(Block(Mlp()), Block(Mlp()), nn.Linear(8, 1))
-    facts, choices, _ = look_up(model)
-    scorer = Scorer(facts, [1.0] * len(facts.graph.operations))
+    step, choices, _ = look_up(model)
+    scorer = Scorer(step, [1.0] * len(step.graph.operations))
     for names in (["0"], ["0.inner", "1"], ["0", "0.inner", "1.norm"], [*choices]):
-        regions = nest_spans(span for name in names for span in choices[name].spans)
-        assert scorer.score(regions)[0] == simulate_segments(facts, regions).peak_bytes
+        ranges = nest_spans(span for name in names for span in choices[name].spans)
+        assert scorer.score(ranges)[0] == simulate_segments(step, ranges).peak_bytes
 
 
 def test_spans_nest() -> None:

@@ -129,6 +129,11 @@ def test_a_budget_is_kept_at_the_least_cost(
         assert plan.lower_bound_overhead <= plan.overhead + 1e-9
 
 
+def test_strategies_of_a_graph_propose_no_whole_modules(analysis: fxmem.Analysis) -> None:
+    with pytest.raises(fxmem.UsageError, match="whole modules are all calls of a module"):
+        pareto(analysis, style="modules", strategy="schedules")
+
+
 def test_a_budget_may_be_text(analysis: fxmem.Analysis) -> None:
     plan = plan_step(analysis, budget="1GiB", time_limit_s=0.01)
     assert plan.segments == ()

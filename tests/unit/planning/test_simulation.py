@@ -1,4 +1,4 @@
-"""Steps with regions, against the planned module's own step: what single rules are for."""
+"""Steps with ranges, against the planned module's own step: what single rules are for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 
 def return_early(model: Model, x: Tensor) -> list[Tensor]:
-    """What a region returns to the caller, it holds to the end of its run."""
+    """A segment holds to the end of its run the tensors that it returns to the caller."""
     early = x * 2
     y = torch.relu(early)
     return [model.norm(x).exp().sin(), early, y]
@@ -51,25 +51,6 @@ def sort_rows(model: Model, x: Tensor) -> Tensor:
     return y.gather(-1, y.argsort(-1))
 
 
-@pytest.mark.parametrize(
-    "run, regions",
-    [
-        (return_early, (SegmentRange(1, 5),)),
-        (sort_rows, (SegmentRange(4, 9),)),
-        (nest_dropout, (SegmentRange(1, 9, (SegmentRange(2, 6), SegmentRange(6, 8))),)),
-        (
-            nest_dropout,
-            (SegmentRange(1, 9, (SegmentRange(2, 8, (SegmentRange(3, 5), SegmentRange(5, 7))),)),),
-        ),
-    ],
-    ids=["returned", "unused", "nested", "nested twice"],
-)
-def test_the_planned_step_takes_what_was_computed(
-    run: Callable[[Model, Tensor], object], regions: tuple[SegmentRange, ...]
-) -> None:
-    check_planned(Model(run), regions)
-
-
 def use_twice(model: Model, x: Tensor) -> Tensor:
     """A run finds none of the casts that forward's autocast keeps, and keeps its own to its end."""
     y = model.layer(x).tanh()
@@ -78,9 +59,14 @@ def use_twice(model: Model, x: Tensor) -> Tensor:
 
 
 def end_high(model: Model, x: Tensor) -> Tensor:
-    """What autocast keeps counts to its end."""
+    """The casts that autocast keeps count to its end."""
     y = use_twice(model, x)
     return y.sum() + y.detach().repeat(64, 1).sum()
+
+
+def freeze(model: Model, x: Tensor) -> Tensor:
+    """Autocast keeps no cast of what takes no gradient."""
+    return end_high(model, x)
 
 
 def cast_by_hand(model: Model, x: Tensor) -> Tensor:
@@ -90,47 +76,38 @@ def cast_by_hand(model: Model, x: Tensor) -> Tensor:
     return y.sum() + y.detach().repeat(64, 1).sum()
 
 
+NESTED = SegmentRange(2, 8, (SegmentRange(3, 5), SegmentRange(5, 7)))
+BF16 = {"autocast": "bf16"}
+BOTH = (SegmentRange(1, 3), SegmentRange(3, 9))
+
+
 @pytest.mark.parametrize(
-    "run, regions, is_frozen",
+    "run, ranges, options",
     [
-        (use_twice, (), False),
-        (use_twice, (SegmentRange(1, 3),), False),
-        (use_twice, (SegmentRange(1, 3), SegmentRange(3, 9)), False),
-        (use_twice, (SegmentRange(1, 9, (SegmentRange(1, 5), SegmentRange(5, 7))),), False),
-        (use_twice, (SegmentRange(1, 8, (SegmentRange(3, 8, (SegmentRange(5, 7),)),)),), False),
-        (end_high, (SegmentRange(1, 3), SegmentRange(3, 9)), False),
-        (end_high, (SegmentRange(1, 3), SegmentRange(3, 9)), True),
-        (cast_by_hand, (), False),
-        (cast_by_hand, (SegmentRange(1, 6),), False),
-    ],
-    ids=[
-        "plain",
-        "first",
-        "both",
-        "nested",
-        "nested twice",
-        "to the end",
-        "frozen",
-        "by hand",
-        "by hand, region",
+        (return_early, (SegmentRange(1, 5),), {}),
+        (sort_rows, (SegmentRange(4, 9),), {}),
+        (nest_dropout, (SegmentRange(1, 9, (SegmentRange(2, 6), SegmentRange(6, 8))),), {}),
+        (nest_dropout, (SegmentRange(1, 9, (NESTED,)),), {}),
+        (use_twice, (), BF16),
+        (use_twice, BOTH, BF16),
+        (use_twice, (SegmentRange(1, 9, (SegmentRange(1, 5), SegmentRange(5, 7))),), BF16),
+        (use_twice, (SegmentRange(1, 8, (SegmentRange(3, 8, (SegmentRange(5, 7),)),)),), BF16),
+        (end_high, BOTH, BF16),
+        (freeze, BOTH, BF16),
+        (cast_by_hand, (), BF16),
+        (cast_by_hand, (SegmentRange(1, 6),), BF16),
     ],
 )
-def test_autocast_casts_anew_what_a_region_reads(
-    run: Callable[[Model, Tensor], object], regions: tuple[SegmentRange, ...], is_frozen: bool
+def test_the_planned_step_takes_what_was_computed(
+    run: Callable[[Model, Tensor], object], ranges: tuple[SegmentRange, ...], options: Any
 ) -> None:
     model = Model(run)
-    model.layer.requires_grad_(not is_frozen)
-    check_planned(model, regions, autocast="bf16")
-
-
-def check_planned(model: Model, regions: tuple[SegmentRange, ...], **options: Any) -> None:
-    """The planned model, analysed, holds what was computed of it."""
+    model.layer.requires_grad_(run is not freeze)
     inputs = (torch.zeros(8, 64, requires_grad=True),)
     analysis = fxmem.analyze(model, inputs, device="cpu", **options)
-    facts = build_index(analysis.graph)
-    segments = describe_segments(facts, regions, [0.0] * len(analysis.graph.operations))
+    step = build_index(analysis.graph)
+    segments = describe_segments(step, ranges, [0.0] * len(analysis.graph.operations))
     planned = build_module(model, analysis.fx_graph, segments)
     recorded = fxmem.analyze(planned, inputs, device="cpu", **options)
-    simulation = simulate_segments(facts, regions)
-    live = build_timeline(recorded.graph).profile()
-    assert simulation.peak_bytes == max(live)
+    live_bytes = build_timeline(recorded.graph).profile()
+    assert simulate_segments(step, ranges).peak_bytes == max(live_bytes)

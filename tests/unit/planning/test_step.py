@@ -53,7 +53,7 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def facts() -> StepIndex:
+def step() -> StepIndex:
     graph = fxmem.analyze(Net(), ("4x8",), device="cpu").graph
     assert [node.name for node in graph.nodes[:-1]] == NAMES
     return build_index(graph)
@@ -76,16 +76,16 @@ def facts() -> StepIndex:
         (11, 15, ""),  # both calls
     ],
 )
-def test_a_region_is_a_module_where_it_is_all_that_the_module_runs(
-    facts: StepIndex, start: int, stop: int, fqn: str
+def test_a_segment_is_a_module_where_it_is_all_that_the_module_runs(
+    step: StepIndex, start: int, stop: int, fqn: str
 ) -> None:
-    assert _find_module(facts, SegmentRange(start, stop)) == fqn
+    assert _find_module(step, SegmentRange(start, stop)) == fqn
 
 
-def test_segments_tell_of_what_needs_care(facts: StepIndex) -> None:
-    costs = [1.0] * len(facts.graph.operations)
-    regions = (SegmentRange(1, 6, (SegmentRange(1, 3), SegmentRange(3, 5))), SegmentRange(11, 13))
-    first, second = describe_segments(facts, regions, costs)
+def test_segments_tell_of_what_needs_care(step: StepIndex) -> None:
+    costs = [1.0] * len(step.graph.operations)
+    ranges = (SegmentRange(1, 6, (SegmentRange(1, 3), SegmentRange(3, 5))), SegmentRange(11, 13))
+    first, second = describe_segments(step, ranges, costs)
     assert (first.first, first.last, first.nodes) == ("blocks.0.norm", "blocks.0.add", 5)
     assert first.fqn == "blocks.0"
     assert first.random
@@ -96,7 +96,7 @@ def test_segments_tell_of_what_needs_care(facts: StepIndex) -> None:
     assert first.source is not None
     assert first.source.function == "forward"
     assert (second.random, second.norms, second.children) == (False, (), ())
-    # Linear is 8 x 8 on 4 rows, a multiply-add is 2: it runs again in the outer region and, if
+    # Linear is 8 x 8 on 4 rows, a multiply-add is 2: it runs again in the outer segment and, if
     # what is after it needs it, in the inner one.
     assert first.recompute_flops % (2 * 4 * 8 * 8) == 0
     assert second.recompute_flops == 2 * 4 * 8 * 8
@@ -119,10 +119,10 @@ def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:
     assert known != fingerprint(longer, "4x8")
 
 
-def test_limits_are_told_by_name_each_node_once(facts: StepIndex) -> None:
+def test_limits_are_told_by_name_each_node_once(step: StepIndex) -> None:
     limits = Limits(fixed={9: "draws"}, starts={4: "changed", 9: "changed too"})
-    tanh, later = facts.graph.nodes[4], facts.graph.nodes[9]
-    assert _describe_limits(facts, limits) == (
+    tanh, later = step.graph.nodes[4], step.graph.nodes[9]
+    assert _describe_limits(step, limits) == (
         Limit("blocks.0.tanh", LimitKind.BEGIN, "changed", "blocks.0", tanh.source),
         Limit("blocks.1.tanh", LimitKind.RECOMPUTE, "draws", "blocks.1", later.source),
     )
