@@ -36,10 +36,7 @@ def max_pool1d(
 
 
 @CPU.workspace(
-    "max_pool2d_with_indices",
-    "avg_pool2d",
-    "_adaptive_avg_pool2d",
-    "adaptive_max_pool2d",
+    "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d"
 )
 def _contiguous(call: Call) -> int:
     """cpu/MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, ``cpu_...``.

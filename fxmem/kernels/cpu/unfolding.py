@@ -6,6 +6,7 @@ end all groups put together.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -176,30 +177,19 @@ def _slow_transpose_2d(frame: _Frame, trace: PeakTrace) -> None:
     _run(frame.batch * frame.columns_bytes, trace=trace)
 
 
-def _slow_transpose_2d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
-    """``slow_conv_transpose2d_backward_out_cpu_template`` and ``..._acc_grad_parameters_cpu``."""
-    columns = 0 if frame.pointwise else frame.columns_bytes
-    _run_twice(frame, mask, trace, columns, columns)
-
-
-def _slow_3d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
-    """ConvolutionMM3d.cpp: columns for the input's gradient, even of one point."""
-    columns = frame.batch * frame.columns_bytes
-    _run_twice(frame, mask, trace, columns, 0 if frame.pointwise else columns)
-
-
-def _run_twice(
-    frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace, for_input: int, for_weight: int
-) -> None:
-    """Columns for the input's gradient, the bias's gradient, then columns for the weight's."""
+def _columns_twice(is_3d: bool, frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
+    """``slow_conv_transpose2d_backward_out_cpu_template``, ``..._acc_grad_parameters_cpu``;
+    ConvolutionMM3d.cpp, whose columns are the batch's, for the input's gradient even of one point.
+    """
+    columns = frame.columns_bytes * (frame.batch if is_3d else 1)
     if mask[0]:
         trace.allocate(frame.input_bytes)
-        _run(for_input, trace=trace)
+        _run(0 if frame.pointwise and not is_3d else columns, trace=trace)
     trace.allocate(frame.bias_bytes * mask[2])
     _run(frame.bias_sum_bytes * mask[2], trace=trace)
     if mask[1]:
         trace.allocate(frame.weight_bytes)
-        _run(for_weight, trace=trace)
+        _run(0 if frame.pointwise else columns, trace=trace)
 
 
 def _slow_transpose_3d(frame: _Frame, trace: PeakTrace) -> None:
@@ -243,8 +233,8 @@ _FORWARD: dict[str, Callable[[_Frame, PeakTrace], None]] = {
 _BACKWARD: dict[str, Callable[[_Frame, tuple[bool, ...], PeakTrace], None]] = {
     "Slow2d": _slow_2d_backward,
     "SlowDilated2d": _slow_dilated_backward,
-    "SlowTranspose2d": _slow_transpose_2d_backward,
-    "Slow3d": _slow_3d_backward,
+    "SlowTranspose2d": functools.partial(_columns_twice, False),
+    "Slow3d": functools.partial(_columns_twice, True),
     "SlowDilated3d": _slow_dilated_backward,
     "SlowTranspose3d": _slow_transpose_3d_backward,
     "NnpackSpatial": _slow_dilated_backward,

@@ -86,7 +86,9 @@ class _DeviceView(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _ANSWERS:  # of what else is asked, fake kernels' meta tensors among them
-            return _ANSWERS[func] if self._is_on_gpu(args[0]) else func(*args)
+            is_fake = isinstance(args[0], FakeTensor)
+            is_on_gpu = is_fake and args[0].fake_device == self._device
+            return _ANSWERS[func] if is_on_gpu else func(*args)
         was_busy, self.is_busy = self.is_busy, True
         try:
             return self._run(func, args, kwargs or {})
@@ -115,9 +117,6 @@ class _DeviceView(TorchFunctionMode):
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._turn(kwargs["device"])}
         return func(*args, **kwargs)
-
-    def _is_on_gpu(self, tensor: Tensor) -> bool:
-        return isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
 
     def _turn(self, value: Any) -> Any:
         """An accelerator becomes where its fake tensors lie."""

@@ -120,12 +120,7 @@ def _index(call: Call) -> Blocks:
     return trace.finish()
 
 
-@CUDA.workspace(
-    "index_put",
-    "index_put_",
-    "_unsafe_index_put",
-    "_index_put_impl_",
-)
+@CUDA.workspace("index_put", "index_put_", "_unsafe_index_put", "_index_put_impl_")
 def _index_put(call: Call) -> Blocks:
     """TensorAdvancedIndexing.cpp, ``_index_put_impl_``; ``index_put`` makes its result before."""
     x, values = call.tensor(0), call.tensor(2)

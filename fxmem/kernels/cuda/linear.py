@@ -158,10 +158,7 @@ CUDA.leave_out(
     *LINEAR_ALGEBRA,
 )
 CUDA.leave_out(
-    "cuFFT takes a workspace, and clones by dimension",
-    "_fft_r2c",
-    "_fft_c2r",
-    "_fft_c2c",
+    "cuFFT takes a workspace, and clones by dimension", "_fft_r2c", "_fft_c2r", "_fft_c2c"
 )
 CUDA.leave_out(
     "scratch of a kernel that few models run",

@@ -27,21 +27,13 @@ def _list_results(outputs: object) -> list[Tensor]:
     return [as_tensor(x) for x in found]
 
 
-@CUDA.workspace(
-    "max_pool2d_with_indices",
-    "max_pool3d_with_indices",
-    "avg_pool2d",
-)
+@CUDA.workspace("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d")
 def _pool(call: Call) -> int:
     """``max_pool2d_with_indices_out_cuda`` and the like."""
     return _suggested_bytes(call.tensor(0), call.tensor(0))
 
 
-@CUDA.workspace(
-    "avg_pool3d",
-    "_adaptive_avg_pool3d",
-    "adaptive_max_pool3d",
-)
+@CUDA.workspace("avg_pool3d", "_adaptive_avg_pool3d", "adaptive_max_pool3d")
 def _pool_planes(call: Call) -> int:
     """``avg_pool3d_out_cuda`` and the like: a contiguous input."""
     return dense_bytes(call.tensor(0))
@@ -60,10 +52,7 @@ def _adaptive_maximum(call: Call) -> int:
     return sum(dense_bytes(x) for x in (call.tensor(0), *_list_results(call.outputs)))
 
 
-@CUDA.workspace(
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-)
+@CUDA.workspace("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
 def _max_backward(call: Call) -> int:
     """``max_pool2d_with_indices_backward_out_cuda``: gradient, input and indices alike."""
     grad, x, indices = call.tensor(0), call.tensor(1), call.tensor(-1)
@@ -79,9 +68,7 @@ def _average_backward(call: Call) -> int:
 
 
 @CUDA.workspace(
-    "avg_pool3d_backward",
-    "_adaptive_avg_pool3d_backward",
-    "adaptive_max_pool3d_backward",
+    "avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward"
 )
 def _backward_planes(call: Call) -> int:
     """``avg_pool3d_backward_out_cuda`` and the like: a contiguous gradient."""

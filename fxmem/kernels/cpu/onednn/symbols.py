@@ -52,32 +52,25 @@ def _read_offsets(path: Path, names: Iterable[str]) -> dict[str, int]:
         if symbols is None:
             raise ValueError("the library is stripped")
         strings = sections[symbols[6]]
-        return _read_values(image, symbols[4], symbols[5], strings[4], strings[5], names)
-
-
-def _read_values(
-    image: mmap.mmap, table: int, table_bytes: int, text: int, text_bytes: int, names: Iterable[str]
-) -> dict[str, int]:
-    """Values of defined symbols: where each name stands, then the entries that refer to it.
-
-    The tables have some 90 MB and a search for each name would take longer than an analysis, so
-    names are looked for near the one before, and entries all at once.
-    """
-    places: dict[int, str] = {}
-    near = text
-    for name in names:
-        needle = b"\0" + name.encode() + b"\0"
-        at = image.find(needle, max(text, near - _NEAR_BYTES), near + _NEAR_BYTES)
-        at = at if at >= 0 else image.find(needle, text, text + text_bytes)
-        if at < 0:
-            raise KeyError(name)
-        near, places[at + 1 - text] = at, name
-    words = array("I", image[table : table + table_bytes])[:: _ENTRY_BYTES // 4]
-    values: dict[str, int] = {}
-    for entry in (i for i, word in enumerate(words) if word in places):
-        name_at, _, _, section, value, _ = struct.unpack_from(
-            "<IBBHQQ", image, table + entry * _ENTRY_BYTES
-        )
-        if section:
-            values[places[name_at]] = int(value)
-    return values
+        table, text, text_bytes = symbols[4], strings[4], strings[5]
+        # Where each name stands, then the entries that refer to it. The tables have some 90 MB and
+        # a search for each name would take longer than an analysis, so names are looked for near
+        # the one before, and entries all at once.
+        places: dict[int, str] = {}
+        near = text
+        for name in names:
+            needle = b"\0" + name.encode() + b"\0"
+            at = image.find(needle, max(text, near - _NEAR_BYTES), near + _NEAR_BYTES)
+            at = at if at >= 0 else image.find(needle, text, text + text_bytes)
+            if at < 0:
+                raise KeyError(name)
+            near, places[at + 1 - text] = at, name
+        words = array("I", image[table : table + symbols[5]])[:: _ENTRY_BYTES // 4]
+        values: dict[str, int] = {}
+        for entry in (i for i, word in enumerate(words) if word in places):
+            name_at, _, _, section, value, _ = struct.unpack_from(
+                "<IBBHQQ", image, table + entry * _ENTRY_BYTES
+            )
+            if section:
+                values[places[name_at]] = int(value)
+        return values

@@ -217,14 +217,7 @@ def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
 
 
 def workspace_bytes(kernel: _Kernel, query: Tensor, key: Tensor, value: Tensor) -> int:
-    """``Params::workspace_size``: float blocks of gradients that several writers add to.
-
-    Args:
-        kernel: See :func:`choose_kernel`.
-        query: Batch, heads, queries, head dimension.
-        key: Batch, heads, keys, head dimension.
-        value: Batch, heads, keys, head dimension of the values.
-    """
+    """``Params::workspace_size``: float blocks of gradients that several writers add to."""
     batch, heads, queries, head_dim = query.shape
     work, keys, elements = batch * heads, key.shape[2], 0
     if not kernel.is_in_registers(query.dtype) and query.dtype in _HALVES:

@@ -54,15 +54,9 @@ def _forward(call: Call) -> int:
 
 
 def count_splits(blocks: int, processors: int, key_blocks: int) -> int:
-    """``num_splits_heuristic``: as few parts of the keys as keep the processors busy.
+    """``num_splits_heuristic``: the fewest parts of the keys with 85 % of the best use.
 
-    Args:
-        blocks: Pieces of work without splitting.
-        processors: Those that may run at once.
-        key_blocks: Blocks of keys, which can be split.
-
-    Returns:
-        The smallest number with 85 % of the best use of the processors.
+    Of ``processors`` pieces that may run at once, for ``blocks`` pieces of work without splitting.
     """
     if blocks >= _single(_single(0.8) * processors):
         return 1

@@ -200,13 +200,7 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
     multi-token attention, six lengths, where the weight's gradient takes 0.7 to 1.1 MB more).
     The same benchmark on a B200 shows other workspaces, down to none. Float32, several groups,
     transposed convolutions and three dimensions nobody measured. All that is in
-    :func:`estimate_cudnn_workspace_range` alone.
-
-    Args:
-        x: The input, or its gradient.
-        weight: The weight, or its gradient.
-        out: The result, or its gradient.
-        geometry: How the weight moves.
+    :func:`estimate_cudnn_workspace_range` alone. Each operand may stand for its gradient.
     """
     cores_from = _TENSOR_CORES.get(x.dtype)
     if cores_from is None or not cores_from <= current_gpu().capability < _BLACKWELL:
@@ -223,15 +217,8 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
     Many plans need none: implicit products in channels last, and direct ones. Plans for tensor
     cores reorder contiguous operands into channels last, with channels padded to the width that
     those take, and plans for the gradient of a weight add up parts of it as floats. Plans by
-    Fourier transform, which heuristics choose for large kernels, can take far more.
-
-    Args:
-        x: The input, or its gradient.
-        weight: The weight, or its gradient.
-        out: The result, or its gradient.
-
-    Returns:
-        Bytes; stated from experience.
+    Fourier transform, which heuristics choose for large kernels, can take far more. The bytes are
+    stated from experience. Each operand may stand for its gradient.
     """
     parts = weight.numel() * 4
     if suggest_common_format(x, weight) != torch.contiguous_format:

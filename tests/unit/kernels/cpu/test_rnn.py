@@ -128,7 +128,7 @@ def test_workspace_is_the_kernels_own(dtype: torch.dtype) -> None:
     if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this CPU has no bfloat16 kernels")
     for steps, batch, features, hidden in itertools.product(
-        (1, 5), (1, 3, 17), (1, 8, 100, 256, 300), (1, 16, 63, 64, 128, 256)
+        (1, 5), (1, 17), (1, 100, 256), (16, 63, 256)
     ):
         sizes = [
             (steps, batch, features), (4 * hidden, features), (4 * hidden, hidden),
