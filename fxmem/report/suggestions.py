@@ -108,7 +108,7 @@ def _suggest_checkpoints(
         path, call = place
         flag = ast.keyword("use_reentrant", ast.Constant(value=False))
         new = ast.Call(_CHECKPOINT, [call.func, *call.args], [*call.keywords, flag])
-        modules = join_names(fqns) if len(called[place]) > 1 else ""
+        modules = fold_names(fqns) if len(called[place]) > 1 else ""
         yield from _replace_call(path, trees[path], call, new, modules)
 
 
@@ -155,10 +155,10 @@ def _read_name(expression: ast.expr | ast.AST) -> str:
     return name.removeprefix("self.") if re.fullmatch(r"self(\.\w+)+", name) else ""
 
 
-def join_names(fqns: Iterable[str]) -> str:
+def fold_names(fqns: Iterable[str]) -> str:
     """Joins names of modules, those that differ in one number as one.
 
-    >>> join_names(["h.0", "h.1", "h.2"]), join_names(["h.1.mlp", "h.5.mlp", "head"])
+    >>> fold_names(["h.0", "h.1", "h.2"]), fold_names(["h.1.mlp", "h.5.mlp", "head"])
     ('h[0:3]', 'h[1, 5].mlp, head')
     """
     groups: dict[tuple[str, str], list[int]] = {}

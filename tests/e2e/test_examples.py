@@ -21,7 +21,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 def run_example(name: str, *needs: str) -> str:
-    """What an example prints."""
+    """Runs an example; returns what it prints."""
     missing = [library for library in needs if find_spec(library) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed")

@@ -27,7 +27,7 @@ FLAGS = (
 
 
 class Report(NamedTuple):
-    """What a page is written from."""
+    """The arguments of a page."""
 
     analysis: fxmem.Analysis
     plan: fxmem.Plan | None = None
@@ -356,7 +356,7 @@ CONTRAST = """() => {
       return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.outerHTML.slice(0, 80)];
     }).filter(([contrast]) => contrast < 4.5);
 }"""
-"""Of text on what is behind it, as the Web Content Accessibility Guidelines measure it (AA)."""
+"""Contrast of text and background, as the Web Content Accessibility Guidelines measure it (AA)."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -24,7 +24,7 @@ VARIABLES = (
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
     "CUBLAS_WORKSPACE_CONFIG",
 )
-"""What CUDA's numbers depend on besides."""
+"""Settings that CUDA's numbers depend on besides."""
 MODEL = """
 import torch
 from torch import nn
@@ -60,11 +60,11 @@ PRELUDES = {
         self, x = Namespace(head=torch.nn.Linear(64, 64)), torch.zeros(32, 64)
     """,
 }
-"""What the Python of a page takes for granted."""
+"""Names that the Python of a page takes for granted."""
 UNMARKED = {"torch.OutOfMemoryError:", "fxmem", "fxmem.analyze(model,"}
 """First words of texts that are no output: an error to start from, and signatures."""
 PICTURES = (b"<?xml", b"\x89PNG", b"<!doctype html>", b"\x80\x04")
-"""How the files begin that fxmem render writes."""
+"""First bytes of the files that fxmem render writes."""
 SETTING_UP = re.compile(r"python3 -m venv \S+|pip install \.|python -m pytest -n 2")
 """Commands that .ci/run runs, or that are of their kind."""
 
@@ -81,7 +81,7 @@ COMMANDS = {
 
 
 def is_exact(command: str) -> bool:
-    """Whether a command prints the same on this machine as on that where pages were written."""
+    """Tells whether a command prints the same here as where the pages were written."""
     if command.startswith(("fxmem plan", "fxmem verify")):  # which stop at a time, and tell one
         return False
     if "--device cpu" not in command:
@@ -120,7 +120,7 @@ def run(command: str) -> tuple[int, str, str]:
 
 
 def prepare_picture(arguments: list[str]) -> None:
-    """What the pages have written before they draw it."""
+    """Writes what the pages have written before they draw it."""
     step = "examples/unet.py:UNet --input 4x3x256x256 --optimizer adamw"
     if arguments[1].endswith(".json"):
         assert run(f"fxmem analyze {step} --json -o {arguments[1]}")[0] == 0

@@ -1,4 +1,4 @@
-"""What every command shares: errors, exit codes, help without torch."""
+"""Errors, exit codes and help of every command."""
 
 from __future__ import annotations
 

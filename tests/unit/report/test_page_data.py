@@ -63,7 +63,7 @@ def test_a_plan_adds_its_step_its_figures_and_the_trade_offs() -> None:
 
 
 def sum_lives(storages: dict[str, list[int]], workspace: list[int]) -> list[int]:
-    """What the script adds up, the slow way."""
+    """Adds up live bytes as the script does, the slow way."""
     lives = [*zip(storages["bytes"], storages["born"], storages["died"], strict=True)]
     return [
         held + sum(n for n, born, died in lives if born <= step and (died == NONE or died >= step))

@@ -1,4 +1,4 @@
-"""What PyTorch's own tools and the viewer's rules make of a snapshot of a step that never ran."""
+"""Snapshots of steps that never ran, read by PyTorch's own tools and by the viewer's rules."""
 
 from __future__ import annotations
 
