@@ -38,13 +38,6 @@ class Report(NamedTuple):
 PLOT = {"left": 74, "right": 14, "top": 44, "bottom": 46}
 
 
-def find_chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        give_up("Chromium is not installed: apt-get install chromium")
-    return found
-
-
 def give_up(reason: str) -> Any:
     """Where CI runs, a report that nobody looked at is a failure."""
     if os.environ.get("CI"):
@@ -58,7 +51,9 @@ def browser() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError:
         give_up("playwright is not installed: pip install 'fxmem[dev]'")
-    path = find_chromium()
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        give_up("Chromium is not installed: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
         yield browser
@@ -157,7 +152,7 @@ def is_at_peak(page: Any) -> bool:
     return "relu \u25c6 peak" in [row[0].strip() for row in read_rows(page, "#tree")]
 
 
-def test_pointing_shows_what_is_alive(open_report: Any) -> None:
+def test_pointing_shows_what_is_alive_and_a_click_the_life_of_a_storage(open_report: Any) -> None:
     page = open_report(Report(make_analysis()))
     page.mouse.move(*locate(page, 3, 15 * MIB))  # 13 MiB lie below the activation of 4
     tip = page.locator(".tip").inner_text().split("\n")
@@ -172,10 +167,6 @@ def test_pointing_shows_what_is_alive(open_report: Any) -> None:
     page.mouse.move(5, 5)
     assert page.locator(".tip").is_hidden()
     assert page.locator("#moment-title").inner_text().startswith("Peak, operation 6")
-
-
-def test_a_click_shows_the_life_of_a_storage(open_report: Any) -> None:
-    page = open_report(Report(make_analysis()))
     page.mouse.click(*locate(page, 3, 15 * MIB))
     assert page.locator("#life h3").inner_text() == "block.relu"
     assert read_life(page) == {
