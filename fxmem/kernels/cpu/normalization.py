@@ -127,7 +127,7 @@ def layer_norm(
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """aten/src/ATen/native/group_norm.cpp, ``native_group_norm``: likewise."""
+    """aten/src/ATen/native/group_norm.cpp, ``native_group_norm``: statistics as above."""
     batch, _channels, _pixels, groups, _eps = sizes
     dtype = _statistics_dtype(x, weight, bias)
     y = torch.empty_like(x, memory_format=suggest_memory_format(x))

@@ -177,7 +177,7 @@ def _answer_capability() -> Iterator[None]:
 def _update_together() -> Iterator[None]:
     """Optimizers update all parameters together where all are plain tensors on a GPU.
 
-    ``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``: by their exact type. Likewise
+    ``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``: by their exact type; as does
     ``torch.nn.utils.clip_grad_norm_``, by ``torch/utils/_foreach_utils.py``.
     """
     lists = optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types

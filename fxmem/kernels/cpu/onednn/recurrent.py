@@ -102,7 +102,7 @@ class _Descriptors:
         )  # fmt: skip
 
     def needs(self, primitive: ctypes.c_void_p) -> _Needs:
-        """What a pass takes: weights that have to be reordered, and what it works in."""
+        """Asks for a pass's reordered weights, gradients, scratchpad and workspace."""
         library, hidden, weights_bytes = self.scope.library, self.problem.hidden, 0
         for index, sizes in enumerate(self.weight_sizes):
             inner = sizes[2]  # PyTorch's order is gate, output, input (``ldgoi``)

@@ -67,7 +67,7 @@ def _densify_line(x: Tensor) -> tuple[Tensor, int]:
 
 
 def _choose_format(x: Tensor, weight: Tensor, args: Sequence[object]) -> torch.memory_format:
-    """Of the result, and of the gradients: cuDNN's operands decide, other kernels have planes."""
+    """Chooses it for result and gradients: cuDNN's operands decide, other kernels have planes."""
     geometry = _make_geometry(args, x.dim() - 2)
     if x.dim() == 3 or select_backend(x, weight, geometry) is not Backend.CUDNN:
         return torch.contiguous_format

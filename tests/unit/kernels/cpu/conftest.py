@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(params=[1, 2, 5])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How many threads kernels may use: some take scratch memory for each, from one or two on."""
+    """Sets the threads of kernels: some take scratch memory for each, from one or two on."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

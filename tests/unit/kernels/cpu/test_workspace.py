@@ -130,7 +130,7 @@ def test_convolution_follows_the_number_of_threads() -> None:
 
 F32, BF16 = torch.float32, torch.bfloat16
 TYPES = [(F32, F32), (F32, None), (BF16, F32), (BF16, BF16)]
-"""Of the input and of the parameters."""
+"""Types of the input and of the parameters."""
 
 
 @pytest.mark.usefixtures("threads")

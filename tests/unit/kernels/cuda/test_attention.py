@@ -63,7 +63,7 @@ def run(
 
 
 def backward(graph: MemoryGraph) -> Made:
-    """What backward makes, without the loss's gradient and those that parameters keep."""
+    """Lists what backward makes, without the loss's gradient and those that parameters keep."""
     found = made(graph, Phase.BACKWARD)
     return [what for what in found if what[0] not in ("ones_like", "new_empty_strided")]
 

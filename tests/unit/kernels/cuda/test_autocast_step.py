@@ -97,7 +97,7 @@ def test_nothing_stays() -> None:
 
 
 def test_other_threads_keep_their_kernels() -> None:
-    """What a thread with a real GPU would call."""
+    """Calls what a thread with a real GPU would."""
     results = []
 
     def multiply() -> None:

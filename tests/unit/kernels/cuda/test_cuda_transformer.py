@@ -81,7 +81,7 @@ def test_no_fused_backend_is_enabled() -> None:
 
 
 def after_scores(model: nn.Module, *inputs: Tensor) -> list[tuple[str, int]]:
-    """What comes between the scores and the context."""
+    """Lists what comes between the scores and the context."""
     what = made(infer(model, *inputs))
     names = [name for name, _ in what]
     return what[names.index("bmm") + 1 : names.index("clone")]

@@ -1,4 +1,4 @@
-"""What code sees of devices while a GPU is stood in for."""
+"""Devices as code sees them while a GPU is stood in for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What optimizers hold on CUDA while they step, by hand from ``torch/optim``.
+"""Memory of optimizers on CUDA while they step, by hand from ``torch/optim``.
 
 CUDA's default is to update all parameters at once (``_default_to_fused_or_foreach``), but for
 Adafactor, whose default is one after the other on any device.

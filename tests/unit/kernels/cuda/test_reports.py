@@ -1,4 +1,4 @@
-"""What reports say of outputs that are kept, and of operators whose memory nothing here states."""
+"""Reports on outputs that are kept, and on operators whose memory is not counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each operator that CUDA serves its own way saves for backward: a table, and its holes."""
+"""A table of what operators that CUDA serves its own way save for backward, and its holes."""
 
 from __future__ import annotations
 
