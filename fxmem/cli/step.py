@@ -121,7 +121,7 @@ def _add_surroundings(parser: argparse.ArgumentParser, analyzes: bool, checks_fi
             "--accumulate",
             type=int,
             metavar="N",
-            help="micro-batches per optimizer step, each of the inputs",
+            help="micro-batches per optimizer step, each as --input says",
         )
     loop.add_argument(
         "--keep-gradients",
@@ -154,8 +154,8 @@ def add_input_option(group: argparse._ArgumentGroup) -> None:
         dest="inputs",
         metavar="[NAME=]SHAPE[:DTYPE][:FORMAT]",
         help="an input, e.g. 8x3x224x224:bf16, 8x3x224x224:channels_last or ids=1x128:int64; "
-        "repeat it for more: without a name in order, with one as a keyword argument; NAME=True, "
-        "False or None too",
+        "repeat it for more: those without a name are positional, the others keyword arguments, "
+        "which may also be True, False or None",
     )
 
 
