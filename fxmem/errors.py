@@ -1,4 +1,4 @@
-"""What fxmem raises: one family, one clear line each, with what to try."""
+"""Errors and warnings of fxmem: one family, one clear line each, with what to try."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ def summarize_error(error: BaseException) -> str:
 
 
 class FxmemWarning(UserWarning):
-    """What an analysis leaves out of the step that the user has; one line."""
+    """A part of the user's step that an analysis leaves out; one line."""

@@ -17,7 +17,7 @@ from fxmem.errors import UsageError
 _MIB = 1024**2
 
 CONTEXT_BYTES = (300 * _MIB, 600 * _MIB)
-"""What a CUDA context takes of a device's memory, from and to.
+"""The least and the most that a CUDA context takes of a device's memory.
 
 It holds the driver's own data and the kernels that were loaded, each when it is first used. Seen
 with PyTorch on CUDA 12 and 13: about 300 MB (PyTorch issue 107667), 400 MB (issue 109888), 426 MiB

@@ -178,7 +178,7 @@ def measure_blocks(blocks: Blocks, result_bytes: Sequence[int]) -> int:
 
 
 class Effect(str, Enum):
-    """What keeps an operator from being run again as it was, or without care.
+    """Reason why an operator cannot be recomputed as it was, or not without care.
 
     Attributes:
         RANDOM: It draws from the global random number generator, whose state can be restored.

@@ -37,7 +37,7 @@ from fxmem.memory.timeline import Action, Event, build_timeline
 _ACTIONS = (Action.FREE, Action.ALLOC)
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _ALIGNMENT_BYTES = 64
-"""Of what the CPU's allocator hands out (``c10/core/alignment.h``, ``gAlignment``)."""
+"""Alignment of the CPU's allocator (``c10/core/alignment.h``, ``gAlignment``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What to call a storage: by what it is, and where it has no name, by what made it.
+"""Labels of storages: their names, and where they have none, what made them.
 
 In forward a storage is called like the node that made it. What backward and the optimizer make
 belongs to nodes and parameters too, and is no result of theirs: it gets a label that says so.
@@ -15,7 +15,7 @@ _OF_PARAMETERS = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def label_storages(graph: MemoryGraph) -> tuple[str, ...]:
-    """What to call each storage, by its index; see ``label`` in ``docs/json.md``.
+    """Labels each storage, by its index; see ``label`` in ``docs/json.md``.
 
     Args:
         graph: The memory graph of the step.
@@ -31,7 +31,7 @@ def label_storages(graph: MemoryGraph) -> tuple[str, ...]:
 
 
 def find_updated(graph: MemoryGraph, operation: Operation) -> tuple[str, ...]:
-    """The parameters whose update an operation of the optimizer is part of.
+    """Finds the parameters whose update an operation of the optimizer is part of.
 
     Those whose value, gradient or state it reads; where it reads none of these, those that its
     arguments were computed from.
@@ -59,7 +59,7 @@ def find_updated(graph: MemoryGraph, operation: Operation) -> tuple[str, ...]:
 
 
 def label_operator(operation: Operation) -> str:
-    """What to call an operator: its name, and its overload only where it has several.
+    """Names an operator, with its overload only where it has several.
 
     >>> label_operator(Operation(1, "aten.mm.default", Phase.FORWARD))
     'aten.mm'
@@ -138,7 +138,7 @@ def _find_maker(graph: MemoryGraph, storage: Storage) -> Operation | None:
 
 
 class _Receivers:
-    """Whose backward may read a gradient first: that of the node, or of one before it.
+    """Nodes whose backward may read a gradient first: the node itself, or one before it.
 
     Some nodes hand a gradient on as it is, such as an addition; they run nothing in backward.
     """

@@ -1,4 +1,4 @@
-"""From a memory graph to the sequence of allocations and frees of its step.
+"""Allocations and frees of a step, in order, from its memory graph.
 
 Each operation runs as alloc - run - free: its new storages and its workspace are allocated (in the
 kernel's own order where :attr:`fxmem.graph.Operation.blocks` states one), the workspace goes when
@@ -16,7 +16,7 @@ from fxmem.graph import NEXT_RESULT, RESIDENT, MemoryGraph, Operation, Phase, St
 
 
 class Action(str, Enum):
-    """What happens to the memory in an event."""
+    """Kind of an event."""
 
     ALLOC = "alloc"
     FREE = "free"
@@ -44,7 +44,7 @@ class Event:
 
     @property
     def delta_bytes(self) -> int:
-        """By how much the live bytes change."""
+        """Change of the live bytes."""
         return self.nbytes if self.action is Action.ALLOC else -self.nbytes
 
 

@@ -226,7 +226,7 @@ class CachingAllocator:
         return at
 
     def _get_new(self, pool: BlockPool, stream: int, size: int) -> Block | None:
-        """A block from the device, after freeing what is cached if need be."""
+        """Take a block from the device, after freeing what is cached if need be."""
         heap, settings = self._heap, self.settings
         block = self._ask_device(pool, stream, size)
         if block is None and release_oversize(heap, pool, stream, size, settings.max_split_bytes):
@@ -238,7 +238,7 @@ class CachingAllocator:
         return block
 
     def _ask_device(self, pool: BlockPool, stream: int, size: int) -> Block | None:
-        """A new segment, or more pages of an expandable one (``alloc_block``)."""
+        """Ask for a segment, or more pages of an expandable one (``alloc_block``)."""
         heap, settings = self._heap, self.settings
         segment_bytes, capacity_bytes = settings.segment_size(size), heap.memory.capacity_bytes
         if capacity_bytes is not None and settings.memory_fraction < 1:  # setMemoryFraction

@@ -11,7 +11,7 @@ from itertools import groupby
 _PAGE_BYTES = 2 * 1024**2
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _ADDRESS_SPACE_BYTES = 1 << 40
-"""Of an expandable segment on a device of unlimited memory."""
+"""Addresses of an expandable segment on a device of unlimited memory."""
 
 
 class DeviceMemory:
@@ -43,7 +43,7 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int | None:
-        """What is left; None without a capacity."""
+        """Bytes that are left; None without a capacity."""
         if self.capacity_bytes is None:
             return None
         return max(self.capacity_bytes - self.context_bytes - self.used_bytes, 0)
@@ -98,7 +98,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is less than its whole segment."""
+        """True of a block that is less than its whole segment."""
         return self.previous is not None or self.next is not None
 
     @property
@@ -196,7 +196,7 @@ class BlockPool:
 
 
 class TraceAction(str, Enum):
-    """What an allocator did, in the words of ``torch.cuda.memory._snapshot``."""
+    """Action of an allocator, in the words of ``torch.cuda.memory._snapshot``."""
 
     ALLOC = "alloc"
     FREE = "free_completed"

@@ -13,7 +13,7 @@ from fxmem.memory.timeline import Event
 
 @dataclass(frozen=True, slots=True)
 class AllocatorProfile:
-    """What a caching allocator held during a step.
+    """Memory that a caching allocator held during a step.
 
     Attributes:
         allocated_bytes: Sum of the blocks in use after each event.

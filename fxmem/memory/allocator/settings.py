@@ -21,7 +21,7 @@ MIN_BLOCK_BYTES = 512
 SMALL_LIMIT_BYTES = MIB
 """The largest block of the small pool (``kSmallSize``)."""
 SMALL_SEGMENT_BYTES = 2 * MIB
-"""What the small pool asks the device for (``kSmallBuffer``)."""
+"""The small pool asks the device for so much at a time (``kSmallBuffer``)."""
 MIN_OWN_SEGMENT_BYTES = 10 * MIB
 """From this size on a block gets a segment of its own (``kMinLargeAlloc``)."""
 SEGMENT_ROUNDING_BYTES = 2 * MIB
@@ -58,7 +58,7 @@ class AllocatorSettings:
     memory_fraction: float = 1.0
 
     def round_size(self, nbytes: int) -> int:
-        """The size of the block that a request needs.
+        """Round a request up to the size of its block.
 
         Source: ``DeviceCachingAllocator::round_size`` and ``roundup_power2_next_division``.
 
@@ -72,7 +72,7 @@ class AllocatorSettings:
         return _round_up(nbytes, MIN_BLOCK_BYTES)
 
     def segment_size(self, size: int) -> int:
-        """What the device is asked for when no cached block serves a block of ``size`` bytes.
+        """Bytes to ask the device for when no cached block serves a block of ``size`` bytes.
 
         Source: ``DeviceCachingAllocator::get_allocation_size``.
         """

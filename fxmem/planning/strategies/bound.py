@@ -30,16 +30,16 @@ from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.simulate import simulate_segments
 
 _MOST_NODES = 100
-"""Of the solver's tree: the bound is then lower than it could be, and the same on any machine."""
+"""Nodes of the solver's tree, not seconds: the bound is the same on any machine."""
 _GAP = 1e-3
-"""How far the solver's bound may be below the least cost, as a share of the cost."""
+"""Share of the least cost by which the solver's bound may lie below it."""
 _LARGEST = 1e4
 """Bytes are divided so that no bound is above this: solvers are exact to digits, not to bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What forward made, at the moment of the peak."""
+    """A storage that forward made, at the moment of the peak."""
 
     nbytes: int
     cost: float
@@ -115,7 +115,7 @@ def _list_values(
 
 
 def _solve(values: Sequence[_Value], budget: int) -> float:
-    """The bound of the program in columns ``s`` and ``r``."""
+    """Solves the program in columns ``s`` and ``r``."""
     count = len(values)
     unit = max(1.0, budget / _LARGEST)
     cost_unit = max((value.cost for value in values), default=0.0) or 1.0

@@ -40,20 +40,15 @@ class Goal:
     peak_bytes: int | None = None
     cost: float | None = None
 
-    @property
-    def is_given(self) -> bool:
-        """Whether there is a limit."""
-        return self.peak_bytes is not None or self.cost is not None
-
     def choose(self, front: Sequence[Candidate]) -> Candidate:
-        """The cheapest within the budget, else the leanest; or the leanest that costs no more."""
+        """Chooses the cheapest within the budget, else the leanest; or the leanest at the cost."""
         if self.peak_bytes is not None:
             return next((c for c in front if c.peak_bytes <= self.peak_bytes), front[-1])
         assert self.cost is not None
         return next((c for c in reversed(front) if c.cost <= self.cost), front[0])
 
     def list_near(self, front: Sequence[Candidate]) -> Sequence[Candidate]:
-        """The candidates of a front, cheapest first, next to the goal; all where there is none."""
+        """Lists the candidates of a front next to the goal; all where there is none."""
         if self.peak_bytes is not None:
             at = sum(candidate.peak_bytes > self.peak_bytes for candidate in front)
         elif self.cost is not None:
@@ -89,7 +84,7 @@ class CandidatePool:
 
 
 def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates that no other beats in both peak and cost; cheapest first."""
+    """Drops the candidates that another beats in both peak and cost; cheapest first."""
     front: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.cost, c.peak_bytes)):
         if not front or candidate.peak_bytes < front[-1].peak_bytes:

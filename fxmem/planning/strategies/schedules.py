@@ -12,7 +12,7 @@ from fxmem.planning.strategies.problem import PlanProblem
 
 _BUDGETS = 40
 _MOST_STAGES = 96
-"""Of a chain that is solved: that takes time in the third power of their number."""
+"""The chain's solver takes time in the third power of the number of stages."""
 
 
 def propose_schedules(problem: PlanProblem) -> Iterator[Segments]:

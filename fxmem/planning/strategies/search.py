@@ -29,7 +29,7 @@ STRATEGIES: Mapping[str, Proposer] = {
 
 
 def resolve_strategy(strategy: str | Strategy | None) -> Proposer:
-    """The strategy of a name, or the user's own, whose proposals are checked.
+    """Finds the strategy of a name, or wraps the user's own, whose proposals are checked.
 
     Raises:
         UsageError: There is no strategy of that name, or it is no function.

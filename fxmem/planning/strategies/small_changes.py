@@ -15,27 +15,17 @@ from fxmem.planning.strategies.chains.stages import list_cuts
 from fxmem.planning.strategies.problem import PlanProblem
 
 _TRIALS = 11000
-_TRIALS_NEAR = 9000
-"""Of smaller changes, next to a goal."""
-_TRIALS_ELSEWHERE = 6500
-_AT_GAPS = 0.9
-"""How often what is changed lies beside a gap in the front, rather than anywhere in it."""
-_ROUNDS = 2
-"""How often it is then looked for better plans elsewhere, at most, and near the goal again."""
-_BELOW = 0.8
-"""Of the least peak: to there the gap is taken to go on."""
-_MOST_STAGES = 8
-"""That a new segment spans."""
-_JOINED = 0.4
-"""How often two plans are put together."""
-_JOINED_NEAR = 0.3
-"""The same where changes are to be small: neighbours only."""
-_FURTHER = 0.3
-"""How often one more change follows: some only pay together."""
-_AT_STAGES = 0.6
-"""How often cuts are drawn where stages begin."""
-_WITHIN = 0.3
-"""How often what lies within a segment is what is changed."""
+_TRIALS_NEAR = 9000  # next to a goal
+_TRIALS_ELSEWHERE = 6500  # between those
+_ROUNDS = 2  # of looking elsewhere, and near the goal again
+_MOST_STAGES = 8  # that a new segment spans
+# Shares of random choices:
+_AT_GAPS = 0.9  # vary a plan beside a gap in the front, rather than any
+_JOINED = 0.4  # put two plans together
+_JOINED_NEAR = 0.3  # the same next to a goal: neighbours only
+_FURTHER = 0.3  # make one more change: some only pay together
+_AT_STAGES = 0.6  # cut where stages begin
+_WITHIN = 0.3  # change what lies within a segment
 
 
 def change_segments(problem: PlanProblem) -> Iterator[Segments]:
@@ -43,7 +33,7 @@ def change_segments(problem: PlanProblem) -> Iterator[Segments]:
     cuts = list_cuts(problem.step, problem.limits)
     positions = sorted({start for starts in cuts for start in starts})
     goal = problem.goal
-    if not goal.is_given:
+    if goal == Goal():
         yield from problem.limit_trials(_vary_front(problem, positions, goal), _TRIALS)
         return
     near = _vary_front(problem, positions, goal, is_near=True)
@@ -69,8 +59,8 @@ def _vary_front(
         if not is_near and rng.random() < _AT_GAPS:
             # A peak drawn at random lies in a wide gap more often than in a narrow one, and below
             # all of them now and then.
-            most, least = near[0].peak_bytes, near[-1].peak_bytes * _BELOW
-            peak_bytes = most * (least / most) ** rng.random()
+            most, least = near[0].peak_bytes, near[-1].peak_bytes
+            peak_bytes = most * (least / most) ** (1.1 * rng.random())
             at = bisect_left(near, -peak_bytes, key=lambda candidate: -candidate.peak_bytes)
             at = min(max(at - rng.randrange(2), 0), len(near) - 1)
         parents = [candidate.segments for candidate in near]

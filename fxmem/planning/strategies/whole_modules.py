@@ -15,7 +15,7 @@ from fxmem.planning.strategies.problem import PlanProblem
 from fxmem.planning.strategies.small_changes import draw_neighbour
 
 _LITTLE = 0.05
-"""Of what the next step can save at most: what saves less is next to free, and waits."""
+"""Share of the most that the next step can save: what saves less is next to free, and waits."""
 _TRIALS = 4000
 _TRIALS_BESIDE = 1000
 """Where other strategies follow."""
@@ -74,7 +74,7 @@ def _change(choices: _Choices) -> Iterator[Segments]:
 
 
 def _choose_next(current: Candidate, more: Sequence[Candidate]) -> Candidate | None:
-    """The one of some larger choices that saves most for its cost; None where none saves."""
+    """Chooses the larger choice that saves most for its cost; None where none saves."""
     most = current.peak_bytes - min((c.peak_bytes for c in more), default=current.peak_bytes)
     saving = [c for c in more if current.peak_bytes - c.peak_bytes >= max(1, _LITTLE * most)]
     return max(
@@ -87,7 +87,7 @@ def _choose_next(current: Candidate, more: Sequence[Candidate]) -> Candidate | N
 def _mutate(
     rng: Random, parents: Sequence[Chosen], groups: Sequence[Sequence[int]], count: int
 ) -> Chosen:
-    """A variation of one of some choices, or two of them put together."""
+    """Varies one of some choices, or puts two together."""
     at = rng.randrange(len(parents))
     chosen = set(parents[at])
     if len(parents) > 1 and rng.random() < 0.3:

@@ -84,7 +84,7 @@ class Chain:
 
     @property
     def boundary_bytes(self) -> tuple[int, ...]:
-        """What crosses each boundary: the input of each stage, and the output."""
+        """Bytes that cross each boundary: the input of each stage, and the output."""
         return (*(stage.input_bytes for stage in self.stages), self.output_bytes)
 
     @property

@@ -50,7 +50,7 @@ _Costs: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """What stages ``s..t`` can begin with: the options of ``s``, then segments of growing length.
+    """Entries that ``s..t`` can begin with: the options of ``s``, then longer and longer segments.
 
     Attributes:
         needed: Memory that the entry's own runs need.

@@ -21,9 +21,9 @@ from fxmem.planning.strategies.chains.options import list_options
 from fxmem.planning.strategies.chains.stage_memory import measure_edges, measure_options
 
 _STAGES = (48, 32, 20, 12, 8)
-"""How many stages there may be, in one cut after the other."""
+"""Most stages, in one cut after the other."""
 _LEVELS = (1, 2, 3)
-"""How many numbers of a module's name make a block."""
+"""Numbers of a module's name that make a block."""
 _MOST_STAGES = 200
 _NEVER = 1e9
 """The price of what may not be recomputed."""
