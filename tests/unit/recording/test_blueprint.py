@@ -3,64 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem import analyze
 from fxmem.graph import MemoryGraph
-from fxmem.kernels.cuda.gpu import GPU_DEVICE
-from fxmem.recording.blueprint import Blueprint
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.options import resolve_options
-from fxmem.tracing.fakes import make_fake_mode
-
-
-def draw(model: nn.Module, *args: Any, **options: Any) -> Blueprint:
-    return Blueprint(
-        model=model,
-        args=args,
-        kwargs={},
-        loss=resolve_loss(None),
-        make_optimizer=resolve_optimizer("adam"),
-        options=resolve_options(**options),
-        fake_mode=make_fake_mode(),
-        named_devices=set(),
-    )
-
-
-def test_each_step_has_fakes_of_its_own() -> None:
-    model, cache = nn.Linear(4, 2), [torch.ones(3, 4)]
-    weight, blueprint = model.weight, draw(model, cache)
-    seen = []
-    for _ in range(2):
-        with blueprint.make_step() as step:
-            assert isinstance(step.model.weight, FakeTensor)
-            seen += [step.model.weight, *step.args[0]]
-    assert len({*map(id, seen)}) == 4
-    assert model.weight is weight and type(weight) is nn.Parameter
-
-
-def test_a_step_lies_where_the_target_has_it() -> None:
-    with draw(nn.Linear(4, 2), "3x4", dtype="bf16").make_step() as step:
-        tensors = [*step.model.parameters(), *step.args]
-        assert {(t.device, t.dtype) for t in tensors} == {(GPU_DEVICE, torch.bfloat16)}
-
-
-def test_the_devices_that_code_names_are_gathered() -> None:
-    class Moves(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.to("cuda:1").sum()
-
-    blueprint = draw(Moves(), "3x4", device="cpu", mode="infer")
-    with blueprint.fake_mode:
-        blueprint.record(True, ("3x4:float32",))
-    assert blueprint.named_devices == {"cuda:1"}
-
 
 F = nn.functional
 WIDTH = 64

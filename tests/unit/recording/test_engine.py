@@ -45,21 +45,11 @@ def zeros(columns: int) -> torch.Tensor:
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "two gradients meet": lambda x: x.sin() * x.cos(),
-    "three gradients meet": lambda x: (x * 2).exp() + (x * 3).sin() + x.tanh(),
     "a gradient that others hold": lambda x: x + x.relu() + x.sin() * x.cos(),
-    "gradients of slices": lambda x: x[:, :64].exp() * x[:, 64:128].sin() + x[:, :64],
-    "gradients from cat": lambda x: torch.cat([x.sin(), x.cos(), x]),
-    "gradient of a transpose": lambda x: x.t().exp() + x.t().sin(),
     "expanded gradient": lambda x: x.sum(1, keepdim=True).expand(-1, COLUMNS) + x.exp(),
     "gather": lambda x: x.gather(1, zeros(2 * COLUMNS)),
-    "max": lambda x: x.max(1)[0],
     "sort": lambda x: x.sort(1)[0],
-    "trace": lambda x: x.trace(),
     "scatter_reduce": lambda x: torch.zeros(ROWS, 9).scatter_reduce(1, zeros(COLUMNS), x, "amax"),
-    "cholesky": lambda x: torch.linalg.cholesky(x @ x.mT + 99 * torch.eye(ROWS)),
-    "take": lambda x: x.take(torch.arange(1000)),
-    "cummax": lambda x: x.cummax(1)[0],
-    "index_select": lambda x: x.index_select(0, torch.zeros(32, dtype=torch.int64)),
     "index": lambda x: x[torch.zeros(96, dtype=torch.int64)],
     "added in Python": lambda x: AddsInPython.apply(x),
     "scatter in forward": lambda x: torch.zeros_like(x).scatter(1, zeros(COLUMNS), x),
@@ -85,7 +75,7 @@ class Gradient(OnWeight):
             return torch.autograd.grad(output.sum(), self.weight)[0]
 
 
-@pytest.mark.parametrize("name", ["two gradients meet", "sort", "gather", "added in Python"])
+@pytest.mark.parametrize("name", ["two gradients meet", "gather"])
 def test_the_peak_of_a_backward_inside_forward_is_that_of_the_allocator(name: str) -> None:
     case = Case(name, lambda: Gradient(FUNCTIONS[name]), (Spec((ROWS, COLUMNS)),))
     real_bytes = measure_allocator(case, "infer")["peak_bytes"]

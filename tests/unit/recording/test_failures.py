@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -43,16 +42,6 @@ def branch_on_any(net: Net, x: Tensor) -> Tensor:
     return -x
 
 
-def loop(net: Net, x: Tensor) -> Tensor:
-    while x.mean() > 0:
-        x = x - 1
-    return x
-
-
-def choose(net: Net, x: Tensor) -> Tensor:
-    return x if x.sum() > 0 else -x
-
-
 def choose_among_many(net: Net, x: Tensor) -> Tensor:
     return [x, -x][(x.sum() + x.mean() + x.std() + x.var() + x.amax() + x.amin()).item() > 0]
 
@@ -72,8 +61,6 @@ SIZE = "if it is a size, give a size hint: --size-hint N or size_hint=N"
     [
         (branch, "if x.mean() > 0", DECIDE),
         (branch_on_any, "if (x > 0).any()", DECIDE),
-        (loop, "while x.mean() > 0", DECIDE),
-        (choose, "x.sum() > 0", DECIDE),
         (
             choose_among_many,
             "(x.sum() + x.mean() + x.std() + x.var() + x.amax() + x.am...",
@@ -81,7 +68,6 @@ SIZE = "if it is a size, give a size hint: --size-hint N or size_hint=N"
         ),
         (compare, "torch.equal(x, x * 2)", DECIDE),
         (lambda net, x: x * x.max().item(), "x.max().item()", TENSORS),
-        (lambda net, x: x * x.max(1).values.tolist()[0], "x.max(1).values.tolist()", TENSORS),
         (lambda net, x: x * x.detach().numpy().sum(), "x.detach().numpy()", TENSORS),
         (lambda net, x: len(f"{x.mean():.3f}"), 'f"{x.mean():.3f}"', TENSORS),
         (lambda net, x: x[: int(x.argmax())], "int(x.argmax())", SIZE),
@@ -133,11 +119,7 @@ def samples(net: Net, x: Tensor) -> Tensor:
     return distribution.log_prob(distribution.sample())
 
 
-def samples_reparametrized(net: Net, x: Tensor) -> Tensor:
-    return torch.distributions.Normal(x, x.exp()).rsample()
-
-
-@pytest.mark.parametrize("code", [checks_its_values, samples, samples_reparametrized])
+@pytest.mark.parametrize("code", [checks_its_values, samples])
 def test_checks_that_only_raise_pass(code: Callable[..., Any]) -> None:
     assert fxmem.analyze(Net(code), ("3x4",)).peak_bytes > 0
 
@@ -154,6 +136,10 @@ def leave(net: Net, x: Tensor) -> Tensor:
 
 def fail(net: Net, x: Tensor) -> Tensor:
     raise RuntimeError("expects a square\nimage")
+
+
+def run_compiled(net: Net, x: Tensor) -> Tensor:
+    raise type("Unsupported", (RuntimeError,), {"__module__": "torch._dynamo.exc"})
 
 
 @torch.library.custom_op("fxmem_test::opaque", mutates_args=())
@@ -208,7 +194,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
             "sparse tensors are not supported: make them dense",
         ),
         (
-            lambda net, x: torch.compile(torch.neg)(x),
+            run_compiled,
             "torch.compile runs at {}, and what a compiler allocates is not analysed",
             "leave torch.compile out",
         ),
@@ -224,7 +210,6 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")  # torch.compile's own
 def test_what_else_goes_wrong(code: Callable[..., Any], cause: str, hint: str) -> None:
     with pytest.raises(fxmem.TraceError) as caught:
         fxmem.analyze(Net(code), ("3x4",))
@@ -267,20 +252,6 @@ def test_what_a_fake_kernel_raises_is_not_logged_as_well(caplog: pytest.LogCaptu
     with FakeTensorMode(), pytest.raises(RuntimeError):
         torch.bmm(torch.ones(3, 4, 4), torch.ones(3, 4, 4).long())
     assert caplog.records != []
-
-
-runs = itertools.count()  # a list would be put back to what it was
-
-
-def count_runs(net: Net, x: Tensor) -> Tensor:
-    next(runs)
-    raise ValueError
-
-
-def test_a_model_that_fails_runs_once() -> None:
-    with pytest.raises(fxmem.TraceError):
-        fxmem.analyze(Net(count_runs), ("3x4",))
-    assert next(runs) == 1
 
 
 def test_what_fails_only_while_it_is_traced_is_tried_without() -> None:

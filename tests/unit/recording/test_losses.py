@@ -39,11 +39,6 @@ def test_an_output_may_bring_its_own_loss(output: Any) -> None:
     assert compute(None, output) is own
 
 
-def test_a_scalar_output_is_the_loss_itself() -> None:
-    output = make()
-    assert compute(None, output) is output
-
-
 @pytest.mark.parametrize(
     ("output", "value"),
     [
@@ -58,11 +53,6 @@ def test_a_scalar_output_is_the_loss_itself() -> None:
 )
 def test_else_floating_outputs_are_summed(output: Any, value: int) -> None:
     assert compute(None, output).item() == value
-
-
-def test_a_tensor_returned_twice_counts_once() -> None:
-    output = make(3)
-    assert compute(None, [output, {"again": output}]).item() == 3
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,6 @@ def test_state_on_fakes_is_as_large_as_real_state(name: str) -> None:
     assert bool(real) == (name.partition("(")[0] != "sgd")
 
 
-def test_none_is_no_optimizer() -> None:
-    assert resolve_optimizer(None) is None
-
-
 @pytest.mark.parametrize("choice", [optim.AdamW, lambda params: optim.AdamW(params, lr=0.1)])
 def test_a_class_or_a_function_makes_it(choice: Any) -> None:
     make = resolve_optimizer(choice)
@@ -174,13 +170,3 @@ def test_states_are_as_large_as_by_formula(shape: tuple[int, ...], nbytes: int) 
     state = optimizer.state[parameter]
     own = [value for key, value in state.items() if not key.startswith("qmap")]
     assert sum(value.nbytes for value in own) == nbytes
-
-
-def test_parameters_share_the_maps_of_codes() -> None:
-    parameters = [nn.Parameter(torch.zeros(64, 64)) for _ in range(2)]
-    for parameter in parameters:
-        parameter.grad = torch.zeros(64, 64)
-    optimizer = Adam8bit(parameters)
-    optimizer.step()
-    first, second = (optimizer.state[parameter] for parameter in parameters)
-    assert first["qmap1"] is second["qmap1"] and first["qmap1"].nbytes == 1024

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fxmem import analyze
 from fxmem.graph import Category, Effect, MemoryGraph, Phase
-from fxmem.recording.autograd import AutogradLog, is_own_output
-from fxmem.recording.ledger import Ledger, UserReferences
 
 
 class Net(nn.Module):
@@ -171,96 +169,3 @@ def _iterate_sizes(tree: Any) -> Iterator[int]:
         if kind == torch._C._profiler._EventType.Allocation:
             yield fields.alloc_size
         yield from _iterate_sizes(event.children)
-
-
-def watch(function: Callable[[Tensor], Tensor]) -> tuple[AutogradLog, list[bool], Tensor]:
-    """What a function of a leaf saves, and whether each is its own output."""
-    log, own = AutogradLog(Ledger(torch.device("cpu"))), []
-
-    def pack(tensor: Tensor) -> Tensor:
-        own.append(is_own_output(tensor.grad_fn))
-        log.add_save(len(own) - 1, tensor, tensor.grad_fn, 0, 1)
-        return tensor.detach()
-
-    x = torch.zeros(4, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        return log, own, function(x)
-
-
-def test_an_output_is_saved_by_its_maker() -> None:
-    log, own, result = watch(torch.exp)
-    assert [save.sequence for save in log.saves] == [result.grad_fn._sequence_nr()]
-    assert own == [True]
-
-
-@pytest.mark.parametrize("function", [Tensor.sin_, Tensor.cos_])
-def test_in_place_a_copy_is_saved_that_has_a_number_too(
-    function: Callable[[Tensor], Tensor],
-) -> None:
-    log, _, result = watch(lambda x: function(x * 2))
-    assert log.saves[-1].sequence == result.grad_fn._sequence_nr()
-
-
-def test_a_storage_is_listed_once_however_often_it_is_saved() -> None:
-    log = AutogradLog(Ledger(torch.device("cpu")))
-    for tensor in (torch.zeros(4), torch.zeros(2, 2)):
-        log.add_save(3, tensor, None, 1, 9)
-    assert [(s.storage, s.node, s.position) for s in log.saves] == [(3, 1, 9)] * 2
-    assert [(s.shape, s.dtype) for s in log.saved] == [((4,), "float32")]
-
-
-@pytest.fixture
-def leaf() -> Tensor:
-    return torch.zeros(4, requires_grad=True)
-
-
-def run_nodes(log: AutogradLog, x: Tensor) -> Iterator[Tensor]:
-    """Two nodes, one without functions between them, and a function outside of all."""
-    log.enter_node()
-    y = x.exp()
-    log.exit_node(0)
-    log.enter_node()
-    log.exit_node(1)
-    log.enter_node()
-    z = y.sin().cos()
-    log.exit_node(2)
-    return iter((y, z, z.sum()))
-
-
-def test_a_function_belongs_to_the_node_that_made_it(leaf: Tensor) -> None:
-    log = AutogradLog(Ledger(torch.device("cpu")))
-    of_first, of_third, outside = (t.grad_fn for t in run_nodes(log, leaf))
-    assert log.find_node(of_first) == 0
-    assert log.find_node(of_third) == log.find_node(of_third.next_functions[0][0]) == 2
-    assert log.find_node(outside) is None
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    """In the middle of a step."""
-    ledger = Ledger(torch.device("cpu"))
-    ledger.begin()
-    return ledger
-
-
-def test_the_last_tensor_on_a_storage_lets_go_of_it(ledger: Ledger) -> None:
-    visible = UserReferences(ledger)
-    tensor = torch.zeros(4)
-    again = tensor.detach()
-    visible.watch(tensor, 7)
-    visible.watch(again, 7)
-    ledger.operation = 1
-    del tensor
-    assert (visible.held, visible.let_go) == ({7}, {7: 1})
-    ledger.operation = 3
-    del again
-    assert (visible.held, visible.let_go) == (set(), {7: 3})
-
-
-def test_a_view_keeps_what_it_is_a_view_of(ledger: Ledger) -> None:
-    visible = UserReferences(ledger)
-    tensor, other = torch.zeros(4, requires_grad=True).exp(), torch.zeros(4)
-    visible.watch(tensor, 0)
-    assert visible.includes(tensor)
-    assert visible.includes(tensor[1:])
-    assert not visible.includes(other)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +11,7 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.analysis import Analysis
-from fxmem.graph import RESIDENT, Category, FirstOperation, Operation, Phase
-from fxmem.recording.ledger import FirstStepLog
-from fxmem.recording.step import cast_to_float32
+from fxmem.graph import RESIDENT, Category, Phase
 
 
 class Net(nn.Module):
@@ -65,6 +61,14 @@ def test_what_is_resident_is_named() -> None:
         for parameter in ("weight", "bias")
         for state in ("step", "exp_avg", "exp_avg_sq")
     }
+
+
+def test_a_module_s_own_tensors_are_allocated_after_its_children_s() -> None:
+    analysis = analyse(mode="infer")
+    order = [
+        analysis.graph.storages[at].name for at, _ in analysis.graph.warmup[:5] if at is not None
+    ]
+    assert order == ["first.weight", "first.bias", "frozen.weight", "frozen.bias", "table"]
 
 
 def test_gradients_are_made_in_the_step_and_not_for_what_is_frozen() -> None:
@@ -133,18 +137,6 @@ def test_a_reference_cycle_lives_to_the_end_of_its_step() -> None:
     assert names_of(analysis, Category.BUFFER) == {"table", "plain"}  # none of the first step
 
 
-def test_the_collector_is_on_afterwards_and_was_off() -> None:
-    seen = []
-
-    def body(net: Net, x: Tensor) -> Tensor:
-        seen.append(gc.isenabled())
-        y: Tensor = net.first(x)
-        return y
-
-    analyse(body)
-    assert not any(seen) and gc.isenabled()
-
-
 def test_the_steady_step_is_reported() -> None:
     """A model that does more the first time."""
 
@@ -161,28 +153,6 @@ def test_the_steady_step_is_reported() -> None:
 
 def test_recordings_of_one_model_are_equal() -> None:
     assert analyse(optimizer="adam").graph == analyse(optimizer="adam").graph
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_counts_and_saves_only_in_training(training: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    analysis = fxmem.analyze(model, ("8x4",), mode="train" if training else "infer", device="cpu")
-    operators = {operation.name for operation in analysis.graph.operations}
-    assert ("aten.add_.Tensor" in operators) is training
-    assert names_of(analysis, Category.BUFFER) == {
-        "1.running_mean",
-        "1.running_var",
-        "1.num_batches_tracked",
-    }
-
-
-def test_reads_and_saved_by_refer_to_storages_and_nodes() -> None:
-    graph = analyse(optimizer="adam").graph
-    for operation in graph.operations:
-        assert all(graph.storages[i].born < operation.index for i in operation.reads)
-    for saved in graph.saved:
-        storage = graph.storages[saved.storage]
-        assert saved.node in {graph.nodes[i].name for i in storage.saved_by}
 
 
 def test_what_hooks_reach_is_resident_and_named() -> None:
@@ -224,44 +194,6 @@ def test_an_optimizer_in_backward_may_ask_for_values(kind: Any) -> None:
     optimizer = kind(net.first.parameters())
     net.first.weight.register_post_accumulate_grad_hook(lambda p: optimizer.step() and None)
     assert fxmem.analyze(net, ("8x4",), device="cpu").optimizer_state_bytes > 0
-
-
-Pair = namedtuple("Pair", ["left", "right"])
-
-
-def test_only_halves_are_cast_and_containers_stay_what_they_are() -> None:
-    half, whole = torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.float64)
-    cast = cast_to_float32(OrderedDict(a=[half, whole], b=Pair(half, None), c="text"))
-    assert type(cast) is OrderedDict
-    assert type(cast["b"]) is Pair
-    assert cast["a"][0].dtype == cast["b"].left.dtype == torch.float32
-    assert cast["a"][1] is whole
-    assert (cast["b"].right, cast["c"]) == (None, "text")
-
-
-aten = torch.ops.aten
-
-
-def test_operators_that_allocate_nothing_are_left_out() -> None:
-    log = FirstStepLog()
-    log.see(aten.t.default, Phase.FORWARD, 3)
-    log.see(aten.mm.default, Phase.FORWARD, 3)
-    log.see(aten.sum.default, Phase.LOSS, 4)
-    log.see(aten.zeros_like.default, Phase.OPTIMIZER, 5)
-    log.see(aten.sqrt.default, Phase.OPTIMIZER, 6)
-    operations = (
-        Operation(0, "step.begin", Phase.FORWARD),
-        Operation(1, "aten.t.default", Phase.FORWARD),
-        Operation(2, "random.get_state", Phase.FORWARD),
-        Operation(3, "aten.mm.default", Phase.FORWARD),
-        Operation(4, "aten.mean.default", Phase.LOSS),
-        Operation(5, "aten.zeros_like.default", Phase.OPTIMIZER),
-    )
-    assert [*log.list_operations(operations)] == [
-        FirstOperation(3, Phase.FORWARD, 3),
-        FirstOperation(4, Phase.LOSS, None),
-        FirstOperation(5, Phase.OPTIMIZER, None),
-    ]
 
 
 def test_the_lines_of_the_first_step_are_those_of_the_second() -> None:
