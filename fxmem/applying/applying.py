@@ -79,7 +79,7 @@ def build_module(
         segments: The segments that backward computes again.
         inplace: The operations that run in place.
         mode: The calls that run the graph: ``"train"`` or ``"infer"``.
-        size_hint: How many elements are found where that depends on data.
+        size_hint: The number of elements that are found where that depends on data.
         plan: The plan that the changes are of.
     """
     ranges = find_size_ranges(model, graph, mode, size_hint)

@@ -28,7 +28,7 @@ from fxmem.units import resolve_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """What :func:`auto` was asked for."""
+    """The arguments of :func:`auto`."""
 
     limits: Mapping[str, Any]
     planning: Mapping[str, Any]

@@ -184,7 +184,7 @@ class _Writer:
         Args:
             name: Name of the function.
             nodes: Its body; those of ``forward`` bring their placeholders and output along.
-            depth: How many segments the function lies in.
+            depth: The number of segments that the function lies in.
             ends: The nodes that are its arguments and its results; None for ``forward``.
         """
         graph, inner = fx.Graph(), []

@@ -41,7 +41,7 @@ from fxmem.tracing.modules import (
 
 
 class _Missing:
-    """What an attribute is that is not there; a class, which a copy or a file has too."""
+    """Marks an attribute that is not there; a class, which a copy or a file has too."""
 
 
 _MISSING = _Missing

@@ -26,7 +26,7 @@ class _Choice:
 
     Attributes:
         norms: Names of its batch normalisations.
-        states: What else it changes: names of modules and of their tensors.
+        states: Other tensors that it changes: names of modules and of their tensors.
         inner: Names of the chosen modules within it.
     """
 
@@ -165,7 +165,7 @@ def _make_planned(original: nn.Module, choices: _Choices, plan: Plan | None) -> 
 
 
 def _remake(base: type[nn.Module], choices: _Choices, plan: Plan | None) -> nn.Module:
-    """What a copy, or what a file is read into, begins as."""
+    """Makes the empty object that a copy, or one from a file, begins as."""
     return _make_planned(object.__new__(base), choices, plan)
 
 

@@ -32,7 +32,6 @@ from fxmem.tracing import tracer
 from fxmem.tracing.state import list_generators, read_state, set_state
 
 _alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
-_DEVICES = ("cpu", "cuda")
 NO_TRANSFORMS = "torch.func's transforms do not allow checkpoints: this step runs without the plan"
 
 
@@ -82,7 +81,7 @@ class _Stop(Exception):
 
 
 class _Record:
-    """What a segment saves, without tensors: modules may keep graphs, as ``weight_norm`` does."""
+    """The record of what a segment saves, without tensors: modules may keep graphs of it."""
 
     def __init__(self, name: str, inputs: Sequence[int]) -> None:
         self.name, self.inputs, self.refilled = name, inputs, 0
@@ -113,7 +112,7 @@ class _Record:
         return tensor
 
     def describe(self, tensor: Tensor) -> tuple[Any, ...]:
-        """What both runs agree on: of parameters, also which one it is, and its version."""
+        """Describes what both runs agree on: of a parameter, also its identity and version."""
         if not tensor.requires_grad:
             return tensor.shape, tensor.dtype, False
         base: Any = tensor._base if tensor._is_view() else tensor
@@ -156,9 +155,8 @@ class _Frame:
         try:
             kept = {restore: restore() for restore in self.inputs}
         except RuntimeError as error:
-            is_changed = "inplace operation" in str(error)
             told = record.refuse("its input was modified in place since forward")
-            raise told if is_changed else error from None
+            raise told if "inplace operation" in str(error) else error from None
         inputs = [kept[restore] for restore in self.inputs]
         record.refilled = 0
         with contextlib.ExitStack() as stack:
@@ -172,7 +170,7 @@ class _Frame:
 
     def restore(self, stack: contextlib.ExitStack) -> None:
         if self.autocast or _is_any_autocast_enabled():
-            for then in self.autocast or [(device, None, False) for device in _DEVICES]:
+            for then in self.autocast or [(device, None, False) for device in ("cpu", "cuda")]:
                 stack.enter_context(torch.autocast(*then))
         for generator, state in self.drawn:
             stack.callback(set_state, generator, read_state(generator))
@@ -198,5 +196,5 @@ def _read_autocast() -> list[tuple[Any, ...]]:
     is_cached = torch.is_autocast_cache_enabled()
     return [
         (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), is_cached)
-        for device in _DEVICES
+        for device in ("cpu", "cuda")
     ]

@@ -32,7 +32,7 @@ _SAME, _OTHER, _FAILS = "same", "other", "fails"
 Place = tuple[str, int, int]
 """A dimension of an input: the argument's name, which of its tensors, and which dimension."""
 _Dim = tuple[int, int]
-"""Which distinct tensor of the inputs, and which dimension of it."""
+"""The positions of a distinct tensor among the inputs, and of a dimension in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SizeRange:
         places: The dimensions.
         low: The smallest size.
         high: The largest size.
-        step: What divides the size.
+        step: The number that divides the size.
     """
 
     places: tuple[Place, ...]
@@ -71,7 +71,7 @@ def find_size_ranges(
         model: The model.
         graph: Its graph.
         mode: ``"train"`` or ``"infer"``.
-        size_hint: How many elements are found where that depends on data.
+        size_hint: The number of elements that are found where that depends on data.
     """
     (output,) = graph.find_nodes(op="output")
     if _RANGES not in output.meta:

@@ -11,7 +11,7 @@ from fxmem.errors import FxmemWarning
 
 _OURS = ("torch", "fxmem")
 _GENERATED = "<eval_with_key>"
-"""What the code of graphs has as its file."""
+"""The file name of code that torch.fx generates."""
 
 
 def warn_caller(message: str) -> None:

@@ -1,4 +1,4 @@
-"""What came of running two models side by side. Pure data."""
+"""Results of running two models side by side: pure data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEMA_VERSION = 1
 
 
 class Kind(str, Enum):
-    """What of a step is compared, in this order."""
+    """Kinds of values of a step that are compared, in this order."""
 
     ERROR = "error"
     OUTPUT = "output"
@@ -29,15 +29,15 @@ class Difference:
     """One thing that two models do not have in common after a step.
 
     Attributes:
-        step: Which step, from 1.
-        kind: What it is.
+        step: The number of the step, from 1.
+        kind: The kind of value.
         name: Its name: of a parameter or buffer, of an entry of the output, of a generator.
         cause: In what it differs, where that is not a value: a shape, a dtype, an error.
         index: The first element that differs; None where no elements were compared.
-        baseline: What the first model has there, as text.
-        planned: What the second model has there.
-        elements: How many elements differ.
-        max_difference: How far apart they are at most; None where that is no number.
+        baseline: The first model's value, as text.
+        planned: The second model's value.
+        elements: The number of elements that differ.
+        max_difference: Their largest difference; None where that is no number.
     """
 
     step: int
@@ -53,12 +53,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What a step of one of the models takes, on the device where it ran.
+    """Memory and time of a step of one of the models, on the device where it ran.
 
     Attributes:
         peak_bytes: The most that was live in a step, with what is there before it; None where
             the model's step fails.
-        predicted_peak_bytes: What :func:`fxmem.analyze` says of that model, planned or not, for
+        predicted_peak_bytes: The peak by :func:`fxmem.analyze` of that model, planned or not, for
             the same device; None where it refuses the model. It is not what a plan promised.
         step_s: Seconds of a step, the median; None where the model's step fails.
     """
@@ -76,11 +76,11 @@ class Promise:
     have kept the budget with less to compute again.
 
     Attributes:
-        peak_bytes: It.
-        is_plans_own: Whether that is :attr:`fxmem.Plan.peak_bytes`, as the plan was made for this
+        peak_bytes: The promised peak.
+        is_plans_own: True where that is :attr:`fxmem.Plan.peak_bytes`, the plan being for this
             step and device; else it is the planner's number for this plan in this step.
-        deviation: How much more was measured than promised, over what was promised.
-        is_kept: Whether that is at most 1 %, either way.
+        deviation: The measured peak over the promised one, less one.
+        is_kept: True where the deviation is at most 1 %, either way.
     """
 
     peak_bytes: int
@@ -91,24 +91,24 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Whether two models compute the same, bit for bit, and what each takes for it.
+    """The comparison of two models, bit for bit, with the memory and time of each.
 
     Attributes:
-        equal: Whether nothing differs.
+        equal: True where nothing differs.
         model: The model's class, or the TARGET that it is from.
-        inputs: As the texts that ``--input`` takes.
+        inputs: The inputs, as the texts that ``--input`` takes.
         mode: ``"train"`` or ``"infer"``.
         device: Where both ran: ``"cpu"`` or ``"cuda"``.
         optimizer: Its name, or None.
         loss: Its name, or None.
-        autocast: What forward and loss were autocast to, or None.
-        seed: Of the random numbers.
-        steps: How many were compared; the last of them is the one that differs, if any does.
-        compared: How many things of each kind were compared in each step.
-        differences: Those of the first step that has any.
+        autocast: The dtype that forward and loss were autocast to, or None.
+        seed: The seed of the random numbers.
+        steps: The number of steps compared; if one differs, that is the last.
+        compared: The number of values of each kind that were compared in each step.
+        differences: The differences of the first step that has any.
         baseline: Figures of the model.
         planned: Figures of the other model.
-        notes: What to know about how that was found.
+        notes: Remarks on how the result was found.
         promise: The plan's peak beside the measured one; None where the other model has no plan,
             or the plan is not for this step, which a note then says.
     """
@@ -132,7 +132,7 @@ class Verification:
 
     @property
     def keeps_promise(self) -> bool:
-        """Whether the plan's promise is kept, as far as there is one."""
+        """Tells whether the plan's promise is kept, as far as there is one."""
         return self.promise is None or self.promise.is_kept
 
     def to_dict(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from fxmem.verifying.running import (
 from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
 
 _MOST_DEVIATION = 0.01
-"""Of a measured peak from the promised one, either way."""
+"""The largest deviation of a measured peak from the promised one, either way."""
 _HINT = "inputs without values are random, integers 0 or 1; fxmem.verify takes tensors too"
 _AMONG = "the models differ in their"
 
@@ -153,10 +153,10 @@ def verify_target(
     dtype: str | None = None,
     **options: Any,
 ) -> Verification:
-    """Verifies a plan for the model that a TARGET names.
+    """Verifies a plan for the model that a TARGET names, which is built for real.
 
     Args:
-        target: The TARGET; it is built for real, with the parameters that the seed gives.
+        target: The TARGET.
         plan: The plan to apply.
         args: Positional inputs.
         kwargs: Keyword inputs.
@@ -165,7 +165,6 @@ def verify_target(
         options: The other arguments of :func:`fxmem.verify`.
 
     Raises:
-        LoadError: The TARGET cannot be loaded.
         UsageError: The device is missing, or the plan is not for this model.
     """
     has_gpu = torch.cuda.is_available()
@@ -203,9 +202,9 @@ class _Comparison:
     """Steps of two models beside each other.
 
     Attributes:
-        steps: How many were compared.
-        record: Values that the last of them computed in the first model.
-        differences: What differs from them in the second.
+        steps: The number of steps that were compared.
+        record: Values that the last step computed in the first model.
+        differences: The values that differ in the second model.
         times_s: Seconds of each step, of the first model and of the second.
     """
 
@@ -216,7 +215,7 @@ class _Comparison:
 
     @property
     def runs(self) -> bool:
-        """Whether the second model's step works at all."""
+        """Tells whether the second model's step works at all."""
         return all(difference.kind is not Kind.ERROR for difference in self.differences)
 
 
@@ -268,7 +267,7 @@ def _compare_steps(ours: Runner, theirs: Runner, steps: int, seed: int) -> _Comp
 
 
 def _check_repetition(ours: Runner, comparison: _Comparison, seed: int) -> list[str]:
-    """Where models differ, returns a note if the first one differs from itself just as well."""
+    """Notes, where models differ, that the first one differs from itself just as well."""
     if not comparison.differences or not comparison.runs:
         return []
     ours.prepare()
@@ -311,7 +310,6 @@ def _parse_autocast(autocast: object) -> torch.dtype | None:
 
 
 def _check_names(model: nn.Module, planned: nn.Module) -> None:
-    """Checks that two models have the same parameters and buffers by name, shape and dtype."""
     for kind in ("parameters", "buffers"):
         ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (model, planned))
         odd = sorted(ours.keys() ^ theirs.keys())

@@ -68,18 +68,6 @@ def test_a_plan_from_a_file_is_applied_once(style: str) -> None:
     assert str(caught.value) == "a plan was applied to this model (fxmem.unapply it first)"
 
 
-@pytest.mark.parametrize("batch", [1, 7, 100])
-def test_other_batches_are_no_other_plan(plan: Plan, batch: int) -> None:
-    model = Net()
-    check_applied(model, fxmem.apply(model, plan), batch)
-
-
-def test_the_step_takes_what_the_plan_says(plan: Plan) -> None:
-    planned = fxmem.apply(Net(), plan)
-    assert fxmem.analyze(planned, (INPUT,), device="cpu").peak_bytes == plan.peak_bytes
-    assert plan.peak_bytes < plan.baseline_peak_bytes
-
-
 def test_a_plan_from_a_file_needs_inputs(plan: Plan) -> None:
     with pytest.raises(fxmem.UsageError) as caught:
         fxmem.apply(Net(), Plan.from_json(plan.to_json()))

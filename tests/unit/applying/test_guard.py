@@ -172,23 +172,6 @@ def _pickle(model: Any) -> Any:
     return pickle.loads(pickle.dumps(model))
 
 
-def test_the_mode_that_the_plan_is_not_for_runs_the_model_silently() -> None:
-    model, planned = make()
-    assert torch.equal(planned.eval()(X), model.eval()(X))
-    with torch.no_grad():
-        planned.train()(X)
-    assert planned.plan_calls == 0
-
-
-def test_transforms_of_functions_run_without_the_plan() -> None:
-    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
-    plan = fxmem.pareto(fxmem.analyze(model, X, device="cpu"), style="graph", time_limit_s=0.2)[-1]
-    planned: Any = fxmem.apply(model, plan)
-    with pytest.warns(fxmem.FxmemWarning, match=r"^torch\.func's transforms do not allow"):
-        found = torch.func.vmap(planned)(X[None].expand(2, 32, 16))
-    assert torch.equal(found[0], model(X))
-
-
 # -- modules ---------------------------------------------------------------------------------------
 
 Change = Callable[[Any], object]
@@ -253,13 +236,6 @@ def test_a_copy_knows_what_attributes_were() -> None:
         each.blocks[1].shift = 2.0
     cause = "attribute blocks.1.shift has changed since the plan was applied"
     assert_told(cause, (model, copy.deepcopy(planned)))
-
-
-def test_a_model_of_another_dtype_runs_without_the_plan() -> None:
-    _, planned = make()
-    planned.double()
-    with pytest.warns(fxmem.FxmemWarning, match="has another dtype or size"):
-        assert planned(X.double()).dtype is torch.float64
 
 
 def test_what_modules_read_in_each_call_may_change() -> None:

@@ -16,7 +16,6 @@ from torch.nn.utils import parametrizations
 from wrapped_models import Block, Model, count_saved, make_plan, wrap
 
 import fxmem
-from fxmem.applying.modules import find_original
 from fxmem.errors import UsageError
 from fxmem.planning.plan import Plan, Segment
 
@@ -35,15 +34,6 @@ def test_everything_is_shared_and_the_model_is_left_as_it_was() -> None:
         assert vars(module) == states[name]
     assert not hasattr(model, "plan") and planned.plan.segments
     assert fxmem.unapply(planned) is model
-
-
-def test_what_is_set_on_one_is_set_on_the_other() -> None:
-    model = Model()
-    planned = wrap(model, "first")
-    planned.eval()
-    planned.third = nn.Linear(1, 1)
-    assert model.third is planned.third and not model.first.training
-    assert wrap(model.to(torch.float64), "second").first.linear.weight.dtype is torch.float64
 
 
 class Telling(Block):
@@ -224,20 +214,6 @@ def test_a_script_is_told() -> None:
     with pytest.raises(UsageError) as caught:
         fxmem.apply(model, make_plan("0"))
     assert str(caught.value) == "0 is a script, which runs as it was compiled"
-
-
-def test_a_plan_on_a_plan_is_told() -> None:
-    planned = wrap(Model(), "first")
-    with pytest.raises(UsageError) as caught:
-        wrap(planned, "second")
-    assert str(caught.value) == "a plan was applied to this model (fxmem.unapply it first)"
-
-
-def test_a_model_without_a_plan_has_no_original() -> None:
-    model = Model()
-    assert find_original(model) is None
-    with pytest.raises(UsageError, match="no plan was applied to this Model"):
-        fxmem.unapply(model)
 
 
 def test_a_plan_from_a_file_needs_no_inputs_and_checks_those_it_gets() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -225,28 +224,3 @@ def test_a_plan_of_inference_is_for_inference_and_comes_back_from_a_file(
         with torch.set_grad_enabled(grad):
             assert torch.equal(applied.train(train)(x), expected)
         assert len(calls) == own
-
-
-def test_a_change_of_a_node_that_is_not_there_is_refused() -> None:
-    model = Hooked()
-    analysis = fxmem.analyze(model, ("4x8",), device="cpu")
-    (change, *_) = find_inplace(build_index(analysis.graph))
-    graph = fxmem.analyze(nn.Sequential(nn.Linear(8, 8)), ("4x8",), device="cpu").fx_graph
-    with pytest.raises(fxmem.UsageError) as caught:
-        build_module(model, graph, (), [change])
-    assert str(caught.value) == (
-        f"the plan's node {change.node!r} is not in the model"
-        " (make the plan for this model and these inputs)"
-    )
-
-
-def test_copies_and_files_bring_it_along() -> None:
-    model = Hooked()
-    applied = overwrite(model, "4x8", mode="infer")
-    file = io.BytesIO()
-    torch.save(applied, file)
-    file.seek(0)
-    for other in (copy.deepcopy(applied), torch.load(file, weights_only=False)):
-        assert other.code == applied.code
-        assert other.plan_mode == "infer"
-        check(model, other, torch.randn(3, 8), train=False)
