@@ -63,7 +63,6 @@ def test_outputs_that_are_let_go_of() -> None:
     ("before", "option", "after"),
     [
         ("adam", "Adam(..., foreach=False)", "adam(foreach=False)"),
-        ("adam(foreach=True)", "Adam(..., fused=True)", "adam(fused=True)"),
         ("adamw(lr=0.1)", "AdamW(..., fused=True)", "adamw(lr=0.1, fused=True)"),
         ("nadam(foreach=True)", "NAdam(..., foreach=False)", "nadam(foreach=False)"),
     ],
@@ -74,9 +73,8 @@ def test_the_optimizers_implementation(before: str, option: str, after: str) -> 
 
 
 def test_what_an_optimizer_does_not_take_is_not_proposed() -> None:
-    options = list_options(make_net(), "8x512", optimizer="nadam")
-    assert [option for option in options if "fused" in option] == []
-    assert list_options(make_net(), "8x512", optimizer=torch.optim.Adam) == []
+    assert not [o for o in list_options(make_net(), "8x512", optimizer="nadam") if "fused" in o]
+    assert not list_options(make_net(), "8x512", optimizer=torch.optim.Adam)
 
 
 def test_two_micro_batches() -> None:
@@ -238,8 +236,3 @@ def test_most_comes_first_and_little_is_left_out() -> None:
     assert len(advice) > 2
     peak = fxmem.analyze(make_net(), ("1024x512",), optimizer="adam", set_to_none=False).peak_bytes
     assert min(savings) >= min(MIB, 0.005 * peak)
-
-
-def test_bad_usage_is_told_as_by_analyze() -> None:
-    with pytest.raises(fxmem.UsageError, match="unknown device 'tpu'"):
-        fxmem.advise(make_net(), ("8x512",), device="tpu")
