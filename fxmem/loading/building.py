@@ -40,15 +40,12 @@ def raised_by_fakes(error: Exception) -> bool:
 def silence_fake_kernels() -> Iterator[None]:
     """Keeps PyTorch from logging, with a traceback, what a fake kernel raises as well."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-
-    def is_no_error(record: logging.LogRecord) -> bool:
-        return record.levelno < logging.ERROR
-
-    logger.addFilter(is_no_error)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.removeFilter(is_no_error)
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager

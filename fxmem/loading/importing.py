@@ -49,9 +49,7 @@ def keep_importable(target: Target) -> Iterator[None]:
 def import_target(target: Target, *, again: bool = True) -> ModuleType:
     """Imports the target's module; call it within :func:`keep_importable`.
 
-    Args:
-        target: The target.
-        again: Whether a file that has been imported is read again; a module never is.
+    With ``again``, a file that has been imported is read again; a module never is.
 
     Raises:
         LoadError: There is none, or it cannot be imported.
@@ -137,12 +135,7 @@ def _find_package(target: Target) -> tuple[str, str]:
 
 
 def find_object(module: ModuleType, target: Target, *, is_model: bool = True) -> Any:
-    """Finds the object that the target's dotted name means in the module.
-
-    Args:
-        module: The target's module.
-        target: The target.
-        is_model: Whether a model is looked for, else a function.
+    """Finds the model, or the function, that the target's dotted name means in the module.
 
     Raises:
         LoadError: There is no such name; offers those that are close, and what is there.
@@ -195,12 +188,7 @@ def _explain_missing_file(target: Target, path: str) -> LoadError:
 
 
 def explain_missing_package(name: str, importer: str) -> LoadError:
-    """Makes the error for a package that code imports and that is not there.
-
-    Args:
-        name: The package or module.
-        importer: The line or the file that imports it.
-    """
+    """Makes the error for a package that code imports, at a line or in a file, and is not there."""
     return LoadError(
         f"{importer} imports {name!r}, which is not installed",
         hint=f"pip install {name.partition('.')[0]}, or put its folder on PYTHONPATH",

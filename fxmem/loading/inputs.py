@@ -131,9 +131,6 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def suggest_shape(inputs: Sequence[object]) -> str:
     """Finds the shape that somebody meant who passed its sizes as inputs; else the empty text.
 
-    Args:
-        inputs: The inputs, or how :func:`fxmem.tracing.fakes.describe_inputs` describes them.
-
     >>> suggest_shape((8, 3, 224, 224)), suggest_shape(("[0][0]=4", "[0][1]=8"))
     ("a shape is one text: '8x3x224x224'", "a shape is one text: '4x8'")
     """

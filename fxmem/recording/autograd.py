@@ -256,12 +256,8 @@ class EngineWatch:
     ) -> Tensor | None:
         """Finds the argument that eager would have written the result into, or None.
 
-        Args:
-            func: The operator about to run.
-            args: Its arguments.
-            caller: The Python frame that led here: the engine's, or that of user code inside
-                backward, which eager never rewrites.
-            is_fresh: Whether the running autograd node made a tensor's storage.
+        The caller is the Python frame that led here: the engine's, or that of user code inside
+        backward, which eager never rewrites; fresh is a tensor that the running function made.
         """
         returned, self._returned = self._returned, False
         is_engine = caller.f_code.co_name == "_engine_run_backward"

@@ -90,9 +90,7 @@ class Blueprint:
     def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
         """Makes a step and records it; to be called with the fake mode active.
 
-        Args:
-            symbolic_sizes: See :class:`fxmem.tracing.tracer.Tracer`.
-            inputs: How an error names the inputs.
+        Sizes stay nodes or are numbers; an error names the inputs as given.
 
         Raises:
             TraceError: The step cannot be run on fake tensors.
@@ -107,7 +105,7 @@ class Blueprint:
             raise explain_failure(error, inputs, size_hint) from error
 
     def trace(self) -> tuple[fx.Graph, str]:
-        """Makes a step and traces its forward alone; to be called with the fake mode active.
+        """Makes a step and traces its forward, with the fake mode active.
 
         Returns:
             The FX graph, and what it cannot express.

@@ -76,10 +76,6 @@ def replace_inference_mode() -> Iterator[None]:
     depends on two effects that are kept: autocast keeps no casts of weights, and autograd records
     nothing, whatever ``enable_grad`` says. Source: ``c10/core/InferenceMode.h``; ``cached_cast`` in
     ``aten/src/ATen/autocast_mode.cpp``, https://github.com/pytorch/pytorch/pull/165068.
-
-    >>> with replace_inference_mode(), torch.inference_mode():
-    ...     torch.is_inference_mode_enabled(), torch.zeros(1).is_inference()
-    (True, False)
     """
     inference = _Inference()
     set_grad, set_cache = torch._C._set_grad_enabled, torch.set_autocast_cache_enabled

@@ -57,17 +57,9 @@ def resolve_loss(loss: str | Callable[[Any], Tensor] | None) -> Loss:
     dimensions; their targets are int64 class indices. The targets of the others are like the
     output; ``"bce"`` is ``binary_cross_entropy_with_logits``.
 
-    Args:
-        loss: None, a name in :data:`LOSSES`, or a function from the output to a scalar.
-
     Raises:
         UsageError: There is no such loss. The returned ``compute`` and ``make_target`` raise
             TraceError for an output that they cannot take, or a loss that is not a scalar.
-
-    >>> mse = resolve_loss("mse")
-    >>> output = torch.ones(2, 3, requires_grad=True)
-    >>> mse.compute(output, mse.make_target(output)).item()
-    1.0
     """
     if loss is None:
         return Loss("sum of outputs", lambda output, target: _check_loss(_sum_output(output)))

@@ -67,10 +67,6 @@ def resolve_options(
 
     Raises:
         UsageError: An argument is not understood, or contradicts another.
-
-    >>> options = resolve_options(gpu="t4", autocast="fp16")
-    >>> options.target.name, options.architecture.capability, options.autocast_to
-    ('cuda', (7, 5), torch.float16)
     """
     device = str(device)  # a torch.device has its name
     check_mode(mode)

@@ -1,4 +1,4 @@
-"""What a chain's schedule costs, against nested checkpoints of real PyTorch."""
+"""Costs of a chain's schedule, against nested checkpoints of real PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which casts autocast keeps, and until when."""
+"""Casts that autocast keeps, and until when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which scalar the loss of an output is, and the one line for an output that has none."""
+"""Losses of outputs, and the one line for an output that has none."""
 
 from __future__ import annotations
 

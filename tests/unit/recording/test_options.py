@@ -1,4 +1,4 @@
-"""What the arguments of an analysis name; what is refused of them: tests/unit/test_api.py."""
+"""Options of an analysis; tests/unit/test_api.py has those that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint computes again in backward is told from backward itself."""
+"""Recomputed operations of checkpoints are told from those of backward."""
 
 from __future__ import annotations
 

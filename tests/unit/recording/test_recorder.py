@@ -1,4 +1,4 @@
-"""What the recorder sees of storages, operators, nodes and saved tensors."""
+"""The recorder: storages, operators, nodes and saved tensors."""
 
 from __future__ import annotations
 
