@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -125,9 +125,14 @@ def swap_in_fakes(
         yield inputs
     finally:
         _FORGETS.remove(forget)
-        with ExitStack() as stack:  # goes on after one that fails
-            for place, contents in before:
-                stack.callback(place.restore, contents)
+        errors: list[Exception] = []
+        for place, contents in reversed(before):
+            try:
+                place.restore(contents)
+            except Exception as error:  # the others must come back all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def forget_replaced() -> None:
