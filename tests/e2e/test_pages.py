@@ -82,7 +82,7 @@ COMMANDS = {
 
 def is_exact(command: str) -> bool:
     """Tells whether a command prints the same here as where the pages were written."""
-    if command.startswith(("fxmem plan", "fxmem verify")):  # which stop at a time, and tell one
+    if command.startswith(("fxmem plan", "fxmem verify")):  # random choices, and times
         return False
     if "--device cpu" not in command:
         return True
