@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
+from pathlib import Path
 
 import graphviz
 
@@ -81,6 +82,25 @@ class Picture(graphviz.Digraph):  # type: ignore[misc]
         """Draws the graph as ``svg``, ``png`` or ``pdf``; an ``encoding`` makes text of it."""
         drawn = draw_dot(self.source, format or self.format)
         return drawn if encoding is None else drawn.decode(encoding)
+
+    def render(
+        self,
+        filename: str | None = None,
+        directory: str | None = None,
+        *,
+        format: str | None = None,
+        view: bool = False,
+        cleanup: bool = False,
+    ) -> str:
+        """Saves the source, draws it beside that, and returns the path of the drawing."""
+        source: str = self.save(filename, directory=directory)
+        path = f"{source}.{format or self.format}"
+        Path(path).write_bytes(draw_dot(self.source, format or self.format))
+        if cleanup:
+            Path(source).unlink()
+        if view:
+            graphviz.view(path)
+        return path
 
 
 def build_picture(view: GraphView) -> Picture:
