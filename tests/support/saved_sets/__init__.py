@@ -7,16 +7,8 @@ for is asked for; of ``x.sym_sizes()`` and ``zeros_like(x)`` only the sizes are
 
 from __future__ import annotations
 
-from saved_sets import activations, losses, networks, normalization, reductions, selection, windows
+from saved_sets import networks, normalization, operators
 from saved_sets.row import Row
 
-ROWS: tuple[Row, ...] = (
-    *activations.ROWS,
-    *losses.ROWS,
-    *networks.ROWS,
-    *normalization.ROWS,
-    *reductions.ROWS,
-    *selection.ROWS,
-    *windows.ROWS,
-)
+ROWS: tuple[Row, ...] = (*operators.ROWS, *networks.ROWS, *normalization.ROWS)
 """All of them."""

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from saved_sets.row import H100, Row, leaf
+from saved_sets.row import H100, Row, row
 
 F = nn.functional
-BF16 = torch.bfloat16
-_HALVES = tuple(leaf(2, 4, 32, 16, dtype=BF16) for _ in range(3))
-_FLOATS = tuple(leaf(2, 4, 32, 16) for _ in range(3))
-_INPUTS = ("input 0", "input 1", "input 2")
+_SHAPE = "2x4x32x16"
+_FLOATS = f"{_SHAPE} {_SHAPE} {_SHAPE}"
+_HALVES = f"{_SHAPE}:bfloat16 {_SHAPE}:bfloat16 {_SHAPE}:bfloat16"
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -41,45 +40,31 @@ def _attend_as_told(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 # derivatives.yaml, _scaled_dot_product_flash_attention: query, key, value, output, logsumexp (a
 # float for each row), rng_state and unused (flash_api.cpp, mha_fwd: two numbers and one, of 64
 # bits); the cumulated lengths are none.
-_FLASH = (*_INPUTS, "2x4x32x16:bfloat16", "2x4x32:float32", "2:uint64", ":uint64")
-
-_GROUPED = (
-    # _grouped_mm: both matrices, and where the groups end.
-    Row(
-        "grouped product",
-        lambda x, weights, ends: F.grouped_mm(x, weights, offs=ends),
-        (leaf(8, 16), leaf(2, 16, 8), torch.zeros(2, dtype=torch.int32)),
-        _INPUTS,
-    ),
-)
-
+_FLASH = "in0 in1 in2 2x4x32x16:bfloat16 2x4x32 2:uint64 :uint64"
 _ATTENTION = (
-    Row("flash", _attend, _HALVES, _FLASH),
-    Row("flash, by its operator", _attend_by_operator, _HALVES, _FLASH),
-    Row("flash, by its overload", _attend_as_told, _HALVES, _FLASH),
+    row("flash", _attend, _HALVES, _FLASH),
+    row("flash, by its operator", _attend_by_operator, _HALVES, _FLASH),
+    row("flash, by its overload", _attend_as_told, _HALVES, _FLASH),
     # _scaled_dot_product_efficient_attention: query, key, value, attn_bias, output, log_sumexp
     # (rows rounded up to 32), and seed and offset, which lie on the host (attention.cu).
-    Row("efficient", _attend, _FLOATS, (*_INPUTS, "2x4x32x16:float32", "2x4x32:float32")),
+    row("efficient", _attend, _FLOATS, "in0 in1 in2 2x4x32x16 2x4x32"),
     # _scaled_dot_product_cudnn_attention: the same with statistics of (batch, heads, rows, 1),
     # and seed and offset on the GPU (cudnn/MHA.cpp).
-    Row(
+    row(
         "cuDNN",
         _attend,
         _HALVES,
-        (*_INPUTS, "2x4x32x16:bfloat16", "2x4x32x1:float32", ":int64", ":int64"),
+        "in0 in1 in2 2x4x32x16:bfloat16 2x4x32x1 :int64 :int64",
         gpu=H100,
     ),
     # _scaled_dot_product_attention_math: both scaled factors, which matmul saves and with it the
     # weights after dropout and the value; _safe_softmax its result, dropout its mask. ``q * s``
     # saves nothing, s being a number. A matrix of keys that is transposed is made dense by mul.
-    Row(
+    row(
         "math",
         _attend_by_products,
         _FLOATS,
-        (
-            *("2x4x32x16:float32", "2x4x16x32:float32", "input 2"),
-            *("2x4x32x32:float32", "2x4x32x32:bool", "2x4x32x32:float32"),
-        ),
+        "2x4x32x16 2x4x16x32 in2 2x4x32x32 2x4x32x32:bool 2x4x32x32",
     ),
 )
 
@@ -102,139 +87,51 @@ def _encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, 2)
 
 
-_X = (leaf(2, 10, 64),)
-_WEIGHTS = ("core.in_proj_weight", "core.out_proj.weight")
+_X = "2x10x64"
+_WEIGHTS = "core.in_proj_weight core.out_proj.weight"
 _MODULES = (
     # F.multi_head_attention_forward: time first, so that the rows of the first linear are copied
     # (matmul folds them); its result's parts go to one tensor (_in_projection_packed), which
     # efficient attention saves with its result and sums of 10 rows rounded up to 32; that, with
     # time first again, is copied for the last linear.
-    Row(
+    row(
         "attention module",
         _Attention(need_weights=False),
         _X,
-        (
-            *(*_WEIGHTS, "10x2x64:float32", "3x10x2x64:float32"),
-            *("2x4x10x16:float32", "2x4x32:float32", "10x2x4x16:float32"),
-        ),
+        f"{_WEIGHTS} 10x2x64 3x10x2x64 2x4x10x16 2x4x32 10x2x4x16",
     ),
     # With weights, its default: the scaled queries and the keys are what the first product reads,
     # the weights after dropout and the values what the second one does; softmax and mask.
-    Row(
+    row(
         "attention module with weights",
         _Attention(need_weights=True, dropout=0.1),
         _X,
-        (
-            *(*_WEIGHTS, "10x2x64:float32", "3x10x2x64:float32", "8x10x16:float32"),
-            *("8x10x10:float32", "8x10x10:bool", "8x10x10:float32", "10x8x16:float32"),
-        ),
+        f"{_WEIGHTS} 10x2x64 3x10x2x64 8x10x16 8x10x10 8x10x10:bool 8x10x10 10x8x16",
     ),
     # Beside those of fused attention: each dropout's mask, the sums that layer norms read, weights,
     # their statistics, the first one's result (which the first linear reads), relu's result, and it
     # after dropout.
-    Row(
+    row(
         "encoder layer",
         nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
         _X,
-        (
-            *("self_attn.in_proj_weight", "self_attn.out_proj.weight"),
-            *("linear1.weight", "linear2.weight"),
-            *("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"),
-            *("10x2x64:float32", "3x10x2x64:float32", "2x4x10x16:float32", "2x4x32:float32"),
-            *("10x2x4x16:float32", "2x10x64:bool", "2x10x64:bool", "2x10x128:bool"),
-            *["2x10x64:float32"] * 3,
-            *["2x10x1:float32"] * 4,
-            *["2x10x128:float32"] * 2,
-        ),
+        "self_attn.in_proj_weight self_attn.out_proj.weight linear1.weight linear2.weight "
+        "norm1.weight norm1.bias norm2.weight norm2.bias "
+        "10x2x64 3x10x2x64 2x4x10x16 2x4x32 10x2x4x16 2x10x64:bool 2x10x64:bool 2x10x128:bool "
+        "2x10x64 2x10x64 2x10x64 2x10x1 2x10x1 2x10x1 2x10x1 2x10x128 2x10x128",
     ),
     # In inference nothing is saved: the layers' fast paths.
-    Row("attention module, inference", _Attention(need_weights=True), _X, (), mode="infer"),
-    Row("encoder, inference", _encoder(), _X, (), mode="infer"),
+    row("attention module, inference", _Attention(need_weights=True), _X, mode="infer"),
+    row("encoder, inference", _encoder(), _X, mode="infer"),
 )
 
 
 class _Recurrent(nn.Module):
-    """A network that gives its outputs, and not its states."""
+    """A network or a cell that gives its outputs, and not its states."""
 
-    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+    def __init__(self, kind: type[nn.Module], *sizes: int, **settings: Any) -> None:
         super().__init__()
-        self.core = kind(16, 32, 2, **settings)
-
-    def forward(self, x: Tensor, *states: Tensor) -> Tensor:
-        output: Tensor = self.core(x, states or None)[0]
-        return output
-
-
-_STEPS = (leaf(10, 8, 16),)
-_ROWS = 10 * 8 * 32 * 4
-"""Bytes of a state of all time steps."""
-# _cudnn_rnn: input, weight, hx, cx, result0 (the output), result3 (the reserve) and result4 (the
-# buffer of the weights, which they are views of). The reserve: of each layer 5 states of each time
-# step for LSTM, 6 for GRU, 1 for others, and the outputs of all layers but the last
-# (github.com/pytorch/pytorch/issues/2895).
-_KEPT = ("input 0", "core.weight_ih_l0", "2x8x32:float32", "10x8x32:float32")
-_RECURRENT = (
-    Row(
-        "LSTM",
-        _Recurrent(nn.LSTM),
-        _STEPS,
-        (*_KEPT, "2x8x32:float32", f"{_ROWS * (2 * 5 + 1)}:uint8"),
-    ),
-    Row("GRU", _Recurrent(nn.GRU), _STEPS, (*_KEPT, f"{_ROWS * (2 * 6 + 1)}:uint8")),
-    # Twice as many directions, states and weights; outputs of both side by side.
-    Row(
-        "LSTM, both directions",
-        _Recurrent(nn.LSTM, bidirectional=True),
-        _STEPS,
-        (
-            *("input 0", "core.weight_ih_l0", "4x8x32:float32", "4x8x32:float32"),
-            *("10x8x64:float32", f"{2 * _ROWS * (2 * 5 + 1)}:uint8"),
-        ),
-    ),
-    # The batch first: what the kernel transposes is not what is saved.
-    Row(
-        "LSTM, batch first",
-        _Recurrent(nn.LSTM, batch_first=True),
-        (leaf(8, 10, 16),),
-        (
-            *("input 0", "core.weight_ih_l0", "2x8x32:float32", "2x8x32:float32"),
-            *("8x10x32:float32", f"{_ROWS * (2 * 5 + 1)}:uint8"),
-        ),
-    ),
-    Row(
-        "LSTM from given states",
-        _Recurrent(nn.LSTM),
-        (*_STEPS, leaf(2, 8, 32), leaf(2, 8, 32)),
-        (
-            *("input 0", "core.weight_ih_l0", "input 1", "input 2", "10x8x32:float32"),
-            f"{_ROWS * (2 * 5 + 1)}:uint8",
-        ),
-    ),
-    Row(
-        "GRU bf16",
-        _Recurrent(nn.GRU).to(BF16),
-        (leaf(10, 8, 16, dtype=BF16),),
-        (
-            *("input 0", "core.weight_ih_l0", "2x8x32:bfloat16", "10x8x32:bfloat16"),
-            f"{_ROWS // 2 * (2 * 6 + 1)}:uint8",
-        ),
-    ),
-    Row("RNN", _Recurrent(nn.RNN), _STEPS, (*_KEPT, f"{_ROWS * (2 * 1 + 1)}:uint8")),
-    Row(
-        "RNN, relu",
-        _Recurrent(nn.RNN, nonlinearity="relu"),
-        _STEPS,
-        (*_KEPT, f"{_ROWS * (2 * 1 + 1)}:uint8"),
-    ),
-)
-
-
-class _Cell(nn.Module):
-    """A step of a network, from a state of zeros."""
-
-    def __init__(self, kind: type[nn.RNNCellBase], **settings: Any) -> None:
-        super().__init__()
-        self.core = kind(16, 32, **settings)
+        self.core = kind(16, 32, *sizes, **settings)
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.core(x)
@@ -242,55 +139,61 @@ class _Cell(nn.Module):
         return output
 
 
+# _cudnn_rnn: input, weight, hx, cx, result0 (the output), result3 (the reserve) and result4 (the
+# buffer of the weights, which they are views of). The reserve: of each layer 5 states of each time
+# step for LSTM, 6 for GRU, 1 for others, and the outputs of all layers but the last
+# (github.com/pytorch/pytorch/issues/2895).
+_ROWS = 10 * 8 * 32 * 4
+"""Bytes of a state of all time steps."""
+_KEPT = "in0 core.weight_ih_l0 2x8x32 10x8x32"
+
+
+def _rnn(name: str, kind: type[nn.RNNBase], saved: str, x: str = "10x8x16", **more: Any) -> Row:
+    return row(name, _Recurrent(kind, 2, **more), x, saved)
+
+
+_RECURRENT = (
+    _rnn("LSTM", nn.LSTM, f"{_KEPT} 2x8x32 {_ROWS * (2 * 5 + 1)}:uint8"),
+    _rnn("GRU", nn.GRU, f"{_KEPT} {_ROWS * (2 * 6 + 1)}:uint8"),
+    # Twice as many directions, states and weights; outputs of both side by side.
+    _rnn(
+        "LSTM, both directions",
+        nn.LSTM,
+        f"in0 core.weight_ih_l0 4x8x32 4x8x32 10x8x64 {2 * _ROWS * (2 * 5 + 1)}:uint8",
+        bidirectional=True,
+    ),
+    # The batch first: what the kernel transposes is not what is saved.
+    _rnn(
+        "LSTM, batch first",
+        nn.LSTM,
+        f"in0 core.weight_ih_l0 2x8x32 2x8x32 8x10x32 {_ROWS * (2 * 5 + 1)}:uint8",
+        "8x10x16",
+        batch_first=True,
+    ),
+    _rnn("RNN", nn.RNN, f"{_KEPT} {_ROWS * (2 * 1 + 1)}:uint8"),
+    _rnn("RNN, relu", nn.RNN, f"{_KEPT} {_ROWS * (2 * 1 + 1)}:uint8", nonlinearity="relu"),
+    # _pack_padded_sequence: result1, the sizes of the batches, which lie on the host.
+    row(
+        "packed sequence",
+        lambda x: nn.utils.rnn.pack_padded_sequence(x, torch.tensor([10, 7, 2]))[0],
+        "10x3x16",
+    ),
+)
+
 # _thnn_fused_lstm_cell: input_gates, hidden_gates, input_bias, hidden_bias, cx, result1 (cy) and
 # result2 (workspace, as large as the gates); hy is not. _thnn_fused_gru_cell: gates, biases, hx
 # and result1 (workspace, five states). cuda/RNN.cu. Both products save input or state, and the
 # weight of the input, which needs a gradient. Zeros are state and cell in one.
+_CELL = "in0 core.weight_ih core.bias_ih core.bias_hh 8x32"
 _CELLS = (
-    Row(
-        "LSTM cell",
-        _Cell(nn.LSTMCell),
-        (leaf(8, 16),),
-        (
-            *("input 0", "core.weight_ih", "core.bias_ih", "core.bias_hh", "8x32:float32"),
-            *("8x128:float32", "8x128:float32", "8x32:float32", "8x128:float32"),
-        ),
-    ),
-    Row(
+    row("LSTM cell", _Recurrent(nn.LSTMCell), "8x16", f"{_CELL} 8x128 8x128 8x32 8x128"),
+    row(
         "LSTM cell without biases",
-        _Cell(nn.LSTMCell, bias=False),
-        (leaf(8, 16),),
-        (
-            *("input 0", "core.weight_ih", "8x32:float32", "8x32:float32"),
-            *["8x128:float32"] * 3,
-        ),
+        _Recurrent(nn.LSTMCell, bias=False),
+        "8x16",
+        "in0 core.weight_ih 8x32 8x32 8x128 8x128 8x128",
     ),
-    Row(
-        "GRU cell",
-        _Cell(nn.GRUCell),
-        (leaf(8, 16),),
-        (
-            *("input 0", "core.weight_ih", "core.bias_ih", "core.bias_hh", "8x32:float32"),
-            *("8x96:float32", "8x96:float32", "8x160:float32"),
-        ),
-    ),
-    # rnn_tanh_cell: a composite of linears and tanh, which saves its result.
-    Row(
-        "RNN cell",
-        _Cell(nn.RNNCell),
-        (leaf(8, 16),),
-        ("input 0", "core.weight_ih", "8x32:float32", "8x32:float32"),
-    ),
+    row("GRU cell", _Recurrent(nn.GRUCell), "8x16", f"{_CELL} 8x96 8x96 8x160"),
 )
 
-_PACKED = (
-    # _pack_padded_sequence: result1, the sizes of the batches, which lie on the host.
-    Row(
-        "packed sequence",
-        lambda x: nn.utils.rnn.pack_padded_sequence(x, torch.tensor([10, 7, 2]))[0],
-        (leaf(10, 3, 16),),
-        (),
-    ),
-)
-
-ROWS = (*_ATTENTION, *_GROUPED, *_MODULES, *_CELLS, *_PACKED, *_RECURRENT)
+ROWS = (*_ATTENTION, *_MODULES, *_RECURRENT, *_CELLS)

@@ -22,9 +22,8 @@ class Row:
         name: Of the row.
         run: The model of the step, a module or a function of the inputs.
         inputs: Of the step.
-        saved: Storages: ``input 0`` counts the inputs, ``weight`` is a parameter or buffer,
-            ``4x6:float32`` is what the step made itself, ``:float32`` with no size a scalar.
-            ``=N`` says the bytes of the storage where they are not those of that tensor.
+        saved: Storages: ``in0`` counts the inputs, ``weight`` is a parameter or buffer, ``4x6``
+            and ``4x6:int64`` are what the step made itself, ``:float32`` with no size a scalar.
         mode: As in ``analyze``.
         gpu: That is meant.
     """
@@ -37,11 +36,18 @@ class Row:
     gpu: Gpu = Gpu()  # noqa: RUF009 - frozen
 
 
-def leaf(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """An input whose gradient is asked for."""
-    return torch.zeros(sizes, dtype=dtype, requires_grad=True)
+def row(name: str, run: Callable[..., Any], inputs: str, saved: str = "", **settings: Any) -> Row:
+    """A row whose inputs and saved storages are written with blanks between them."""
+    return Row(name, run, tuple(map(make_input, inputs.split())), tuple(saved.split()), **settings)
 
 
-def index(*sizes: int) -> Tensor:
-    """An input of indices."""
-    return torch.zeros(sizes, dtype=torch.int64)
+def make_input(text: str) -> Tensor:
+    """Zeros of a size: ``4x6`` and ``4x6:bfloat16`` ask for a gradient, ``4x6:constant`` does not.
+
+    ``:int64`` and ``:bool`` are indices and masks; ``:last`` is in channels last.
+    """
+    shape, _, kind = text.partition(":")
+    dtype = getattr(torch, kind or "float32", torch.float32)
+    x = torch.zeros([int(size) for size in shape.split("x")], dtype=dtype)
+    x = x.to(memory_format=torch.channels_last) if kind == "last" else x
+    return x.requires_grad_(dtype.is_floating_point and kind != "constant")

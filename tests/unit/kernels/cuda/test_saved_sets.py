@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import string
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -57,7 +58,7 @@ def describe_saved(graph: MemoryGraph) -> list[tuple[str, int]]:
         if not storage.saved_by:
             continue
         if storage.category is Category.INPUT:
-            name = f"input {inputs.index(storage)}"
+            name = f"in{inputs.index(storage)}"
         elif storage.born < 0:
             name = storage.name
         else:
@@ -68,13 +69,12 @@ def describe_saved(graph: MemoryGraph) -> list[tuple[str, int]]:
 
 def expect(text: str) -> tuple[str, int | None]:
     """A saved storage of a row, and its bytes; those of inputs and weights are not the point."""
-    shape, separator, dtype = text.partition(":")
-    if not separator:
+    if not text.startswith((":", *string.digits)):
         return text, None
-    dtype, _, nbytes = dtype.partition("=")
+    shape, _, dtype = text.partition(":")
+    dtype = dtype or "float32"
     elements = math.prod(map(int, shape.split("x"))) if shape else 1
-    itemsize = getattr(torch, dtype).itemsize
-    return f"{shape}:{dtype}", int(nbytes) if nbytes else elements * itemsize
+    return f"{shape}:{dtype}", elements * getattr(torch, dtype).itemsize
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
