@@ -47,32 +47,6 @@ class StraightDel(Base):
         return self.wide(y)
 
 
-class Nested(Base):
-    """The last use is in a frame of another function."""
-
-    def pool(self, x: Tensor) -> Tensor:
-        return x.view(-1, 24, 64).mean(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x) + 1.0
-        y = self.pool(
-            hidden,
-        )
-        y = torch.cat([y, y])
-        return self.wide(y)
-
-
-class NestedDel(Nested):
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x) + 1.0
-        y = self.pool(
-            hidden,
-        )
-        del hidden
-        y = torch.cat([y, y])
-        return self.wide(y)
-
-
 class Loop(Base):
     """Each round holds the value of the one before until it makes its own."""
 
@@ -120,7 +94,6 @@ Pair = tuple[Callable[[], nn.Module], Callable[[], nn.Module], str, str, tuple[s
 INPUT = (Spec((256, 64)),)
 PAIRS: dict[str, Pair] = {
     "straight": (Straight, StraightDel, "mul", "hidden", ("train",)),
-    "nested": (Nested, NestedDel, "add", "hidden", ("train",)),
     "loop": (Loop, LoopDel, "add", "hidden", ("infer",)),
     "changed": (Changed, ChangedDel, "first", "hidden", ("infer",)),
 }

@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -13,9 +14,8 @@ from fxmem.graph import Category, MemoryGraph, Node, Operation, Phase, SourceLoc
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.dels.variables import (
     Statement,
-    Variable,
+    find_last_read,
     find_statement,
-    find_variable,
     is_same_function,
 )
 from fxmem.planning.model.index import Activation, StepIndex, build_index
@@ -41,16 +41,13 @@ class _Change:
 
 
 def find_deletions(step: StepIndex) -> tuple[DelPoint, ...]:
-    """Finds values that forward holds past their last use, though backward does not need them.
+    """Finds values that forward holds past their last use; what lowers the peak most comes first.
 
     Where the source says which local variable holds a value, and that a ``del`` frees it, the
     point is after the statement that reads the variable last. Other values (an argument of a
     call that runs, an element of a list, an output that nothing reads) have no variable; they
-    are named where the peak would be lower if they went after their last use. A line that runs
+    are listed where the peak would be lower if they went after their last use. A line that runs
     often, in a loop or in a module of which there are many, is one point, with its first value.
-
-    Returns:
-        The point that lowers the peak most comes first.
     """
     meter = PeakMeter(build_timeline(step.graph).profile())
     points = []
@@ -79,7 +76,7 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
 
 def _find_changes(step: StepIndex) -> list[dict[int, _Change]]:
     """Finds storages that could go earlier; those that one ``del`` frees lie together."""
-    graph, holders = step.graph, _Holders(step)
+    graph, variables = step.graph, _Variables(step)
     last: dict[int, Operation] = {}
     for operation in graph.operations:
         last |= dict.fromkeys((*operation.reads, *operation.writes), operation)
@@ -98,23 +95,18 @@ def _find_changes(step: StepIndex) -> list[dict[int, _Change]]:
         user = max(made.node, step.find_node(used.index))
         if not is_idle or died < step.end_operation[user]:
             continue
-        after, variable = user, None if made.is_output else holders.find_variable(made, user)
-        if variable is not None:
-            after = holders.find_end(variable.last, made, user)
-        if step.end_operation[after] > died:  # that is when it goes anyway
-            after, variable = user, None
-        source = graph.nodes[after].source
-        if variable is not None and maker.source is not None:
-            source = replace(maker.source, line=variable.last.last)
-        name = variable.name if variable else ""
+        name, source, after = "", graph.nodes[user].source, user
+        held = None if made.is_output else variables.find(made, user)
+        if held is not None and step.end_operation[held[2]] <= died:  # else it goes anyway
+            name, source, after = held
         point = DelPoint(maker.name, name, graph.nodes[after].name, source)
         change = _Change(made.nbytes, step.end_operation[after] - 1, died, point)
         found.setdefault((name, source) if name else made.index, {})[made.index] = change
     return [*found.values()]
 
 
-class _Holders:
-    """Finds the variables that hold storages, from the recording and the source together."""
+class _Variables:
+    """The variables that hold values, from the recording and the source together."""
 
     def __init__(self, step: StepIndex) -> None:
         self._nodes = step.graph.nodes[: step.nodes]
@@ -126,76 +118,52 @@ class _Holders:
             for index in node.inputs:
                 self._consumers.setdefault(index, []).append(node)
 
-    def find_variable(self, made: Activation, user: int) -> Variable | None:
-        """Finds the variable that holds a storage after its last user, if nothing else does."""
+    def find(self, made: Activation, user: int) -> tuple[str, SourceLocation, int] | None:
+        """Finds the variable that alone holds a storage after its last user.
+
+        All that share the storage, and its last user, have to be in the function that made it.
+
+        Returns:
+            Its name, the last line of the statement that reads it last, and that statement's
+            last node.
+        """
         maker = self._nodes[made.node]
-        frame = maker.source
+        frame, targets = maker.source, set()
         if frame is None:
             return None
-        sources = [frame]
+        assigned = frame
         for node in self._sharing[made.index]:
+            statement = find_statement(node.source) if node.source else None
+            if statement is None or not is_same_function(frame, node.source):
+                return None
             consumers = self._consumers.get(node.index, ())
-            if node is maker:
-                continue
-            if node.source is None or not is_same_function(frame, node.source):
-                if any(is_same_function(frame, consumer.source) for consumer in consumers):
-                    return None  # it was returned to the function
-                continue
-            statement = find_statement(node.source)
-            if statement is not None and statement.is_discarded:
-                continue
-            # Is the result used up by the statement that it is part of?
-            if not (statement and consumers) or not all(
-                _is_run_by(statement, node.source, consumer) for consumer in consumers
-            ):
-                sources.append(node.source)
-        statements = [find_statement(source) for source in sources]
-        variable = find_variable(sources[-1])
-        if variable is None or len({s.target if s else "" for s in statements}) != 1:
+            # A view that the statement itself uses up, or the result of ``x.relu_()``.
+            is_used_up = isinstance(statement.code, ast.Expr) or (
+                consumers and all(_is_in(statement, frame, consumer) for consumer in consumers)
+            )
+            if node is maker or not is_used_up:
+                targets.add(statement.target)
+                assigned = node.source or frame
+        last = find_last_read(assigned)
+        if last is None or len(targets) != 1 or not _is_in(last, frame, self._nodes[user]):
             return None
-        is_last = _is_run_by(variable.last, frame, self._nodes[user])
-        return variable if is_last else None
-
-    def find_end(self, statement: Statement, made: Activation, user: int) -> int:
-        """Finds the last node of the statement that reads a value last.
-
-        Where the source does not tell a call in it from one after it, this is the later one.
-        """
-        frame = self._nodes[made.node].source
-        assert frame is not None
-        own = {n.index: n for n in self._nodes if is_same_function(frame, n.source)}
-        inside = {i for i, n in own.items() if n.source and n.source.line in statement}
-        words = {word for i in inside for word in (own[i].target, *own[i].fqn.split("."))}
-        others = [names for names in statement.calls if not names or names[0] not in words]
-        callee = None if user in own else _find_callee(statement, self._nodes[user])
+        inside = [node for node in self._nodes if _is_in(last, frame, node)]
+        known = {name for node in inside for name in (node.target, *node.fqn.split("."))}
         end = user
         for node in self._nodes[user + 1 :]:
-            path = tuple(node.fqn.split("."))
-            if node.index in own:
-                if node.index not in inside:
-                    break
-            elif not others or (callee and len(others) == 1 and path[: len(callee)] != callee):
+            # Where the statement calls functions, the source does not tell their nodes from later.
+            is_known = last.callees <= known or is_same_function(frame, node.source)
+            if is_known and not _is_in(last, frame, node):
                 break
             end = node.index
-        return end
+        line = last.code.end_lineno or frame.line
+        return targets.pop(), replace(frame, line=line), end
 
 
-def _is_run_by(statement: Statement, frame: SourceLocation, node: Node) -> bool:
-    """Tells whether a node belongs to a statement, or to what it calls, as far as names tell."""
-    if is_same_function(frame, node.source):
-        return node.source is not None and node.source.line in statement
-    return node.source is not None and _find_callee(statement, node) is not None
-
-
-def _find_callee(statement: Statement, node: Node) -> tuple[str, ...] | None:
-    """Finds the path, as in fqns, to the module whose call in a statement runs a node.
-
-    Empty for a function; None where the statement calls neither.
-    """
-    path = tuple(node.fqn.split("."))
-    for names in statement.calls:
-        if names and names[0] in path:
-            return path[: path.index(names[0]) + 1]
-        if names and node.source is not None and names[0] == node.source.function:
-            return ()
-    return None
+def _is_in(statement: Statement, frame: SourceLocation, node: Node) -> bool:
+    """Tells whether a node belongs to a statement of a function."""
+    return (
+        node.source is not None
+        and node.source.line in statement
+        and is_same_function(frame, node.source)
+    )
