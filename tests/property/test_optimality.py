@@ -20,8 +20,7 @@ from fxmem.planning.model.limits import find_limits
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.strategies.bound import bound_cost
-from fxmem.planning.strategies.candidates import Candidate, prune_candidates
-from fxmem.planning.strategies.problem import PlanProblem, run_strategy
+from fxmem.planning.strategies.problem import Candidate, PlanProblem, prune_candidates, run_strategy
 from fxmem.planning.strategies.search import search
 
 BATCH = 16384

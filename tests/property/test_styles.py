@@ -17,8 +17,7 @@ import fxmem
 from examples.gpt import GPT
 from fxmem.planning.planner import make_problem
 from fxmem.planning.step import PlanningStep, prepare_step
-from fxmem.planning.strategies.candidates import Candidate
-from fxmem.planning.strategies.problem import run_strategy
+from fxmem.planning.strategies.problem import Candidate, run_strategy
 from fxmem.planning.strategies.search import search
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))

@@ -50,17 +50,9 @@ class _Value:
 
 
 def bound_cost(step: StepIndex, limits: Limits, costs: Sequence[float], peak_bytes: int) -> float:
-    """Bounds the cost of any plan with a peak from below.
+    """Bounds the cost of any plan with a peak from below, by the costs of all operations.
 
-    Args:
-        step: The step.
-        limits: The nodes that may not be recomputed.
-        costs: Of each operation, by its index.
-        peak_bytes: The peak of the step with the plan.
-
-    Returns:
-        A cost in the unit of ``costs``; 0 where the plain step has no higher peak, and infinity
-        where no plan has that peak.
+    0 where the plain step has no higher peak, and infinity where no plan has that peak.
     """
     plain = simulate_segments(step, ())
     backward = [o.index for o in step.graph.operations if o.phase is Phase.BACKWARD]

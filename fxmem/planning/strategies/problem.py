@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -21,12 +22,47 @@ from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.modules import ModuleChoice
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segments import SegmentRange, Segments, Span, iterate_segments, nest_spans
-from fxmem.planning.strategies.candidates import Candidate, CandidatePool, Goal
 
 SMALL_STEP_TRIALS = 400
 """Trials for each node, in steps so small that there is not more to try."""
 LARGE_STEP_NODES = 300
 """From so many nodes on, trials take so long each that there are fewer."""
+_NEAR = 6
+"""Candidates on each side of a goal that are varied."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """Segments with the step's peak and the cost of recomputing them; equal to itself alone."""
+
+    segments: Segments
+    peak_bytes: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The limit on peak or cost that a search goes on near; none for the whole front."""
+
+    peak_bytes: int | None = None
+    cost: float | None = None
+
+    def choose(self, front: Sequence[Candidate]) -> Candidate:
+        """Chooses the cheapest within the budget, else the leanest; or the leanest at the cost."""
+        if self.peak_bytes is not None:
+            return next((c for c in front if c.peak_bytes <= self.peak_bytes), front[-1])
+        assert self.cost is not None
+        return next((c for c in reversed(front) if c.cost <= self.cost), front[0])
+
+    def list_near(self, front: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Lists the candidates of a front next to the goal; all where there is none."""
+        if self.peak_bytes is not None:
+            at = sum(candidate.peak_bytes > self.peak_bytes for candidate in front)
+        elif self.cost is not None:
+            at = sum(candidate.cost <= self.cost for candidate in front)
+        else:
+            return front
+        return front[max(0, at - _NEAR) : at + _NEAR]
 
 
 @dataclass
@@ -42,7 +78,9 @@ class PlanProblem:
         whole_modules: Whether segments have to be all calls of a module.
         goal: The limit that the plan is to keep.
         random: The source of all random choices; its seed is fixed.
-        pool: What was scored.
+        found: All candidates that were scored, each once, by their segments.
+        front: Those that no other beats in both peak and cost, cheapest first; the first
+            recomputes nothing.
     """
 
     step: StepIndex
@@ -53,11 +91,12 @@ class PlanProblem:
     whole_modules: bool = False
     goal: Goal = field(default_factory=Goal)
     random: random.Random = field(default_factory=lambda: random.Random(0))
-    pool: CandidatePool = field(init=False)
+    found: dict[Segments, Candidate] = field(init=False, default_factory=dict)
+    front: tuple[Candidate, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        self.pool = CandidatePool(Scorer(self.step, self.costs))
-        self.pool.score(())
+        self._scorer = Scorer(self.step, self.costs)
+        self.score_segments(())
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -69,11 +108,6 @@ class PlanProblem:
         """The calls of modules with their names and nodes (``fqn``, ``start``, ``stop``)."""
         return self.step.graph.calls
 
-    @property
-    def front(self) -> tuple[Candidate, ...]:
-        """The best candidates so far, cheapest first; the first recomputes nothing."""
-        return self.pool.front
-
     def allows(self, start: int, stop: int) -> bool:
         """Tells whether the nodes from one to another, which is left out, may be a segment."""
         if self.whole_modules:
@@ -81,18 +115,38 @@ class PlanProblem:
         return stop <= self.step.nodes and self.limits.allows(SegmentRange(start, stop))
 
     def score(self, segments: Iterable[SegmentRange | Span]) -> Candidate:
-        """Scores segments, or finds the score that they have."""
-        return self.pool.score(_check_segments(self, segments))
+        """Checks segments, and scores them."""
+        return self.score_segments(_check_segments(self, segments))
+
+    def score_segments(self, segments: Segments) -> Candidate:
+        """Scores segments that need no check, or finds the score that they have."""
+        candidate = self.found.get(segments)
+        if candidate is None:
+            candidate = Candidate(segments, *self._scorer.score(segments))
+            self.found[segments] = candidate
+            at = bisect_right(self.front, candidate.cost, key=lambda c: c.cost)
+            if at == 0 or self.front[at - 1].peak_bytes > candidate.peak_bytes:
+                self.front = prune_candidates((*self.front, candidate))
+        return candidate
 
     def limit_trials(self, proposals: Iterator[Segments], trials: int) -> Iterator[Segments]:
         """Takes proposals until so many were new, or twice as many were proposed."""
         nodes = self.step.nodes
         trials = min(trials, SMALL_STEP_TRIALS * nodes, max(1, trials * LARGE_STEP_NODES // nodes))
-        most = len(self.pool.found) + trials
+        most = len(self.found) + trials
         for _, segments in zip(range(2 * trials), proposals, strict=False):
             yield segments
-            if len(self.pool.found) >= most:
+            if len(self.found) >= most:
                 return
+
+
+def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Drops the candidates that another beats in both peak and cost; cheapest first."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (c.cost, c.peak_bytes)):
+        if not front or candidate.peak_bytes < front[-1].peak_bytes:
+            front.append(candidate)
+    return tuple(front)
 
 
 class Strategy(Protocol):
@@ -112,29 +166,19 @@ Proposer: TypeAlias = Callable[[PlanProblem], Iterator[Segments]]
 def run_strategy(
     problem: PlanProblem, strategy: Proposer, time_limit_s: float | None = None
 ) -> bool:
-    """Scores what a strategy proposes, until it ends.
-
-    Args:
-        problem: Whose front then has the best of it.
-        strategy: Proposes segments.
-        time_limit_s: When to stop all the same; None for never.
-
-    Returns:
-        Whether the strategy came to its end.
-    """
+    """Scores what a strategy proposes, and tells whether it came to its end in time."""
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     for segments in strategy(problem):
-        problem.pool.score(segments)
+        problem.score_segments(segments)
         if time.monotonic() > deadline:
             return False
     return True
 
 
 def check_proposals(strategy: Strategy) -> Proposer:
-    """Makes a user's strategy nest and check what it proposes.
+    """Makes a strategy raise a UsageError where it proposes what cannot be the segments of a plan.
 
-    The strategy raises :class:`fxmem.errors.UsageError` where it proposes nodes that may not be
-    recomputed, or segments of which one crosses another.
+    Nodes that may not be recomputed are refused, and segments of which one crosses another.
     """
 
     def propose(problem: PlanProblem) -> Iterator[Segments]:
@@ -147,36 +191,34 @@ def check_proposals(strategy: Strategy) -> Proposer:
 def _check_segments(problem: PlanProblem, proposed: Iterable[SegmentRange | Span]) -> Segments:
     try:
         given = [s if isinstance(s, SegmentRange) else SegmentRange(*s) for s in proposed]
-        spans = [(segment.start, segment.stop) for segment in iterate_segments(given)]
-        segments = nest_spans(spans)
+        segments = nest_spans((s.start, s.stop) for s in iterate_segments(given))
     except TypeError:
         raise UsageError(
             f"the strategy proposed {proposed!r}",
             hint="pairs of a first node and the node after the last",
         ) from None
-    every = iterate_segments(segments)
-    if problem.whole_modules:
-        known = {span for choice in problem.modules for span in choice.spans}
-        is_split = any(
-            {*choice.spans} & {*spans} and not {*choice.spans} <= {*spans}
-            for choice in problem.modules
-        )
-        reason = "whole modules are all calls of a module" if is_split or {*spans} - known else ""
-    elif any(child.stop > parent.stop for parent in every for child in parent.children):
-        reason = "segments lie apart or within each other"
-    else:
-        reason = next(filter(None, (_find_obstacle(problem, *span) for span in spans)), "")
-    if reason:
+    reason = next(_find_obstacles(problem, segments), None)
+    if reason is not None:
         raise UsageError(f"the strategy proposed segments that cannot be: {reason}")
     return segments
 
 
-def _find_obstacle(problem: PlanProblem, start: int, stop: int) -> str:
-    """Finds why nodes cannot be a segment; empty where they can."""
-    names, limits = problem.nodes, problem.limits
-    if not 0 <= start < stop <= problem.step.nodes:
-        return f"nodes {start} to {stop} of {problem.step.nodes}"
-    if start in limits.starts:
-        return f"none begins with {names[start].name}: {limits.starts[start]}"
-    fixed = next((node for node in range(start, stop) if node in limits.fixed), None)
-    return "" if fixed is None else f"{names[fixed].name} {limits.fixed[fixed]}"
+def _find_obstacles(problem: PlanProblem, segments: Segments) -> Iterator[str]:
+    """Finds reasons why segments cannot be a plan's."""
+    every = [*iterate_segments(segments)]
+    if problem.whole_modules:
+        spans = {(segment.start, segment.stop) for segment in every}
+        whole = (choice.spans for choice in problem.modules if spans >= {*choice.spans})
+        if spans.difference(*whole):
+            yield "whole modules are all calls of a module"
+        return
+    if any(child.stop > parent.stop for parent in every for child in parent.children):
+        yield "segments lie apart or within each other"
+    names, limits, count = problem.nodes, problem.limits, problem.step.nodes
+    for start, stop in ((segment.start, segment.stop) for segment in every):
+        if not 0 <= start < stop <= count:
+            yield f"nodes {start} to {stop} of {count}"
+        elif start in limits.starts:
+            yield f"none begins with {names[start].name}: {limits.starts[start]}"
+        for node in sorted({*range(start, stop)} & limits.fixed.keys()):
+            yield f"{names[node].name} {limits.fixed[node]}"

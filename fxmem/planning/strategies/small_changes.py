@@ -10,9 +10,8 @@ from random import Random
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.segments import SegmentRange, Segments
-from fxmem.planning.strategies.candidates import Goal
 from fxmem.planning.strategies.chains.stages import list_cuts
-from fxmem.planning.strategies.problem import PlanProblem
+from fxmem.planning.strategies.problem import Goal, PlanProblem
 
 _TRIALS = 11000
 _TRIALS_NEAR = 9000  # next to a goal
@@ -76,19 +75,10 @@ def vary_segments(
     limits: Limits,
     is_near: bool = False,
 ) -> Segments:
-    """Draws a variation of a plan, or of two put together.
+    """Draws a variation of the plan at an index, or of two put together.
 
-    Args:
-        rng: The source of chance.
-        parents: The segments of each plan.
-        at: The index of the plan to vary.
-        positions: Nodes where stages begin: segments are cut there most of the time.
-        step: The step.
-        limits: The nodes that may not be recomputed.
-        is_near: Whether the change is to be a small one.
-
-    Returns:
-        Segments that are allowed; the same as the parent's where no change was possible.
+    Segments are cut at the positions given, where stages begin, most of the time. A variation
+    that is not allowed is dropped for the plan itself.
     """
     parent = parents[at]
     if rng.random() < (_JOINED_NEAR if is_near else _JOINED) and len(parents) > 1:

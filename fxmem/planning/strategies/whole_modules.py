@@ -10,72 +10,53 @@ from random import Random
 
 from fxmem.planning.model.modules import group_modules
 from fxmem.planning.model.segments import Segments, nest_spans
-from fxmem.planning.strategies.candidates import Candidate
-from fxmem.planning.strategies.problem import PlanProblem
+from fxmem.planning.strategies.problem import Candidate, PlanProblem
 from fxmem.planning.strategies.small_changes import draw_neighbour
 
 _LITTLE = 0.05
 """Share of the most that the next step can save: what saves less is next to free, and waits."""
 _TRIALS = 4000
-_TRIALS_BESIDE = 1000
-"""Where other strategies follow."""
+_TRIALS_BESIDE = 1000  # where other strategies follow
 
 Chosen = frozenset[int]
 """Positions of modules in the list of them all."""
 
 
-class _Choices:
-    """The segments of chosen modules, and the choice that segments come from."""
-
-    def __init__(self, problem: PlanProblem) -> None:
-        self.problem = problem
-        self.groups = [*group_modules(problem.modules).values()]
-        self.chosen: dict[Segments, Chosen] = {}
-
-    def place(self, chosen: Chosen) -> Segments:
-        modules = self.problem.modules
-        segments = nest_spans(span for at in chosen for span in modules[at].spans)
-        self.chosen[segments] = chosen
-        return segments
-
-
 def choose_modules(problem: PlanProblem) -> Iterator[Segments]:
     """Grows choices of modules from nothing, and changes the best of them."""
-    choices = _Choices(problem)
-    yield from _grow(choices)
-    if problem.modules:
-        trials = _TRIALS if problem.whole_modules else _TRIALS_BESIDE
-        yield from problem.limit_trials(_change(choices), trials)
+    groups = [*group_modules(problem.modules).values()]
+    choices: dict[Segments, Chosen] = {}
 
+    def place(chosen: Chosen) -> Segments:
+        segments = nest_spans(span for at in chosen for span in problem.modules[at].spans)
+        choices[segments] = chosen
+        return segments
 
-def _grow(choices: _Choices) -> Iterator[Segments]:
-    """Adds to nothing what saves most for its cost, again and again."""
-    pool = choices.problem.pool
-    yield choices.place(frozenset())
-    current: Candidate | None = pool.found[()]
+    yield place(frozenset())
+    current: Candidate | None = problem.found[()]
     while current is not None:
-        chosen = choices.chosen[current.segments]
-        more = []
-        for group in map(frozenset, choices.groups):
+        chosen, more = choices[current.segments], []
+        for group in map(frozenset, groups):
             if not group <= chosen:
-                segments = choices.place(chosen | group)
+                segments = place(chosen | group)
                 yield segments
-                more.append(pool.found[segments])
+                more.append(problem.found[segments])
         current = _choose_next(current, more)
 
+    def vary() -> Iterator[Segments]:
+        while True:
+            near = problem.goal.list_near(problem.front)
+            parents = [choices[candidate.segments] for candidate in near]
+            yield place(_mutate(problem.random, parents, groups, len(problem.modules)))
 
-def _change(choices: _Choices) -> Iterator[Segments]:
-    problem = choices.problem
-    while True:
-        near = problem.goal.list_near(problem.front)
-        parents = [choices.chosen[candidate.segments] for candidate in near]
-        chosen = _mutate(problem.random, parents, choices.groups, len(problem.modules))
-        yield choices.place(chosen)
+    if problem.modules:
+        trials = _TRIALS if problem.whole_modules else _TRIALS_BESIDE
+        yield from problem.limit_trials(vary(), trials)
 
 
 def _choose_next(current: Candidate, more: Sequence[Candidate]) -> Candidate | None:
     """Chooses the larger choice that saves most for its cost; None where none saves."""
-    most = current.peak_bytes - min((c.peak_bytes for c in more), default=current.peak_bytes)
+    most = max((current.peak_bytes - c.peak_bytes for c in more), default=0)
     saving = [c for c in more if current.peak_bytes - c.peak_bytes >= max(1, _LITTLE * most)]
     return max(
         saving,

@@ -18,8 +18,7 @@ from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segments import nest_spans
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import LimitKind
-from fxmem.planning.strategies.candidates import Candidate
-from fxmem.planning.strategies.problem import PlanProblem, run_strategy
+from fxmem.planning.strategies.problem import Candidate, PlanProblem, run_strategy
 from fxmem.planning.strategies.whole_modules import choose_modules
 
 

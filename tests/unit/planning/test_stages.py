@@ -11,11 +11,11 @@ from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
 from fxmem.planning.model.segments import SegmentRange, iterate_segments
 from fxmem.planning.strategies.chains.chain import Kept, Recomputed
-from fxmem.planning.strategies.chains.options import list_options
 from fxmem.planning.strategies.chains.stages import (
     cut_step,
     find_blocks,
     find_boundaries,
+    list_options,
     measure_frontiers,
 )
 

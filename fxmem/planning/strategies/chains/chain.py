@@ -120,8 +120,15 @@ Schedule: TypeAlias = tuple["Kept | Recomputed", ...]
 """Entries in the order of the stages; every stage is in exactly one."""
 
 
-def measure_schedule(chain: Chain, schedule: Schedule) -> tuple[int, float]:
+def measure_schedule(
+    chain: Chain, schedule: Schedule, live_bytes: int | None = None
+) -> tuple[int, float]:
     """Measures what running a chain by a schedule takes.
+
+    Args:
+        chain: The chain.
+        schedule: Of all its stages, or the body of a segment.
+        live_bytes: What is live around a body, its input included, ``held_bytes`` not.
 
     Returns:
         The most that is live, the chain's input and ``held_bytes`` included; and the cost of what
@@ -134,25 +141,15 @@ def measure_schedule(chain: Chain, schedule: Schedule) -> tuple[int, float]:
     >>> measure_schedule(chain, (Recomputed(0, 1, (Kept(0),)), Kept(1)))
     (13, 3.0)
     """
-    return _measure(chain, schedule, chain.stages[0].input_bytes, again=False)
-
-
-def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> tuple[int, float]:
-    """Measures some stages.
-
-    Args:
-        chain: The chain.
-        entries: Those stages.
-        live: What is live around them, the input of the first included, ``held_bytes`` not.
-        again: Whether they are the body of a segment.
-    """
     stages, sizes, gradients = chain.stages, chain.boundary_bytes, chain.boundary_gradient_bytes
-    end = entries[-1]
+    again = live_bytes is not None
+    live = stages[0].input_bytes if live_bytes is None else live_bytes
+    end = schedule[-1]
     stop = end.stage + 1 if isinstance(end, Kept) else end.stop
     around = stages[stop - 1].held_bytes + (gradients[stop] if again else 0)
     peak, cost = 0, 0.0
     taken: list[int] = []
-    for entry in entries:
+    for entry in schedule:
         if isinstance(entry, Kept):
             option = stages[entry.stage].options[entry.option]
             peak = max(peak, around + live + option.saved_bytes + option.forward_peak_bytes)
@@ -169,16 +166,15 @@ def _measure(chain: Chain, entries: Schedule, live: int, again: bool) -> tuple[i
                 cost += stages[i].cost if again else 0
             taken.append(sizes[entry.stop] if entry.stop < stop else 0)
         live += taken[-1]
-    for entry, size in zip(reversed(entries), reversed(taken), strict=True):
+    for entry, size in zip(reversed(schedule), reversed(taken), strict=True):
         if isinstance(entry, Kept):
             stage = stages[entry.stage]
             edges = gradients[entry.stage] + gradients[entry.stage + 1]
             extra = stage.options[entry.option].backward_peak_bytes
             peak = max(peak, stage.held_bytes + live + edges + extra)
-            live -= size
-        else:
-            live -= size
-            body = _measure(chain, entry.body, live, again=True)
+        live -= size
+        if isinstance(entry, Recomputed):
+            body = measure_schedule(chain, entry.body, live)
             peak, cost = max(peak, body[0]), cost + body[1]
     return peak, cost
 
@@ -192,8 +188,5 @@ def keep_stages(chain: Chain) -> Schedule:
     >>> keep_stages(Chain((Stage(0, 0, cost=2.0, options=options),)))
     (Kept(stage=0, option=2),)
     """
-    schedule = []
-    for index, stage in enumerate(chain.stages):
-        _, _, option = min((o.cost, o.saved_bytes, k) for k, o in enumerate(stage.options))
-        schedule.append(Kept(index, option))
-    return tuple(schedule)
+    found = (min((o.cost, o.saved_bytes, k) for k, o in enumerate(s.options)) for s in chain.stages)
+    return tuple(Kept(index, option) for index, (_, _, option) in enumerate(found))

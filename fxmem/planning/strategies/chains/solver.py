@@ -88,13 +88,8 @@ def solve_chain(
     Tables are shared by the budgets within a factor of two of each other; each takes time in
     ``slots * stages ** 3``. With a slot of one byte, schedules are exactly optimal.
 
-    Args:
-        chain: The stages.
-        budgets: Bytes, the chain's input and ``held_bytes`` included, in any order.
-        slots: Steps of memory that a budget is divided into.
-
-    Returns:
-        For each budget a schedule whose peak is within it; None where no schedule fits.
+    Budgets are bytes, the chain's input and ``held_bytes`` included; where no schedule fits one,
+    it has None.
 
     >>> from fxmem.planning.strategies.chains.chain import Stage, StageOption
     >>> keep = (StageOption(saved_bytes=10),)
@@ -186,8 +181,7 @@ def _fill_table(
     """Fills in ``C`` by first stage, last stage and slots of memory; inf where nothing fits."""
 
     def round_sizes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        # Past the table it makes no difference how much is needed.
-        return np.minimum(sizes // slot_bytes, slots + 1)
+        return np.minimum(sizes // slot_bytes, slots + 1)  # past the table all is the same
 
     count = len(chain.stages)
     memory = np.arange(slots + 1)
