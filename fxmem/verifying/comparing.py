@@ -18,8 +18,6 @@ Record = dict[tuple[Kind, str], Any]
 """Values that a step computed and left, by kind and name; tensors are copies."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_DIGITS = 9
-"""Digits that tell any two numbers of 32 bits apart."""
 
 
 def iterate_leaves(value: Any, path: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -80,21 +78,24 @@ def _compare_tensors(ours: Tensor, theirs: Tensor) -> dict[str, Any] | None:
     for name in ("layout", "dtype", "shape", "device"):
         a, b = getattr(ours, name), getattr(theirs, name)
         if a != b:
-            return _describe(name, _write_property(a), _write_property(b))
+            return _describe(name, a, b)
     for a, b in zip(list_dense_parts(ours), list_dense_parts(theirs), strict=True):
         if a.shape != b.shape:  # the indices of sparse tensors
-            return _describe("shape", _write_property(a.shape), _write_property(b.shape))
+            return _describe("shape", a.shape, b.shape)
         bits, other_bits = _view_bits(a), _view_bits(b)
         if not torch.equal(bits, other_bits):
             differs = (bits != other_bits).any(1)
             at = int(differs.nonzero()[0])
             index = tuple(map(int, torch.unravel_index(torch.tensor(at), a.shape)))
             a, b = a.reshape(-1), b.reshape(-1)
+            wide = torch.float64 if a.is_floating_point() else torch.int64
+            wide = torch.complex128 if a.is_complex() else wide
+            distance = float((a.to(wide) - b.to(wide)).abs().max())
             return {
-                **_describe("value", _write_element(a[at]), _write_element(b[at])),
+                **_describe("value", a[at], b[at]),
                 "index": index,
                 "elements": int(differs.sum()),
-                "max_difference": _find_distance(a, b),
+                "max_difference": distance if math.isfinite(distance) else None,
             }
     return None
 
@@ -121,25 +122,16 @@ def _view_bits(tensor: Tensor) -> Tensor:
     return bits.reshape(-1, max(tensor.itemsize // 8, 1))
 
 
-def _describe(cause: str, baseline: str, planned: str) -> dict[str, Any]:
-    return {"cause": cause, "baseline": baseline, "planned": planned}
-
-
-def _write_property(value: Any) -> str:
-    if isinstance(value, torch.Size):
-        return "x".join(map(str, value)) or "scalar"
-    return strip_torch(value)
-
-
-def _write_element(element: Tensor) -> str:
-    value = element.item()
-    is_short = isinstance(value, float) and element.itemsize <= 4
-    return f"{value:.{_DIGITS}g}" if is_short else str(value)
-
-
-def _find_distance(ours: Tensor, theirs: Tensor) -> float | None:
-    """Finds how far apart elements are at most; None where that is no finite number."""
-    wide = torch.complex128 if ours.is_complex() else torch.float64
-    wide = wide if ours.is_floating_point() or ours.is_complex() else torch.int64
-    distance = float((ours.to(wide) - theirs.to(wide)).abs().max())
-    return distance if math.isfinite(distance) else None
+def _describe(cause: str, *values: Any) -> dict[str, Any]:
+    texts = []
+    for value in values:
+        if isinstance(value, torch.Size):
+            text = "x".join(map(str, value)) or "scalar"
+        elif isinstance(value, Tensor):
+            number = value.item()
+            is_short = isinstance(number, float) and value.itemsize <= 4
+            text = f"{number:.9g}" if is_short else str(number)  # no two floats have one text
+        else:
+            text = strip_torch(value)
+        texts.append(text)
+    return {"cause": cause, "baseline": texts[0], "planned": texts[1]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,25 +26,20 @@ class Allocations:
     spans: dict[str, list[int]] = field(default_factory=dict)
 
     def sum_bytes(self, span: str) -> int:
-        """By how much more is live after a span than before it."""
+        """Sums by how much more is live after a span than before it."""
         return sum(self.spans[span])
 
     def find_peak(self, span: str) -> int:
-        """The most that is live within a span, above what was live before it."""
-        live = peak = 0
-        for nbytes in self.spans[span]:
-            live += nbytes
-            peak = max(peak, live)
-        return peak
+        """Finds the most that is live within a span, above what was live before it."""
+        return max(itertools.accumulate(self.spans[span], initial=0))
 
 
 @contextlib.contextmanager
 def watch_allocations() -> Iterator[Allocations]:
     """Records the allocations within each ``record_function("span ...")``.
 
-    The profiler does not report the release of what was allocated before it began, but for what an
-    earlier one saw at that address (``ProfiledCPUMemoryReporter`` in c10/core/CPUAllocator.cpp);
-    that is left out here, so that what is older counts neither way.
+    Releases of older memory are left out: the profiler reports some of them, where an earlier one
+    saw the address (``ProfiledCPUMemoryReporter`` in c10/core/CPUAllocator.cpp).
     """
     seen = Allocations()
     enabled = gc.isenabled()
@@ -100,22 +96,21 @@ def measure_peak(
     release: Callable[[], None],
     device: torch.device,
 ) -> int:
-    """Measures the most bytes that are live in a step, with what is there before it.
+    """Measures the most bytes that are live in the second run of a step, older ones included.
 
     Args:
         prepare: Makes the inputs of a step.
         list_held: Lists all tensors that are there before the step.
-        step: The step, which runs twice: the second run is measured.
+        step: The step.
         release: Frees what the step leaves.
-        device: The device that it runs on.
+        device: The device of the step.
     """
     gc.collect()
     is_cuda = device.type == "cuda"
     with contextlib.nullcontext() if is_cuda else watch_allocations() as seen:
         # On the CPU both steps are watched: of what the second replaces, both ends are seen.
         prepare()
-        kept = step()
-        del kept
+        step()
         release()
         prepare()
         resident_bytes = sum_storages(list_held(), device)

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,60 +59,49 @@ def make_inputs(
     return made
 
 
-def save_state(*models: nn.Module) -> Callable[[], None]:
-    """Saves the state that steps of models change, and returns a function that restores it.
+@contextlib.contextmanager
+def keep_state(*models: nn.Module) -> Iterator[None]:
+    """Restores models and random numbers at the end; within, no parameter has a gradient.
 
-    That is the values of the tensors that modules hold, the modules' own attributes (modes,
-    counters, generators), and all global random numbers, but no other Python state.
+    Restored are the values of the tensors that modules hold, the modules' own attributes (modes,
+    counters, generators) and gradients, but no other Python state.
 
     >>> layer = nn.Linear(2, 2)
-    >>> restore = save_state(layer)
-    >>> _ = layer.eval().weight.data.zero_()
-    >>> restore()
+    >>> with keep_state(layer):
+    ...     _ = layer.eval().weight.data.zero_()
     >>> layer.training, bool(layer.weight.any())
     (True, True)
     """
-    modules = {module for model in models for module in model.modules()}
-    dicts = [d for m in modules for d in (vars(m), m._parameters, m._buffers)]
-    attributes = [(current, {**current}) for current in dicts]
-    values = [(tensor, tensor.detach().clone()) for tensor in _list_tensors(dicts)]
-    generators = {g for g in tree_iter(dicts) if isinstance(g, torch.Generator)}
-    states = [(generator, generator.get_state()) for generator in generators]
-    randomness = list_random_states()
-
-    def restore() -> None:
-        for current, saved in attributes:
-            current.clear()
-            current.update(saved)
-        with torch.no_grad():
-            for tensor, value in values:
-                if compare_values(tensor, value) is not None:
-                    tensor.copy_(value)
-        for generator, state in states:
-            generator.set_state(state)
-        torch.set_rng_state(randomness["torch"])
-        random.setstate(randomness["python"])
-        np.random.set_state(randomness["numpy"])
-        for name, state in randomness.items():
-            if name.startswith("cuda:"):
-                torch.cuda.set_rng_state(state, name)
-
-    return restore
-
-
-@contextlib.contextmanager
-def keep_state(*models: nn.Module) -> Iterator[None]:
-    """Restores models at the end; within, none of their parameters has a gradient."""
     gradients = [(p, p.grad) for model in models for p in model.parameters()]
-    restore = save_state(*models)
-    for model in models:
-        model.zero_grad(set_to_none=True)
-    try:
-        yield
-    finally:
-        restore()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+    modules = {module for model in models for module in model.modules()}
+    tables = [table for m in modules for table in (vars(m), m._parameters, m._buffers)]
+    attributes = [(table, {**table}) for table in tables]
+    values = [(tensor, tensor.detach().clone()) for tensor in _list_tensors(tables)]
+    generators = {g for g in tree_iter(tables) if isinstance(g, torch.Generator)}
+    states = [(generator, generator.get_state()) for generator in generators]
+    python, numpy = random.getstate(), np.random.get_state()
+    # Asking for the generator of a GPU that nobody uses would start it.
+    is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count()) if is_cuda else ()
+    with torch.random.fork_rng(gpus):
+        for model in models:
+            model.zero_grad(set_to_none=True)
+        try:
+            yield
+        finally:
+            for table, saved in attributes:
+                table.clear()
+                table.update(saved)
+            with torch.no_grad():
+                for tensor, value in values:
+                    if compare_values(tensor, value) is not None:
+                        tensor.copy_(value)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for generator, state in states:
+                generator.set_state(state)
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def list_random_states() -> dict[str, Any]:
@@ -127,7 +116,6 @@ def list_random_states() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": (kind, np.asarray(keys).tolist(), *rest),
     }
-    # Asking for the generator of a GPU that nobody uses would start it.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states |= {f"cuda:{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())}
     return states
@@ -138,10 +126,6 @@ def seed_random_numbers(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-def _list_tensors(values: Any) -> list[Tensor]:
-    return [*{id(t): t for t in tree_iter(values) if isinstance(t, Tensor)}.values()]
 
 
 @dataclass
@@ -188,10 +172,11 @@ class Runner:
         """Takes a step; returns copies of what it computed and left, and its seconds."""
         self.release()
         self._inputs = _copy_inputs(self.given)
-        self._wait()
+        wait: Any = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        wait()
         start = time.perf_counter()
         output, loss = self._take_step()
-        self._wait()
+        wait()
         seconds = time.perf_counter() - start
         record = self._record(output, loss)
         self.release()
@@ -221,13 +206,25 @@ class Runner:
         ]
         leaves = [(n, v) for n, v in inputs if getattr(v, "requires_grad", False) and v.is_leaf]
         parameters: list[tuple[str, Tensor]] = [*self.model.named_parameters()]
+        names = {parameter: name for name, parameter in parameters}
+        trained = [self._optimizer] if self._optimizer is not None else []
+        state = [
+            *((f"{names.get(p, '')}.", held) for o in trained for p, held in o.state.items()),
+            *((f"group {at}.", g) for o in trained for at, g in enumerate(o.param_groups)),
+        ]
         values: dict[Kind, Iterable[tuple[str, Any]]] = {
             Kind.OUTPUT: iterate_leaves(output, "output"),
             Kind.LOSS: [] if loss is None else [("loss", loss)],
             Kind.GRADIENT: [] if loss is None else [(n, v.grad) for n, v in parameters + leaves],
             Kind.BUFFER: self.model.named_buffers(),
             Kind.PARAMETER: parameters,
-            Kind.OPTIMIZER_STATE: self._iterate_optimizer_state(),
+            Kind.OPTIMIZER_STATE: (
+                leaf
+                for owner, held in state
+                for key, value in held.items()
+                if key != "params"
+                for leaf in iterate_leaves(value, f"{owner}{key}")
+            ),
             Kind.INPUT: inputs,
             Kind.RANDOM_STATE: list_random_states().items(),
         }
@@ -237,46 +234,30 @@ class Runner:
             for name, value in named
         }
 
-    def _iterate_optimizer_state(self) -> Iterator[tuple[str, Any]]:
-        if self._optimizer is None:
-            return
-        names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
-        for owner, state in self._optimizer.state.items():
-            for key, value in state.items():
-                yield from iterate_leaves(value, f"{names.get(owner, '')}.{key}")
-        for at, group in enumerate(self._optimizer.param_groups):
-            for key, value in group.items():
-                if key != "params":
-                    yield from iterate_leaves(value, f"group {at}.{key}")
-
     def release(self) -> None:
         """Frees gradients and inputs."""
         self.model.zero_grad(set_to_none=True)
         self._inputs = ((), {})
 
     def measure(self, seed: int) -> int:
-        """Measures the peak of a step in bytes, with what is there before it.
-
-        Args:
-            seed: Seed of the step's random numbers, which may decide which layers run.
-        """
+        """Measures the peak of a step in bytes; its random numbers may decide which layers run."""
 
         def prepare() -> None:
             seed_random_numbers(seed)
             self._inputs = _copy_inputs(self.given)
 
-        def list_residents() -> list[Tensor]:
-            state = self._optimizer.state.values() if self._optimizer is not None else ()
+        def list_held() -> list[Tensor]:
+            state = [] if self._optimizer is None else [*self._optimizer.state.values()]
             attributes = [vars(module) for module in self.model.modules()]
-            return _list_tensors([attributes, self._inputs, self.target, [*state]])
+            return _list_tensors([attributes, self._inputs, self.target, state])
 
         self.model.train(self.train)
         self.release()
-        return measure_peak(prepare, list_residents, self._take_step, self.release, self.device)
+        return measure_peak(prepare, list_held, self._take_step, self.release, self.device)
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+def _list_tensors(values: Any) -> list[Tensor]:
+    return [*{id(t): t for t in tree_iter(values) if isinstance(t, Tensor)}.values()]
 
 
 def _copy_inputs(given: Inputs) -> Inputs:

@@ -72,9 +72,6 @@ class StepFigures:
 class Promise:
     """The peak that a plan has by its planner, for the step that was measured.
 
-    A peak that was promised too high is no more right than one that was too low: another plan would
-    have kept the budget with less to compute again.
-
     Attributes:
         peak_bytes: The promised peak.
         is_plans_own: True where that is :attr:`fxmem.Plan.peak_bytes`, the plan being for this

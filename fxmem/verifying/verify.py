@@ -7,7 +7,7 @@ import statistics
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,13 +39,7 @@ from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.tracing.source import find_raising_source
 from fxmem.units import format_bytes
 from fxmem.verifying.comparing import Record, compare_records
-from fxmem.verifying.running import (
-    Runner,
-    keep_state,
-    make_inputs,
-    save_state,
-    seed_random_numbers,
-)
+from fxmem.verifying.running import Runner, keep_state, make_inputs, seed_random_numbers
 from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
 
 _MOST_DEVIATION = 0.01
@@ -69,10 +63,9 @@ def verify(
 ) -> Verification:
     """Compares real steps of two models: :func:`fxmem.verify`, whose arguments these are."""
     check_mode(mode)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise UsageError(f"steps must be an integer of 1 or more, got {steps!r}")
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise UsageError(f"seed must be an integer of 0 or more, got {seed!r}")
+    for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+            raise UsageError(f"{name} must be an integer of {least} or more, got {value!r}")
     cast_to = _parse_autocast(autocast)
     check_model(model)
     check_model(planned)
@@ -91,14 +84,24 @@ def verify(
             for m in (model, planned)
         )
         with keep_state(model, planned):
-            comparison = _compare_steps(ours, theirs, steps, seed)
-        peaks: list[int | None] = [None, None]
-        for at, runner in enumerate((ours, theirs)):
-            if runner is ours or comparison.runs:
-                with keep_state(model, planned):  # neither holds what the other's steps left
-                    peaks[at] = runner.measure(seed)
-        with keep_state(model):
-            notes = _check_repetition(ours, comparison, seed)
+            record, times, differences = _compare_steps(ours, theirs, steps, seed)
+        is_run = all(difference.kind is not Kind.ERROR for difference in differences)
+        peaks: list[int | None] = []
+        for runner in (ours, theirs):
+            with keep_state(model, planned):  # neither holds what the other's steps left
+                peaks.append(runner.measure(seed) if runner is ours or is_run else None)
+        notes: list[str] = []
+        if differences and is_run:
+            with keep_state(model):
+                ours.prepare()
+                seed_random_numbers(seed)
+                for _ in times[0]:
+                    again, _ = ours.run()
+            for own in compare_records(len(times[0]), record, again)[:1]:
+                notes.append(
+                    "The model is not deterministic: run again from the same state, it differs"
+                    f" from itself ({own.kind.value} {own.name})."
+                )
     plan = getattr(planned, "plan", None)
     options: dict[str, Any] = {
         "mode": mode,
@@ -118,13 +121,13 @@ def verify(
         StepFigures(
             peak,
             None if analysis is None else analysis.peak_bytes,
-            statistics.median(times) if times else None,
+            statistics.median(seconds) if seconds else None,
         )
-        for peak, analysis, times in zip(peaks, analyses, comparison.times_s, strict=True)
+        for peak, analysis, seconds in zip(peaks, analyses, times, strict=True)
     )
     promise = _find_promise(plan, analyses[0], peaks[1], notes)
     return Verification(
-        equal=not comparison.differences,
+        equal=not differences,
         model=type(model).__name__,
         inputs=describe_inputs(*given),
         mode=mode,
@@ -133,9 +136,9 @@ def verify(
         loss=name_choice(loss),
         autocast=None if cast_to is None else strip_torch(cast_to),
         seed=seed,
-        steps=comparison.steps,
-        compared=dict(Counter(kind.value for kind, _ in comparison.record)),
-        differences=comparison.differences,
+        steps=len(times[0]),
+        compared=dict(Counter(kind.value for kind, _ in record)),
+        differences=differences,
         baseline=baseline,
         planned=with_plan,
         notes=tuple(dict.fromkeys(notes)),
@@ -156,16 +159,13 @@ def verify_target(
     """Verifies a plan for the model that a TARGET names, which is built for real.
 
     Args:
-        target: The TARGET.
-        plan: The plan to apply.
+        target: Names the model, as on the command line.
+        plan: Applied to the model.
         args: Positional inputs.
         kwargs: Keyword inputs.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
-        dtype: The dtype that parameters and floating inputs are cast to.
+        dtype: Parameters and floating inputs are cast to it.
         options: The other arguments of :func:`fxmem.verify`.
-
-    Raises:
-        UsageError: The device is missing, or the plan is not for this model.
     """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
@@ -197,33 +197,17 @@ def verify_target(
         return replace(found, model=target)
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """Steps of two models beside each other.
-
-    Attributes:
-        steps: The number of steps that were compared.
-        record: Values that the last step computed in the first model.
-        differences: The values that differ in the second model.
-        times_s: Seconds of each step, of the first model and of the second.
-    """
-
-    steps: int
-    record: Record
-    differences: tuple[Difference, ...]
-    times_s: tuple[list[float], list[float]]
-
-    @property
-    def runs(self) -> bool:
-        """Tells whether the second model's step works at all."""
-        return all(difference.kind is not Kind.ERROR for difference in self.differences)
-
-
-def _compare_steps(ours: Runner, theirs: Runner, steps: int, seed: int) -> _Comparison:
+def _compare_steps(
+    ours: Runner, theirs: Runner, steps: int, seed: int
+) -> tuple[Record, tuple[list[float], list[float]], tuple[Difference, ...]]:
     """Takes steps of two models in turns, until something differs.
 
     As long as nothing does, the state after a step of either is the state to go on from: one
     copy of it is enough, from which the second model's step begins where the first one's did.
+
+    Returns:
+        The values of the first model's last step, the seconds of each model's steps, and the
+        values that differ.
 
     Raises:
         TraceError: The first model's step fails.
@@ -242,15 +226,15 @@ def _compare_steps(ours: Runner, theirs: Runner, steps: int, seed: int) -> _Comp
     theirs.prepare()
     seed_random_numbers(seed)
     times: tuple[list[float], list[float]] = ([], [])
-    record: Record = {}
-    differences: tuple[Difference, ...] = ()
-    step = 0
-    while step < steps and not differences:
-        step += 1
-        restore = save_state(*changed_models)
-        record, seconds = _run_first(ours)
+    for step in range(1, steps + 1):
+        try:
+            with keep_state(*changed_models):
+                record, seconds = ours.run()
+        except FxmemError:
+            raise
+        except Exception as error:
+            raise TraceError(f"the model's step fails: {_explain(error)}", hint=_HINT) from error
         times[0].append(seconds)
-        restore()
         theirs.target = ours.target
         try:
             with warnings.catch_warnings():
@@ -259,38 +243,12 @@ def _compare_steps(ours: Runner, theirs: Runner, steps: int, seed: int) -> _Comp
         except FxmemWarning as warning:
             raise UsageError(str(warning), hint="make the plan for these inputs") from None
         except Exception as error:
-            differences = (Difference(step, Kind.ERROR, "step", _explain(error)),)
-        else:
-            times[1].append(seconds)
-            differences = compare_records(step, record, their_record)
-    return _Comparison(step, record, differences, times)
-
-
-def _check_repetition(ours: Runner, comparison: _Comparison, seed: int) -> list[str]:
-    """Notes, where models differ, that the first one differs from itself just as well."""
-    if not comparison.differences or not comparison.runs:
-        return []
-    ours.prepare()
-    seed_random_numbers(seed)
-    for _ in range(comparison.steps):
-        record, _seconds = _run_first(ours)
-    differences = compare_records(comparison.steps, comparison.record, record)
-    if not differences:
-        return []
-    first = differences[0]
-    return [
-        "The model is not deterministic: run again from the same state, it differs from itself "
-        f"({first.kind.value} {first.name})."
-    ]
-
-
-def _run_first(runner: Runner) -> tuple[Record, float]:
-    try:
-        return runner.run()
-    except FxmemError:
-        raise
-    except Exception as error:
-        raise TraceError(f"the model's step fails: {_explain(error)}", hint=_HINT) from error
+            return record, times, (Difference(step, Kind.ERROR, "step", _explain(error)),)
+        times[1].append(seconds)
+        differences = compare_records(step, record, their_record)
+        if differences:
+            break
+    return record, times, differences
 
 
 def _explain(error: Exception) -> str:

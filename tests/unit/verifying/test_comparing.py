@@ -52,6 +52,7 @@ EQUAL = [
     torch.tensor(3),
     torch.zeros(0, 4),
     torch.randn(2, 3).t(),
+    torch.randn(2, 3, 4, 4),
     torch.randn(3).to(torch.float8_e4m3fn),
     torch.randn(3).to(torch.bfloat16),
     SPARSE.to_sparse(),
@@ -66,11 +67,8 @@ EQUAL = [
 def test_a_copy_is_equal(value: Any) -> None:
     copy = value.clone() if isinstance(value, torch.Tensor) else value
     assert compare_values(value, copy) is None
-
-
-def test_the_layout_in_memory_does_not_matter() -> None:
-    image = torch.randn(2, 3, 4, 4)
-    assert compare_values(image, image.contiguous(memory_format=torch.channels_last)) is None
+    if isinstance(value, torch.Tensor) and value.ndim == 4:  # the layout in memory does not matter
+        assert compare_values(value, value.to(memory_format=torch.channels_last)) is None
 
 
 NAN = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
@@ -82,6 +80,7 @@ NAN = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float
         (0.0, -0.0, ((0,), "0", "-0", 1, 0.0)),
         ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.5, 2.0]], ((1, 0), "3", "3.5", 2, 2.0)),
         ([1.0, math.nan], [1.0, 1.0], ((1,), "nan", "1", 1, None)),
+        ([1.0], [1.00000012], ((0,), "1", "1.00000012", 1, 2**-23)),
         ([True, False], [True, True], ((1,), "False", "True", 1, 1.0)),
         ([3, 2**40], [3, 2**40 + 1], ((1,), "1099511627776", "1099511627777", 1, 1.0)),
         ([1 + 1j], [1 - 1j], ((0,), "(1+1j)", "(1-1j)", 1, 2.0)),
@@ -102,20 +101,13 @@ def test_nans_of_other_bits_differ() -> None:
     assert compare_values(NAN[:1], NAN[1:]) is not None
 
 
-def test_numbers_that_print_alike_are_told_apart() -> None:
-    one = torch.tensor(1.0)
-    found = compare_values(one, torch.nextafter(one, torch.tensor(2.0)))
-    assert found is not None
-    assert (found["baseline"], found["planned"]) == ("1", "1.00000012")
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "cause", "words"),
     [
         (torch.zeros(2), torch.zeros(3, 1), "shape", ("2", "3x1")),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "dtype", ("float32", "float64")),
+        (torch.zeros(2), None, "type", ("Tensor", "None")),
         (SPARSE, SPARSE.to_sparse(), "layout", ("strided", "sparse_coo")),
-        (None, torch.zeros(2), "type", ("None", "Tensor")),
         (1, True, "type", ("int", "bool")),
         ("a", "b", "value", ("'a'", "'b'")),
         (0.0, -0.0, "value", ("0.0", "-0.0")),
