@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
-from fxmem.api import (
-    advise,
-    analyze,
-    apply,
-    auto,
-    pareto,
-    plan,
-    render,
-    unapply,
-    verify,
-)
+from fxmem.api import advise, analyze, apply, auto, pareto, plan, render, unapply, verify
 from fxmem.errors import (
     DataDependentError,
     FxmemError,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fxmem.gpus import CONTEXT_BYTES, GpuModel
 from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
@@ -35,68 +35,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The analysed step, as text.
+    """The analysed step, as text."""
 
-    Attributes:
-        model: The TARGET, or the class of the module that was given.
-        inputs: One spec for each input, e.g. ``8x3x224x224:float32``.
-        mode: ``train`` or ``infer``.
-        device: Target device.
-        gpu: The target GPU, or None.
-        autocast: The dtype that forward and loss are autocast to, or None.
-        optimizer: Name of the optimizer, or None.
-        loss: Name of the loss, or None for the default.
-        frontend: ``fx`` or ``record``: which tracer served.
-        frontend_reason: Why ``fx`` did not; empty where it did.
-        notes: Notes on how the analysis was done, a sentence each.
-        size_hint: The size assumed where sizes depend on data, or None.
-        inference_mode: Whether inference is under ``inference_mode``, else under ``no_grad``.
-        loop: The training loop around the model.
-    """
-
-    model: str
-    inputs: tuple[str, ...]
-    mode: str
+    model: str  # the TARGET, or the class of the module that was given
+    inputs: tuple[str, ...]  # a spec for each: "8x3x224x224:float32"
+    mode: str  # "train" or "infer"
     device: str
     optimizer: str | None
-    loss: str | None
-    frontend: str
+    loss: str | None  # None for the default
+    frontend: str  # "fx" or "record": the tracer that served
     gpu: str | None = None
-    autocast: str | None = None
-    frontend_reason: str = ""
-    notes: tuple[str, ...] = ()
-    size_hint: int | None = None
-    inference_mode: bool = False
+    autocast: str | None = None  # the dtype that forward and loss are autocast to
+    frontend_reason: str = ""  # why fx did not serve
+    notes: tuple[str, ...] = ()  # on how the analysis was done, a sentence each
+    size_hint: int | None = None  # the size assumed where sizes depend on data
+    inference_mode: bool = False  # else inference is under no_grad
     loop: Loop = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """The peak of the first step, in which the optimizer's state is made.
+    """The most of the first step, in which the optimizer's state is made.
 
-    Attributes:
-        peak_bytes: Most bytes allocated at any moment from the model's move to the device on:
-            ``torch.cuda.max_memory_allocated()`` after one step.
-        reserved_bytes: Most bytes that the allocator holds.
-        requested_bytes: Most bytes in use as they were asked for.
-        phase: The part of the step in which the peak lies.
-        node: Name of the node that ran there, or whose backward did; None outside of nodes.
-        source: The user's own line, or None.
+    From the model's move to the device on, as ``torch.cuda.max_memory_allocated()`` tells after
+    one step.
     """
 
     peak_bytes: int
     reserved_bytes: int
     requested_bytes: int
     phase: Phase
-    node: str | None
+    node: str | None  # the node that runs at the peak, or whose backward does
     source: SourceLocation | None
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The memory of a step: how much, when it peaks and what is alive there.
-
-    All sizes are integers in bytes.
+    """The memory of a step in bytes: how much, when it peaks and what is alive there.
 
     Attributes:
         setup: The analysed step, as text.
@@ -122,7 +97,7 @@ class Analysis:
     @property
     def allocated_graph(self) -> MemoryGraph:
         """The memory graph in bytes as the allocator hands them out."""
-        return self.graph if self.allocation is None else self.allocation.graph
+        return self.allocation.graph if self.allocation else self.graph
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -207,11 +182,11 @@ class Analysis:
         """
         if self.settings is None or self.gpu is None:
             return None
-        least, most = CONTEXT_BYTES
-        run = run_on_device(self.graph, self.settings, self.gpu.capacity_bytes, most)
+        capacity_bytes, (least, most) = self.gpu.capacity_bytes, CONTEXT_BYTES
+        run = run_on_device(self.graph, self.settings, capacity_bytes, most)
         if run.exhaustion is None:
             return run
-        other = run_on_device(self.graph, self.settings, self.gpu.capacity_bytes, least)
+        other = run_on_device(self.graph, self.settings, capacity_bytes, least)
         if other.exhaustion is not None:
             return other
         return replace(other, exhaustion=replace(run.exhaustion, is_certain=False))
@@ -265,25 +240,21 @@ class Analysis:
         """``fx`` or ``record``: which tracer served."""
         return self.setup.frontend
 
-    @cached_property
-    def _kept_bytes(self) -> Mapping[Category, int]:
+    def _measure_kept(self, category: Category) -> int:
         # A gradient or state that the step replaces is in the graph twice, old and new: only
         # storages that outlive the step are kept.
-        totals = dict.fromkeys(Category, 0)
-        for storage in self.graph.storages:
-            if storage.died is None:
-                totals[storage.category] += storage.nbytes
-        return totals
+        storages = (s for s in self.graph.storages if s.category is category and s.died is None)
+        return sum(storage.nbytes for storage in storages)
 
     @property
     def parameter_bytes(self) -> int:
         """All parameters, shared ones once."""
-        return self._kept_bytes[Category.PARAMETER]
+        return self._measure_kept(Category.PARAMETER)
 
     @property
     def buffer_bytes(self) -> int:
         """All buffers, and other tensors that the model keeps from step to step."""
-        return self._kept_bytes[Category.BUFFER]
+        return self._measure_kept(Category.BUFFER)
 
     @property
     def input_bytes(self) -> int:
@@ -293,12 +264,12 @@ class Analysis:
     @property
     def gradient_bytes(self) -> int:
         """The ``.grad`` of parameters and inputs that the step leaves."""
-        return self._kept_bytes[Category.GRADIENT]
+        return self._measure_kept(Category.GRADIENT)
 
     @property
     def optimizer_state_bytes(self) -> int:
         """Tensors that the optimizer keeps from step to step."""
-        return self._kept_bytes[Category.OPTIMIZER_STATE]
+        return self._measure_kept(Category.OPTIMIZER_STATE)
 
     @property
     def forward_flops(self) -> int:
@@ -312,8 +283,7 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
-        values: dict[str, Any] = _METHODS["to_dict"](self)
-        return values
+        return cast(dict[str, Any], _METHODS["to_dict"](self))
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""
@@ -341,9 +311,6 @@ class Analysis:
 
         The arguments are those of :meth:`render`. ``pipe()`` and ``render()`` of the result draw
         with the system's Graphviz, or without one with graphviz-pure.
-
-        Raises:
-            UsageError: The plan is for another model or other inputs.
         """
         return _METHODS["to_graphviz"](self, depth=depth, expand=expand, plan=plan)
 
@@ -368,8 +335,7 @@ class Analysis:
 
     def __str__(self) -> str:
         """Writes the report that ``fxmem analyze`` prints."""
-        text: str = _METHODS["to_text"](self)
-        return text
+        return cast(str, _METHODS["to_text"](self))
 
     @cached_property
     def graph_module(self) -> Any:

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, TraceError, UsageError
-from fxmem.graph import Category, MemoryGraph
+from fxmem.graph import Category
 from fxmem.kernels.autocast.dispatch import allow_autocast
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
@@ -55,21 +55,15 @@ def analyze_model(
     alloc_conf: str | None = None,
     **options: Any,
 ) -> Analysis:
-    """Records a step of a model and describes it: what :func:`fxmem.analyze` returns.
+    """Records a step of a model and describes it: :func:`fxmem.analyze`, with its arguments.
 
-    Args:
-        model: As for :func:`fxmem.analyze`, like the arguments below.
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-        optimizer: The optimizer.
-        loss: The loss.
-        alloc_conf: Settings of the caching allocator.
-        options: Arguments of :func:`fxmem.recording.options.resolve_options`.
+    Those that are not named here are of :func:`fxmem.recording.options.resolve_options`.
     """
     chosen = resolve_options(**options)
     settings = _find_settings(chosen.target.name, alloc_conf)
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
+    other = None
     with isolate_analysis(model, loss, optimizer, target=chosen.target):
         blueprint = _draw_blueprint(model, *inputs, loss, optimizer, chosen)
         described = describe_model(blueprint.model)
@@ -77,26 +71,50 @@ def analyze_model(
         check_inputs(blueprint.model, *given)
         specs = describe_inputs(*given)
         served = _record(blueprint, specs)
-        other = _record_other_inference(blueprint, specs, served)
-    recording = served.recording
-    remember_model(recording.fx_graph, described)
-    setup = _describe_setup(model, loss, optimizer, specs, blueprint, served)
+        if chosen.mode == "infer" and served.recording.casts_weights:
+            # Memory differs between no_grad and inference_mode, where autocast keeps no casts.
+            reverse, frontend = not chosen.inference_mode, served.frontend
+            other_options = replace(chosen, inference_mode=reverse, frontend=frontend)
+            other = _record(replace(blueprint, options=other_options), specs).recording.graph
+    graph = served.recording.fx_graph
+    remember_model(graph, described)
+    setup = Setup(
+        model=model if isinstance(model, str) else type(model).__name__,
+        inputs=specs,
+        mode=chosen.mode,
+        inference_mode=chosen.inference_mode,
+        device=chosen.target.name,
+        autocast=chosen.autocast,
+        gpu=chosen.gpu.name if chosen.gpu else None,
+        optimizer=name_choice(optimizer),
+        loss=name_choice(loss),
+        frontend=served.frontend,
+        frontend_reason=served.reason,
+        notes=tuple(_list_notes(blueprint, served.recording, loss=loss, optimizer=optimizer)),
+        size_hint=chosen.size_hint,
+        loop=chosen.loop,
+    )
     blueprint = replace(blueprint, args=given[0], kwargs=given[1])  # fakes, which take no memory
-    graph = recording.fx_graph
-    analysis = Analysis(setup, recording.graph, settings, chosen.gpu, graph, blueprint)
-    return analysis if other is None else _compare_inference(analysis, other)
+    analysis = Analysis(setup, served.recording.graph, settings, chosen.gpu, graph, blueprint)
+    if other is None:
+        return analysis
+    peak_bytes = replace(analysis, graph=other).peak_bytes
+    if peak_bytes == analysis.peak_bytes:
+        return analysis
+    under, keeps = "torch.inference_mode() (inference_mode=True, --inference-mode)", "no"
+    if setup.inference_mode:
+        under, keeps = "torch.no_grad()", "its"
+    note = (
+        f"Under {under} the peak is {format_bytes(peak_bytes)}: autocast keeps {keeps} casts of "
+        "weights there."
+    )
+    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 
 def trace_model(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any
 ) -> tuple[fx.Graph, str]:
-    """Traces the forward of a model once, without recording what it takes.
-
-    Args:
-        model: As for :func:`fxmem.analyze`, like the arguments below.
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-        options: Arguments of :func:`fxmem.recording.options.resolve_options`.
+    """Traces the forward of a model once, without recording the step.
 
     Returns:
         The FX graph, and what it cannot express.
@@ -113,12 +131,7 @@ def trace_model(
 
 @contextlib.contextmanager
 def isolate_analysis(*choices: object, target: Target = CPU) -> Iterator[None]:
-    """Runs an analysis as in a process of its own, whatever modes the caller is in.
-
-    Args:
-        choices: Arguments that may be a TARGET.
-        target: The device whose kernels run the step.
-    """
+    """Runs an analysis of arguments that may be a TARGET as in a process of its own."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -152,17 +165,11 @@ def _draw_blueprint(
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A recording, and the frontend that made it.
-
-    Attributes:
-        recording: The step.
-        frontend: ``fx`` or ``record``.
-        reason: Why ``fx`` did not serve; empty where it did.
-    """
+    """A recording, and the frontend that made it."""
 
     recording: Recording
-    frontend: str
-    reason: str
+    frontend: str  # "fx" or "record"
+    reason: str  # why fx did not serve, or ""
 
 
 def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
@@ -180,9 +187,7 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
 def record_with_frontend(record: Callable[[bool], Recording], frontend: str | None) -> Served:
     """Records with the frontend asked for, else with the first that serves.
 
-    Args:
-        record: Records a step, with sizes that stay nodes (``fx``) or as numbers (``record``).
-        frontend: The frontend asked for, or None.
+    Sizes stay nodes for ``fx``, and are numbers for ``record``.
 
     Raises:
         TraceError: The step fails, or ``fx`` was asked for and cannot express the model.
@@ -210,89 +215,21 @@ def record_with_frontend(record: Callable[[bool], Recording], frontend: str | No
     return Served(record(False), "record", reason)
 
 
-def _record_other_inference(
-    blueprint: Blueprint, inputs: Sequence[str], served: Served
-) -> MemoryGraph | None:
-    """Records inference under ``inference_mode`` if it was under ``no_grad``, or the reverse.
-
-    Returns:
-        None where memory is the same: autocast casts no weights.
-    """
-    options = blueprint.options
-    if options.mode != "infer" or not served.recording.casts_weights:
-        return None
-    options = replace(options, inference_mode=not options.inference_mode, frontend=served.frontend)
-    return _record(replace(blueprint, options=options), inputs).recording.graph
-
-
-def _compare_inference(analysis: Analysis, other: MemoryGraph) -> Analysis:
-    """Notes the peak of the other kind of inference where that differs."""
-    peak_bytes, setup = replace(analysis, graph=other).peak_bytes, analysis.setup
-    if peak_bytes == analysis.peak_bytes:
-        return analysis
-    if setup.inference_mode:
-        under, keeps = "torch.no_grad()", "its"
-    else:
-        under, keeps = "torch.inference_mode() (inference_mode=True, --inference-mode)", "no"
-    note = (
-        f"Under {under} the peak is {format_bytes(peak_bytes)}: autocast keeps {keeps} casts of "
-        "weights there."
-    )
-    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
-
-
-def _describe_setup(
-    model: nn.Module | str,
-    loss: LossChoice,
-    optimizer: OptimizerChoice,
-    inputs: tuple[str, ...],
-    blueprint: Blueprint,
-    served: Served,
-) -> Setup:
-    """Describes what was analysed: as the caller gave it, and as it was recorded."""
-    options = blueprint.options
-    device = options.target.name
-    return Setup(
-        model=model if isinstance(model, str) else type(model).__name__,
-        inputs=inputs,
-        mode=options.mode,
-        inference_mode=options.inference_mode,
-        device=device,
-        autocast=options.autocast,
-        gpu=options.gpu.name if options.gpu else None,
-        optimizer=name_choice(optimizer),
-        loss=name_choice(loss),
-        frontend=served.frontend,
-        frontend_reason=served.reason,
-        notes=(*_note_choices(blueprint, loss, optimizer), *_note_recording(served, options)),
-        size_hint=options.size_hint,
-        loop=options.loop,
-    )
-
-
-def _note_choices(
-    blueprint: Blueprint, loss: LossChoice, optimizer: OptimizerChoice
-) -> Iterator[str]:
-    """Notes what the analysis takes otherwise than the code or the caller says, a sentence each."""
-    device = blueprint.options.target.name
-    others = sorted(name for name in blueprint.named_devices if not name.startswith(device))
+def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -> Iterator[str]:
+    """Lists what the reader of an analysis should know, a sentence each."""
+    target, graph = blueprint.options.target, recording.graph
+    others = sorted(name for name in blueprint.named_devices if not name.startswith(target.name))
     if others:
-        yield f"The code names devices ({', '.join(others)}): taken as the target, {device}."
-    given = {"loss": loss, "optimizer": optimizer}
-    unused = [name for name, choice in given.items() if choice is not None]
+        yield f"The code names devices ({', '.join(others)}): taken as the target, {target.name}."
+    unused = [name for name, choice in choices.items() if choice is not None]
     if unused and blueprint.options.mode == "infer":
         yield f"Inference leaves out the {' and the '.join(unused)}."
-
-
-def _note_recording(served: Served, options: Options) -> Iterator[str]:
-    """Notes what the reader of a recording should know, a sentence each."""
-    graph = served.recording.graph
     held = [s for s in graph.storages if s.category is Category.OUTPUT and s.born < 0]
     if held:
         nbytes = format_bytes(sum(storage.nbytes for storage in held))
         yield f"Results of the step before take {nbytes} until those of this one are there."
-    yield from served.recording.notes
-    reasons = {str(operator): reason for operator, reason in options.target.unmodelled.items()}
+    yield from recording.notes
+    reasons = {str(operator): reason for operator, reason in target.unmodelled.items()}
     names = dict.fromkeys(o.name for o in graph.operations if o.name in reasons)
     for reason in dict.fromkeys(map(reasons.__getitem__, names)):
         operators = ", ".join(name for name in names if reasons[name] == reason)

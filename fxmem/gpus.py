@@ -27,32 +27,18 @@ before any kernel on an RTX 6000 Ada. With eager loading, as before CUDA 11.7, i
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A kind of GPU.
+    """A kind of GPU, with the peaks of its units without sparsity."""
 
-    Attributes:
-        key: Short name, unique: ``a100-80gb``.
-        name: What the driver calls it.
-        capability: CUDA compute capability, major and minor.
-        multiprocessors: How many streaming multiprocessors it has.
-        capacity_bytes: Total memory as CUDA reports it.
-        capacity_is_measured: Whether somebody saw that number; else it is that of a GPU with the
-            same chips and memory.
-        bandwidth_bytes_per_s: Peak of its memory.
-        fp32_flops_per_s: Peak of float32 without tensor cores.
-        tf32_flops_per_s: Peak of float32 products on tensor cores, dense; None without TF32.
-        half_flops_per_s: Peak of bfloat16, or float16 before Ampere, on tensor cores, dense, with
-            float32 sums; None without tensor cores.
-    """
-
-    key: str
-    name: str
-    capability: tuple[int, int]
+    key: str  # short and unique: "a100-80gb"
+    name: str  # what the driver calls it
+    capability: tuple[int, int]  # CUDA compute capability, major and minor
     multiprocessors: int
-    capacity_bytes: int
-    capacity_is_measured: bool
+    capacity_bytes: int  # total memory as CUDA reports it
+    capacity_is_measured: bool  # else it is that of a GPU with the same chips and memory
     bandwidth_bytes_per_s: int
-    fp32_flops_per_s: int
-    tf32_flops_per_s: int | None
+    fp32_flops_per_s: int  # without tensor cores
+    tf32_flops_per_s: int | None  # None without TF32
+    # bfloat16, or float16 before Ampere, with float32 sums; None without tensor cores
     half_flops_per_s: int | None
 
 
@@ -106,16 +92,13 @@ rtx-pro-6000    | NVIDIA RTX PRO 6000 Blackwell | 12.0 | 188 |  97250 | 1792 | 1
 
 # Other names that people use.
 _ALIASES = {
-    "h100-sxm": "h100",
-    "h100-sxm5": "h100",
-    "h100-80gb": "h100",
-    "h200-sxm": "h200",
-    "a100-sxm4-40gb": "a100-40gb",
-    "a100-pcie-40gb": "a100-40gb",
-    "v100-pcie-32gb": "v100-32gb",
-    "v100-pcie-16gb": "v100-16gb",
-    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
-    "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000",
+    "h100": "h100-sxm h100-sxm5 h100-80gb",
+    "h200": "h200-sxm",
+    "a100-40gb": "a100-sxm4-40gb a100-pcie-40gb",
+    "v100-16gb": "v100-pcie-16gb",
+    "v100-32gb": "v100-pcie-32gb",
+    "rtx-pro-6000": "rtx-pro-6000-blackwell-workstation-edition "
+    "rtx-pro-6000-blackwell-server-edition",
 }
 
 
@@ -157,10 +140,10 @@ def find_gpu(text: str) -> GpuModel:
     def normalise(name: str) -> str:
         return re.sub(r"nvidia|geforce|tesla|\b[rg]tx|[^a-z0-9]", "", name.lower())
 
-    wanted = normalise(text)
-    names = {normalise(gpu.name): gpu for gpu in GPUS}
-    names |= {normalise(gpu.key): gpu for gpu in GPUS}
-    names |= {normalise(alias): names[normalise(key)] for alias, key in _ALIASES.items()}
+    wanted, names = normalise(text), dict[str, GpuModel]()
+    for gpu in GPUS:
+        called = (gpu.name, gpu.key, *_ALIASES.get(gpu.key, "").split())
+        names |= dict.fromkeys(map(normalise, called), gpu)
     if wanted in names:
         return names[wanted]
     near = [gpu.key for gpu in GPUS if wanted and normalise(gpu.key).startswith(wanted)]

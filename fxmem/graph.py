@@ -158,11 +158,7 @@ NEXT_RESULT = -1
 
 
 def measure_blocks(blocks: Blocks, result_bytes: Sequence[int]) -> int:
-    """The most that a kernel holds above all its results, in bytes.
-
-    Args:
-        blocks: Inside the kernel.
-        result_bytes: Sizes of the operator's new results, in order of allocation.
+    """Measures the most bytes that a kernel holds above its operator's new results.
 
     >>> measure_blocks(((0, 100), (0, -100), (NEXT_RESULT, 0), (1, 50), (1, -50)), [80])
     50
@@ -260,27 +256,16 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A storage that autograd keeps for backward, with the node that saved it first.
-
-    Attributes:
-        node: Name of the first node that saved it.
-        fqn: That node's fqn.
-        shape: Shape of the tensor that was saved.
-        dtype: Its dtype, as text.
-        nbytes: Bytes of the whole storage.
-        source: That node's line.
-        storage: Index of the storage.
-        category: ACTIVATION, or PARAMETER, BUFFER or INPUT, which are listed but not counted.
-    """
+    """A storage that autograd keeps for backward, with the node that saved it first."""
 
     node: str
-    fqn: str
-    shape: tuple[int, ...]
+    fqn: str  # of that node, like the source
+    shape: tuple[int, ...]  # of the tensor that was saved, like the dtype
     dtype: str
-    nbytes: int
+    nbytes: int  # of the whole storage
     source: SourceLocation | None
     storage: int
-    category: Category
+    category: Category  # ACTIVATION, or PARAMETER, BUFFER or INPUT, listed but not counted
 
 
 @dataclass(frozen=True, slots=True)

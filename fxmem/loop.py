@@ -114,12 +114,7 @@ LOOPS: Mapping[str, Loop] = {
 
 
 def resolve_loop(loop: str | Loop, settings: Mapping[str, Any]) -> Loop:
-    """Resolves the loop that a user means.
-
-    Args:
-        loop: A loop, or the name of one, with settings in parentheses if need be:
-            ``"huggingface(accumulate=4)"``.
-        settings: What replaces fields of it.
+    """Resolves a loop, or the name of one (``"huggingface(accumulate=4)"``), with other settings.
 
     Raises:
         UsageError: There is no such loop, or no such field.

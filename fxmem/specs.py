@@ -175,13 +175,8 @@ _CONSTANTS = {"True": True, "False": False, "None": None}
 def parse_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
     """Reads a name and the settings in parentheses after it.
 
-    Args:
-        text: What was written.
-        what: What has that name, for the error.
-        example: Of such a text, for its hint.
-
     Raises:
-        UsageError: The settings are no names with literals.
+        UsageError: The settings are no names with literals; names the thing, with an example.
 
     >>> parse_call("adam(fused=True)", "optimizer", "adam(lr=1e-3)")
     ('adam', {'fused': True})

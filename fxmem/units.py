@@ -30,11 +30,9 @@ def format_bytes(nbytes: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Reads bytes from text such as ``"8GiB"``, ``"1.5 MiB"``, ``"80GB"`` or ``"512"``.
+    """Reads a number of bytes with a unit, in upper or lower case.
 
-    Args:
-        text: A number and a unit: B, KiB, MiB, GiB, TiB (binary; the short forms K, M, G, T
-            too), KB, MB, GB, TB (decimal). Case does not matter.
+    KiB, MiB, GiB, TiB and the short forms K, M, G, T are binary; KB, MB, GB, TB are decimal.
 
     Raises:
         UsageError: The text is no size.
@@ -55,13 +53,10 @@ def parse_bytes(text: str) -> int:
 
 
 def resolve_bytes(size: str | float) -> int:
-    """Resolves a size that may be a number or text, to bytes.
-
-    Args:
-        size: A number of bytes, or what :func:`parse_bytes` reads.
+    """Resolves a number of bytes, or text that :func:`parse_bytes` reads.
 
     Raises:
-        UsageError: It is no size.
+        UsageError: The argument is no size.
 
     >>> resolve_bytes("8GiB"), resolve_bytes(0.5 * 2**30)
     (8589934592, 536870912)
