@@ -8,17 +8,11 @@ from fxmem.graph import Category
 
 
 class Style(NamedTuple):
-    """The look of a category.
+    """The look of a category."""
 
-    Attributes:
-        light: Colour on a light ground; of Okabe and Ito, distinct with any colour vision.
-        dark: Colour on a dark ground.
-        hatch: Strokes that tell it from the others in grey, of ``| / - \\ .``.
-    """
-
-    light: str
+    light: str  # colour on a light ground: of Okabe and Ito, distinct with any colour vision
     dark: str
-    hatch: str
+    hatch: str  # strokes that tell it from the others in grey
 
 
 STYLES = {

@@ -11,8 +11,7 @@ from fxmem.graph import Category, Node, Phase, SourceLocation
 from fxmem.memory.allocation import Exhaustion
 from fxmem.memory.labels import label_operator
 
-_ALIKE = 0.01
-"""Share of the peak by which the first step's may differ without a word in the report."""
+_ALIKE = 0.01  # share of the peak by which the first step's may differ without a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +38,23 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The step in the memory of the target GPU: where it runs out, unless the step fits.
-
-    To make room, the allocator gives back its cache ``retries`` times.
-    """
+    """The step in the memory of the target GPU."""
 
     gpu: str
     capacity_bytes: int
-    exhaustion: Exhaustion | None = None
-    retries: int = 0
+    exhaustion: Exhaustion | None = None  # where it runs out, unless the step fits
+    retries: int = 0  # how often the allocator gives back its cache
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRow:
-    """A storage that is alive at the peak, or the workspace of the kernel that runs there.
-
-    Its label is that of :func:`fxmem.memory.labels.label_storages`, or the operator whose workspace
-    it is; shape and dtype are of the first tensor on it, None and empty for a workspace.
-    """
+    """A storage that is alive at the peak, or the workspace of the kernel that runs there."""
 
     nbytes: int
     category: Category
     label: str
-    shape: tuple[int, ...] | None
-    dtype: str
+    shape: tuple[int, ...] | None  # of the first tensor on it; None for a workspace
+    dtype: str  # empty for a workspace
     saved_by: tuple[str, ...]
     source: SourceLocation | None
 
@@ -76,38 +68,21 @@ class NodeRow(Node):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The content of one analysis's report.
-
-    Attributes:
-        headline: The peak.
-        setup: The analysed step.
-        nodes: In order of execution.
-        breakdown: Bytes at the peak by category, largest first; sums to the peak; no zeros.
-        live: The storages alive at the peak, largest first; sums to the peak.
-        storage_bytes: The size of each storage, by its index (``NodeRow.results``).
-        totals: Bytes of parameters, saved activations and the like, over the whole step.
-        forward_flops: Floating-point operations of forward and loss.
-        backward_flops: Those of backward.
-        device: Figures to compare with the device's own; none on the CPU.
-        fit: The step in the memory of the target GPU; None without one.
-        first_step: The peak of the first step, where it differs from that of the headline, of
-            the second step, by more than 1 %; else None.
-        notes: Remarks on the figures, a sentence each.
-    """
+    """The content of one analysis's report."""
 
     headline: Headline
     setup: Setup
-    nodes: tuple[NodeRow, ...]
-    breakdown: Mapping[Category, int]
-    live: tuple[LiveRow, ...]
-    storage_bytes: tuple[int, ...]
-    totals: Mapping[str, int]
-    forward_flops: int = 0
+    nodes: tuple[NodeRow, ...]  # in order of execution
+    breakdown: Mapping[Category, int]  # bytes at the peak, largest first; sums to it; no zeros
+    live: tuple[LiveRow, ...]  # at the peak, largest first; sums to it
+    storage_bytes: tuple[int, ...]  # by the index of storages (``NodeRow.results``)
+    totals: Mapping[str, int]  # bytes of parameters and the like, over the whole step
+    forward_flops: int = 0  # of forward and loss
     backward_flops: int = 0
-    device: tuple[DeviceRow, ...] = ()
-    fit: Fit | None = None
-    first_step: Headline | None = None
-    notes: tuple[str, ...] = ()
+    device: tuple[DeviceRow, ...] = ()  # to compare with the device's own; none on the CPU
+    fit: Fit | None = None  # None without a target GPU
+    first_step: Headline | None = None  # where it differs from the second's, the headline, by 1 %
+    notes: tuple[str, ...] = ()  # on the figures, a sentence each
 
 
 def build_document(analysis: Analysis) -> Document:
@@ -162,20 +137,14 @@ def _list_device(analysis: Analysis) -> Iterator[DeviceRow]:
 
 def _list_live(analysis: Analysis) -> Iterator[LiveRow]:
     peak, nodes = analysis.peak, analysis.nodes
-    for storage in peak.live:
-        if storage.nbytes:
-            yield LiveRow(
-                nbytes=storage.nbytes,
-                category=storage.category,
-                label=analysis.labels[storage.index],
-                shape=storage.shape,
-                dtype=storage.dtype,
-                saved_by=tuple(nodes[index].name for index in storage.saved_by),
-                source=None if storage.node is None else nodes[storage.node].source,
-            )
+    for each in peak.live:
+        if each.nbytes:
+            label, saved_by = analysis.labels[each.index], (nodes[at].name for at in each.saved_by)
+            tensor = (each.nbytes, each.category, label, each.shape, each.dtype)
+            source = None if each.node is None else nodes[each.node].source
+            yield LiveRow(*tensor, tuple(saved_by), source)
     if peak.workspace_bytes:
-        label = label_operator(peak.operation)
-        category = Category.WORKSPACE
+        label, category = label_operator(peak.operation), Category.WORKSPACE
         yield LiveRow(peak.workspace_bytes, category, label, None, "", (), peak.source)
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLUMNS = 200
-"""The moments that are drawn at most; of those between, the one with the most bytes."""
+_COLUMNS = 200  # moments that are drawn at most; of those between, the one with the most bytes
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PALE, _PEAK, _PLAN, _FRONT = "#6B727C", "#B23A00", "#54206A", "#0B5A94"
 _WIDEST_TITLE = 105
@@ -72,12 +71,36 @@ def draw_timeline(
     The peak of a plan is a line, and so is the step with the plan, where that is known. The file
     (``svg``, ``png`` or ``pdf``) is the same each time.
     """
-    headline = write_headline(build_document(analysis).headline)
+    operations, peak, live = analysis.graph.operations, analysis.peak, analysis.profile.live_bytes
+    steps, headline = len(operations), write_headline(build_document(analysis).headline)
     figure, axes, unit, unit_name = _start_figure(analysis, headline, title_pad=18)
-    axes.set(xlim=(0, len(analysis.graph.operations)))
+    axes.set(xlim=(0, steps))
     axes.set(xlabel="operations of the step, in order", ylabel=f"live memory ({unit_name})")
-    handles = _stack_categories(axes, analysis, unit)
-    _mark_phases(axes, analysis.graph.operations)
+    series = list_category_bytes(analysis.allocated_graph)
+    present = [category for category in STYLES if any(series[category])] or [Category.PARAMETER]
+    names = [each.value.replace("_", " ").lower() for each in present]
+    moments = choose_moments(live, _COLUMNS)
+    areas = axes.stackplot(
+        np.linspace(0, steps, len(moments) + 1),
+        [[series[each][at] / unit for at in (*moments, moments[-1])] for each in present],
+        step="post",
+        colors=[STYLES[each].light for each in present],
+        # An SVG writes out each dot.
+        hatch=[2 * STYLES[each].hatch.replace(".", "") for each in present],
+        labels=[
+            f"{name} {format_bytes(series[each][peak.step])}"
+            for name, each in zip(names, present, strict=True)
+        ],
+        edgecolor="#16191D70",
+        linewidth=0.3,
+    )
+    handles: list[Any] = [*reversed(areas)]
+    starts = _list_phases(operations)
+    for (phase, _), (start, stop) in zip(starts, pairwise([*starts.values(), steps]), strict=True):
+        axes.axvline(start, color=_PALE, linewidth=0.8, linestyle=":")
+        if (stop - start) / steps > 0.012 * len(phase.value):  # the name has room above it
+            where = {"transform": axes.get_xaxis_transform(), "ha": "center"}
+            axes.text((start + stop) / 2, 1.01, phase.value, color=_PALE, **where)
     if plan is not None:
         less = 1 - plan.peak_bytes / max(analysis.peak_bytes, 1)
         label = (
@@ -87,12 +110,22 @@ def draw_timeline(
         level = plan.peak_bytes / unit
         handles.append(axes.axhline(level, color=_PLAN, linewidth=1.2, linestyle=":", label=label))
     if planned is not None:
-        xs = fit_phases(planned.graph.operations, analysis.graph.operations)
+        xs = fit_phases(planned.graph.operations, operations)
         live = planned.profile.live_bytes
         moments = choose_moments(live, _COLUMNS)
         ys = [live[at] / unit for at in moments]
         axes.plot([xs[at] for at in moments], ys, color=_PLAN, linewidth=1.7)
-    _mark_peak(axes, analysis, unit)
+    x, y = peak.step + 0.5, peak.nbytes / unit
+    axes.plot(x, y, marker="o", color=_PEAK, markersize=7, zorder=7, clip_on=False)
+    axes.annotate(
+        f"peak {format_bytes(peak.nbytes)}",
+        (x, y),
+        xytext=(0, 6),
+        textcoords="offset points",
+        ha="left" if x < 0.2 * steps else "right" if x > 0.8 * steps else "center",
+        color=_PEAK,
+        weight="bold",
+    )
     axes.legend(handles=handles, title="alive at the peak", loc="upper left", bbox_to_anchor=(1, 1))
     return _save(figure, kind)
 
@@ -159,12 +192,9 @@ def fit_phases(operations: Sequence[Operation], others: Sequence[Operation]) -> 
     """
     starts, there = _list_phases(operations), _list_phases(others)
     shared = [key for key in starts if key in there]
-    places = np.interp(
-        np.arange(len(operations)) + 0.5,
-        [*(starts[key] for key in shared), len(operations)],
-        [*(there[key] for key in shared), len(others)],
-    )
-    return tuple(map(float, places))
+    ours = [*(starts[key] for key in shared), len(operations)]
+    theirs = [*(there[key] for key in shared), len(others)]
+    return tuple(np.interp(np.arange(len(operations)) + 0.5, ours, theirs).tolist())
 
 
 def _list_phases(operations: Sequence[Operation]) -> dict[tuple[Phase, int], int]:
@@ -174,54 +204,6 @@ def _list_phases(operations: Sequence[Operation]) -> dict[tuple[Phase, int], int
         starts[phase, seen[phase]] = next(group).index
         seen[phase] += 1
     return starts
-
-
-def _stack_categories(axes: Axes, analysis: Analysis, unit: int) -> list[Any]:
-    """Draws the areas of the categories; returns the handles of their legend."""
-    series = list_category_bytes(analysis.allocated_graph)
-    present = [category for category in STYLES if any(series[category])] or [Category.PARAMETER]
-    moments = choose_moments(analysis.profile.live_bytes, _COLUMNS)
-    names = [each.value.replace("_", " ").lower() for each in present]
-    sizes = [format_bytes(series[each][analysis.peak.step]) for each in present]
-    areas = axes.stackplot(
-        np.linspace(0, len(analysis.graph.operations), len(moments) + 1),
-        [[series[each][at] / unit for at in (*moments, moments[-1])] for each in present],
-        step="post",
-        colors=[STYLES[each].light for each in present],
-        # An SVG writes out each dot.
-        hatch=[2 * STYLES[each].hatch.replace(".", "") for each in present],
-        labels=[f"{name} {size}" for name, size in zip(names, sizes, strict=True)],
-        edgecolor="#16191D70",
-        linewidth=0.3,
-    )
-    return [*reversed(areas)]
-
-
-def _mark_phases(axes: Axes, operations: Sequence[Operation]) -> None:
-    """Draws lines between the phases, and above the names of those that are wide enough."""
-    starts = _list_phases(operations)
-    edges = pairwise([*starts.values(), len(operations)])
-    above = axes.get_xaxis_transform()
-    for (phase, _), (start, stop) in zip(starts, edges, strict=True):
-        axes.axvline(start, color=_PALE, linewidth=0.8, linestyle=":")
-        if (stop - start) / len(operations) > 0.012 * len(phase.value):
-            middle = (start + stop) / 2
-            axes.text(middle, 1.01, phase.value, transform=above, ha="center", color=_PALE)
-
-
-def _mark_peak(axes: Axes, analysis: Analysis, unit: int) -> None:
-    peak, steps = analysis.peak, len(analysis.graph.operations)
-    x, y = peak.step + 0.5, peak.nbytes / unit
-    axes.plot(x, y, marker="o", color=_PEAK, markersize=7, zorder=7, clip_on=False)
-    axes.annotate(
-        f"peak {format_bytes(peak.nbytes)}",
-        (x, y),
-        xytext=(0, 6),
-        textcoords="offset points",
-        ha="left" if x < 0.2 * steps else "right" if x > 0.8 * steps else "center",
-        color=_PEAK,
-        weight="bold",
-    )
 
 
 def _start_figure(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fxmem.graph import Node
-from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, InplaceForm, read_form
+from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, read_form
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
 from fxmem.report.tables import escape_controls
 
@@ -23,39 +23,26 @@ _Kind = TypeVar("_Kind", ast.ClassDef, ast.FunctionDef, ast.Call, ast.stmt)
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A line of code for one change of a plan, or for several that share the line.
+    """A line of code for one change of a plan, or for several that share the line."""
 
-    Attributes:
-        code: The new statement, without indentation.
-        file: The file; empty for a line that goes where the model is built.
-        line: The first line of the statement there, which the code replaces.
-        end_line: The last one.
-        is_added: The code follows that statement, as ``del`` does, and replaces nothing.
-        modules: The modules that the change is for, where the line runs for several.
-    """
-
-    code: str
-    file: str = ""
-    line: int = 0
+    code: str  # a statement, without indentation
+    file: str = ""  # empty for a line that goes where the model is built
+    line: int = 0  # the first of the statement there, which the code replaces
     end_line: int = 0
-    is_added: bool = False
-    modules: str = ""
+    is_added: bool = False  # the code follows that statement, as ``del`` does
+    modules: str = ""  # for which the line is, where it runs for several
 
 
 def suggest_code(
     plan: Plan, nodes: Sequence[Node], sources: Mapping[str, str]
 ) -> tuple[Suggestion, ...]:
-    """Finds lines of code that make a plan's changes.
+    """Finds lines of code that make a plan's changes to the nodes of a step.
 
     A segment has one where it is the call of one module of several operations without batch
     normalisation, whose statistics ``torch.utils.checkpoint`` would update twice; an in-place
     change, where its line makes one such call and every node of that line changes; a ``del``,
-    where nothing reads the variable afterwards.
-
-    Args:
-        plan: The plan.
-        nodes: The nodes of the step that it was made for.
-        sources: The text of each file, by the name that source locations have.
+    where nothing reads the variable afterwards. ``sources`` has the text of each file, by the
+    name that source locations have.
     """
     trees = {}
     for path, text in sources.items():
@@ -81,14 +68,14 @@ def render_suggestions(suggestions: Iterable[Suggestion]) -> str:
     In your own code:
       net.py:61  del y  # after line 62
     """
-    lines = []
-    for suggestion in suggestions:
-        place = f"{suggestion.file.rpartition('/')[2]}:{suggestion.line}"
-        notes = [f"after line {suggestion.end_line}"] if suggestion.is_added else []
-        notes += [f"for {suggestion.modules}"] if suggestion.modules else []
-        code = "  # ".join([suggestion.code, *notes])
-        lines.append(escape_controls(f"  {place if suggestion.file else 'the model'}  {code}"))
-    return "".join(f"{line}\n" for line in ["In your own code:", *lines]) if lines else ""
+    text = ""
+    for each in suggestions:
+        place = f"{each.file.rpartition('/')[2]}:{each.line}" if each.file else "the model"
+        note = f"after line {each.end_line}" if each.is_added else ""
+        note = f"for {each.modules}" if each.modules else note
+        line = f"  {place}  {each.code}" + (f"  # {note}" if note else "")
+        text += f"{escape_controls(line)}\n"
+    return text and f"In your own code:\n{text}"
 
 
 def _suggest_checkpoints(
@@ -188,10 +175,9 @@ def _suggest_flags(changes: Iterable[InplaceChange], nodes: Sequence[Node]) -> I
 
 
 def _suggest_inplace(
-    changes: Iterable[InplaceChange], nodes: Sequence[Node], trees: _Trees
+    changes: Sequence[InplaceChange], nodes: Sequence[Node], trees: _Trees
 ) -> Iterator[Suggestion]:
     """Suggests calls with ``inplace=True``, or as a method with an underscore."""
-    changes = [*changes]
     changed, targets = {c.node for c in changes}, {node.name: node.target for node in nodes}
     for change in changes:
         form, source = read_form(change.call), change.source
@@ -209,23 +195,21 @@ def _suggest_inplace(
         same = [n.name for n in nodes if (n.source, n.target) == (source, targets[change.node])]
         if len(calls) != 1 or not changed.issuperset(same):
             continue
-        new = _write_inplace(calls[0], form)
-        if new is not None:
-            yield from _replace_call(source.file, trees[source.file], calls[0], new)
-
-
-def _write_inplace(call: ast.Call, form: InplaceForm) -> ast.Call | None:
-    func, values = call.func, call.args
-    keywords = [keyword for keyword in call.keywords if keyword.arg != "inplace"]
-    holder = ast.unparse(func.value) if isinstance(func, ast.Attribute) else "F"
-    if form.kind is FormKind.FUNCTION:
-        flag = ast.keyword("inplace", ast.Constant(value=True))
-        return ast.Call(func, values, [*keywords, flag]) if holder in _FUNCTIONAL else None
-    if isinstance(func, ast.Attribute) and holder not in ("torch", *_FUNCTIONAL):
-        return ast.Call(ast.Attribute(func.value, form.name), values, keywords)
-    if not values or isinstance(values[0], ast.Starred):
-        return None
-    return ast.Call(ast.Attribute(values[0], form.name), values[1:], keywords)
+        func, values = calls[0].func, calls[0].args
+        keywords = [keyword for keyword in calls[0].keywords if keyword.arg != "inplace"]
+        holder = ast.unparse(func.value) if isinstance(func, ast.Attribute) else "F"
+        if form.kind is FormKind.FUNCTION:
+            if holder not in _FUNCTIONAL:
+                continue
+            keywords.append(ast.keyword("inplace", ast.Constant(value=True)))
+        elif isinstance(func, ast.Attribute) and holder not in ("torch", *_FUNCTIONAL):
+            func = ast.Attribute(func.value, form.name)
+        elif values and not isinstance(values[0], ast.Starred):
+            func, values = ast.Attribute(values[0], form.name), values[1:]
+        else:
+            continue
+        new = ast.Call(func, values, keywords)
+        yield from _replace_call(source.file, trees[source.file], calls[0], new)
 
 
 def _replace_call(
@@ -248,23 +232,21 @@ def _suggest_dels(dels: Iterable[DelPoint], trees: _Trees) -> Iterator[Suggestio
         if point.source is None or point.source.file not in trees or not point.variable:
             continue
         tree, variable = trees[point.source.file], point.variable
-        around = _find_around(tree, point.source.line, ast.stmt)
-        functions = [part for part in around if isinstance(part, ast.FunctionDef)]
+        functions = _find_around(tree, point.source.line, ast.FunctionDef)
         statement = _find_statement(tree, point.source.line)
         if not functions or statement is None or isinstance(statement, ast.Return | ast.Raise):
             continue
-        inside = around[around.index(functions[-1]) :]
-        is_looped = any(
-            isinstance(part, ast.For | ast.While | ast.Try | ast.Match) for part in inside
-        )
+        around = _find_around(functions[-1], point.source.line, ast.stmt)
         inner = [part for part in ast.walk(functions[-1]) if part is not functions[-1]]
         captures = [part for part in inner if isinstance(part, ast.FunctionDef | ast.Lambda)]
-        if is_looped or any(_list_uses(part, variable) for part in captures):
+        if any(isinstance(part, ast.For | ast.While | ast.Try | ast.Match) for part in around):
             continue
         following = _list_following(functions[-1], statement)
         later = next((part for part in following if _list_uses(part, variable)), None)
         is_rebound = isinstance(later, ast.Assign) and ast.Load not in _list_uses(later, variable)
-        if ast.Store not in _list_uses(statement, variable) and (later is None or is_rebound):
+        is_read = later is not None and not is_rebound
+        is_read |= any(_list_uses(part, variable) for part in captures)
+        if not is_read and ast.Store not in _list_uses(statement, variable):
             end_line = statement.end_lineno or statement.lineno
             place = (point.source.file, statement.lineno, end_line)
             yield Suggestion(f"del {variable}", *place, is_added=True)
@@ -293,7 +275,7 @@ def _find_statement(tree: ast.Module, line: int) -> ast.stmt | None:
     return simple[0]
 
 
-def _find_around(tree: ast.Module, line: int, kind: type[_Kind]) -> list[_Kind]:
+def _find_around(tree: ast.AST, line: int, kind: type[_Kind]) -> list[_Kind]:
     """Finds the parts of code of a kind that span a line, outer ones first."""
     return [
         node

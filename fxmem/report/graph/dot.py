@@ -16,10 +16,8 @@ from fxmem.report.tables import escape_controls, shorten
 from fxmem.report.text import write_headline, write_shape, write_source, write_subject
 from fxmem.units import format_bytes
 
-_WIDEST = 44
-"""Columns of a name in a box."""
-_THICKEST = 7.0
-"""Points of the largest edge; those of an edge without bytes are 1."""
+_WIDEST = 44  # columns of a name in a box
+_THICKEST = 7.0  # points of the largest edge; those of an edge without bytes are 1
 _MANY_EDGES = 400
 
 
@@ -184,12 +182,8 @@ def _describe_box(box: Box, view: GraphView) -> dict[str, str]:
         look |= _LIVE | {"fillcolor": next(fill for least, fill in _LIVE_FILLS if share >= least)}
     elif is_saved:
         look |= _ONLY_SAVED
-    if box.is_again:
-        look |= _AGAIN
-    if box.is_peak:
-        look |= _PEAK
-    elif box.is_module:
-        look |= _MODULE
+    look |= _AGAIN if box.is_again else {}
+    look |= _PEAK if box.is_peak else _MODULE if box.is_module else {}
     label = _label(_label_box(box, view), end=r"\n" if box.is_peak else r"\l")
     source = box.rows[0][0].source if len(box.rows[0]) == 1 else None
     place = ", ".join(filter(None, [box.name, write_source(source)]))
@@ -203,21 +197,22 @@ def _label_box(box: Box, view: GraphView) -> Iterator[str]:
         peak = format_bytes(view.document.headline.peak_bytes)
         yield f"PEAK{where}: {peak} in {view.document.headline.phase.value}"
     yield f"{shorten(box.title, _WIDEST)}{_count_copies(box.copies)}"
-    last = box.title.rpartition(".")[2]
     what = f"{operations} operations"
     if operations == 1:  # the name of most has what they call in it: ``relu_1``
+        last = box.title.rpartition(".")[2]
         is_said = row.target in (last, last.rstrip("0123456789").rstrip("_"))
         what = "" if is_said else shorten(row.target, _WIDEST)
     shaped = next((r for r in reversed(box.rows[0]) if r.shape is not None), row)
     tensor = "" if shaped.shape is None else f"{write_shape(shaped.shape)} {shaped.dtype}"
-    if what or tensor:
-        yield "  ".join(filter(None, [what, tensor]))
-    figures = []
-    for kind, verb in ("output", "outputs" if operations > 1 else "output"), ("saved", "saves"):
-        nbytes = box.list_bytes(kind)
-        figures += [f"{verb} {write_amount(nbytes)}"] if any(nbytes) else []
-    if figures:
-        yield ", ".join(figures)
+    sizes = (("output", "outputs" if operations > 1 else "output"), ("saved", "saves"))
+    amounts = [(verb, box.list_bytes(kind)) for kind, verb in sizes]
+    yield from filter(
+        None,
+        (
+            "  ".join(filter(None, [what, tensor])),
+            ", ".join(f"{verb} {write_amount(nbytes)}" for verb, nbytes in amounts if any(nbytes)),
+        ),
+    )
     if any(box.list_bytes("live")):
         yield f"alive at peak {write_amount(box.list_bytes('live'))}"
     yield from box.notes

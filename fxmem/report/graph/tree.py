@@ -12,12 +12,9 @@ from fxmem.errors import UsageError
 from fxmem.graph import Phase
 from fxmem.report.document import NodeRow
 
-AIM_BOXES = 40
-"""The boxes that a reader can take in, for which the depth is chosen."""
-AIM_PLAN_BOXES = 60
-"""With a plan, whose segments often begin and end deep in the modules."""
-MOST_BOXES = 1_000
-"""Of more, Graphviz takes minutes where they are densely connected, and nobody reads them."""
+AIM_BOXES = 40  # that a reader can take in; the depth is chosen for them
+AIM_PLAN_BOXES = 60  # segments of a plan often begin and end deep in the modules
+MOST_BOXES = 1_000  # of more, Graphviz takes minutes where they are densely connected
 
 
 class Kind(str, Enum):
@@ -37,16 +34,12 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A module, a segment of a plan, or consecutive nodes that are shown as one.
-
-    It has the qualified name of each copy that was folded into it, empty for the model itself;
-    where it is not open, a picture does not show its inside.
-    """
+    """A module, a segment of a plan, or consecutive nodes that are shown as one."""
 
     kind: Kind
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of each copy that was folded into it; empty for the model itself
     children: tuple[Leaf | Tree, ...]
-    is_open: bool = True
+    is_open: bool = True  # a picture shows its inside
 
 
 Item = Leaf | Tree
@@ -71,28 +64,17 @@ def list_nodes(item: Item) -> tuple[int, ...]:
     return tuple(node for child in item.children for node in list_nodes(child))
 
 
-def find_module(node: NodeRow) -> str:
-    """Finds the qualified name of the module around a node; a leaf module is not its own.
-
-    >>> find_module(NodeRow(0, "a.b.0", fqn="a.b.0", op="call_module", target="ReLU"))
-    'a.b'
-    """
-    if node.phase is Phase.LOSS:
-        return "loss"
-    return node.fqn.rpartition(".")[0] if node.op == "call_module" else node.fqn
-
-
 def grow_tree(nodes: Sequence[NodeRow]) -> Tree:
-    """Grows the tree of the modules' calls, each where it runs.
+    """Grows the tree of the modules' calls from all nodes, in order of execution.
 
     A subtree is consecutive nodes: of a list of layers between which other things run, each layer
     is a subtree of its own, and so is each call of a module that is called again. So every edge
-    of the graph leads from a subtree to a later one.
-
-    Args:
-        nodes: All of them, in order of execution.
+    of the graph leads from a subtree to a later one. A leaf module lies in the module around it.
     """
-    paths = [(index, find_module(node).split(".")) for index, node in enumerate(nodes)]
+    paths = []
+    for index, node in enumerate(nodes):
+        around = node.fqn.rpartition(".")[0] if node.op == "call_module" else node.fqn
+        paths.append((index, ("loss" if node.phase is Phase.LOSS else around).split(".")))
 
     def grow(paths: Iterable[tuple[int, list[str]]], around: tuple[str, ...]) -> tuple[Item, ...]:
         depth, items = len(around), list[Item]()
@@ -100,10 +82,9 @@ def grow_tree(nodes: Sequence[NodeRow]) -> Tree:
             if not part:
                 items += [Leaf((index,)) for index, _ in group]
                 continue
-            inside = grow(group, (*around, part))
+            inside, name = grow(group, (*around, part)), ".".join((*around, part))
             # A subtree of one node says no more than the node.
             is_one = len(inside) == 1 and isinstance(inside[0], Leaf)
-            name = ".".join((*around, part))
             items.append(inside[0] if is_one else Tree(Kind.MODULE, (name,), inside))
         return tuple(items)
 
@@ -111,11 +92,10 @@ def grow_tree(nodes: Sequence[NodeRow]) -> Tree:
 
 
 def wrap_segments(tree: Tree, segments: Iterable[tuple[str, Collection[int]]]) -> Tree:
-    """Puts the nodes of segments into subtrees of their own.
+    """Puts the nodes of segments, each with a name, into subtrees of their own.
 
     A segment may begin in one module and end in another: it is then a subtree in each of them.
-
-    Each has a name and its nodes; one that lies within another comes after it.
+    One that lies within another comes after it.
     """
 
     def wrap(tree: Tree, name: str, nodes: frozenset[int]) -> Tree:
@@ -150,20 +130,14 @@ def fold_repeats(
 
     Identical are subtrees whose nodes have the same names within them, call the same, on the same
     shapes and dtypes, and are connected in the same way; what they take from outside may differ.
-
-    Args:
-        tree: The tree.
-        nodes: All nodes.
-        mark: Gives what else must be the same of a node, by its index.
-        apart: Indices of nodes whose subtrees are not folded.
+    ``mark`` gives what else must be the same of a node, by its index; subtrees with nodes of
+    ``apart`` are not folded.
     """
     alone = frozenset(apart)
 
-    def fold(item: Item) -> Item:
-        if isinstance(item, Leaf):
-            return item
-        groups = [[*group] for _, group in groupby(map(fold, item.children), key=sign)]
-        return replace(item, children=tuple(g[0] if len(g) == 1 else _merge(g) for g in groups))
+    def fold(tree: Tree) -> Tree:
+        items = (item if isinstance(item, Leaf) else fold(item) for item in tree.children)
+        return replace(tree, children=tuple(_merge([*g]) for _, g in groupby(items, key=sign)))
 
     def sign(item: Item) -> Hashable:
         """Signs an item: alike for two that fold; for one that must not be folded, its own."""
@@ -188,21 +162,18 @@ def fold_repeats(
         inside = tuple(describe(child, around, named=is_module) for child in item.children)
         return item.kind, name, len(item.names), inside
 
-    folded = fold(tree)
-    assert isinstance(folded, Tree)
-    return folded
+    return fold(tree)
 
 
 def _merge(items: Sequence[Item]) -> Item:
-    first = items[0]
-    if isinstance(first, Leaf):
-        return Leaf(tuple(node for item in items for node in list_nodes(item)))
+    if len(items) == 1:
+        return items[0]
     trees = [item for item in items if isinstance(item, Tree)]
-    return Tree(
-        first.kind,
-        tuple(name for tree in trees for name in tree.names),
-        tuple(map(_merge, zip(*(tree.children for tree in trees), strict=True))),
-    )
+    if not trees:
+        return Leaf(tuple(node for item in items for node in list_nodes(item)))
+    names = tuple(name for tree in trees for name in tree.names)
+    children = map(_merge, zip(*(tree.children for tree in trees), strict=True))
+    return replace(trees[0], names=names, children=tuple(children))
 
 
 def cut_tree(
@@ -214,18 +185,10 @@ def cut_tree(
     noted: Collection[int] = (),
     aim: int = AIM_BOXES,
 ) -> tuple[Tree, tuple[str, ...]]:
-    """Cuts a tree to the part that a picture shows.
+    """Closes subtrees and joins views of a tree; adds notes on the parts left out.
 
-    Args:
-        tree: The tree.
-        nodes: All nodes.
-        detail: How much to show.
-        peak: The node at the peak, if any: opened around, unless a depth is given.
-        noted: Nodes that are to be seen on their own.
-        aim: The boxes to have at most, unless a depth is given.
-
-    Returns:
-        The tree, with subtrees closed and views joined; and notes on the parts left out.
+    Unless a depth is given, there are at most ``aim`` boxes, and all around the ``peak`` is open.
+    Nodes that are ``noted`` are to be seen on their own.
 
     Raises:
         UsageError: Even the first level has too many boxes.
@@ -239,21 +202,28 @@ def cut_tree(
             notes.append(f"{len(hidden)} {operations} left out.")
     opened = frozenset(peak) if detail.depth is None else frozenset()
     levels = _count_levels(tree)
-    wanted = levels if detail.expand else _choose_depth(tree, opened, aim)
+
+    def choose_depth(most: int) -> int:
+        """Chooses the largest depth with at most so many boxes, but not less than 1."""
+        depths = range(1, levels + 1)
+        count = bisect_right(depths, most, key=lambda d: _count_boxes(_close(tree, d, opened)))
+        return max(count, 1)
+
+    wanted = levels if detail.expand else choose_depth(aim)
     if detail.depth is not None:
         wanted = min(detail.depth, levels)
-    depth = min(wanted, _choose_depth(tree, opened, MOST_BOXES))
+    depth = min(wanted, choose_depth(MOST_BOXES))
     if depth < wanted:
         notes.append(f"Cut to a depth of {depth}: more than {MOST_BOXES} boxes otherwise.")
-    tree = _close(tree, depth, opened)
-    count = _count_boxes(tree)
+    closed = _close(tree, depth, opened)
+    count = _count_boxes(closed)
     if count > MOST_BOXES:
         raise UsageError(
             f"the graph has {count} boxes at its first level, more than the {MOST_BOXES} that "
             "can be drawn",
             hint="use to_networkx() or the tables of an .html report",
         )
-    return tree, tuple(notes)
+    return closed, tuple(notes)
 
 
 def _simplify(
@@ -268,9 +238,6 @@ def _simplify(
         is_held = node.output_bytes or node.saved_bytes or node.live_bytes
         return not is_held and node.op not in ("placeholder", "output")
 
-    def is_size(node: NodeRow) -> bool:
-        return node.shape is None and not node.results
-
     def follows(last: Item, item: Leaf) -> bool:
         if isinstance(last, Tree) and last.kind is not Kind.RUN:
             return False
@@ -284,7 +251,7 @@ def _simplify(
         if isinstance(child, Tree):
             child = _simplify(child, nodes, apart, hidden)
             children += [child] if child.children else []
-        elif is_empty(nodes[child.nodes[0]]) and is_size(nodes[child.nodes[0]]):
+        elif is_empty(node := nodes[child.nodes[0]]) and node.shape is None and not node.results:
             hidden += child.nodes
         elif children and follows(children[-1], child):
             last = children[-1]
@@ -324,10 +291,3 @@ def _count_levels(item: Item) -> int:
     if isinstance(item, Leaf):
         return 0
     return 1 + max(map(_count_levels, item.children), default=0)
-
-
-def _choose_depth(tree: Tree, opened: frozenset[int], most: int) -> int:
-    """Chooses the largest depth with at most so many boxes, but not less than 1."""
-    depths = range(1, _count_levels(tree) + 1)
-    fitting = bisect_right(depths, most, key=lambda d: _count_boxes(_close(tree, d, opened)))
-    return max(fitting, 1)

@@ -26,19 +26,13 @@ from fxmem.report.graph.tree import (
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """A plan on the nodes of a report.
+    """A plan on the nodes of a report."""
 
-    Attributes:
-        segments: Name and nodes of each segment; one that lies within another comes after it.
-        again: Nodes that backward recomputes.
-        notes: Changes in place and values freed early, by node.
-        peak_bytes: The peak with the plan.
-    """
-
+    # Name and nodes of each segment; one that lies within another comes after it.
     segments: tuple[tuple[str, range], ...] = ()
-    again: frozenset[int] = frozenset()
-    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    peak_bytes: int = 0
+    again: frozenset[int] = frozenset()  # nodes that backward recomputes
+    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # other changes, by node
+    peak_bytes: int = 0  # with the plan
 
 
 NO_OVERLAY = Overlay()
@@ -66,29 +60,17 @@ def lay_plan(plan: Plan, nodes: Sequence[NodeRow]) -> Overlay:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node, or several that are shown as one.
-
-    Attributes:
-        key: Unique in the picture.
-        title: Its name within the cluster around it.
-        name: Its whole name, or the first and the last of several.
-        rows: The nodes of each of the identical copies that were folded into it.
-        copies: How many of them lie in each copy of the cluster around it.
-        is_module: Whether it stands for a module whose inside is not shown.
-        is_peak: Whether the step holds most while it, or its backward, runs.
-        is_again: Whether backward recomputes some of it.
-        notes: Changes of a plan there.
-    """
+    """A node, or several that are shown as one."""
 
     key: str
-    title: str
-    name: str
-    rows: tuple[tuple[NodeRow, ...], ...]
-    copies: int
-    is_module: bool
-    is_peak: bool
-    is_again: bool
-    notes: tuple[str, ...]
+    title: str  # its name within the cluster around it
+    name: str  # its whole name, or the first and the last of several
+    rows: tuple[tuple[NodeRow, ...], ...]  # of each of the copies that were folded into it
+    copies: int  # that lie in each copy of the cluster around it
+    is_module: bool  # whose inside is not shown
+    is_peak: bool  # the step holds most while it, or its backward, runs
+    is_again: bool  # backward recomputes some of it
+    notes: tuple[str, ...]  # changes of a plan there
 
     def list_bytes(self, kind: str) -> tuple[int, ...]:
         """Lists the ``output``, ``saved`` or ``live`` bytes of each copy."""
@@ -134,12 +116,9 @@ class GraphView:
 def build_view(
     document: Document, overlay: Overlay = NO_OVERLAY, detail: Detail | None = None
 ) -> GraphView:
-    """Builds the content of a picture of a report.
+    """Builds the content of a picture of a report, with a plan on its nodes.
 
-    Args:
-        document: The report.
-        overlay: A plan on its nodes.
-        detail: How much of the graph to show; by default what a reader can take in.
+    Without a ``detail``, it shows what a reader can take in.
     """
     nodes, detail = document.nodes, detail or Detail()
     peak = frozenset(i for i, node in enumerate(nodes) if node.name == document.headline.node)
@@ -151,13 +130,9 @@ def build_view(
     aim = AIM_PLAN_BOXES if overlay.segments else AIM_BOXES
     tree, notes = cut_tree(tree, nodes, detail, peak=peak, noted=overlay.notes.keys(), aim=aim)
     drawing = _Drawing(nodes, overlay, peak)
-    return GraphView(
-        document=document,
-        planned_peak_bytes=overlay.peak_bytes or None,
-        children=tuple(drawing.draw(child, "", 1) for child in tree.children),
-        edges=tuple(_connect(document, drawing.boxes)),
-        notes=notes,
-    )
+    children = tuple(drawing.draw(child, "", 1) for child in tree.children)
+    edges = tuple(_connect(document, drawing.boxes))
+    return GraphView(document, overlay.peak_bytes or None, children, edges, notes)
 
 
 def list_boxes(children: Iterable[Cluster | Box]) -> Iterator[Box]:
@@ -170,7 +145,7 @@ def list_boxes(children: Iterable[Cluster | Box]) -> Iterator[Box]:
 
 
 class _Drawing:
-    """Makes the boxes and clusters of a tree, and remembers where each node went."""
+    """Makes the boxes and clusters of a tree, and remembers the box of each node."""
 
     def __init__(self, nodes: Sequence[NodeRow], overlay: Overlay, peak: frozenset[int]) -> None:
         self._nodes, self._overlay, self._peak = nodes, overlay, peak
@@ -229,13 +204,11 @@ def join_names(names: Sequence[str]) -> str:
 
 def _split_copies(item: Item) -> Iterator[list[int]]:
     """Yields the nodes of each of the identical items that were folded into one."""
-    if isinstance(item, Leaf):
-        yield from ([node] for node in item.nodes)
-        return
+    copies = len(item.nodes) if isinstance(item, Leaf) else len(item.names)
     leaves = [*_list_leaves(item)]
-    for copy in range(len(item.names)):
+    for copy in range(copies):
         # A leaf lies in a copy more than once where something in it was folded as well.
-        sizes = [len(leaf) // len(item.names) for leaf in leaves]
+        sizes = [len(leaf) // copies for leaf in leaves]
         parts = (leaf[copy * n : (copy + 1) * n] for leaf, n in zip(leaves, sizes, strict=True))
         yield sorted(node for part in parts for node in part)
 
