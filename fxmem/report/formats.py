@@ -28,22 +28,15 @@ GRAPH, TIMELINE, TRADEOFF, SNAPSHOT, REPORT = "graph", "timeline", "tradeoff", "
 class RenderOptions:
     """Options of a picture.
 
-    Attributes:
-        view: One of the format's views; None for its first.
-        depth: How many levels of modules to open in the graph; None for as many as can be read.
-        expand: Show every operation, and each of the blocks that repeat.
-        plan: A plan to show on the step, or None.
-        front: The step's trade-offs, from :func:`fxmem.pareto`; may be empty.
-
     Raises:
         UsageError: The depth is less than 1.
     """
 
-    view: str | None = None
-    depth: int | None = None
-    expand: bool = False
-    plan: Plan | None = None
-    front: tuple[Plan, ...] = ()
+    view: str | None = None  # one of the format's views; None for its first
+    depth: int | None = None  # levels of modules that are open; None for as many as can be read
+    expand: bool = False  # to every operation, and each of the blocks that repeat
+    plan: Plan | None = None  # to show on the step
+    front: tuple[Plan, ...] = ()  # the step's trade-offs, from :func:`fxmem.pareto`
 
     def __post_init__(self) -> None:
         if self.depth is not None and self.depth < 1:
@@ -52,20 +45,12 @@ class RenderOptions:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        suffixes: In lower case, the usual one first.
-        views: The function that draws each view, from the analysis, the options and the format's
-            name; the first is the default.
-        is_text: Whether a terminal can show it.
-        needs_engine: Whether Graphviz draws its graph.
-    """
-
-    suffixes: tuple[str, ...]
-    views: Mapping[str, Callable[[Analysis, RenderOptions, str], bytes]]
-    is_text: bool = False
-    needs_engine: bool = False
+    suffixes: tuple[str, ...]  # in lower case, the usual one first
+    views: Mapping[str, Callable[[Analysis, RenderOptions, str], bytes]]  # the default first
+    is_text: bool = False  # a terminal can show it
+    needs_engine: bool = False  # Graphviz draws its graph
 
 
 def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
@@ -110,10 +95,8 @@ def _write_snapshot(analysis: Analysis, options: RenderOptions, kind: str) -> by
 
     step = analysis if options.plan is None else find_planned_step(analysis, options.plan)
     if step is None:
-        raise UsageError(
-            "the step with this plan does not have the plan's peak",
-            hint="make the plan again with this version of fxmem",
-        )
+        cause = "the step with this plan does not have the plan's peak"
+        raise UsageError(cause, hint="make the plan again with this version of fxmem")
     return write_snapshot(step)
 
 
@@ -159,12 +142,7 @@ def find_format(path: str | os.PathLike[str]) -> str:
 
 
 def find_view(kind: str, options: RenderOptions) -> str:
-    """Finds the view to draw, and checks that it can be drawn, before the work that leads to it.
-
-    Raises:
-        UsageError: There is no such format, it has no such view, or nothing is installed that
-            draws it.
-    """
+    """Finds the view to draw, and checks that it can be drawn, before the work that leads to it."""
     if kind not in FORMATS:
         raise UsageError(f"unknown output format {kind!r}", hint=f"use {', '.join(FORMATS)}")
     views = FORMATS[kind].views
@@ -182,11 +160,7 @@ def find_view(kind: str, options: RenderOptions) -> str:
 
 
 def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
-    """Draws an analysis.
-
-    Raises:
-        UsageError: It cannot be drawn so, or the plan is for another model.
-    """
+    """Draws an analysis; refuses a plan for another model."""
     from fxmem.planning.plan import check_fingerprint
 
     view = find_view(kind, options)

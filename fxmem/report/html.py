@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -81,9 +82,7 @@ def embed_json(data: Any) -> str:
     {"name":"\u003c/script\u003e\u003cb\u003e"}
     """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def clean_svg(svg: bytes) -> str:

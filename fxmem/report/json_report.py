@@ -33,6 +33,7 @@ _TOTALS = (
     *("saved_bytes", "parameter_bytes", "buffer_bytes", "input_bytes", "gradient_bytes"),
     *("optimizer_state_bytes", "forward_flops", "backward_flops"),
 )
+_EVENT = ("action", "nbytes", "storage", "step", "phase")
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "phase": Phase,
     "category": Category,
@@ -44,20 +45,20 @@ _TYPES: Mapping[str, Callable[[Any], Any]] = {
 
 def list_values(analysis: Analysis) -> dict[str, Any]:
     """Lists all values of an analysis as plain data, as a saved report holds them."""
-    peak = analysis.peak
+    peak, graph = analysis.peak, analysis.allocated_graph
     return {
         "schema_version": SCHEMA_VERSION,
         **_list_fields(analysis.setup),
         **{name: getattr(analysis, name) for name in _PEAKS},
         "process_bytes": None if analysis.process_bytes is None else list(analysis.process_bytes),
-        "exhaustion": None if analysis.exhaustion is None else _list_fields(analysis.exhaustion),
-        "first_step": None if analysis.first_step is None else _list_fields(analysis.first_step),
+        "exhaustion": analysis.exhaustion and _list_fields(analysis.exhaustion),
+        "first_step": analysis.first_step and _list_fields(analysis.first_step),
         "peak": {
             "step": peak.step,
             "phase": peak.phase.value,
             "operation": peak.operation.name,
             "node": peak.node.name if peak.node else None,
-            "source": _list_fields(peak.source) if peak.source else None,
+            "source": peak.source and _list_fields(peak.source),
             "parameters": list(peak.parameters),
             "workspace_bytes": peak.workspace_bytes,
             "live": [storage.index for storage in peak.live],
@@ -67,23 +68,15 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
         "nodes": [_list_fields(node) for node in analysis.nodes],
         "storages": [
             {**_list_fields(storage), "label": label}
-            for storage, label in zip(
-                analysis.allocated_graph.storages, analysis.labels, strict=True
-            )
+            for storage, label in zip(graph.storages, analysis.labels, strict=True)
         ],
-        "operations": [_list_fields(o) for o in analysis.allocated_graph.operations],
+        "operations": [_list_fields(operation) for operation in graph.operations],
         "saved": [_list_fields(saved) for saved in analysis.saved],
         "timeline": {
             "resident_bytes": analysis.timeline.resident_bytes,
             "live_bytes": list(analysis.profile.live_bytes),
             "events": [
-                {
-                    "action": event.action.value,
-                    "nbytes": event.nbytes,
-                    "storage": event.storage,
-                    "step": event.step,
-                    "phase": event.phase.value,
-                }
+                {name: _to_plain(getattr(event, name)) for name in _EVENT}
                 for event in analysis.timeline.events
             ],
         },
@@ -108,9 +101,6 @@ def read_analysis(text: str) -> Analysis:
 
     Its sizes are those that the allocator handed out; its reserved bytes and all that a plan is
     made from are not in a report.
-
-    Args:
-        text: What ``fxmem analyze --json`` or ``Analysis.to_json()`` wrote.
 
     Raises:
         UsageError: The text is no such report, or of a version that this fxmem does not know.

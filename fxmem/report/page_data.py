@@ -21,25 +21,17 @@ from fxmem.report.document import Document, NodeRow
 from fxmem.report.tables import escape_controls
 from fxmem.report.text import write_shape
 
-NONE = -1
-"""Stands for no node, no text, and no operation."""
+NONE = -1  # stands for no node, no text, and no operation
 _SUMS = ("output_bytes", "saved_bytes", "live_bytes", "forward_flops", "backward_flops")
 
 
 class ModuleRow(NamedTuple):
-    """A module with all that is in it, or one operation.
+    """A module with all that is in it, or one operation."""
 
-    Attributes:
-        name: Within the row around it; empty for the model itself.
-        level: How many rows it lies in.
-        node: Index of the node where it is one; ``NONE`` for what holds several.
-        sums: Bytes of its parameters; the sums of its nodes' ``_SUMS``.
-    """
-
-    name: str
-    level: int
-    node: int
-    sums: tuple[int, ...]
+    name: str  # within the row around it; empty for the model itself
+    level: int  # of rows that it lies in
+    node: int  # index of the node; ``NONE`` for a module of several
+    sums: tuple[int, ...]  # bytes of its parameters, then the sums of its nodes' ``_SUMS``
 
 
 def build_page_data(
@@ -77,9 +69,7 @@ def build_page_data(
         "nodes": {
             "name": [add(node.name) for node in nodes],
             "target": [add(node.target) for node in nodes],
-            "source": [
-                add(node.source and f"{node.source.file}:{node.source.line}") for node in nodes
-            ],
+            "source": [add((at := node.source) and f"{at.file}:{at.line}") for node in nodes],
         },
         "storages": {
             **_list_lives(storages),
@@ -94,7 +84,13 @@ def build_page_data(
         "modules": [
             [add(row.name), row.level, row.node, *row.sums] for row in list_modules(nodes, storages)
         ],
-        "planned": None if planned is None else _describe_planned(planned),
+        "planned": planned
+        and {
+            "operation": [index for index, _ in planned.order],
+            "again": [place for place, (_, again) in enumerate(planned.order) if again],
+            "workspace": [o.workspace_bytes for o in planned.analysis.allocated_graph.operations],
+            **_list_lives([s for s in planned.analysis.allocated_graph.storages if s.nbytes]),
+        },
         "front": [{"peak": each.peak_bytes, "overhead": each.overhead} for each in front],
         "chosen": plan and {"peak": plan.peak_bytes, "overhead": plan.overhead},
         "texts": [*texts],
@@ -110,16 +106,6 @@ def _list_lives(storages: Sequence[Storage]) -> dict[str, list[int]]:
         "bytes": [storage.nbytes for storage in storages],
         "born": [storage.born for storage in storages],
         "died": [_index(storage.died) for storage in storages],
-    }
-
-
-def _describe_planned(planned: PlannedStep) -> dict[str, Any]:
-    graph = planned.analysis.allocated_graph
-    return {
-        "operation": [index for index, _ in planned.order],
-        "again": [place for place, (_, again) in enumerate(planned.order) if again],
-        "workspace": [operation.workspace_bytes for operation in graph.operations],
-        **_list_lives([storage for storage in graph.storages if storage.nbytes]),
     }
 
 
@@ -163,21 +149,15 @@ def _list_rows(
     if is_leaf and nodes[module.nodes[0]].op == "call_module":
         yield describe(name, level, module.nodes[0], module.parameter_bytes)
         return
-    # Children and operations in the order in which they first ran.
-    inside: list[tuple[int, str, _Module | None]] = [(index, "", None) for index in module.nodes]
-    inside += [(_find_first(child), part, child) for part, child in module.children.items()]
-    rows: list[ModuleRow] = []
-    for first, part, child in sorted(inside, key=lambda item: item[:2]):
-        if child is not None:
-            rows += _list_rows(child, part, level + 1, nodes)
-        else:
-            own = nodes[first].name.removeprefix(f"{module.fqn}.") if module.fqn else ""
-            rows.append(describe(own or nodes[first].name, level + 1, first))
+    parts = [
+        [*_list_rows(child, part, level + 1, nodes)] for part, child in module.children.items()
+    ]
+    for index in module.nodes:
+        own = nodes[index].name.removeprefix(f"{module.fqn}.") if module.fqn else ""
+        parts.append([describe(own or nodes[index].name, level + 1, index)])
     own_sums = (module.parameter_bytes, *(0 for _ in _SUMS))
-    direct = [row.sums for row in rows if row.level == level + 1]
-    yield ModuleRow(name, level, NONE, tuple(map(sum, zip(own_sums, *direct, strict=True))))
-    yield from rows
-
-
-def _find_first(module: _Module) -> int:
-    return min([*module.nodes, *map(_find_first, module.children.values())])
+    sums = map(sum, zip(own_sums, *(rows[0].sums for rows in parts), strict=True))
+    yield ModuleRow(name, level, NONE, tuple(sums))
+    # Children and operations in the order in which they first ran.
+    for rows in sorted(parts, key=lambda rows: min(r.node for r in rows if r.node != NONE)):
+        yield from rows

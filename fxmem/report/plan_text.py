@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from fxmem.analysis import Setup
 from fxmem.graph import Phase
 from fxmem.memory.liveness import Peak
-from fxmem.planning.plan import (
-    GRAPH,
-    DelPoint,
-    InplaceChange,
-    Limit,
-    LimitKind,
-    Plan,
-    Segment,
-)
+from fxmem.planning.plan import GRAPH, DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
 from fxmem.report.tables import join_blocks, wrap, write_table
 from fxmem.report.text import write_place, write_source, write_subject
 from fxmem.units import format_bytes, parse_bytes
@@ -24,17 +16,13 @@ from fxmem.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from fxmem.advice.record import Advice
 
-_ALLOWED = 0.1
-"""The share of time that the example below the table of trade-offs allows."""
-_REASONS = 5
-"""The reasons not to recompute nodes that are listed; nodes with others are counted."""
+_ALLOWED = 0.1  # share of time that the example below the table of trade-offs allows
+_REASONS = 5  # not to recompute nodes that are listed; nodes with others are counted
 _NUMBERS = (
     *("nodes", "off the peak", "added time", "added FLOPs"),
     *("peak", "of the step's", "segments", "in place", "del"),
 )
 _NAMES = ("recomputed", "computed in place", "freed early", "after", "source")
-
-_Row = TypeVar("_Row")
 
 
 def render_plan(
@@ -75,15 +63,13 @@ def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = Non
     """Writes the trade-offs of a step, cheapest first, and how to choose one."""
     baseline_bytes = plans[0].baseline_peak_bytes
     least = format_bytes(min(plan.peak_bytes for plan in plans))
-    fields: dict[str, Callable[[Plan], str]] = {
-        "peak": lambda plan: write_limit(plan.peak_bytes),
-        "of the step's": lambda plan: write_share(plan.peak_bytes / (baseline_bytes or 1)),
-        "added time": lambda plan: write_share(plan.overhead),
-        "added FLOPs": lambda plan: write_share(plan.overhead_flops),
-        "segments": lambda plan: str(len([*_iterate_segments(plan.segments)])),
-        "in place": lambda plan: str(len(plan.inplace) or ""),
-        "del": lambda plan: str(len(plan.dels) or ""),
-    }
+    headers = ["peak", "of the step's", "added time", "added FLOPs", "segments", "in place", "del"]
+    rows = []
+    for plan in plans:
+        shares = (plan.peak_bytes / (baseline_bytes or 1), plan.overhead, plan.overhead_flops)
+        segments = str(len([*_iterate_segments(plan.segments)]))
+        changes = (str(len(plan.inplace) or ""), str(len(plan.dels) or ""))
+        rows.append((write_limit(plan.peak_bytes), *map(write_share, shares), segments, *changes))
     advice = "No plan with a lower peak was found."
     if len(plans) > 1:
         chosen = [plan for plan in plans[1:] if plan.overhead <= _ALLOWED] or plans[1:2]
@@ -96,7 +82,7 @@ def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = Non
     return join_blocks(
         [
             f"{title}\n{write_subject(setup)}",
-            _write_rows(fields, plans, width),
+            _write_rows(headers, rows, width),
             _write_limits(plans[0].limits, width),
             wrap(advice, width),
         ]
@@ -138,22 +124,17 @@ def write_segments(plan: Plan, width: int | None) -> str:
     # Plans of a front do not have the saving of each segment.
     has_savings = any(segment.saving_bytes for segment in plan.segments)
 
-    def write_name(segment: Segment) -> str:
-        ends = (segment.first, segment.last)
-        return segment.fqn or " .. ".join(ends[: 1 if segment.first == segment.last else 2])
-
-    def outer(write: Callable[[Segment], str]) -> Callable[[tuple[Segment, int]], str]:
-        return lambda row: "" if row[1] else write(row[0])
-
-    fields: dict[str, Callable[[tuple[Segment, int]], str]] = {
-        "recomputed": lambda row: "- " * row[1] + write_name(row[0]),
-        "nodes": lambda row: str(row[0].nodes),
-        "off the peak": outer(lambda s: _write_saving(s) if has_savings else ""),
-        "added time": outer(lambda s: write_share(s.recompute_s * time_scale)),
-        "added FLOPs": outer(lambda s: write_share(s.recompute_flops * flops_scale)),
-        "source": lambda row: write_source(row[0].source),
-    }
-    return _write_rows(fields, [*_iterate_segments(plan.segments)], width, ["added FLOPs"])
+    headers = ["recomputed", "nodes", "off the peak", "added time", "added FLOPs", "source"]
+    rows = []
+    for segment, depth in _iterate_segments(plan.segments):
+        name = segment.fqn or " .. ".join(dict.fromkeys((segment.first, segment.last)))
+        saving = _write_saving(segment) if has_savings else ""
+        time = write_share(segment.recompute_s * time_scale)
+        costs = (saving, time, write_share(segment.recompute_flops * flops_scale))
+        costs = ("", "", "") if depth else costs
+        source = write_source(segment.source)
+        rows.append(("- " * depth + name, str(segment.nodes), *costs, source))
+    return _write_rows(headers, rows, width, ["added FLOPs"])
 
 
 def write_limit(nbytes: int) -> str:
@@ -179,21 +160,13 @@ def write_share(share: float) -> str:
 
 def _write_changes(plan: Plan, width: int | None) -> Iterator[str]:
     """Writes tables of what is computed in place and freed early."""
-    inplace: dict[str, Callable[[InplaceChange], str]] = {
-        "computed in place": lambda change: change.node,
-        "call": lambda change: change.call,
-        "off the peak": _write_saving,
-        "source": lambda change: write_source(change.source),
-    }
-    dels: dict[str, Callable[[DelPoint], str]] = {
-        "freed early": lambda point: point.value,
-        "variable": lambda point: point.variable,
-        "after": lambda point: point.after,
-        "off the peak": _write_saving,
-        "source": lambda point: write_source(point.source),
-    }
-    yield _write_rows(inplace, plan.inplace, width)
-    yield _write_rows(dels, plan.dels, width)
+    inplace = [(c.node, c.call, _write_saving(c), write_source(c.source)) for c in plan.inplace]
+    yield _write_rows(["computed in place", "call", "off the peak", "source"], inplace, width)
+    dels = [
+        (point.value, point.variable, point.after, _write_saving(point), write_source(point.source))
+        for point in plan.dels
+    ]
+    yield _write_rows(["freed early", "variable", "after", "off the peak", "source"], dels, width)
 
 
 def _write_limits(limits: Sequence[Limit], width: int | None) -> str:
@@ -236,31 +209,26 @@ def _write_notes(plan: Plan) -> Iterator[str]:
         )
     if plan.inplace or plan.dels:
         # Where no graph takes the place of the user's own code, only the user can change that.
-        if plan.style == GRAPH:
-            yield "For in-place and freed-early rows, that is the saving in your own code."
-        else:
-            yield (
+        note = "For in-place and freed-early rows, that is the saving in your own code."
+        if plan.style != GRAPH:
+            note = (
                 "In-place and freed-early rows are changes to make in your own code; the new peak "
                 "does not include them."
             )
+        yield note
     if plan.lower_bound_overhead and plan.gap is not None:
         bound, gap = write_share(plan.lower_bound_overhead), write_share(plan.gap)
         yield f"Any plan with this peak adds at least {bound} time; this one adds {gap} more."
 
 
 def _write_rows(
-    fields: Mapping[str, Callable[[_Row], str]],
-    items: Iterable[_Row],
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
     width: int | None,
     optional: Sequence[str] = (),
 ) -> str:
-    """Writes a table of items by the cells of each header; nothing where there are no items."""
-    rows = [[write(item) for write in fields.values()] for item in items]
-    if not rows:
-        return ""
-    return write_table(
-        [*fields], rows, right=_NUMBERS, names=_NAMES, optional=optional, width=width
-    )
+    shown = {"right": _NUMBERS, "names": _NAMES, "optional": optional}
+    return write_table(headers, rows, **shown, width=width) if rows else ""
 
 
 def _write_saving(change: Segment | InplaceChange | DelPoint) -> str:

@@ -99,8 +99,8 @@ def draw_timeline(
     for (phase, _), (start, stop) in zip(starts, pairwise([*starts.values(), steps]), strict=True):
         axes.axvline(start, color=_PALE, linewidth=0.8, linestyle=":")
         if (stop - start) / steps > 0.012 * len(phase.value):  # the name has room above it
-            where = {"transform": axes.get_xaxis_transform(), "ha": "center"}
-            axes.text((start + stop) / 2, 1.01, phase.value, color=_PALE, **where)
+            middle, above = (start + stop) / 2, axes.get_xaxis_transform()
+            axes.text(middle, 1.01, phase.value, transform=above, ha="center", color=_PALE)
     if plan is not None:
         less = 1 - plan.peak_bytes / max(analysis.peak_bytes, 1)
         label = (

@@ -39,18 +39,14 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
             "a saved report lacks the addresses of CUDA's blocks", hint="name the model instead"
         )
     trace = trace_blocks(analysis.graph, analysis.settings)
-    events = [
-        _write_event(
-            TraceAction.ALLOC.value,
-            place.address,
-            place.nbytes,
-            [{"filename": "fxmem", "line": 0, "name": analysis.labels[place.storage]}],
-            _find_category(analysis, place.storage),
-            "before the step",
+    events = []
+    for place in trace.residents:
+        stack = [{"filename": "fxmem", "line": 0, "name": analysis.labels[place.storage]}]
+        category, block = _find_category(analysis, place.storage), (place.address, place.nbytes)
+        events.append(
+            _write_event(TraceAction.ALLOC.value, *block, stack, category, "before the step")
         )
-        for place in trace.residents
-    ]
-    last, stack = -1, list[dict[str, Any]]()
+    last, stack = -1, []
     for happened, index in trace.events:
         event = analysis.timeline.events[index]
         if index != last:
@@ -61,8 +57,8 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
         for name in names:
             is_block = not name.startswith("segment")
             category = _find_category(analysis, event.storage) if is_block else ""
-            place = (happened.address, happened.nbytes)
-            events.append(_write_event(name, *place, stack, category, event.phase.value))
+            block = (happened.address, happened.nbytes)
+            events.append(_write_event(name, *block, stack, category, event.phase.value))
     origins = {e["addr"]: e["frames"] for e in events if e["action"] == TraceAction.ALLOC.value}
     # The viewer knows colours for categories only where one of them is called unknown.
     events.append(_write_event("snapshot", 0, 0, [], "unknown"))
@@ -95,9 +91,10 @@ def _write_stack(analysis: Analysis, event: Event) -> list[dict[str, Any]]:
 
 
 def _find_category(analysis: Analysis, storage: int | None) -> str:
-    if storage is None:
-        return Category.WORKSPACE.value.lower()
-    return analysis.graph.storages[storage].category.value.lower()
+    category = Category.WORKSPACE
+    if storage is not None:
+        category = analysis.graph.storages[storage].category
+    return category.value.lower()
 
 
 def _write_event(

@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from wcwidth import wcswidth
 
-_ELLIPSIS = "..."
-_GAP = 2
+_ELLIPSIS, _GAP = "...", 2
+# Columns of a shortened cell: where others are left out for it, where an optional one shrinks no
+# more, and where none does.
 _LEGIBLE, _NARROW, _NARROWEST = 20, 12, 8
-"""Columns of a shortened cell: where others are left out for it, where an optional one shrinks no
-more, and where none does."""
 
 
 def escape_controls(text: str) -> str:
@@ -77,14 +76,8 @@ def write_table(
 ) -> str:
     """Writes a table with its header and a rule under it; a column without entries is left out.
 
-    Args:
-        headers: Of all columns, in order.
-        rows: Their cells.
-        right: Headers of the columns that are aligned to the right.
-        names: Headers of the columns whose cells may be shortened.
-        optional: Headers of the columns that are left out, in this order, until the rest is
-            legible within the width.
-        width: Columns that a line may take; None for as many as it needs.
+    Columns of ``right`` are aligned so. To fit a ``width``, cells of ``names`` are shortened, and
+    columns of ``optional`` left out, in this order, until the rest is legible.
 
     >>> print(write_table(["size", "name", "note"], [["12 B", "fc", "first"]], right=["size"]))
     size  name  note

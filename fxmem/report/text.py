@@ -17,11 +17,8 @@ def render_text(
 ) -> str:
     """Writes the report; its first line has the peak and its place.
 
-    Args:
-        document: The content.
-        top: How many of the storages alive at the peak to list; the rest are one row.
-        nodes: Whether to add a table with one row for each node.
-        width: Columns that the lines of tables and notes may take; None for no limit.
+    The ``top`` largest storages alive at the peak are listed, the rest one row; ``nodes`` adds a
+    table with a row for each node. Lines of tables and notes take at most ``width`` columns.
     """
     about = [write_subject(document.setup), *write_first_step(document)]
     lines = (wrap(line, width) for line in about)
@@ -161,21 +158,12 @@ def _write_figures(document: Document, width: int | None) -> Iterator[str]:
 
 
 def _write_live(document: Document, top: int, width: int | None) -> str:
-    shown, rest = document.live[:top], document.live[top:]
-    rows = []
-    for row in shown:
+    rows, rest = [], document.live[top:]
+    for row in document.live[:top]:
         saved = row.saved_by
-        rows.append(
-            (
-                format_bytes(row.nbytes),
-                row.category.value,
-                row.label,
-                write_shape(row.shape),
-                row.dtype,
-                ", ".join(saved) if len(saved) < 3 else f"{saved[0]}, {len(saved) - 1} more",
-                write_source(row.source),
-            )
-        )
+        savers = ", ".join(saved) if len(saved) < 3 else f"{saved[0]}, {len(saved) - 1} more"
+        figures = (format_bytes(row.nbytes), row.category.value, row.label, write_shape(row.shape))
+        rows.append((*figures, row.dtype, savers, write_source(row.source)))
     table = write_table(
         ["bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"],
         rows,

@@ -12,23 +12,14 @@ from fxmem.units import format_bytes
 if TYPE_CHECKING:
     from fxmem.verifying.verification import Difference, Verification
 
-_MOST = 10
-"""Differences that are listed; the rest are counted."""
+_MOST = 10  # differences that are listed; the rest are counted
 _PLURALS = {"loss": "losses"}
 
 
 def render_verification(verification: Verification, *, width: int | None = None) -> str:
     """Writes a verification, with the answer in the first line, in ``width`` columns."""
-    setup = Setup(
-        model=verification.model,
-        inputs=verification.inputs,
-        mode=verification.mode,
-        device=verification.device,
-        optimizer=verification.optimizer,
-        loss=verification.loss,
-        autocast=verification.autocast,
-        frontend="",
-    )
+    names = ("model", "inputs", "mode", "device", "optimizer", "loss", "autocast")
+    setup = Setup(**{name: getattr(verification, name) for name in names}, frontend="")
     subject = write_subject(setup, has_loop=False)
     counts = [
         f"{count} {kind if count == 1 else _PLURALS.get(kind, f'{kind}s')}"
@@ -88,19 +79,11 @@ def _name_element(difference: Difference) -> str:
 
 def _write_differences(differences: tuple[Difference, ...], width: int | None) -> str:
     headers = ["different", "name", "in", "model", "with the plan", "elements", "apart at most"]
-    rows = [
-        (
-            difference.kind.value,
-            _name_element(difference),
-            difference.cause,
-            difference.baseline,
-            difference.planned,
-            str(difference.elements or ""),
-            "" if apart is None else f"{apart:.3g}",
-        )
-        for difference in differences[:_MOST]
-        for apart in [difference.max_difference]
-    ]
+    rows = []
+    for each in differences[:_MOST]:
+        apart = "" if each.max_difference is None else f"{each.max_difference:.3g}"
+        values = (each.baseline, each.planned, str(each.elements or ""), apart)
+        rows.append((each.kind.value, _name_element(each), each.cause, *values))
     if not rows:
         return ""
     table = write_table(headers, rows, right=headers[-2:], names=headers[1:5], width=width)

@@ -11,7 +11,6 @@ from fxmem.report.graph.tree import (
     Kind,
     Leaf,
     Tree,
-    find_module,
     fold_repeats,
     grow_tree,
     wrap_segments,
@@ -44,10 +43,10 @@ def test_nodes_lie_in_the_modules_that_their_names_say() -> None:
 
 
 def test_a_leaf_module_lies_in_the_one_around_it_and_the_loss_in_its_own() -> None:
-    row = make_row("a.b.relu", 0)
-    assert find_module(row) == "a.b"
-    assert find_module(dataclasses.replace(row, op="call_module", fqn="a.b")) == "a"
-    assert find_module(dataclasses.replace(row, phase=Phase.LOSS)) == "loss"
+    calls = [make_row(f"a.{i}", i, fqn=f"a.{i}", op="call_module") for i in range(2)]
+    losses = [make_row(f"a.{i}", i, phase=Phase.LOSS) for i in (2, 3)]
+    parts = module("a", leaf(0), leaf(1)), module("loss", leaf(2), leaf(3))
+    assert grow_tree([*calls, *losses]) == module("", *parts)
 
 
 def test_identical_blocks_are_folded_into_one() -> None:
