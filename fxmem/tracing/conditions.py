@@ -30,9 +30,6 @@ Tie = tuple[int, int]
 """The position of a tensor among others, and that of the same one before it."""
 
 
-# -- contexts --------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Context:
     """The context that code runs in: whether autograd records, and autocast by device."""
@@ -42,12 +39,7 @@ class Context:
 
 
 def read_context() -> Context:
-    """Reads the context of the caller.
-
-    >>> with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-    ...     read_context()
-    Context(grad=False, autocast=(torch.bfloat16, None))
-    """
+    """Reads the context of the caller."""
     return Context(torch.is_grad_enabled(), read_autocast())
 
 
@@ -83,14 +75,10 @@ def leave_autocast() -> Iterator[None]:
 
 
 def read_settings() -> dict[str, tuple[Any, ...]]:
-    """Reads what else code sets around its calls, which no call of a graph can set.
-
-    Of :func:`torch.nn.attention.sdpa_kernel`, ``torch.backends`` and their like, and
-    :class:`torch.autograd.graph.saved_tensors_hooks`, by what each decides.
-    """
+    """Reads what else code sets around its calls, which no call of a graph can set."""
     read: Any = torch._C
     return {
-        "which kernels run": (
+        "which kernels run": (  # torch.nn.attention.sdpa_kernel, torch.backends
             read._get_flash_sdp_enabled(),
             read._get_mem_efficient_sdp_enabled(),
             read._get_math_sdp_enabled(),
@@ -112,9 +100,8 @@ class Within:
     def __init__(
         self, function: Callable[..., Any], without_grad: bool, without_autocast: tuple[str, ...]
     ) -> None:
-        self.function = function
-        self.without_grad = without_grad
-        self.without_autocast = without_autocast
+        self._function, self._devices = function, without_autocast
+        self._without_grad = without_grad
         # As torch.fx wants to know them of what a node calls.
         self.__name__ = self.__qualname__ = f"run_{function.__name__}"
         self.__module__ = __name__
@@ -122,11 +109,11 @@ class Within:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
         with contextlib.ExitStack() as stack:
-            if self.without_grad:
+            if self._without_grad:
                 stack.enter_context(torch.no_grad())
-            for device in self.without_autocast:
+            for device in self._devices:
                 stack.enter_context(torch.autocast(device, enabled=False))
-            return self.function(*args, **kwargs)
+            return self._function(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -154,38 +141,21 @@ def run_within(function: Callable[..., Any], outer: Context, inner: Context) -> 
     return Within(function, outer.grad and not inner.grad, tuple(without))
 
 
-# -- arguments -------------------------------------------------------------------------------------
-
-
 class Signature(NamedTuple):
-    """The signature of an argument, tensors' values aside.
+    """The signature of an argument, tensors' values aside."""
 
-    Attributes:
-        structure: Types, plain values, and of each tensor its rank, dtype and ``requires_grad``.
-        sizes: The size of each tensor.
-    """
-
-    structure: Hashable
-    sizes: tuple[tuple[int, ...], ...]
+    structure: Hashable  # types, plain values, and tensors' ranks, dtypes and ``requires_grad``
+    sizes: tuple[tuple[int, ...], ...]  # of each tensor
 
 
 class TraceContext(NamedTuple):
-    """The call that a graph was traced in, and the model's modes.
-
-    Attributes:
-        autocast: By device, the dtype of autocast.
-        ties: Tensors among the arguments that were given twice: the graph may take either.
-        training: Names of the modules that were in train mode.
-        frozen: Names of the parameters that wanted no gradient.
-        inputs: The call's ``(args, kwargs)`` with a :class:`TensorSpec` for each tensor; None where
-            objects that only copying reproduces are among them.
-    """
+    """The call that a graph was traced in, and the model's modes."""
 
     autocast: Autocast
-    ties: tuple[Tie, ...]
-    training: frozenset[str]
-    frozen: frozenset[str]
-    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    ties: tuple[Tie, ...]  # tensors that were given twice: the graph may take either
+    training: frozenset[str]  # names of the modules that were in train mode
+    frozen: frozenset[str]  # names of the parameters that wanted no gradient
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None  # as :func:`make_specs` makes them
 
 
 def describe_value(value: Any) -> Signature:
@@ -237,9 +207,7 @@ def make_specs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Puts a :class:`TensorSpec` in the place of each tensor, one for all places of a tensor.
 
-    Returns:
-        ``(args, kwargs)``; None where an object that is no plain value is among them, or a tensor
-            of a dtype that has no spec.
+    Returns None where a tensor's dtype has no spec, or an object is no plain value.
     """
     leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
     made: dict[int, TensorSpec] = {}

@@ -39,11 +39,9 @@ _CUDA_STUBS: Mapping[str, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def replace_devices(named: set[str], device: torch.device = _HOST) -> Iterator[None]:
-    """Has every accelerator that the code names mean the device of the fake tensors.
+    """Has every accelerator that the code names mean the device of the target's fake tensors.
 
-    Args:
-        named: Gets the names, as the code wrote them.
-        device: The device of the target's fake tensors.
+    The names are added to ``named`` as the code wrote them.
 
     >>> named = set()
     >>> with replace_devices(named):

@@ -31,9 +31,6 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 _STARTS_LIKE_SPEC = re.compile(r"\s*(-?[0-9]|scalar\b)")
 
 
-# -- modes -----------------------------------------------------------------------------------------
-
-
 class LeanDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode without the wrapper that keeps torch.compile out of each operator.
 
@@ -55,15 +52,7 @@ class _LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def make_fake_mode() -> FakeTensorMode:
-    """Makes a mode for one analysis: all its fakes belong to it.
-
-    Real tensors that the model makes on its way (from numpy, or held in a closure) may be mixed
-    in, and become fakes.
-
-    >>> with make_fake_mode():
-    ...     torch.empty(2, 3)
-    FakeTensor(..., size=(2, 3))
-    """
+    """Makes a mode for one analysis, with whose fakes real tensors may be mixed."""
     return _LeanFakeMode(allow_non_fake_inputs=True)
 
 
@@ -83,18 +72,8 @@ def make_fake_inputs(
     A tensor keeps its strides and ``requires_grad``; one passed twice stays one, and two on one
     storage share it, cut to the part that they cover. A :class:`TensorSpec`, or a text that
     starts as one (a digit, or ``scalar``), becomes a tensor; other texts and numbers stay as they
-    are, as does any other object.
-
-    Args:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        fake_mode: The mode that the fakes belong to.
-        dtype: Name of a dtype that floating tensors are cast to.
-        fakes: Fakes that were made before, by the ids of their originals: of a tensor that the
-            model holds, too. Gets those of the inputs.
-
-    Raises:
-        UsageError: A text starts like a spec and is none, or the dtype is not a floating one.
+    are, as does any other object. Floating tensors are cast to the dtype. ``fakes`` has those of
+    tensors that the model holds, by the ids of their originals, and gets those of the inputs.
 
     >>> make_fake_inputs(["2x3", "mean"], {"mask": None}, make_fake_mode())
     ((FakeTensor(..., size=(2, 3)), 'mean'), {'mask': None})
@@ -138,14 +117,7 @@ def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tup
 
 
 def read_leaf(leaf: object) -> object:
-    """Reads an input that is a text like a spec as the spec; anything else stays as it is.
-
-    Raises:
-        UsageError: The text starts like a spec and is none.
-
-    >>> read_leaf("2x3"), read_leaf("mean")
-    (TensorSpec(shape=(2, 3), dtype='float32', requires_grad=False, memory_format=''), 'mean')
-    """
+    """Reads an input that is a text like a spec as the spec; anything else stays as it is."""
     if isinstance(leaf, str) and _STARTS_LIKE_SPEC.match(leaf):
         return parse_spec(leaf)
     return leaf
@@ -169,11 +141,7 @@ def _describe_leaf(leaf: object) -> str:
 
 
 def find_dtype(name: str | None) -> torch.dtype | None:
-    """Finds the dtype that a model is cast to; None for none.
-
-    Raises:
-        UsageError: It is not a floating one.
-    """
+    """Finds the floating dtype that a model is cast to; None for none."""
     dtype = getattr(torch, name) if name else None
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise UsageError(
@@ -188,11 +156,8 @@ def find_dtype(name: str | None) -> torch.dtype | None:
 class TensorCopier:
     """Copies tensors to fakes; those on one storage to fakes on one storage.
 
-    The storages that were seen are told apart by address: the tensors must outlive the copier.
-
-    Args:
-        fake_mode: The mode that the fakes belong to.
-        spans: By storage, the bytes that are copied; without an entry, all.
+    The storages are told apart by address: the tensors must outlive the copier. Of a storage, the
+    bytes in its span are copied; without one, all.
     """
 
     def __init__(
@@ -223,8 +188,24 @@ class TensorCopier:
         if tensor.is_quantized:
             raise TraceError("a quantized tensor has no fake copy", hint="analyse the float model")
         with no_dispatch():
-            meta = _cast(self._copy_to_meta(tensor), dtype)
-            constant = _find_constant(tensor) if meta.dtype == tensor.dtype else None
+            storage: Any = tensor.untyped_storage()
+            key = storage._cdata
+            low, high = self._spans.get(key) or (0, max(_find_span(tensor)[1], storage.nbytes()))
+            if key not in self._storages:
+                self._storages[key] = torch.UntypedStorage(  # type: ignore[no-untyped-call]
+                    high - low, device="meta"
+                )
+            offset = tensor.storage_offset() - low // tensor.itemsize
+            meta = torch.empty(0, dtype=tensor.dtype, device="meta").set_(
+                self._storages[key], offset, tensor.size(), tensor.stride()
+            )
+            meta = meta.conj() if tensor.is_conj() else meta
+            meta = _cast(meta._neg_view() if tensor.is_neg() else meta, dtype)
+            known: Any = None  # the value, which of one element only matters to control flow
+            if tensor.numel() == 1 and not tensor.requires_grad and meta.dtype == tensor.dtype:
+                known = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+            is_known = known is not None and known.device == _CPU
+            constant = known.detach().clone() if is_known else None  # in-place operators write
             fake = FakeTensor(self.fake_mode, meta, _CPU, constant=constant)
         mark_held(fake)
         if lies_on_accelerator(tensor):
@@ -234,21 +215,6 @@ class TensorCopier:
         kinds = {"_is_param": nn.Parameter, "_is_buffer": nn.Buffer}
         vars(fake).update({flag: True for flag, kind in kinds.items() if isinstance(tensor, kind)})
         return fake.requires_grad_() if tensor.requires_grad else fake
-
-    def _copy_to_meta(self, tensor: Tensor) -> Tensor:
-        storage: Any = tensor.untyped_storage()
-        key = storage._cdata
-        low, high = self._spans.get(key) or (0, max(_find_span(tensor)[1], storage.nbytes()))
-        if key not in self._storages:
-            self._storages[key] = torch.UntypedStorage(  # type: ignore[no-untyped-call]
-                high - low, device="meta"
-            )
-        offset = tensor.storage_offset() - low // tensor.itemsize
-        meta = torch.empty(0, dtype=tensor.dtype, device="meta").set_(
-            self._storages[key], offset, tensor.size(), tensor.stride()
-        )
-        meta = meta.conj() if tensor.is_conj() else meta
-        return meta._neg_view() if tensor.is_neg() else meta
 
 
 @functools.lru_cache(maxsize=256)
@@ -266,15 +232,6 @@ def _cast(meta: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Makes the meta tensor that ``.to(dtype)`` gives, for a floating or complex one."""
     is_cast = dtype is not None and (meta.is_floating_point() or meta.is_complex())
     return torch.empty_like(meta, dtype=dtype) if is_cast and meta.dtype != dtype else meta
-
-
-def _find_constant(tensor: Tensor) -> Tensor | None:
-    """Finds the value of a tensor of one element, which matters only to control flow."""
-    if tensor.numel() != 1 or tensor.requires_grad:
-        return None
-    known: Any = tensor.constant if isinstance(tensor, FakeTensor) else tensor
-    # In-place operators write to it.
-    return None if known is None or known.device != _CPU else known.detach().clone()
 
 
 def _find_span(tensor: Tensor) -> tuple[int, int]:
@@ -305,11 +262,7 @@ def _find_spans(leaves: Iterable[object]) -> dict[int, tuple[int, int]]:
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Checks that the model's Python code is what would run.
-
-    Raises:
-        TraceError: It is compiled.
-    """
+    """Checks that the model's Python code is what would run, not what a compiler made of it."""
     for name, module in model.named_modules():
         subject = f"{name!r}" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):

@@ -44,18 +44,12 @@ _CONSTANTS = (
 class Origin:
     """The node that a tensor comes from, and the way to it in that node's result.
 
-    Kept as an attribute of the tensor object: it goes when the tensor goes, and holds nothing
-    alive.
-
-    Attributes:
-        node: Index of the traced node.
-        fx_node: The node of the FX graph; None for what the loss function makes.
-        path: Keys and indices into the node's result.
+    Kept as an attribute of the tensor object: it goes when the tensor goes.
     """
 
-    node: int
-    fx_node: fx.Node | None
-    path: tuple[Any, ...] = ()
+    node: int  # index of the traced node
+    fx_node: fx.Node | None  # None for what the loss function makes
+    path: tuple[Any, ...] = ()  # keys and indices into the node's result
 
 
 def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -113,18 +107,10 @@ def describe_function(func: Callable[..., Any]) -> tuple[str, Any, str]:
 
 
 class GraphBuilder:
-    """An FX graph under construction.
-
-    Args:
-        model: The module whose parameters, buffers and submodules the graph refers to.
-
-    Attributes:
-        graph: The graph so far.
-        reason: The first thing that the graph cannot express; empty while there is none.
-    """
+    """An FX graph under construction, of a model whose tensors and submodules it refers to."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.reason = ""
+        self.reason = ""  # the first thing that the graph cannot express
         self._model = model
         self.graph = fx.Graph()
         self._attributes = {
@@ -140,16 +126,9 @@ class GraphBuilder:
         """Remembers why the graph cannot be replayed; the first reason stays."""
         self.reason = self.reason or reason
 
-    # -- origins -------------------------------------------------------------------------------
-
     def find_origin(self, tensor: torch.Tensor) -> Origin | None:
         """Finds the origin of a tensor of the trace; None for parameters and strangers."""
         return tensor.__dict__.get(_ORIGIN)
-
-    def find_inputs(self, arguments: Any) -> tuple[int, ...]:
-        """Finds the indices of the nodes that a call takes its tensors from, once, in order."""
-        origins = (self.find_origin(tensor) for tensor in iterate_tensors(arguments))
-        return tuple(dict.fromkeys(origin.node for origin in origins if origin))
 
     def tag_result(self, result: Any, node: int, fx_node: fx.Node | None) -> None:
         """Marks the tensors in a node's result as coming from it."""
@@ -158,8 +137,6 @@ class GraphBuilder:
                 tensor.__dict__[_ORIGIN] = origin = Origin(node, fx_node, path)
                 if self._anchor is None and fx_node is not None and fx_node.op == "placeholder":
                     self._anchor = tensor.device, origin
-
-    # -- nodes ---------------------------------------------------------------------------------
 
     def add_call(
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
@@ -218,8 +195,14 @@ class GraphBuilder:
     def _convert_tensor(self, tensor: torch.Tensor, where: str) -> Any:
         attribute = self._attributes.get(id(tensor))
         origin = self.find_origin(tensor)
-        if attribute is None and origin is None:
-            attribute = self._find_plain_attribute(tensor)
+        if attribute is None and origin is None:  # a tensor that a module has not registered
+            attributes = (
+                f"{prefix}.{name}".strip(".")
+                for prefix, module in self._model.named_modules()
+                for name, value in vars(module).items()
+                if value is tensor
+            )
+            attribute = next(attributes, None)
         if attribute is not None:
             if attribute not in self._made:
                 self._made[attribute] = self.graph.get_attr(attribute)
@@ -228,14 +211,6 @@ class GraphBuilder:
             self.give_up(f"{where} uses a tensor that is no input, parameter, buffer or result")
             return "<Tensor>"
         return self._convert_origin(origin)
-
-    def _find_plain_attribute(self, tensor: torch.Tensor) -> str | None:
-        """Finds the name of a tensor that a module keeps without having registered it."""
-        for prefix, module in self._model.named_modules():
-            for name, value in vars(module).items():
-                if value is tensor:
-                    return f"{prefix}.{name}".strip(".")
-        return None
 
     def _convert_origin(self, origin: Origin) -> fx.Node:
         node = origin.fx_node

@@ -10,8 +10,6 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-# -- leaves ----------------------------------------------------------------------------------------
-
 _CONTAINERS = (
     nn.Sequential,
     nn.Transformer,
@@ -39,8 +37,6 @@ def find_class(module: nn.Module) -> type[nn.Module]:
         return kind.__mro__[1]
     return kind
 
-
-# -- hooks -----------------------------------------------------------------------------------------
 
 CALLED_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """The tables that a module has its hooks in."""
@@ -86,8 +82,6 @@ def sees_result(module: nn.Module) -> bool:
         bool(module._forward_pre_hooks) and not module._parameters
     )
 
-
-# -- descriptions ----------------------------------------------------------------------------------
 
 _KEY = "fxmem_model"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)

@@ -34,10 +34,7 @@ ACCESSORS = (getattr, setattr, delattr)
 
 @dataclass(frozen=True, slots=True)
 class TracedNode:
-    """A node as the tracer sees it; the recording adds bytes and FLOPs.
-
-    Attributes are those of :class:`fxmem.graph.Node`.
-    """
+    """A node as the tracer sees it: :class:`fxmem.graph.Node` without bytes and FLOPs."""
 
     index: int
     name: str
@@ -53,23 +50,13 @@ class TracedNode:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that runs as one node.
+    """A call that runs as one node."""
 
-    Attributes:
-        op: As of a node of an FX graph.
-        target: As of a node of an FX graph.
-        label: The name of the target for a reader.
-        fqn: The module that is called, or in whose code the call is.
-        function: The function that runs.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
-
-    op: str
+    op: str  # with the target as of a node of an FX graph
     target: Any
-    label: str
-    fqn: str
-    function: Callable[..., Any]
+    label: str  # the name of the target for a reader
+    fqn: str  # the module that is called, or in whose code the call is
+    function: Callable[..., Any]  # runs
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -80,15 +67,7 @@ class Call:
 
 
 class NodeLog:
-    """Writes down nodes, and builds the FX graph of those of forward.
-
-    Args:
-        model: The model, on fake tensors.
-
-    Attributes:
-        nodes: The nodes so far.
-        builder: Builds the graph.
-    """
+    """Writes down nodes, and builds the FX graph of those of forward."""
 
     def __init__(self, model: nn.Module) -> None:
         self.nodes: list[TracedNode] = []
@@ -107,8 +86,7 @@ class NodeLog:
                 fx_node.meta[CONSTANT] = value
                 continue
             fx_node.meta[SIGNATURE] = describe_value(value)
-            unique = self._make_name(name)
-            self._append(value, fx_node, unique, fqn="", op="placeholder", target=name)
+            self._append(value, fx_node, self._make_name(name), "", "placeholder", name)
         self._context, self._settings = read_context(), read_settings()
         tensors: list[torch.Tensor] = []
         describe_structure([value for _, value in bound], tensors)
@@ -132,7 +110,8 @@ class NodeLog:
         name = self._make_name(call.name)
         is_access = call.target in ACCESSORS
         args = (call.args[0], call.label, *call.args[1:]) if is_access else call.args
-        inputs = self.builder.find_inputs((args, call.kwargs))
+        origins = map(self.builder.find_origin, iterate_tensors((args, call.kwargs)))
+        inputs = tuple(dict.fromkeys(origin.node for origin in origins if origin))
         op, fx_node = call.op, None
         if phase is Phase.FORWARD:
             op, target = self._keep_context(call, result)
@@ -143,24 +122,14 @@ class NodeLog:
             if op == "call_module":
                 module = self._model.get_submodule(target)
                 fx_node.meta[WATCHED] = (sees_arguments(module), sees_result(module))
-        self._append(
-            result,
-            fx_node,
-            name,
-            fqn=call.fqn,
-            op=op,
-            target=call.label,
-            phase=phase,
-            source=find_source(),
-            inputs=inputs,
-        )
+        source = find_source()
+        self._append(result, fx_node, name, call.fqn, op, call.label, phase, source, inputs)
 
     def _append(
         self,
         result: Any,
         fx_node: fx.Node | None,
         name: str,
-        *,
         fqn: str,
         op: str,
         target: str,

@@ -64,11 +64,7 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
     """Yields the objects that code reaches from a value, itself included, once, depth first.
 
     Classes, Python modules, numbers and texts are not entered or yielded; nor are the globals
-    of torch's own functions.
-
-    Args:
-        value: Where to begin.
-        seen: What was reached before, by id, and is passed over; what is reached is added.
+    of torch's own functions. What was seen before, by id, is passed over, and the rest added to it.
 
     >>> shared = torch.ones(2)
     >>> def scale(x, factor=[3]):
@@ -160,17 +156,9 @@ def list_attributes(value: Any) -> list[object]:
 
 
 def read_slots(value: Any) -> dict[str, object]:
-    """Reads what an object holds in its slots, by name; those that are not filled are left out.
-
-    >>> class Point:
-    ...     __slots__ = ["x", "__secret"]
-    >>> point = Point()
-    >>> point.x = 1
-    >>> read_slots(point)
-    {'x': 1}
-    """
-    kind: Any = type(value)
+    """Reads what an object holds in its slots, by name; those that are not filled are left out."""
     found: dict[str, object] = {}
+    kind: Any = type(value)
     for name in list_slots(kind):
         with contextlib.suppress(Exception):  # none is there, or a property that fails
             found[name] = getattr(value, name)
@@ -194,15 +182,10 @@ def list_slots(kind: type) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Something mutable that holds objects.
+    """Something mutable that holds objects."""
 
-    Attributes:
-        read: Lists them, or pairs of names and objects.
-        write: Has the place hold such a list instead.
-    """
-
-    read: Callable[[], list[Any]]
-    write: Callable[[list[Any]], None]
+    read: Callable[[], list[Any]]  # lists them, or pairs of names and objects
+    write: Callable[[list[Any]], None]  # has the place hold such a list instead
 
     def restore(self, contents: list[Any]) -> None:
         """Writes back what was read before, unless nothing has changed."""
@@ -215,7 +198,13 @@ def list_places(holder: Any) -> Iterator[Place]:
     if isinstance(holder, Tensor):
         return
     if isinstance(holder, CellType):
-        yield Place(lambda: [*find_held(holder)], functools.partial(_write_cell, holder))
+
+        def write_cell(contents: list[Any]) -> None:
+            del holder.cell_contents
+            for content in contents:  # none where it was not filled yet
+                holder.cell_contents = content
+
+        yield Place(lambda: [*find_held(holder)], write_cell)
     elif isinstance(holder, functools.partial):
         setstate = vars(functools.partial)["__setstate__"].__get__(holder)
         yield Place(lambda: [holder.__reduce__()[2]], lambda new: setstate(new[0]))
@@ -230,18 +219,17 @@ def list_places(holder: Any) -> Iterator[Place]:
             lambda: [*vars(holder).items()],
             lambda new: _write_names(dict(vars(holder)), new, holder, type),
         )
-    else:
-        yield from _list_places_of_object(holder)
-
-
-def _list_places_of_object(holder: Any) -> Iterator[Place]:
+    if isinstance(holder, (CellType, functools.partial, FunctionType, type)):
+        return
     # The methods of the base: a subclass may do anything in its own.
     if isinstance(holder, dict):
         table: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
         yield Place(lambda: [*table.items(holder)], functools.partial(_write_dict, table, holder))
-    for base, add in ((list, list.extend), (deque, deque.extend), (set, set.update)):
+    bases: tuple[Any, ...] = (list, deque, set)
+    for base in bases:
         if isinstance(holder, base):
-            yield _make_sequence_place(base, add, holder)
+            read = functools.partial(lambda base: [*base.__iter__(holder)], base)
+            yield Place(read, functools.partial(_write_elements, base, holder))
     attributes = getattr(holder, "__dict__", None)
     if isinstance(attributes, dict):
         yield Place(lambda: [*attributes.items()], functools.partial(_write_dict, dict, attributes))
@@ -255,19 +243,9 @@ def _list_places_of_object(holder: Any) -> Iterator[Place]:
         yield Place(lambda: [type(holder)], lambda new: setattr(holder, "__class__", new[0]))
 
 
-def _write_cell(cell: CellType, contents: list[Any]) -> None:
-    if contents:
-        cell.cell_contents = contents[0]
-    else:  # not filled yet
-        del cell.cell_contents
-
-
-def _make_sequence_place(base: Any, add: Any, holder: Any) -> Place:
-    def write(elements: list[Any]) -> None:
-        base.clear(holder)
-        add(holder, elements)
-
-    return Place(lambda: [*base.__iter__(holder)], write)
+def _write_elements(base: Any, holder: Any, elements: list[Any]) -> None:
+    base.clear(holder)
+    (base.update if base is set else base.extend)(holder, elements)
 
 
 def _write_dict(kind: Any, holder: Any, items: list[Any]) -> None:

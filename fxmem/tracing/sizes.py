@@ -86,11 +86,3 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
 def make_shape(shape: Iterable[int], origin: Any) -> torch.Size:
     """Makes a ``torch.Size`` whose elements remember that they are dimensions of ``origin``."""
     return torch.Size([SizeInt(size, Dim(origin, dim)) for dim, size in enumerate(shape)])
-
-
-def make_numel(shape: Iterable[int], origin: Any) -> int:
-    """Makes the product of the dimensions of ``origin``, remembered."""
-    count: int = 1
-    for size in make_shape(shape, origin):
-        count = size * count
-    return count

@@ -54,12 +54,7 @@ def is_machinery(filename: str) -> bool:
 
 
 def find_source() -> SourceLocation | None:
-    """Finds the innermost running line of the user's code.
-
-    Returns:
-        None where no line of the user's code runs between the tracer's call of the model or the
-        loss and here; the lines around that call are not what made anything.
-    """
+    """Finds the innermost line of the user's code that runs in the model or the loss."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -101,14 +96,9 @@ def find_raising_step(error: BaseException) -> TracebackType | None:
 
 
 def find_span(code: CodeType, instruction: int) -> Span | None:
-    """Finds the place of the expression that an instruction belongs to.
+    """Finds the place of the expression that an instruction, ``f_lasti`` of a frame, belongs to.
 
-    Args:
-        code: The code.
-        instruction: ``f_lasti`` of its frame, or ``tb_lasti`` of a traceback.
-
-    Returns:
-        None before Python 3.11, which does not say.
+    Returns None before Python 3.11, which does not say.
     """
     if not hasattr(code, "co_positions"):
         return None

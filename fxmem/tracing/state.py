@@ -10,7 +10,7 @@ import importlib
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from numbers import Number
 from typing import Any
 
@@ -76,16 +76,21 @@ def take_snapshot(values: Iterable[object]) -> Snapshot:
 class ForwardState:
     """Watches what the modules of a model hold, and draws from Python's generators.
 
-    A number is drawn from each generator, which the caller restores.
-
-    Args:
-        model: The model; leaves are left out, for a graph calls them as they are.
-        is_first: Whether this may be the model's first forward, in which those of transformers
-            install hooks and note that they did: the graph has what these hooks do.
+    A number is drawn from each generator, which the caller restores. In the model's first forward,
+    those of transformers install hooks and note that they did: the graph has what these hooks do.
     """
 
     def __init__(self, model: nn.Module, *, is_first: bool = False) -> None:
-        self._modules = [*_iterate_entered(model)]
+        entered: dict[nn.Module, str] = {}
+        waiting = [("", model)]
+        while waiting:
+            name, module = waiting.pop()
+            if module not in entered:
+                entered[module] = name
+                for key, child in module.named_children():  # a graph calls leaves as they are
+                    if not is_leaf(child) or isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+                        waiting.append((f"{name}.{key}".strip("."), child))
+        self._modules = [(name, module) for module, name in entered.items()]
         self._before = [
             (frozenset(vars(m)), _take(m), _take(m, but=HOOK_TABLES) if is_first else ())
             for _, m in self._modules
@@ -117,20 +122,6 @@ class ForwardState:
 
 def _take(module: nn.Module, but: Collection[str] = ()) -> Snapshot:
     return take_snapshot(value for name, value in vars(module).items() if name not in but)
-
-
-def _iterate_entered(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the modules whose code is traced, each once, with their names."""
-    seen: set[int] = set()
-    waiting = [("", model)]
-    while waiting:
-        name, module = waiting.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield name, module
-            for key, child in module.named_children():
-                if not is_leaf(child) or isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-                    waiting.append((f"{name}.{key}".strip("."), child))
 
 
 # -- random number generators --------------------------------------------------------------------

@@ -72,18 +72,9 @@ def swap_in_fakes(
         fake_mode: The mode that the fakes belong to.
         args: Positional inputs; see :func:`fxmem.tracing.fakes.make_fake_inputs`.
         kwargs: Keyword inputs.
-        dtype: Name of a dtype that floating parameters, buffers and inputs are cast to, as by
-            ``model.to(dtype)``.
+        dtype: As in ``model.to(dtype)``; for the inputs too.
         train: Whether the model is in training mode.
-        readers: What else finds the fakes where it reads the model's or the inputs' tensors, such
-            as a loss that compares the output with the input.
-
-    Yields:
-        The inputs on fake tensors.
-
-    Raises:
-        TraceError: A tensor has no fake.
-        UsageError: The dtype is not a floating one, or an input is no spec.
+        readers: Other code that reads the model's or the inputs' tensors, such as a loss.
 
     >>> from fxmem.tracing.fakes import make_fake_mode
     >>> linear = nn.Linear(3, 2)
@@ -150,10 +141,7 @@ def restore_user_state(roots: Iterable[object]) -> Iterator[None]:
 
     A table that ``forward`` computes once and keeps in a global, on the class or in
     ``functools.lru_cache`` would be a fake tensor from then on, and the user's next real step
-    would meet it.
-
-    Args:
-        roots: Functions and classes whose code runs within.
+    would meet it. The roots are functions and classes whose code runs within.
     """
     holders = [*_iterate_holders(roots)]
     places = [place for holder in holders for place in list_places(holder)]
@@ -195,18 +183,14 @@ def _iterate_holders(roots: Iterable[object]) -> Iterator[object]:
             )
             if current in own or not is_installed:
                 yield current
-                stack += [*map(_unwrap, vars(current).values()), *current.__mro__]
+                for held in vars(current).values():
+                    is_property = isinstance(held, property)
+                    stack.append(held.fget if is_property else getattr(held, "__func__", held))
+                stack += current.__mro__
         elif not isinstance(current, LEAVES):
             seen[id(current)] = current
             yield current
             stack += [*find_held(current), type(current)]
-
-
-def _unwrap(attribute: object) -> object:
-    """Finds the function of a static method, a class method or a property."""
-    if isinstance(attribute, property):
-        return attribute.fget
-    return getattr(attribute, "__func__", attribute)
 
 
 # -- the fakes ---------------------------------------------------------------------------------
@@ -333,9 +317,7 @@ def settle_lazy(
     fake_mode: FakeTensorMode,
     dtype: str | None,
 ) -> None:
-    """Runs a swapped model that has lazy parameters once: they become fakes with their shapes.
-
-    A model without lazy parameters is not run.
+    """Runs a model that has lazy parameters once: they become fakes with their shapes.
 
     To be called within :func:`swap_in_fakes`, with its inputs, fake mode and dtype.
     """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from fxmem.tracing.calls import CallLog
 from fxmem.tracing.fxgraph import describe_function, iterate_tensors
 from fxmem.tracing.modules import CALLED_HOOKS, is_leaf, is_left_out
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
-from fxmem.tracing.sizes import make_numel, make_shape
+from fxmem.tracing.sizes import make_shape
 from fxmem.tracing.source import find_source
 from fxmem.tracing.state import ForwardState
 from fxmem.tracing.values import comes_of_held, find_passing_answer
@@ -60,16 +61,10 @@ class NodeListener(Protocol):
 
 
 class Tracer(torch.overrides.TorchFunctionMode):
-    """Builds the graph of a model while its code runs.
+    """Builds the graph of a model on fake tensors while its code runs.
 
-    Args:
-        model: The model, on fake tensors.
-        listener: Told of every node that begins and ends.
-        symbolic_sizes: Whether sizes that the code asks for stay nodes of the graph (the
-            ``fx`` frontend) or become constants (the ``record`` frontend).
-
-    Attributes:
-        calls: The calls of modules so far.
+    Sizes that the code asks for stay nodes of the graph where they are symbolic (the ``fx``
+    frontend), else they become constants (the ``record`` frontend).
     """
 
     def __init__(self, model: nn.Module, listener: NodeListener, *, symbolic_sizes: bool) -> None:
@@ -101,11 +96,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         return self._log.builder.reason
 
     def run_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Calls the model and traces it.
-
-        Returns:
-            What the model returns, on fake tensors.
-        """
+        """Calls the model and traces it; returns what the model returns, on fake tensors."""
         self._log.begin(args, kwargs)
         state = ForwardState(self.model) if self._symbolic_sizes else None
         with self._tracing(Phase.FORWARD):
@@ -155,7 +146,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         if not self._symbolic_sizes or origin is None or isinstance(args[0], nn.Parameter):
             return answer
         if label in ("numel", "nelement"):
-            return make_numel(args[0].shape, origin)
+            return math.prod(make_shape(args[0].shape, origin))
         shape = make_shape(args[0].shape, origin)
         if label == "shape" or not (len(args) > 1 or kwargs):
             return shape
@@ -202,7 +193,22 @@ class Tracer(torch.overrides.TorchFunctionMode):
             return self._call_module(call_module, module, args, kwargs)
 
         def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._call_autograd_function(apply.__get__(None, function), args, kwargs)
+            run = apply.__get__(None, function)
+            if self._opaque_depth:
+                return run(*args, **kwargs)
+            is_reentrant = function is checkpointing.CheckpointFunction
+            label = "checkpoint" if is_reentrant else function.__name__
+            scope = self._scopes[-1]
+            return self._run_node(Call("call_function", run, label, scope, run, args, kwargs))
+
+        def traced_segment(run: Callable[..., Any], *inputs: Any) -> Any:
+            if self._opaque_depth:
+                return run(*inputs)
+            self._log.builder.give_up(_REGION)
+            target, scope = checkpointing.checkpoint, self._scopes[-1]
+            return self._run_node(
+                Call("call_function", target, "checkpoint", scope, run, inputs, {})
+            )
 
         def traced_checkpoint(*arguments: Any, **kwargs: Any) -> Iterator[None]:
             return self._call_checkpoint(generator, arguments, kwargs)
@@ -210,7 +216,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         nn.Module.__call__ = traced_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(traced_apply)  # type: ignore[assignment]
         checkpointing._checkpoint_without_reentrant_generator = traced_checkpoint
-        globals()["run_segment"] = self._call_segment
+        globals()["run_segment"] = traced_segment
         try:
             with self:
                 yield
@@ -257,28 +263,6 @@ class Tracer(torch.overrides.TorchFunctionMode):
             if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
                 self._log.builder.give_up(f"{fqn} has hooks, which no graph calls")
         return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
-
-    def _call_autograd_function(
-        self, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Takes the place of ``torch.autograd.Function.apply``: one node."""
-        if self._opaque_depth:
-            return apply(*args, **kwargs)
-        function: Any = apply.__self__  # type: ignore[attr-defined]
-        is_reentrant = function is torch.utils.checkpoint.CheckpointFunction
-        label = "checkpoint" if is_reentrant else function.__name__
-        fqn = self._scopes[-1]
-        return self._run_node(Call("call_function", apply, label, fqn, apply, args, kwargs))
-
-    def _call_segment(self, run: Callable[..., Any], *inputs: Any) -> Any:
-        """Takes the place of :func:`run_segment`: one node, as a checkpoint by hand is."""
-        if self._opaque_depth:
-            return run(*inputs)
-        self._log.builder.give_up(_REGION)
-        target = torch.utils.checkpoint.checkpoint
-        return self._run_node(
-            Call("call_function", target, "checkpoint", self._scopes[-1], run, inputs, {})
-        )
 
     def _call_checkpoint(
         self,

@@ -36,30 +36,19 @@ _HELD = "_fxmem_held"
 
 @dataclass(slots=True)
 class Memory:
-    """Memory that values share.
+    """Memory that values share."""
 
-    Attributes:
-        known: Whether nothing unknown has overwritten it.
-        held: Whether it came of an input or of what the model holds: other steps may have others.
-    """
-
-    known: bool = True
-    held: bool = False
+    known: bool = True  # nothing unknown has overwritten it
+    held: bool = False  # by an input or the model before the step: other steps may have others
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A real tensor, and the memory that it shares with the values of its views.
-
-    Attributes:
-        real: The tensor.
-        memory: What overwriting makes unknown.
-        drawn: Whether it came of a random number.
-    """
+    """A real tensor, and the memory that it shares with the values of its views."""
 
     real: torch.Tensor
     memory: Memory
-    drawn: bool = False
+    drawn: bool = False  # it came of a random number
 
 
 def attach_value(
@@ -165,17 +154,11 @@ _TELLING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """A truth value that decides whether the code raises.
+    """A truth value that decides whether the code raises."""
 
-    Attributes:
-        span: Place of its expression.
-        statement: Place of the statement around that.
-        passes: The answer with which the code goes on.
-    """
-
-    span: Span
-    statement: Span
-    passes: bool
+    span: Span  # of its expression
+    statement: Span  # around that
+    passes: bool  # the answer with which the code goes on
 
 
 _assumed: list[bool] = []
@@ -192,13 +175,9 @@ def assume_passing(answer: bool) -> Iterator[None]:
 
 
 def find_passing_answer(frame: FrameType | None) -> bool | None:
-    """Finds what the truth value that is asked for must be for the code not to raise.
+    """Finds what the truth value that a frame asks for must be for the code not to raise.
 
-    Args:
-        frame: The innermost frame; those that run the operators are passed over.
-
-    Returns:
-        None where both answers let the code go on.
+    Returns None where both answers let the code go on.
     """
     if _assumed:
         return _assumed[-1]
