@@ -65,10 +65,8 @@ def test_batch_norm_with_strided_gradients(dtype: torch.dtype) -> None:
         _, mean, scale = torch.native_batch_norm(x, weight, weight, *numbers, True, 0.1, 1e-5)
         for gradient in (torch.ones(1, dtype=dtype).expand(x.shape), strided(*x.shape).to(dtype)):
             for mask in ([True] * 3, [True, False, False]):
-                check(
-                    aten.native_batch_norm_backward.default,
-                    gradient, x, weight, *numbers, mean, scale, True, 1e-5, mask,
-                )  # fmt: skip
+                operands = (gradient, x, weight, *numbers, mean, scale, True, 1e-5, mask)
+                check(aten.native_batch_norm_backward.default, *operands)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -157,20 +155,15 @@ def test_masks_as_indices() -> None:
         check_workspace(aten.index_put.default, x, [mask], found, accumulate)
         check_workspace(aten._index_put_impl_.default, x.clone(), [mask], found, accumulate, True)
     check_workspace(aten.index_put_.default, x.clone(), [mask], torch.tensor(1.0))
+    # Values for all that a mask may select.
+    everything = torch.ones(40, dtype=torch.bool)
+    check_workspace(aten.index_put_.default, torch.zeros(40, 50), [everything], torch.randn(50))
 
 
-def test_values_to_all_that_a_mask_may_select() -> None:
-    x, mask = torch.zeros(40, 50), torch.ones(40, dtype=torch.bool)
-    check_workspace(aten.index_put_.default, x, [mask], torch.randn(50))
-
-
-def test_index_select() -> None:
+def test_index_select_and_histograms() -> None:
     for x in (torch.randn(20, 30), spread(20, 30), torch.randn(30, 20).t()):
         for dim in (0, 1, -1):
             check(aten.index_select.default, x, dim, torch.arange(5))
-
-
-def test_histograms() -> None:
     for make in (torch.randn, strided):
         check(aten.histc.default, make(40, 60))
         check(aten.histc.default, make(40, 60), 7, -1, 1)
@@ -272,6 +265,9 @@ def test_complex_numbers_beside_real_tensors() -> None:
         check(aten.mul.Tensor, left, right)
         check(aten.add.Tensor, left, right)
     check(aten.div.Tensor, z, 1j)
+    for y in (z, z.t(), z.real):
+        check(aten.abs.default, y)
+        check(aten.angle.default, y)
 
 
 def test_dense_copies_of_transposed_matrices() -> None:
@@ -287,13 +283,6 @@ def test_dense_copies_of_transposed_matrices() -> None:
     check(aten.embedding_dense_backward.default, torch.randn(80, 90, 4), rows, 50, -1, False)
 
 
-def test_complex_magnitudes() -> None:
-    x = torch.randn(30, 40, dtype=torch.complex64)
-    for y in (x, x.t(), x.real):
-        check(aten.abs.default, y)
-        check(aten.angle.default, y)
-
-
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_losses(reduction: int) -> None:
     for sizes in ((6, 10), (300, 200)):
@@ -306,17 +295,13 @@ def test_losses(reduction: int) -> None:
     weight = torch.rand(40)
     for weights in ((None, None), (None, weight), (weight, None), (weight, weight)):
         check(aten.binary_cross_entropy_with_logits.default, x, target, *weights, reduction)
-    probabilities = x.sigmoid()
-    check(
-        aten.binary_cross_entropy_backward.default, gradient, probabilities, target, None, reduction
-    )
+    backward, operands = aten.binary_cross_entropy_backward.default, (gradient, x.sigmoid(), target)
+    check(backward, *operands, None, reduction)
 
 
 def test_log_sigmoid() -> None:
-    for x in (
-        torch.randn(2, 4, 5, 6),
-        torch.randn(2, 4, 5, 6).to(memory_format=torch.channels_last),
-    ):
+    for lies in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 4, 5, 6).to(memory_format=lies)
         _, buffer = check(aten.log_sigmoid_forward.default, x)  # type: ignore[misc]
         check(aten.log_sigmoid_backward.default, x, x, buffer)
 
@@ -332,18 +317,14 @@ def test_ctc_loss() -> None:
 @pytest.mark.parametrize("sizes", [(12, 6, 7, 5), (20, 9, 24, 4), (1, 6, 7, 5), (12, 1, 7, 1)])
 def test_bilinear(sizes: tuple[int, int, int, int]) -> None:
     batch, left, right, out = sizes
-    x, y, weight = (
-        torch.randn(batch, left),
-        torch.randn(batch, right),
-        torch.randn(out, left, right),
-    )
+    y, weight = torch.randn(batch, right), torch.randn(out, left, right)
     wide = torch.randn(batch, 2 * left)[:, :left]
     for gradient in (torch.randn(batch, out), spread(batch, out)):
-        for a in (x, wide):
+        for x in (torch.randn(batch, left), wide):
             for args in (
-                (a, weight, y, [1, 3], [0], [1, 2], [2, 3]),
+                (x, weight, y, [1, 3], [0], [1, 2], [2, 3]),
                 (gradient, weight, y, [2, 3], [0], [1, 2], [1, 3]),
-                (a, gradient, y, [1, 3], [2, 3], [1, 2], [0]),
-                (a, weight, gradient, [1, 3], [0], [2, 3], [1, 2]),
+                (x, gradient, y, [1, 3], [2, 3], [1, 2], [0]),
+                (x, weight, gradient, [1, 3], [0], [2, 3], [1, 2]),
             ):
                 check(aten._trilinear.default, *args)

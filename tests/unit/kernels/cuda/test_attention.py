@@ -62,12 +62,6 @@ def run(
         return run_step(attend, *inputs, mode=mode)
 
 
-def backward(graph: MemoryGraph) -> Made:
-    """Lists what backward makes, without the loss's gradient and those that parameters keep."""
-    found = made(graph, Phase.BACKWARD)
-    return [what for what in found if what[0] not in ("ones_like", "new_empty_strided")]
-
-
 FLASH = "_scaled_dot_product_flash_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
 CUDNN = "_scaled_dot_product_cudnn_attention"
@@ -75,88 +69,63 @@ CUDNN = "_scaled_dot_product_cudnn_attention"
 # three gradients; sums and 64 floats a row; gradient and result in the order of rows.
 FLASH_MADE = ELEMENTS * 2 + ROWS * 4 + 24
 FLASH_INSIDE = ROWS * 65 * 4 + 2 * ELEMENTS * 2
+# The result and sums of efficient attention and cuDNN.
+HALVES = ELEMENTS * 2 + ROWS * 4
+PAD, ZERO = ("constant_pad_nd", ELEMENTS * 2), ("scalar_tensor", 2)
 KEYS = leaf(B, 1, S, D), leaf(B, 1, S, D)
 MASK = torch.zeros(B, H, S, 248, dtype=BF16, requires_grad=True)
 PADDED = (ELEMENTS + 2 * B * H * 248 * D + B * H * S * 256) * 2
 
 
-@pytest.mark.parametrize(
-    ("inputs", "settings", "forward", "gradients"),
-    [
-        (
-            leaves(),
-            {"dropout_p": 0.1},
-            [(FLASH, FLASH_MADE + 16)],
-            3 * ELEMENTS * 2 + FLASH_INSIDE,
-        ),
-        # In inference, too. 8 heads * 4 pieces of 216 processors, one block of 256 keys: not split.
-        (leaves(), {"mode": "infer"}, [(FLASH, FLASH_MADE)], None),
-        # Head dimensions are padded.
-        (
-            leaves(BF16, B, H, S, 60),
-            {},
-            [*[("constant_pad_nd", ELEMENTS * 2)] * 3, (FLASH, FLASH_MADE)],
-            None,
-        ),
-        # The gradients of shared keys and values are a quarter; inside those of every head.
-        (
-            [leaf(), *KEYS],
-            {"enable_gqa": True},
-            [(FLASH, FLASH_MADE)],
-            (ELEMENTS + 2 * ELEMENTS // H) * 2 + FLASH_INSIDE + 2 * ELEMENTS * 2,
-        ),
-        # Seed and offset lie on the host. Gradients; the copied gradient; its products with the
-        # result and their sums, twice (test_attention_buffers.py: more than the workspace).
-        (
-            leaves(F32),
-            {},
-            [(EFFICIENT, ELEMENTS * 4 + ROWS * 4)],
-            3 * ELEMENTS * 4 + ELEMENTS * 4 + ELEMENTS * 4 + 2 * ROWS * 4,
-        ),
-        (leaves(F32), {"mode": "infer"}, [(EFFICIENT, ELEMENTS * 4)], None),
-        # Sums of 100 rows are padded to 128.
-        (
-            leaves(F32, B, H, 100, D),
-            {},
-            [(EFFICIENT, B * H * (100 * D + 128) * 4)],
-            None,
-        ),
-        # where(mask, 0, -inf), of the queries' type; the mask and two scalars beside it.
-        (
-            [*leaves(), torch.ones(S, S, dtype=torch.bool)],
-            {},
-            [
-                ("scalar_tensor", 2),
-                ("scalar_tensor", 2),
-                ("where", S * S * 2),
-                (EFFICIENT, ELEMENTS * 2 + ROWS * 4),
-            ],
-            None,
-        ),
-        # A mask's gradient is padded to 16. A100, 64: one block of 16 + 64 * 64 * 4 bytes for 64
-        # of the 256 queries; a copied gradient.
-        (
-            [leaf(), leaf(B, H, 248, D), leaf(B, H, 248, D), MASK],
-            {},
-            [(EFFICIENT, ELEMENTS * 2 + ROWS * 4)],
-            PADDED + ELEMENTS * 2 + ROWS * 4 + B * H * 4 * (16 + 64 * 64 * 4),
-        ),
-        # cuDNN: gradients; that of a sum is expanded, and so copied; sums and 64 floats a row.
-        (
-            leaves(),
-            {"gpu": H100, "dropout_p": 0.125},
-            [(CUDNN, ELEMENTS * 2 + ROWS * 4 + 16)],
-            3 * ELEMENTS * 2 + ELEMENTS * 2 + ROWS * 65 * 4,
-        ),
-        (leaves(), {"gpu": H100, "mode": "infer"}, [(CUDNN, ELEMENTS * 2 + 16)], None),
-    ],
-)
+BOOLEAN = torch.ones(S, S, dtype=torch.bool)
+FUSED: list[tuple[list[Tensor], dict[str, Any], Made, int | None]] = [
+    (leaves(), {"dropout_p": 0.1}, [(FLASH, FLASH_MADE + 16)], 3 * ELEMENTS * 2 + FLASH_INSIDE),
+    # In inference, too. 8 heads * 4 pieces of 216 processors, one block of 256 keys: not split.
+    (leaves(), {"mode": "infer"}, [(FLASH, FLASH_MADE)], None),
+    # Head dimensions are padded.
+    (leaves(BF16, B, H, S, 60), {}, [*[PAD] * 3, (FLASH, FLASH_MADE)], None),
+    # The gradients of shared keys and values are a quarter; inside those of every head.
+    (
+        [leaf(), *KEYS],
+        {"enable_gqa": True},
+        [(FLASH, FLASH_MADE)],
+        (ELEMENTS + 2 * ELEMENTS // H) * 2 + FLASH_INSIDE + 2 * ELEMENTS * 2,
+    ),
+    # Seed and offset lie on the host. Gradients; the copied gradient; its products with the
+    # result and their sums, twice (test_attention_buffers.py: more than the workspace).
+    (leaves(F32), {}, [(EFFICIENT, ELEMENTS * 4 + ROWS * 4)], 5 * ELEMENTS * 4 + 2 * ROWS * 4),
+    (leaves(F32), {"mode": "infer"}, [(EFFICIENT, ELEMENTS * 4)], None),
+    # Sums of 100 rows are padded to 128.
+    (leaves(F32, B, H, 100, D), {}, [(EFFICIENT, B * H * (100 * D + 128) * 4)], None),
+    # where(mask, 0, -inf), of the queries' type; the mask and two scalars beside it.
+    ([*leaves(), BOOLEAN], {}, [*[ZERO] * 2, ("where", S * S * 2), (EFFICIENT, HALVES)], None),
+    # A mask's gradient is padded to 16. A100, 64: one block of 16 + 64 * 64 * 4 bytes for 64
+    # of the 256 queries; a copied gradient.
+    (
+        [leaf(), leaf(B, H, 248, D), leaf(B, H, 248, D), MASK],
+        {},
+        [(EFFICIENT, HALVES)],
+        PADDED + HALVES + B * H * 4 * (16 + 64 * 64 * 4),
+    ),
+    # cuDNN: gradients; that of a sum is expanded, and so copied; sums and 64 floats a row.
+    (
+        leaves(),
+        {"gpu": H100, "dropout_p": 0.125},
+        [(CUDNN, HALVES + 16)],
+        3 * ELEMENTS * 2 + ELEMENTS * 2 + ROWS * 65 * 4,
+    ),
+    (leaves(), {"gpu": H100, "mode": "infer"}, [(CUDNN, ELEMENTS * 2 + 16)], None),
+]
+
+
+@pytest.mark.parametrize(("inputs", "settings", "forward", "gradients"), FUSED)
 def test_fused_backends(
     inputs: list[Tensor], settings: dict[str, Any], forward: Made, gradients: int | None
 ) -> None:
     graph = run(*inputs, **settings)
     assert made(graph) == forward
-    assert gradients is None or backward(graph)[0] == (f"{forward[-1][0]}_backward", gradients)
+    found = made(graph, Phase.BACKWARD)
+    assert gradients is None or (f"{forward[-1][0]}_backward", gradients) in found
 
 
 @pytest.mark.parametrize(
@@ -230,8 +199,6 @@ class Operators(TorchDispatchMode):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"is_causal": True},
-        {"scale": 0.3},
         {"scale": -0.3},
         {"enable_gqa": True, "is_causal": True},
         {"attn_mask": torch.rand(6, 10) > 0.2},
@@ -273,10 +240,8 @@ def test_the_choice_as_users_ask_for_it(gpu: Gpu, expected: int) -> None:
 
 
 def test_what_is_on_the_host_stays_there() -> None:
-    graph = run_step(
-        lambda x: x + functional.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 8)] * 3).sum(),
-        leaf(),
-    )
+    host = [torch.ones(1, 1, 4, 8)] * 3
+    graph = run_step(lambda x: x + functional.scaled_dot_product_attention(*host).sum(), leaf())
     assert not any("attention" in name for name, _ in made(graph))
 
 
@@ -295,9 +260,7 @@ def test_the_scale_is_that_before_padding() -> None:
     scales = []
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
             if func is aten._scaled_dot_product_flash_attention.default:
                 scales.append(kwargs["scale"])
             return func(*args, **(kwargs or {}))

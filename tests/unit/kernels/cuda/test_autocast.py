@@ -1,23 +1,27 @@
-"""CUDA's autocast on fake tensors: its state, its reach, and how long casts live."""
+"""CUDA's autocast: its state, its reach, how long casts live, and that nothing of it stays."""
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from fxmem import analyze
+from fxmem.kernels.autocast.dispatch import lower_autocast
+from fxmem.kernels.autocast.policies import find_policies
 from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.kernels.functions import lower_functions
 from fxmem.tracing.fakes import make_fake_mode
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-aten = torch.ops.aten
 
 
 @pytest.fixture
@@ -29,18 +33,13 @@ def x() -> Iterator[Tensor]:
 
 def test_it_is_off_until_the_step_turns_it_on(x: Tensor) -> None:
     assert torch.mm(x, x).dtype == FP32
-    with torch.autocast("cuda", dtype=BF16):
-        assert torch.mm(x, x).dtype == BF16
-        assert x.exp().dtype == x.bfloat16().exp().dtype == FP32
-        assert (x.bfloat16() + 1).dtype == BF16
-    assert torch.mm(x, x).dtype == FP32
-
-
-def test_float16_unless_a_dtype_is_named(x: Tensor) -> None:
     with torch.autocast("cuda"):
         assert torch.mm(x, x).dtype == FP16
-    with torch.autocast(device_type=x.device.type, dtype=BF16):
-        assert torch.mm(x, x).dtype == BF16
+        with torch.autocast(device_type=x.device.type, dtype=BF16):
+            assert torch.mm(x, x).dtype == BF16
+            assert x.exp().dtype == x.bfloat16().exp().dtype == FP32
+            assert (x.bfloat16() + 1).dtype == BF16
+    assert torch.mm(x, x).dtype == FP32
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16])
@@ -70,25 +69,16 @@ def test_result_types(x: Tensor, run: Any, expected: Any, dtype: torch.dtype) ->
         assert run(x).dtype == (expected or dtype)
 
 
-def test_the_host_is_left_alone(x: Tensor) -> None:
-    host = torch.empty(8, 8)
-    with torch.autocast("cuda", dtype=BF16):
-        assert torch.mm(host, host).dtype == FP32
-        assert host.bfloat16().exp().dtype == host.bfloat16().norm().dtype == BF16
-        assert functional.binary_cross_entropy(host, host).dtype == FP32
-
-
 def test_the_host_has_its_own_autocast(x: Tensor) -> None:
     host = torch.empty(8, 8)
     with torch.autocast("cpu", dtype=BF16):
         assert torch.mm(host, host).dtype == BF16
         assert torch.mm(x, x).dtype == FP32
-        with torch.autocast("cuda", dtype=FP16):
-            assert torch.mm(host, host).dtype == BF16
+        with torch.autocast("cuda", dtype=FP16), torch.autocast("cpu", enabled=False):
+            assert torch.mm(host, host).dtype == FP32
+            assert host.bfloat16().exp().dtype == host.bfloat16().norm().dtype == BF16
+            assert functional.binary_cross_entropy(host, host).dtype == FP32
             assert torch.mm(x, x).dtype == FP16
-            with torch.autocast("cpu", enabled=False):
-                assert torch.mm(host, host).dtype == FP32
-                assert torch.mm(x, x).dtype == FP16
 
 
 class Squared(torch.autograd.Function):
@@ -153,60 +143,113 @@ def test_operators_of_the_user(x: Tensor) -> None:
         assert double(torch.empty(2)).dtype == FP32
 
 
-def test_a_recomputation_runs_as_the_forward_did(x: Tensor) -> None:
-    types: list[torch.dtype] = []
-
-    def block(x: Tensor) -> Tensor:
-        y = x @ x
-        types.append(y.dtype)
-        return y.sin()
-
-    for reentrant in (False, True):
-        with torch.autocast("cuda", dtype=BF16):
-            loss = checkpoint(block, x.requires_grad_(), use_reentrant=reentrant).sum()
-        loss.backward()
-    assert types == [BF16] * 4
-
-
-def weight() -> Tensor:
-    return torch.empty(8, 4, device="cuda", requires_grad=True)
-
-
 def test_casts_of_weights_live_until_the_outermost_autocast_ends(x: Tensor) -> None:
-    fc = weight()
-    with torch.autocast("cuda", dtype=BF16):
-        with torch.autocast("cuda", dtype=BF16), torch.no_grad():
-            torch.mm(x, fc)
-        found = saved_by(x, fc)
-        with torch.autocast("cuda", enabled=False):
-            torch.mm(x, fc)
-        again = saved_by(x, fc)
-        assert again()._cdata == found()._cdata
-    assert found() is again() is None
-
-
-def saved_by(x: Tensor, fc: Tensor) -> Any:
-    """A weak reference to the storage of the cast weight that a product saves."""
-    references = []
+    fc = torch.empty(8, 4, device="cuda", requires_grad=True)
+    found = []
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.shape == fc.shape:
-            references.append(weakref.ref(tensor.untyped_storage()))
+            found.append(weakref.ref(tensor.untyped_storage()))
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        torch.mm(x.detach().requires_grad_(), fc)
-    (reference,) = references
-    return reference
+    def multiply() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            torch.mm(x.detach().requires_grad_(), fc)
+
+    with torch.autocast("cuda", dtype=BF16):
+        with torch.autocast("cuda", dtype=BF16), torch.no_grad():
+            torch.mm(x, fc)
+        multiply()
+        with torch.autocast("cuda", enabled=False):
+            torch.mm(x, fc)
+        multiply()
+        assert found[0]()._cdata == found[1]()._cdata
+    assert found[0]() is found[1]() is None
 
 
-def test_weighted_logits_are_cast_before_they_are_saved(x: Tensor) -> None:
-    saved = []
-    with (
-        torch.autocast("cuda", dtype=FP16),
-        torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor),
-    ):
-        functional.binary_cross_entropy_with_logits(
-            x.half().requires_grad_(), x.half(), pos_weight=x[0]
+# -- In a step --
+
+
+class Own(nn.Module):
+    """Turns autocast on by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32, bias=False), nn.Linear(32, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=BF16):
+            return self.down(self.up(x).relu()).float()
+
+
+def test_what_a_step_saves() -> None:
+    analysis = analyze(Own(), ("16x8",), device="cuda")
+    # mm: its input, cast, and the second one's weight, cast and transposed (the input of the
+    # model needs no gradient); relu: its result, which is the second product's input.
+    found = sorted((s.shape, s.dtype) for s in analysis.saved)
+    assert found == [((16, 8), "bfloat16"), ((16, 32), "bfloat16"), ((32, 4), "bfloat16")]
+
+
+DECORATED = """
+import torch
+
+class Model(torch.nn.Linear):
+    @torch.autocast("cuda", dtype=torch.bfloat16)
+    def forward(self, x):
+        return super().forward(x)
+"""
+
+
+def test_a_decorated_function_is_believed_when_it_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "decorated.py"
+    path.write_text(DECORATED)
+    analysis = analyze(f"{path}:Model(8, 4)", ("16x8",), device="cuda")
+    assert [(s.shape, s.dtype) for s in analysis.saved] == [((16, 8), "bfloat16")]
+
+
+@pytest.mark.parametrize(("autocast", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_a_step_may_be_autocast_as_a_whole(autocast: str, dtype: str) -> None:
+    analysis = analyze(nn.Linear(8, 4), ("16x8",), device="cuda", autocast=autocast)
+    assert [(s.shape, s.dtype) for s in analysis.saved] == [((16, 8), dtype)]
+
+
+def test_nothing_stays() -> None:
+    def look() -> tuple[Any, ...]:
+        return (
+            *(torch._C._dispatch_dump(operator.name()) for operator in find_policies()),
+            torch._C._dispatch_tls_local_include_set(),
+            torch._C._dispatch_tls_local_exclude_set(),
+            torch.clear_autocast_cache,
+            torch.cuda.is_bf16_supported,
+            torch.cuda.amp.common.amp_definitely_not_available,
+            torch.get_autocast_dtype("cuda"),
+            torch.is_autocast_cache_enabled(),
+            torch.autocast_increment_nesting() - torch.autocast_decrement_nesting(),
+            torch.autocast_increment_nesting(),
+            torch.autocast_decrement_nesting(),
         )
-    assert [tensor.dtype for tensor in saved] == [FP32] * 3
+
+    before = look()
+    with make_fake_mode(), pytest.raises(ZeroDivisionError), lower_autocast():
+        x = torch.empty(8, 8, device=GPU_DEVICE)
+        torch.autocast("cuda", dtype=BF16, cache_enabled=False).__enter__()  # and is not left
+        assert torch.mm(x, x).dtype == BF16
+        assert look() != before
+        raise ZeroDivisionError
+    assert look() == before
+
+
+def test_other_threads_keep_their_kernels() -> None:
+    """Calls what a thread with a real GPU would."""
+    results = []
+
+    def multiply() -> None:
+        kernel = torch.library.get_kernel(torch.ops.aten.mm.default, "AutocastCUDA")
+        ones = torch.ones(2, 2)
+        results.append(kernel.call_boxed(torch._C._dispatch_keys(ones), ones, ones))
+
+    with lower_autocast():
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        thread.join()
+    assert torch.equal(results[0], torch.full((2, 2), 2.0))

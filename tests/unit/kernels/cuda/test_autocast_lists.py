@@ -87,33 +87,26 @@ def check(entries: Any, name: str, expected: torch.dtype | None, dtype: torch.dt
     return count
 
 
+LOWER = ("torch_fp16", "nn_fp16", "linalg_fp16", "methods_fp16")
+FLOAT = ("torch_fp32", "nn_fp32", "methods_fp32")
+
+
 @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["torch_fp16", "nn_fp16", "linalg_fp16", "methods_fp16"])
-def test_lower_precision(entries: Any, name: str, dtype: torch.dtype) -> None:
-    assert check(entries, name, dtype, dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["torch_fp32", "nn_fp32", "methods_fp32"])
-def test_float32(entries: Any, name: str, dtype: torch.dtype) -> None:
-    assert check(entries, name, torch.float32, dtype)
+@pytest.mark.parametrize("name", [*LOWER, *FLOAT])
+def test_result_types(entries: Any, name: str, dtype: torch.dtype) -> None:
+    assert check(entries, name, dtype if name in LOWER else torch.float32, dtype)
 
 
 @pytest.mark.filterwarnings("ignore:Using torch.cross without")
 def test_promotion(entries: Any) -> None:
     assert check(entries, "torch_need_autocast_promote", torch.float32, torch.float16)
-
-
-@pytest.mark.parametrize("kind", ["torch", "methods"])
-def test_promotion_that_needs_no_autocast(entries: Any, kind: str) -> None:
-    assert check(entries, f"{kind}_expect_builtin_promote", None, torch.float16)
+    for kind in ("torch", "methods"):
+        assert check(entries, f"{kind}_expect_builtin_promote", None, torch.float16)
 
 
 def test_banned(entries: Any) -> None:
     for name, args, namespace in entries.banned:
-        with (
-            torch.autocast("cuda", dtype=torch.float16),
-            pytest.raises(RuntimeError, match="unsafe to auto"),
-        ):
+        unsafe = pytest.raises(RuntimeError, match="unsafe to auto")
+        with torch.autocast("cuda", dtype=torch.float16), unsafe:
             getattr(namespace, name)(*args)

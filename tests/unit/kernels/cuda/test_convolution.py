@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
 LAST = torch.channels_last
+F16, F32 = torch.float16, torch.float32
 
 
 def geometry(stride: int = 1, groups: int = 1, **changed: object) -> Geometry:
@@ -34,9 +36,8 @@ def geometry(stride: int = 1, groups: int = 1, **changed: object) -> Geometry:
     return Geometry(**(values | changed))  # type: ignore[arg-type]
 
 
-def empty(*sizes: int, dtype: torch.dtype = torch.float32, last: bool = False) -> Tensor:
-    x = torch.empty(sizes, dtype=dtype)
-    return x.to(memory_format=LAST) if last else x
+def empty(*sizes: int, dtype: torch.dtype = F32) -> Tensor:
+    return torch.empty(sizes, dtype=dtype)
 
 
 class TestBackend:
@@ -51,37 +52,31 @@ class TestBackend:
         assert select_backend(x[:0], weight, geometry()) is Backend.EMPTY
 
     @pytest.mark.parametrize(
-        ("dtype", "last", "side", "stride", "batch", "channels", "width", "takes_cudnn"),
+        ("dtype", "sizes", "side", "stride", "takes_cudnn"),
         [
-            (torch.float32, False, 3, 1, 2, 64, 14, False),  # half precision alone
-            (torch.bfloat16, False, 3, 1, 2, 64, 14, False),
-            (torch.float32, True, 3, 1, 2, 64, 14, True),  # always in channels last
-            (torch.float16, False, 3, 1, 2, 64, 14, True),
-            (torch.float16, False, 3, 1, 2, 16, 14, False),  # fewer than 32 channels
-            (torch.float16, False, 7, 1, 2, 64, 14, False),
-            (torch.float16, False, 3, 1, 2, 64, 6, False),
-            (torch.float16, False, 3, 2, 2, 64, 14, False),
-            (torch.float16, False, 3, 2, 2, 512, 14, True),
-            (torch.float16, False, 3, 2, 2, 256, 28, True),
-            (torch.float16, False, 3, 2, 1, 64, 14, True),
+            (F32, (2, 64, 14), 3, 1, False),  # half precision alone
+            (torch.bfloat16, (2, 64, 14), 3, 1, False),
+            (F16, (2, 64, 14), 3, 1, True),
+            (F16, (2, 16, 14), 3, 1, False),  # fewer than 32 channels
+            (F16, (2, 64, 14), 7, 1, False),
+            (F16, (2, 64, 6), 3, 1, False),
+            (F16, (2, 64, 14), 3, 2, False),
+            (F16, (2, 512, 14), 3, 2, True),
+            (F16, (2, 256, 28), 3, 2, True),
+            (F16, (1, 64, 14), 3, 2, True),
         ],
     )
     def test_depthwise(
-        self,
-        dtype: torch.dtype,
-        last: bool,
-        side: int,
-        stride: int,
-        batch: int,
-        channels: int,
-        width: int,
-        takes_cudnn: bool,
-        gpu: None,
+        self, dtype: Any, sizes: Any, side: int, stride: int, takes_cudnn: bool, gpu: None
     ) -> None:
-        x = empty(batch, channels, width, width, dtype=dtype, last=last)
+        batch, channels, width = sizes
+        x = empty(batch, channels, width, width, dtype=dtype)
         weight = empty(channels, 1, side, side, dtype=dtype)
-        found = select_backend(x, weight, geometry(stride, channels))
+        depthwise = geometry(stride, channels)
+        found = select_backend(x, weight, depthwise)
         assert found is (Backend.CUDNN if takes_cudnn else Backend.DEPTHWISE)
+        # always in channels last
+        assert select_backend(x.to(memory_format=LAST), weight, depthwise) is Backend.CUDNN
 
 
 class TestForward:
@@ -90,25 +85,21 @@ class TestForward:
         args = (None, [1] * dims, [0] * dims, [1] * dims, False, [0] * dims, groups)
         return estimate(aten.convolution.default, x, weight, *args)
 
-    def test_dense_operands_are_used_as_they_are(self, gpu: None) -> None:
-        assert self.convolve(empty(2, 8, 9, 9), empty(4, 8, 3, 3)) == 0
-
-    def test_one_operand_in_channels_last_has_the_other_copied(self, gpu: None) -> None:
+    def test_operands_are_copied_for_their_layout(self, gpu: None) -> None:
         x, weight = empty(2, 8, 9, 9), empty(4, 8, 3, 3)
+        assert self.convolve(x, weight) == 0
         assert self.convolve(x.to(memory_format=LAST), weight) == 4 * 288
         assert self.convolve(x, weight.to(memory_format=LAST)) == 4 * 1296
         double = x.double().to(memory_format=LAST)  # cuDNN has doubles in planes only
         assert self.convolve(double, weight.double()) == 8 * 1296
-
-    def test_what_is_not_dense_is_copied(self, gpu: None) -> None:
-        x = empty(2, 9, 8, 9).transpose(1, 2)
-        assert self.convolve(x, empty(4, 8, 3, 3)) == 4 * 1296
-        line = empty(2, 9, 8).transpose(1, 2)
-        assert self.convolve(line, empty(4, 8, 3)) == 4 * 144
-
-    def test_depthwise_wants_planes(self, gpu: None) -> None:
-        x = empty(2, 9, 8, 9).transpose(1, 2)
-        assert self.convolve(x, empty(8, 1, 3, 3), groups=8) == 4 * 1296
+        gaps = empty(2, 9, 8, 9).transpose(1, 2)
+        assert self.convolve(gaps, weight) == 4 * 1296
+        assert self.convolve(gaps, empty(8, 1, 3, 3), groups=8) == 4 * 1296
+        assert self.convolve(empty(2, 9, 8).transpose(1, 2), empty(4, 8, 3)) == 4 * 144
+        # Without cuDNN an image becomes columns: 8 channels under 9 positions of the kernel, at
+        # 7 x 7 pixels.
+        with torch.backends.cudnn.flags(enabled=False):
+            assert self.convolve(x, weight) == 4 * 8 * 9 * 49
 
     def test_half_precision_in_planes_is_reordered_for_tensor_cores(self, gpu: None) -> None:
         # Input, weight and result once more, 3 channels padded to 8: pytorch issue 123533.
@@ -145,34 +136,23 @@ class TestForward:
             assert limit(Call((x, weight, *args), {}, result)) == most - counted
             assert (counted > 0) is (dtype is torch.half)
 
-    def test_without_cudnn_an_image_becomes_columns(self, gpu: None) -> None:
-        # 8 channels under 9 positions of the kernel, at 7 x 7 pixels.
-        with torch.backends.cudnn.flags(enabled=False):
-            assert self.convolve(empty(2, 8, 9, 9), empty(4, 8, 3, 3)) == 4 * 8 * 9 * 49
-
 
 class TestBackward:
     def backward(self, grad: Tensor, x: Tensor, weight: Tensor, *mask: bool) -> int:
         args = ([4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, list(mask))
         return estimate(aten.convolution_backward.default, grad, x, weight, *args)
 
-    def test_dense_operands_need_nothing(self, gpu: None) -> None:
-        operands = (empty(2, 4, 7, 7), empty(2, 8, 9, 9), empty(4, 8, 3, 3))
-        assert self.backward(*operands, True, True, True) == 0
-
-    def test_a_gradient_that_is_spread_is_made_dense_for_each_kernel(self, gpu: None) -> None:
-        grad = torch.empty(1).expand(2, 4, 7, 7)
-        operands = (grad, empty(2, 8, 9, 9), empty(4, 8, 3, 3))
-        # Of the copy of 392 floats, beside the input's gradient of 1296 and the weight's of 288,
-        # the bias's of 4 is not there yet.
-        assert self.backward(*operands, True, True, True) == 4 * (392 - 4)
-        assert self.backward(*operands, False, True, False) == 4 * 392
-
-    def test_channels_last_of_the_input_makes_the_gradient_follow(self, gpu: None) -> None:
-        operands = (empty(2, 4, 7, 7), empty(2, 8, 9, 9, last=True), empty(4, 8, 3, 3))
+    def test_copies_for_each_kernel(self, gpu: None) -> None:
+        grad, x, weight = empty(2, 4, 7, 7), empty(2, 8, 9, 9), empty(4, 8, 3, 3)
+        assert self.backward(grad, x, weight, True, True, True) == 0
+        # A gradient that is spread: of the copy of 392 floats, beside the input's gradient of 1296
+        # and the weight's of 288, the bias's of 4 is not there yet.
+        spread = torch.empty(1).expand(2, 4, 7, 7)
+        assert self.backward(spread, x, weight, True, True, True) == 4 * (392 - 4)
+        assert self.backward(spread, x, weight, False, True, False) == 4 * 392
         # The gradient in channels last; with it the weight, while there is no weight's gradient.
-        expected = max(392 + 288 - 288 - 4, 392 - 4)
-        assert self.backward(*operands, True, True, True) == 4 * expected
+        last, expected = x.to(memory_format=LAST), max(392 + 288 - 288 - 4, 392 - 4)
+        assert self.backward(grad, last, weight, True, True, True) == 4 * expected
 
     def test_half_precision_in_planes_is_reordered_for_each_gradient(self, gpu: None) -> None:
         # Liger-Kernel's multi-token attention: 4 channels padded to 8, one after the other. Beside
@@ -208,35 +188,33 @@ class TestFormat:
         assert gradients[2] is None
         return [result, *gradients[:2]]
 
-    @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
     @pytest.mark.parametrize("dims", [2, 3])
-    # The CPU's backends differ by batch, type and dimensions, and with them the fake kernel's.
+    # The CPU's backends differ by batch and type, and with them the fake kernel's.
     @pytest.mark.parametrize("batch", [1, 8])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", [F32, torch.bfloat16])
     def test_one_operand_is_enough(
-        self, first: bool, second: bool, dims: int, batch: int, dtype: torch.dtype, gpu: None
+        self, dims: int, batch: int, dtype: torch.dtype, gpu: None
     ) -> None:
-        last = torch.channels_last if dims == 2 else torch.channels_last_3d
+        last = LAST if dims == 2 else torch.channels_last_3d
         x = torch.empty(batch, 4, *[6] * dims, dtype=dtype)
         weight = torch.empty(8, 4, *[3] * dims, dtype=dtype)
-        x = x.to(memory_format=last) if first else x
-        weight = weight.to(memory_format=last) if second else weight
-        assert all(y.is_contiguous(memory_format=last) for y in self.convolve(x, weight))
+        for operands in (
+            (x.to(memory_format=last), weight),
+            (x, weight.to(memory_format=last)),
+        ):
+            assert all(y.is_contiguous(memory_format=last) for y in self.convolve(*operands))
 
     def test_planes(self, gpu: None) -> None:
-        planes = empty(2, 4, 6, 6), empty(8, 4, 3, 3)
-        assert all(y.is_contiguous() for y in self.convolve(*planes))
-        wide = (empty(2, 4, 6, 6, dtype=torch.float64, last=True),)
-        weight = empty(8, 4, 3, 3, dtype=torch.float64, last=True)
-        assert all(y.is_contiguous() for y in self.convolve(*wide, weight))
+        x, weight = empty(2, 4, 6, 6), empty(8, 4, 3, 3)
+        last = x.to(memory_format=LAST), weight.to(memory_format=LAST)
         with torch.backends.cudnn.flags(enabled=False):
-            last = empty(2, 4, 6, 6, last=True), empty(8, 4, 3, 3, last=True)
             assert all(y.is_contiguous() for y in self.convolve(*last))
-
-    def test_lines(self, gpu: None) -> None:
-        assert all(
-            y.is_contiguous() for y in self.convolve(torch.empty(2, 4, 6), torch.empty(8, 4, 3))
-        )
+        for operands in (
+            (x, weight),
+            (last[0].double(), last[1].double()),
+            (empty(2, 4, 6), empty(8, 4, 3)),
+        ):
+            assert all(y.is_contiguous() for y in self.convolve(*operands))
 
 
 def test_the_host_s_convolution_is_left_alone() -> None:
@@ -257,18 +235,19 @@ X, OUT, WEIGHT = 2 * 8 * 36 * 4, 2 * 16 * 36 * 4, 16 * 8 * 9 * 4
 """Bytes of the input, the result and the weight of that model."""
 
 
-@pytest.mark.parametrize("target", [True, False])
-@pytest.mark.parametrize("spec", ["2x8x6x6:channels_last", "2x8x6x6"])
-def test_a_model_in_channels_last(target: bool, spec: str, tmp_path: Path) -> None:
-    path = tmp_path / "last.py"
-    path.write_text(
-        "import torch\n"
-        "from torch import nn\n"
-        "def build():\n"
-        "    layers = nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)\n"
-        "    return nn.Sequential(*layers).to(memory_format=torch.channels_last)\n"
-    )
-    model = f"{path}:build" if target else build(last=True)
+SOURCE = """
+from torch import channels_last, nn
+layers = nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+model = nn.Sequential(*layers).to(memory_format=channels_last)
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "loaded"), [("2x8x6x6:channels_last", True), ("2x8x6x6", True), ("2x8x6x6", False)]
+)
+def test_a_model_in_channels_last(spec: str, loaded: bool, tmp_path: Path) -> None:
+    (tmp_path / "last.py").write_text(SOURCE)
+    model = f"{tmp_path / 'last.py'}:model" if loaded else build(last=True)
     graph = analyze(model, (spec,), device="cuda").graph
     # _convolution: input.contiguous(channels_last), again in backward, where the weight's
     # gradient is there by then.

@@ -23,34 +23,26 @@ def read_text(analysis: Analysis, top: int = 10) -> str:
     return render_text(build_document(analysis), top=top)
 
 
-class TestHeldOutputs:
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_results_of_the_step_before_are_reported(mode: str) -> None:
     """``for ...: output = model(x); loss = f(output)``: rebound, not deleted."""
 
-    OUTPUT = 64 * 16384 * 4
-
-    def analyse(self, hold: bool = True, mode: str = "train") -> Analysis:
+    def analyse(hold: bool) -> Analysis:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16384))
         return analyze(model, ("64x8",), device="cuda", mode=mode, hold_outputs=hold)
 
-    def test_the_peak_has_both_outputs(self) -> None:
-        held, plain = (self.analyse(hold, mode="infer") for hold in (True, False))
+    held, plain, output_bytes = analyse(True), analyse(False), 64 * 16384 * 4
+    note = "Results of the step before take 4.00 MiB until those of this one are there."
+    assert note in read_text(held).splitlines()
+    report = json.loads(held.to_json())
+    assert note in report["notes"]
+    named = {s["name"]: s["nbytes"] for s in report["storages"]}
+    assert named["output of the step before"] == output_bytes
+    assert named.get("loss of the step before") == (512 if mode == "train" else None)
+    assert "step before" not in read_text(plain, top=99) + plain.to_json()
+    if mode == "infer":
         assert [s.name for s in held.peak.live].count("output of the step before") == 1
-        assert held.peak_bytes - plain.peak_bytes == self.OUTPUT
-
-    @pytest.mark.parametrize("mode", ["infer", "train"])
-    def test_text_and_json_say_so(self, mode: str) -> None:
-        held = self.analyse(mode=mode)
-        note = "Results of the step before take 4.00 MiB until those of this one are there."
-        assert note in read_text(held).splitlines()
-        report = json.loads(held.to_json())
-        assert note in report["notes"]
-        named = {s["name"]: s["nbytes"] for s in report["storages"]}
-        assert named["output of the step before"] == self.OUTPUT
-        assert named.get("loss of the step before") == (512 if mode == "train" else None)
-
-    def test_without_them_nothing_is_said(self) -> None:
-        plain = self.analyse(hold=False)
-        assert "step before" not in read_text(plain, top=99) + plain.to_json()
+        assert held.peak_bytes - plain.peak_bytes == output_bytes
 
 
 def factorize(x: Tensor) -> Tensor:
