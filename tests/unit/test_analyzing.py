@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -54,40 +55,29 @@ def fail_traced() -> Recording:
 
 
 @pytest.mark.parametrize(
-    ("symbolic", "served", "asked"),
+    ("symbolic", "frontend", "served", "asked"),
     [
-        (RECORDED, Served(RECORDED, "fx", ""), [True]),
-        (UNFIT, Served(UNFIT, "record", UNFIT.reason), [True]),
-        (fail_traced, Served(RECORDED, "record", "no int"), [True, False]),
+        (RECORDED, None, Served(RECORDED, "fx", ""), [True]),
+        (UNFIT, None, Served(UNFIT, "record", UNFIT.reason), [True]),
+        (fail_traced, None, Served(RECORDED, "record", "no int"), [True, False]),
+        (RECORDED, "record", Served(RECORDED, "record", "record was asked for"), [False]),
     ],
-    ids=["fx", "a graph that cannot be replayed", "what symbolic sizes break"],
+    ids=["fx", "a graph that cannot be replayed", "what symbolic sizes break", "asked for"],
 )
 def test_the_first_frontend_that_serves_is_taken(
-    symbolic: Recording | Callable[[], Recording], served: Served, asked: list[bool]
+    symbolic: Any, frontend: str | None, served: Served, asked: list[bool]
 ) -> None:
     record = Records(symbolic)
-    assert record_with_frontend(record, None) == served
+    assert record_with_frontend(record, frontend) == served
     assert record.asked == asked
 
 
-@pytest.mark.parametrize("fail", [fail_untraced, fail_on_values])
-def test_what_would_fail_again_is_not_tried_again(fail: Callable[[], Recording]) -> None:
-    record = Records(fail)
-    with pytest.raises(fxmem.TraceError):
-        record_with_frontend(record, None)
-    assert record.asked == [True]
-
-
-def test_record_is_asked_for_at_once() -> None:
-    record = Records(RECORDED)
-    served = record_with_frontend(record, "record")
-    assert (served.frontend, served.reason) == ("record", "record was asked for")
-    assert record.asked == [False]
-
-
-@pytest.mark.parametrize("symbolic", [UNFIT, fail_traced], ids=["unfit", "failing"])
-def test_fx_is_not_replaced_where_it_was_asked_for(symbolic: Recording) -> None:
+@pytest.mark.parametrize(
+    ("symbolic", "frontend"),
+    [(fail_untraced, None), (fail_on_values, None), (UNFIT, "fx"), (fail_traced, "fx")],
+)
+def test_what_would_fail_again_is_not_tried_again(symbolic: Any, frontend: str | None) -> None:
     record = Records(symbolic)
     with pytest.raises(fxmem.TraceError):
-        record_with_frontend(record, "fx")
+        record_with_frontend(record, frontend)
     assert record.asked == [True]

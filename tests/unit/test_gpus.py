@@ -11,19 +11,12 @@ MIB = 1024**2
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("rtx4090", "rtx4090"),
         ("RTX 4090", "rtx4090"),
-        ("rtx-4090", "rtx4090"),
-        ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("4090", "rtx4090"),
-        ("RTX 3090 Ti", "rtx3090ti"),
         ("GTX 1080Ti", "gtx1080ti"),
         ("Tesla T4", "t4"),
         ("V100-PCIE-32GB", "v100-32gb"),
-        ("A100 80GB", "a100-80gb"),
         ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
         ("nvidia h100 nvl", "h100-nvl"),
         ("A6000", "rtx-a6000"),
         ("RTX 6000 Ada", "rtx6000-ada"),
@@ -32,11 +25,6 @@ MIB = 1024**2
 )
 def test_a_gpu_is_found_by_its_names(text: str, key: str) -> None:
     assert find_gpu(text).key == key
-
-
-def test_every_gpu_is_found_by_its_key_and_by_its_name() -> None:
-    for gpu in GPUS:
-        assert find_gpu(gpu.key) is find_gpu(gpu.name) is gpu
 
 
 @pytest.mark.parametrize(
@@ -57,21 +45,15 @@ def test_another_name_is_refused_with_near_ones(text: str, message: str) -> None
     assert str(raised.value) == message
 
 
-def test_cuda_sees_less_than_the_box_says() -> None:
-    for key, nominal_gib in {"gtx1080ti": 11, "rtx4090": 24, "t4": 16, "a100-80gb": 80}.items():
-        assert 0.9 * nominal_gib * 1024**3 < find_gpu(key).capacity_bytes < nominal_gib * 1024**3
-
-
-def test_capacities_are_those_that_were_seen() -> None:
+def test_what_is_known_of_gpus_fits_together() -> None:
+    for key, gib in {"gtx1080ti": 11, "rtx4090": 24, "t4": 16, "a100-80gb": 80}.items():
+        assert 0.9 * gib * 1024**3 < find_gpu(key).capacity_bytes < gib * 1024**3
     # PyTorch 2.10 on an RTX 6000 Ada gave 50,865,307,648 bytes.
     assert 0 <= 50_865_307_648 - find_gpu("rtx6000-ada").capacity_bytes < MIB
     assert [gpu.key for gpu in GPUS if not gpu.capacity_is_measured] == ["rtx4080"]
-
-
-def test_what_is_known_fits_together() -> None:
-    assert len(GPUS) >= 35
-    assert len({gpu.key for gpu in GPUS}) == len(GPUS)
+    assert len({gpu.key for gpu in GPUS}) == len(GPUS) >= 35
     for gpu in GPUS:
+        assert find_gpu(gpu.key) is find_gpu(gpu.name) is gpu
         assert 10**11 < gpu.bandwidth_bytes_per_s < 10**13, gpu.key
         assert 5 * 10**12 < gpu.fp32_flops_per_s < 2 * 10**14, gpu.key
         assert (gpu.half_flops_per_s is None) == (gpu.capability < (7, 0)), gpu.key

@@ -15,13 +15,9 @@ from fxmem.units import format_bytes, format_flops, parse_bytes, resolve_bytes
     ("nbytes", "text"),
     [
         (0, "0 B"),
-        (1, "1 B"),
         (1023, "1023 B"),
-        (1024, "1.00 KiB"),
         (1024**2 - 1, "1.00 MiB"),
-        (1024**2, "1.00 MiB"),
         (851_863_142, "812.40 MiB"),
-        (1024**3 * 24, "24.00 GiB"),
         (1024**6, "1024.00 PiB"),
         (-1536, "-1.50 KiB"),
     ],
@@ -33,8 +29,8 @@ def test_bytes_are_written_in_the_largest_unit_that_fits(nbytes: int, text: str)
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [
-        ("512", 512),
         ("512B", 512),
+        (512.9, 512),
         ("8GiB", 8 * 1024**3),
         ("8G", 8 * 1024**3),
         (" 1.5 mib ", 3 * 1024**2 // 2),
@@ -44,22 +40,18 @@ def test_bytes_are_written_in_the_largest_unit_that_fits(nbytes: int, text: str)
         ("1PiB", 1024**5),
     ],
 )
-def test_a_size_is_read_in_binary_and_decimal_units(text: str, nbytes: int) -> None:
-    assert parse_bytes(text) == nbytes
-
-
-@pytest.mark.parametrize("size", [512, 512.9, "512", 0.5 * 1024])
-def test_a_size_may_be_a_number_or_text(size: str | float) -> None:
-    assert resolve_bytes(size) == 512
+def test_a_size_is_a_number_or_text_in_binary_or_decimal_units(
+    text: str | float, nbytes: int
+) -> None:
+    assert resolve_bytes(text) == nbytes
 
 
 @pytest.mark.parametrize("size", ["", "GiB", "-1GiB", "1 XiB", "1e3", -1, True, math.nan, [8]])
 def test_what_is_no_size_is_an_error_that_says_how_to_write_one(size: Any) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_bytes(size)
-    assert (
-        str(caught.value) == f"{size!r} is not a size in bytes (write it as 8GiB, 512MiB or 80GB)"
-    )
+    message = f"{size!r} is not a size in bytes (write it as 8GiB, 512MiB or 80GB)"
+    assert str(caught.value) == message
 
 
 @given(st.integers(0, 10**18))
@@ -70,12 +62,9 @@ def test_a_size_survives_text_up_to_its_rounding(nbytes: int) -> None:
 @pytest.mark.parametrize(
     ("flops", "text"),
     [
-        (0, "0 FLOP"),
         (999, "999 FLOP"),
         (1000, "1.00 kFLOP"),
         (999_999_999, "1.00 GFLOP"),
-        (8_178_000_000, "8.18 GFLOP"),
-        (3 * 10**15, "3.00 PFLOP"),
         (3 * 10**18, "3000.00 PFLOP"),
     ],
 )
