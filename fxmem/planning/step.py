@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
@@ -38,9 +38,7 @@ class PlanningStep:
     Attributes:
         index: The step as plans see it.
         limits: The nodes that may not be recomputed.
-        costs_s: Seconds of each operation, by its index.
-        step_s: Seconds of the whole step, by the roofline.
-        step_flops: FLOPs of the whole step.
+        costs_s: Seconds of each operation by the roofline; ``step_s`` of them all.
         requested: ``index``, with sizes as they are asked for.
         settings: The allocator's; None where none caches.
         modules: The modules that can be recomputed as a whole.
@@ -99,13 +97,24 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         build_index(graph, keeps_frames=style == MODULES)
         for graph in (analysis.allocated_graph, analysis.graph)
     )
-    limits = find_limits(index)
+    nodes, limits = index.graph.nodes, find_limits(index)
     if style == MODULES:
         modules, obstacles = list_modules(index, limits)
-        reported = _describe_obstacles(index, obstacles)
+        firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
+        reported = [
+            Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
+            for fqn, reason in obstacles.items()
+        ]
     else:
         modules = list_calls(index, limits)
-        reported = _describe_limits(index, limits)
+        reasons = {
+            **{at: (LimitKind.BEGIN, reason) for at, reason in limits.starts.items()},
+            **{at: (LimitKind.RECOMPUTE, reason) for at, reason in limits.fixed.items()},
+        }
+        reported = [
+            Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
+            for at in sorted(reasons)
+        ]
     costs_s = price_operations(analysis.graph, find_roofline(analysis.setup.device, analysis.gpu))
     return PlanningStep(
         index=index,
@@ -120,7 +129,7 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             fingerprint=fingerprint_graph(index.graph),
             baseline_peak_bytes=analysis.peak_bytes,
             peak_bytes=analysis.peak_bytes,
-            limits=reported,
+            limits=tuple(reported),
             style=style,
             size_hint=analysis.setup.size_hint,
             fx_graph=analysis.fx_graph if style == GRAPH else None,
@@ -145,15 +154,19 @@ def describe_segments(
     with_savings: bool = True,
     names: Mapping[Span, str] | None = None,
 ) -> tuple[Segment, ...]:
-    """Describes segments as a plan reports them.
+    """Describes ranges of a step's nodes as a plan reports them.
 
     Args:
         index: The step.
-        segments: Ranges of its nodes.
+        segments: The ranges.
         costs_s: Seconds of each operation, by its index.
         with_savings: Whether to measure the peak without each of them.
-        names: The modules that segments are calls of, by their nodes; None to find them.
+        names: Modules by the nodes of their calls; None for those that are called once.
     """
+    if names is None:
+        calls = sorted(index.graph.calls, key=lambda call: call.fqn.count("."))
+        times = Counter(call.fqn for call in calls if call.stop > call.start)
+        names = {(call.start, call.stop): call.fqn for call in calls if times[call.fqn] == 1}
     savings = [0] * len(segments)
     if with_savings:
         scorer = Scorer(index, [0.0] * len(index.graph.operations))
@@ -165,18 +178,18 @@ def describe_segments(
     for segment, saving_bytes in zip(segments, savings, strict=True):
         runs = iterate_runs(plan_runs(index, [segment]))
         again = [operation for run in runs for operation in run.list_operations(index)]
-        described.append(_describe(index, segment, saving_bytes, again, costs_s, names))
+        described.append(
+            replace(
+                _describe(index, segment, names),
+                saving_bytes=saving_bytes,
+                recompute_s=sum(costs_s[operation] for operation in again),
+                recompute_flops=sum(index.graph.operations[each].flops for each in again),
+            )
+        )
     return tuple(described)
 
 
-def _describe(
-    index: StepIndex,
-    segment: SegmentRange,
-    saving_bytes: int,
-    recomputed: Sequence[int],
-    costs_s: Sequence[float],
-    names: Mapping[Span, str] | None,
-) -> Segment:
+def _describe(index: StepIndex, segment: SegmentRange, names: Mapping[Span, str]) -> Segment:
     graph = index.graph
     nodes = graph.nodes[segment.start : segment.stop]
     operations = index.list_operations(segment.start, segment.stop)
@@ -186,59 +199,10 @@ def _describe(
         first=nodes[0].name,
         last=nodes[-1].name,
         nodes=len(nodes),
-        fqn=names[segment.start, segment.stop] if names else _find_module(index, segment),
+        fqn=names.get((segment.start, segment.stop), ""),
         source=nodes[0].source,
-        saving_bytes=saving_bytes,
-        recompute_s=sum(costs_s[operation] for operation in recomputed),
-        recompute_flops=sum(graph.operations[operation].flops for operation in recomputed),
         random=any(index.draws[segment.start : segment.stop]),
         norms=tuple(dict.fromkeys(norms)),
         states=tuple(dict.fromkeys(states)),
-        children=tuple(_describe(index, c, 0, (), costs_s, names) for c in segment.children),
-    )
-
-
-def _find_module(index: StepIndex, segment: SegmentRange) -> str:
-    """Finds the innermost module, or container, that runs a segment's nodes once, and no others.
-
-    Returns:
-        Empty where there is none.
-    """
-    nodes = index.graph.nodes
-    inside = nodes[segment.start : segment.stop]
-    calls = [(node.fqn, node.target) for node in inside]
-    is_repeated = any(  # a module that is called several times
-        len(calls) % length == 0 and calls[length:] == calls[:-length]
-        for length in range(1, len(calls))
-    )
-    levels = zip(*(node.fqn.split(".") for node in inside), strict=False)
-    common = [names[0] for names in takewhile(lambda names: len({*names}) == 1, levels)]
-    others = (*nodes[: segment.start], *nodes[segment.stop :])
-    if is_repeated or any(node.fqn.split(".")[: len(common)] == common for node in others):
-        return ""
-    return ".".join(common)
-
-
-def _describe_limits(index: StepIndex, limits: Limits) -> tuple[Limit, ...]:
-    """Describes the nodes that plans cannot use freely, each once, in order."""
-    nodes = index.graph.nodes
-    return tuple(
-        Limit(
-            nodes[at].name,
-            LimitKind.RECOMPUTE if at in limits.fixed else LimitKind.BEGIN,
-            limits.fixed.get(at) or limits.starts[at],
-            nodes[at].fqn,
-            nodes[at].source,
-        )
-        for at in sorted({*limits.fixed, *limits.starts})
-    )
-
-
-def _describe_obstacles(index: StepIndex, reasons: Mapping[str, str]) -> tuple[Limit, ...]:
-    """Describes the modules that are not recomputed, by the reasons of each."""
-    nodes = index.graph.nodes
-    firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
-    return tuple(
-        Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
-        for fqn, reason in reasons.items()
+        children=tuple(_describe(index, child, names) for child in segment.children),
     )

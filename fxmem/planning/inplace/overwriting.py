@@ -42,15 +42,9 @@ _LASTING = (Category.OUTPUT, Category.ACTIVATION)
 
 @dataclass(frozen=True, slots=True)
 class _Overwrite:
-    """A node that could overwrite a storage.
+    """A node that could overwrite a storage, ``target``, which ``source`` made.
 
-    Attributes:
-        node: The node that overwrites.
-        call: Its call then.
-        operation: The operator that makes its result.
-        result: Index of the storage that is then not made.
-        target: Index of the storage that is overwritten.
-        source: The node whose result that is.
+    The operator then makes no storage ``result``; ``call`` is the text of the node's call.
     """
 
     node: Node
@@ -64,10 +58,7 @@ class _Overwrite:
 def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
     """Finds operations of forward that could run in place, with the same results and gradients.
 
-    All of them can be applied together; see :func:`apply_inplace`.
-
-    Returns:
-        The change that lowers the peak most comes first; those that do not alone come last.
+    All can be applied together. The change that lowers the peak most by itself comes first.
     """
     graph = step.graph
     meter = PeakMeter(build_timeline(graph).profile())
@@ -93,15 +84,8 @@ def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
         overwritten.add(overwrite.target)
         if keeps:
             kept.add(overwrite.result)
-        changes.append(
-            InplaceChange(
-                node=overwrite.node.name,
-                call=overwrite.call,
-                source=overwrite.node.source,
-                saving_bytes=saving_bytes,
-                overwrites=overwrite.source.name,
-            )
-        )
+        node, source = overwrite.node, overwrite.source.name
+        changes.append(InplaceChange(node.name, overwrite.call, node.source, saving_bytes, source))
     return tuple(changes)
 
 
@@ -222,12 +206,7 @@ def _is_free(
 
 
 def _merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGraph:
-    """Merges storages into others, which then hold the tensors of both.
-
-    Args:
-        graph: The step without that.
-        merged: By index of a storage that is not made, that of an older one that is.
-    """
+    """Merges storages into older ones, each by index, which then hold the tensors of both."""
     groups: dict[int, list[Storage]] = {}
     lost = [0] * len(graph.nodes)
     for storage in graph.storages:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save, Storage
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,8 @@ class Activation:
 
     Attributes:
         index: Index of the storage.
-        nbytes: Its size.
         born: Index of the operation that made it.
-        node: Index of the node that operation belongs to.
+        node: Index of that operation's node.
         readers: Indices of the nodes that read it, without its own; ascending. None of a cast that
             autocast keeps: nobody hands it to them.
         local_end: The operation after which its own node frees it; where forward's frames are the
@@ -53,7 +53,7 @@ class StepIndex:
     Attributes:
         graph: The step as it was recorded.
         first_operation: By node, the index of its first operation of forward.
-        end_operation: By node, the index after its last; the same where it runs none.
+        end_operation: By node, the index after its last.
         made: The storages that forward made in nodes, by birth.
         saves_by_node: By node, what autograd keeps of it.
         nodes: The number of forward's nodes; loss comes after.
@@ -89,7 +89,6 @@ class StepIndex:
         return range(at, bisect_left(self.made, stop, lo=at, key=born))
 
     def list_activations(self, first: int, stop: int) -> tuple[Activation, ...]:
-        """Lists the storages that operations make, from ``first`` up to ``stop``."""
         positions = self.find_activations(first, stop)
         return self.made[positions.start : positions.stop]
 
@@ -113,34 +112,13 @@ def build_index(graph: MemoryGraph, *, keeps_frames: bool = False) -> StepIndex:
     first, end = _find_ranges(graph)
     nodes = sum(node.phase is Phase.FORWARD for node in graph.nodes)
     owners = {at: node for node in range(nodes) for at in range(first[node], end[node])}
-    readers = _find_readers(graph, first, end, owners)
     saves: dict[int, list[Save]] = {}
     saves_by_node: list[list[Save]] = [[] for _ in graph.nodes]
     for save in graph.saves:
         saves.setdefault(save.storage, []).append(save)
         if save.node is not None:
             saves_by_node[save.node].append(save)
-    consumers: dict[int, list[tuple[int, int]]] = {}
-    for call in graph.calls if keeps_frames else ():
-        for index in call.inputs if call.stop > call.start else ():
-            consumers.setdefault(index, []).append((call.start, call.stop - 1))
-    made = sorted(
-        (
-            _describe_activation(
-                graph,
-                storage,
-                owners[storage.born],
-                end,
-                readers.get(storage.index, {}),
-                tuple(saves.get(storage.index, ())),
-                tuple(consumers.get(storage.index, ())),
-                keeps_frames,
-            )
-            for storage in graph.storages
-            if storage.born in owners
-        ),
-        key=attrgetter("born"),
-    )
+    made = _list_made(graph, owners, first, end, saves, keeps_frames)
     cached = {storage.index for storage in graph.storages if storage.cast_until is not None}
     operations = [graph.operations[first[node] : end[node]] for node in range(nodes)]
     changed = [_find_changed_buffers(graph, ran) for ran in operations]
@@ -181,11 +159,16 @@ def _find_ranges(graph: MemoryGraph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(first), (*first[1:], stop)
 
 
-def _find_readers(
-    graph: MemoryGraph, first: Sequence[int], end: Sequence[int], owners: Mapping[int, int]
-) -> dict[int, dict[int, int]]:
-    """Finds, by storage, the nodes that read it, each with its last operation that does."""
-    readers: dict[int, dict[int, int]] = {}
+def _list_made(
+    graph: MemoryGraph,
+    owners: Mapping[int, int],
+    first: Sequence[int],
+    end: Sequence[int],
+    saves: Mapping[int, Sequence[Save]],
+    keeps_frames: bool,
+) -> list[Activation]:
+    """Lists the storages that forward's nodes make, by birth; ``owners`` by operation."""
+    readers: dict[int, dict[int, int]] = {}  # by storage, each node's last operation that reads it
     for at, node in owners.items():
         for index in (*graph.operations[at].reads, *graph.operations[at].writes):
             readers.setdefault(index, {})[node] = at
@@ -194,51 +177,52 @@ def _find_readers(
             # It hands on what it takes, as nn.Identity does.
             for index in (i for source in consumer.inputs for i in graph.nodes[source].results):
                 readers.setdefault(index, {})[consumer.index] = end[consumer.index] - 1
-    return readers
-
-
-def _describe_activation(
-    graph: MemoryGraph,
-    storage: Storage,
-    node: int,
-    end: Sequence[int],
-    readers: Mapping[int, int],
-    saves: tuple[Save, ...],
-    consumers: tuple[tuple[int, int], ...],
-    keeps_frames: bool,
-) -> Activation:
-    local_end = end[node] - 1
-    if storage.index not in graph.nodes[node].results:
-        if storage.died is not None and storage.died <= local_end:
-            local_end = storage.died  # C++ holds temporaries to the end of their expression
-        else:
-            local_end = max(storage.born, readers.get(node, 0))
-    is_cached = storage.cast_until is not None
-    others = () if is_cached else tuple(sorted(readers.keys() - {node}))
-    if keeps_frames:
-        let_go = graph.let_go[storage.index] if graph.let_go else None
-        if let_go is None:
-            users = (*others, *(first for first, _ in consumers))
-            let_go = max([storage.born, *(end[user] - 1 for user in users)])
-        local_end = max(local_end, let_go)
-    held_to = storage.cast_until
-    if storage.died is not None and graph.operations[storage.died].phase is not Phase.FORWARD:
-        # What backward never comes to, as of a sort whose values nobody uses, goes with the rest.
-        released = max((s.released for s in saves if s.released is not None), default=-1)
-        held_to = storage.cast_until if storage.died <= released else storage.died
-    return Activation(
-        index=storage.index,
-        nbytes=storage.nbytes,
-        born=storage.born,
-        node=node,
-        readers=others,
-        local_end=local_end,
-        saves=saves,
-        held_to=held_to,
-        is_output=storage.died is None,
-        fills_run=is_cached or any(save.node is None for save in saves),
-        consumers=consumers,
-    )
+    consumers: dict[int, list[tuple[int, int]]] = {}
+    for call in graph.calls if keeps_frames else ():
+        for index in call.inputs if call.stop > call.start else ():
+            consumers.setdefault(index, []).append((call.start, call.stop - 1))
+    made = []
+    for storage in sorted(graph.storages, key=attrgetter("born")):
+        if storage.born not in owners:
+            continue
+        index, node = storage.index, owners[storage.born]
+        kept, given = tuple(saves.get(index, ())), tuple(consumers.get(index, ()))
+        is_cached = storage.cast_until is not None
+        others = () if is_cached else tuple(sorted(readers.get(index, {}).keys() - {node}))
+        local_end = end[node] - 1
+        if index not in graph.nodes[node].results:
+            if storage.died is not None and storage.died <= local_end:
+                local_end = storage.died  # C++ holds temporaries to the end of their expression
+            else:
+                local_end = max(storage.born, readers.get(index, {}).get(node, 0))
+        if keeps_frames:
+            let_go = graph.let_go[index] if graph.let_go else None
+            if let_go is None:
+                users = (*others, *(start for start, _ in given))
+                let_go = max([storage.born, *(end[user] - 1 for user in users)])
+            local_end = max(local_end, let_go)
+        held_to = storage.cast_until
+        if storage.died is not None and graph.operations[storage.died].phase is not Phase.FORWARD:
+            # What backward never comes to, as of a sort whose values nobody uses, goes with the
+            # rest.
+            released = max((s.released for s in kept if s.released is not None), default=-1)
+            held_to = storage.cast_until if storage.died <= released else storage.died
+        made.append(
+            Activation(
+                index=index,
+                nbytes=storage.nbytes,
+                born=storage.born,
+                node=node,
+                readers=others,
+                local_end=local_end,
+                saves=kept,
+                held_to=held_to,
+                is_output=storage.died is None,
+                fills_run=is_cached or any(save.node is None for save in kept),
+                consumers=given,
+            )
+        )
+    return made
 
 
 def is_batch_norm(operation: Operation) -> bool:
@@ -257,10 +241,6 @@ def _find_changed_buffers(
     buffers = [i for i in touched if graph.storages[i].category is Category.BUFFER]
     if is_norm:
         return tuple(buffers), ()
-    named = (i for i in buffers if graph.storages[i].born == RESIDENT)
+    names = {i: graph.storages[i].name for i in buffers if graph.storages[i].born == RESIDENT}
     # A buffer that a module holds under a name.
-    return (), tuple(
-        index
-        for index in named
-        if all(p.isidentifier() or p.isdigit() for p in graph.storages[index].name.split("."))
-    )
+    return (), tuple(i for i, name in names.items() if re.fullmatch(r"[\w.]+", name))

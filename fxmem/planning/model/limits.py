@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fxmem.graph import RESIDENT, Category, Effect, Operation
+from fxmem.graph import RESIDENT, Category, Effect
 from fxmem.planning.model.index import StepIndex, is_batch_norm
 from fxmem.planning.model.segments import SegmentRange, iterate_segments
 
@@ -79,7 +79,15 @@ def _find_reasons(step: StepIndex, node: int, changed: Mapping[int, int]) -> Ite
                 yield f"changes {storage.name} in place"
     if graph.nodes[node].early_backward:
         yield _EARLY
-    if _fills_saved(step, node, operations):
+    # Filling what autograd has kept, as ``rrelu_with_noise`` its noise: a checkpoint stops when all
+    # is kept that is to be, which is before the operator runs if it is the last.
+    kept = {(save.position, save.storage) for save in step.saves_by_node[node]}
+    if any(
+        (operation.index, index) in kept and index in step.makers
+        for operation in operations
+        if not operation.name.split(".")[1].endswith("_")  # of one part, where another is kept
+        for index in operation.writes
+    ):
         yield _LATE_FILL
     for index in (index for operation in operations for index in operation.reads):
         storage = graph.storages[index]
@@ -88,17 +96,3 @@ def _find_reasons(step: StepIndex, node: int, changed: Mapping[int, int]) -> Ite
         if changed.get(index, node) > node and index not in states and not is_statistic:
             changer = graph.nodes[changed[index]].name
             yield f"reads {storage.name}, which {changer} changes in place"
-
-
-def _fills_saved(step: StepIndex, node: int, operations: Sequence[Operation]) -> bool:
-    """Tells whether an operator fills what autograd has kept, as ``rrelu_with_noise`` its noise.
-
-    A checkpoint stops when all is kept that is to be: before the operator runs, if it is the last.
-    """
-    kept = {(save.position, save.storage) for save in step.saves_by_node[node]}
-    return any(
-        (operation.index, index) in kept and index in step.makers
-        for operation in operations
-        if not operation.name.split(".")[1].endswith("_")  # of one part, where another is kept
-        for index in operation.writes
-    )

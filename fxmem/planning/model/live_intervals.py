@@ -90,7 +90,8 @@ class SegmentIntervals:
                 for child in run.children:
                     ends += self._list_input_ends(made, child)
                 yield LiveInterval(made.index, born, max(ends))
-            for born, index in run.iterate_casts():
+            for number, (operation, index) in enumerate(run.casts):
+                born = run.base + operation - run.first + number
                 ends = [run.end, *self._list_saved_ends(index, run)]
                 yield LiveInterval(index, born, max(ends))
             yield from self._iterate_copies(run)

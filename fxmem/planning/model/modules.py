@@ -42,7 +42,13 @@ def list_modules(
     calls: dict[str, list[ModuleCall]] = {}
     for call in step.graph.calls:
         calls.setdefault(call.fqn, []).append(call)
-    last_held = _find_last_held(step)
+    end = step.end_operation[step.nodes - 1] if step.nodes else 0
+    last_held = {}  # by storage, the last operation of forward in which the user's code has it
+    for made in step.made:
+        last = step.graph.let_go[made.index] if step.graph.let_go else made.born
+        if last is None:  # to the end of the step, or never in the user's hands
+            last = end if made.is_output else made.born
+        last_held[made.index] = last
     spans: dict[str, list[Span]] = {}
     reasons: dict[str, str] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
@@ -56,12 +62,12 @@ def list_modules(
         elif ran:
             spans[fqn] = [(call.start, call.stop) for call in ran]
     taken: set[Span] = set()
-    apart = []
-    for choice in _choose_outermost(spans):
-        if taken.isdisjoint(choice.spans):
-            apart.append(choice)
-            taken.update(choice.spans)
-    return _sort_choices(apart), reasons
+    apart = {}
+    for fqn, own in spans.items():
+        if taken.isdisjoint(own):
+            apart[fqn] = own
+            taken.update(own)
+    return _choose_outermost(apart), reasons
 
 
 def list_calls(step: StepIndex, limits: Limits) -> tuple[ModuleChoice, ...]:
@@ -73,20 +79,16 @@ def list_calls(step: StepIndex, limits: Limits) -> tuple[ModuleChoice, ...]:
     for call in step.graph.calls:
         if limits.allows(SegmentRange(call.start, call.stop)):
             calls.setdefault(call.fqn, set()).add((call.start, call.stop))
-    return _sort_choices(_choose_outermost(calls))
+    return _choose_outermost(calls)
 
 
-def _choose_outermost(calls: Mapping[str, Iterable[Span]]) -> Iterable[ModuleChoice]:
-    """Chooses modules, outer ones first; of those with the same spans the outermost."""
+def _choose_outermost(calls: Mapping[str, Iterable[Span]]) -> tuple[ModuleChoice, ...]:
+    """Chooses of modules with the same spans the outermost, in the order of their first calls."""
     choices: dict[tuple[Span, ...], ModuleChoice] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
         spans = tuple(sorted(calls[fqn]))
         choices.setdefault(spans, ModuleChoice(fqn, spans))
-    return choices.values()
-
-
-def _sort_choices(choices: Iterable[ModuleChoice]) -> tuple[ModuleChoice, ...]:
-    return tuple(sorted(choices, key=lambda c: (c.spans[0][0], -c.spans[0][1])))
+    return tuple(sorted(choices.values(), key=lambda c: (c.spans[0][0], -c.spans[0][1])))
 
 
 def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
@@ -105,18 +107,6 @@ def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
 def name_spans(choices: Iterable[ModuleChoice]) -> dict[Span, str]:
     """Names the module whose call each span is."""
     return {span: choice.fqn for choice in choices for span in choice.spans}
-
-
-def _find_last_held(step: StepIndex) -> dict[int, int]:
-    """Finds, by storage, the last operation of forward in which the user's code has it."""
-    end = step.end_operation[step.nodes - 1] if step.nodes else 0
-    last_held = {}
-    for made in step.made:
-        last = step.graph.let_go[made.index] if step.graph.let_go else made.born
-        if last is None:  # to the end of the step, or never in the user's hands
-            last = end if made.is_output else made.born
-        last_held[made.index] = last
-    return last_held
 
 
 def _find_obstacles(

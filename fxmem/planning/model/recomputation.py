@@ -7,7 +7,7 @@ to the last tensor that it saves: ``torch/utils/checkpoint.py``,
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,15 +56,10 @@ class Run:
         return self.base + self.size - 1
 
     def place(self, operation: int) -> int:
-        """Places an operation of forward, in the run or after it was over."""
+        """Places an operation of forward, in the run or after its end."""
         operation = min(operation, self.stop - 1)
-        casts = bisect_right(self.casts, operation, key=_get_operation) if self.casts else 0
+        casts = bisect_left(self.casts, (operation + 1,)) if self.casts else 0
         return self.base + operation - self.first + casts
-
-    def iterate_casts(self) -> Iterator[tuple[int, int]]:
-        """Iterates over the places of new casts, each with its storage."""
-        for number, (operation, storage) in enumerate(self.casts):
-            yield self.base + operation - self.first + number, storage
 
     def list_operations(self, step: StepIndex) -> list[int]:
         """Lists the operations of forward that run, in order."""
@@ -72,10 +67,6 @@ class Run:
         for operation, storage in reversed(self.casts):
             operations.insert(operation - self.first, step.makers[storage].born)
         return operations
-
-
-def _get_operation(cast: tuple[int, int]) -> int:
-    return cast[0]
 
 
 def plan_runs(step: StepIndex, segments: Iterable[SegmentRange], depth: int = 0) -> list[Run]:
@@ -94,6 +85,13 @@ def plan_runs(step: StepIndex, segments: Iterable[SegmentRange], depth: int = 0)
         first = step.first_operation[segment.start]
         inputs = [step.first_operation[child.start] for child in segment.children]
         stop = max([first, *(save.position for save in own), *inputs])
+        # A run begins with an empty cache of autocast's: ``torch.utils.checkpoint`` enters
+        # autocast anew, and ``torch/amp/autocast_mode.py`` clears it when the outermost exits.
+        anew: dict[int, int] = {}
+        at, end = (bisect_left(step.casts, (operation,)) for operation in (first, stop))
+        for operation, storage in step.casts[at:end]:
+            if step.makers[storage].born < first:
+                anew.setdefault(storage, operation)
         runs.append(
             Run(
                 segment,
@@ -103,26 +101,11 @@ def plan_runs(step: StepIndex, segments: Iterable[SegmentRange], depth: int = 0)
                 stop=stop,
                 done=max(save.released for save in saves if save.released is not None),
                 saved=saved,
-                casts=_list_new_casts(step, first, stop),
+                casts=[(operation, storage) for storage, operation in anew.items()],
                 children=plan_runs(step, segment.children, depth + 1),
             )
         )
     return runs
-
-
-def _list_new_casts(step: StepIndex, first: int, stop: int) -> list[tuple[int, int]]:
-    """Lists the casts that forward found in autocast's cache; a run begins with an empty one.
-
-    Source: ``_checkpoint_without_reentrant_generator`` enters autocast anew, and what
-    ``torch/amp/autocast_mode.py`` does when the outermost one exits.
-    """
-    at = bisect_left(step.casts, first, key=_get_operation)
-    end = bisect_left(step.casts, stop, key=_get_operation)
-    anew: dict[int, int] = {}
-    for operation, storage in step.casts[at:end]:
-        if step.makers[storage].born < first:
-            anew.setdefault(storage, operation)
-    return [(operation, storage) for storage, operation in anew.items()]
 
 
 def iterate_runs(runs: Iterable[Run]) -> Iterator[Run]:

@@ -180,12 +180,20 @@ class Scorer:
         lives = [*intervals.iterate_recomputed()]
         first, stop = step.first_operation[segment.start], step.end_operation[segment.stop - 1]
         operations = (o for run in runs for o in step.graph.operations[run.first : run.stop])
+        changes = []
+        for life in lives:
+            born, nbytes = -(-life.born // _SPREAD), self._sizes[life.storage]
+            for row in (0, 1):  # what dies at an operation is not alive after it
+                last = self._size if life.died is None else (life.died - row) // _SPREAD
+                if last >= born:
+                    behind, after = row * (self._size + 2), min(last, self._size) + 1
+                    changes += [(behind + born, nbytes), (behind + after, -nbytes)]
         self._known[segment] = score = _SegmentScore(
             segment=segment,
             cost=cost,
             done=outermost[0].done if outermost else -1,
             read_end=self._find_read_end(segment.stop - 1),
-            changes=_to_rows(self._iterate_changes(lives), 2),
+            changes=_to_rows(changes, 2),
             runs=_to_rows(self._measure_runs(runs, lives), 2),
             inner=_to_rows(
                 (
@@ -197,18 +205,6 @@ class Scorer:
             libraries=frozenset(name for o in operations for name in o.keeps),
         )
         return score
-
-    def _iterate_changes(self, lives: Iterable[LiveInterval]) -> Iterator[tuple[int, int]]:
-        """Iterates over the changes of live bytes during operations, and of those after them."""
-        for life in lives:
-            first = -(-life.born // _SPREAD)
-            nbytes = self._sizes[life.storage]
-            for row in (0, 1):  # what dies at an operation is not alive after it
-                last = self._size if life.died is None else (life.died - row) // _SPREAD
-                if last >= first:
-                    behind = row * (self._size + 2)
-                    yield behind + first, nbytes
-                    yield behind + min(last, self._size) + 1, -nbytes
 
     def _measure_runs(
         self, runs: Iterable[Run], lives: Sequence[LiveInterval]

@@ -44,18 +44,6 @@ def iterate_segments(segments: Iterable[SegmentRange]) -> Iterator[SegmentRange]
         yield from iterate_segments(segment.children)
 
 
-def shift_segments(segments: Iterable[SegmentRange], by: int) -> Segments:
-    """Shifts segments by some nodes.
-
-    >>> shift_segments([SegmentRange(0, 4, (SegmentRange(1, 3),))], 10)
-    (SegmentRange(start=10, stop=14, children=(SegmentRange(start=11, stop=13, children=()),)),)
-    """
-    return tuple(
-        SegmentRange(segment.start + by, segment.stop + by, shift_segments(segment.children, by))
-        for segment in segments
-    )
-
-
 def nest_spans(spans: Iterable[Span]) -> Segments:
     """Makes segments of spans that lie apart or within each other.
 

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
-from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.segments import SegmentRange
-from fxmem.planning.plan import Limit, LimitKind, fingerprint_graph
-from fxmem.planning.step import _describe_limits, _find_module, describe_segments
+from fxmem.planning.plan import fingerprint_graph
+from fxmem.planning.step import describe_segments, prepare_step
 
 
 class Block(nn.Module):
@@ -68,7 +67,7 @@ def step() -> StepIndex:
         (2, 4, "blocks.0.inner"),
         (2, 3, "blocks.0.inner.0"),
         (1, 5, ""),  # all but the sum
-        (1, 11, "blocks"),  # all that a container holds
+        (1, 11, ""),  # all that a container holds, which is not called
         (0, 6, ""),  # the input besides
         (4, 5, ""),  # a function
         (11, 13, ""),  # one of two calls
@@ -79,7 +78,8 @@ def step() -> StepIndex:
 def test_a_segment_is_a_module_where_it_is_all_that_the_module_runs(
     step: StepIndex, start: int, stop: int, fqn: str
 ) -> None:
-    assert _find_module(step, SegmentRange(start, stop)) == fqn
+    costs = [1.0] * len(step.graph.operations)
+    assert [s.fqn for s in describe_segments(step, [SegmentRange(start, stop)], costs)] == [fqn]
 
 
 def test_segments_tell_of_what_needs_care(step: StepIndex) -> None:
@@ -119,10 +119,22 @@ def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:
     assert known != fingerprint(longer, "4x8")
 
 
-def test_limits_are_told_by_name_each_node_once(step: StepIndex) -> None:
-    limits = Limits(fixed={9: "draws"}, starts={4: "changed", 9: "changed too"})
-    tanh, later = step.graph.nodes[4], step.graph.nodes[9]
-    assert _describe_limits(step, limits) == (
-        Limit("blocks.0.tanh", LimitKind.BEGIN, "changed", "blocks.0", tanh.source),
-        Limit("blocks.1.tanh", LimitKind.RECOMPUTE, "draws", "blocks.1", later.source),
-    )
+class Changing(nn.Module):
+    """Changes its input in place, and a value that it has used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x * 2)
+        z = y.exp() + y.mul_(2)
+        return z + x.add_(1)
+
+
+def test_limits_are_reported_by_name_each_node_once() -> None:
+    reported = prepare_step(fxmem.analyze(Changing(), ("4x8",), device="cpu")).base.limits
+    assert [(limit.node, limit.kind.name) for limit in reported] == [
+        *(("mul", "RECOMPUTE"), ("exp", "BEGIN"), ("mul_", "BEGIN"), ("add_", "RECOMPUTE"))
+    ]
+    assert all(limit.source and limit.source.function == "forward" for limit in reported)
