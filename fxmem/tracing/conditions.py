@@ -87,7 +87,6 @@ def read_settings() -> dict[str, tuple[Any, ...]]:
             read._get_deterministic_algorithms(),
             read._get_float32_matmul_precision(),
         ),
-        "the default dtype": (torch.get_default_dtype(),),
         "what autograd does with what it saves": (
             read._autograd._top_saved_tensors_default_hooks(True) or ()
         ),

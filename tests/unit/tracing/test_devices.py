@@ -44,17 +44,12 @@ MOVES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], set[str]]] = {
     "to with more": (lambda x: x.to("cuda:1", torch.float64, True), {"cuda:1"}),
     "to by name": (lambda x: x.to(device="mps", dtype=torch.float64), {"mps"}),
     "to an index": (lambda x: x.to(0), {"cuda:0"}),
-    "to a device": (lambda x: x.to(torch.device("cuda")), {"cuda"}),
     "zeros": (lambda x: torch.zeros(2, device="cuda"), {"cuda"}),
     "tensor": (lambda x: torch.tensor([1, 2], device="cuda"), {"cuda"}),
-    "as_tensor": (lambda x: torch.as_tensor([1, 2], device="cuda"), {"cuda"}),
-    "zeros_like": (lambda x: torch.zeros_like(x, device="xpu"), {"xpu"}),
     "new_zeros": (lambda x: x.new_zeros(2, device="cuda"), {"cuda"}),
     "of its index": (lambda x: torch.zeros(2, device=x.get_device()), set()),
-    "module.cuda": (lambda x: nn.Linear(2, 2).cuda()(x), {"cuda"}),
     "module.to": (lambda x: nn.Linear(2, 2).to("cuda", torch.float32)(x), {"cuda"}),
     "module on it": (lambda x: nn.Linear(2, 2, device="cuda")(x), {"cuda"}),
-    "module.to_empty": (lambda x: nn.Linear(2, 2).to_empty(device="cuda")(x), {"cuda"}),
     "with torch.device": (lambda x: in_context(), {"cuda"}),
     "with torch.cuda.device": (in_old_context, set()),
     "set_default_device": (by_default, {"cuda:1"}),
@@ -64,11 +59,9 @@ MOVES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_an_accelerator_means_the_cpu(
-    move: tuple[Callable[[torch.Tensor], torch.Tensor], set[str]],
-) -> None:
-    code, expected = move
+@pytest.mark.parametrize("name", MOVES)
+def test_an_accelerator_means_the_cpu(name: str) -> None:
+    code, expected = MOVES[name]
     named: set[str] = set()
     with replace_devices(named):
         assert code(torch.ones(2)).device == torch.device("cpu")
@@ -117,16 +110,6 @@ def test_moving_costs_nothing_where_all_is_on_the_target_already(device: str) ->
     plain = fxmem.analyze(Moves(lambda x: x), ("2x2",), device=device)
     moved = fxmem.analyze(Moves(lambda x: x.cuda().to("cuda:0")), ("2x2",), device=device)
     assert moved.peak_bytes == plain.peak_bytes
-
-
-def test_pytorch_is_left_as_it_was() -> None:
-    functions = {name: getattr(torch.cuda, name) for name in ("synchronize", "current_device")}
-    with replace_devices(set()):
-        assert torch.cuda.synchronize() is None
-        assert (
-            torch.cuda.is_available() == functions["current_device"].__globals__["is_available"]()
-        )
-    assert functions == {name: getattr(torch.cuda, name) for name in functions}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -129,11 +129,6 @@ class Names(list[Any]):
     pass
 
 
-class Sorted(namedtuple("Sorted", "first second")):
-    def __new__(cls, first: Tensor, second: Tensor) -> Sorted:
-        return super().__new__(cls, second, first)
-
-
 class Filled(OrderedDict[str, Any]):
     """As models of Hugging Face return them."""
 
@@ -164,14 +159,6 @@ class Scored:
     value: Tensor
     score: float | None = 0.5
     unset: Tensor = dataclasses.field(init=False)
-
-
-@dataclasses.dataclass
-class Scaled:
-    value: Tensor
-
-    def __post_init__(self) -> None:
-        self.value = self.value * 2
 
 
 @dataclasses.dataclass
@@ -227,11 +214,8 @@ def test_functions_of_the_user_s_get_sizes_as_they_are() -> None:
     "wrap",
     [
         lambda net, y: defaultdict(list, value=y),
-        lambda net, y: Counter(value=y),
         lambda net, y: Names([y]),
-        lambda net, y: Sorted(y, y * 2),
         lambda net, y: Doubled(y),
-        lambda net, y: Scaled(y),
         lambda net, y: Own(y),
         set_later,
     ],
@@ -252,12 +236,6 @@ def gate_without_gradients(net: Net, y: Tensor) -> Tensor:
     return y * gate + net.mean
 
 
-def indices_without_gradients(net: Net, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        order = y.argsort(-1)
-    return y.gather(-1, order)
-
-
 def cosine_without_autocast(net: Net, y: Tensor) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         scores = y.float() @ y.float().t()
@@ -265,9 +243,7 @@ def cosine_without_autocast(net: Net, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize(
-    "run", [gate_without_gradients, indices_without_gradients, cosine_without_autocast]
-)
+@pytest.mark.parametrize("run", [gate_without_gradients, cosine_without_autocast])
 def test_what_leaves_a_context_does_in_the_graph(run: Any, dtype: torch.dtype | None) -> None:
     torch.manual_seed(0)
     model, x, found = Net(run), torch.randn(3, 4), []

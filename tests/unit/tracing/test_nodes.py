@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -68,10 +68,8 @@ def test_leaf_modules_functions_and_methods_are_nodes() -> None:
 
 
 def test_names_count_occurrences_and_carry_the_module_around() -> None:
-    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
-        return m.block(m.block(x + 1) + 1) - m.linear(m.linear(x))
-
-    assert names(analyse(forward))[1:] == [
+    analysis = analyse(lambda m, x: m.block(m.block(x + 1) + 1) - m.linear(m.linear(x)))
+    assert names(analysis)[1:] == [
         "add", "block.0", "block.1", "add_1", "block.0_1", "block.1_1", "linear", "linear_1", "sub",
     ]  # fmt: skip
 
@@ -201,39 +199,26 @@ def test_forward_hooks_are_part_of_the_module_they_hang_on() -> None:
     assert names(analysis)[1:] == ["linear", "block.0", "block.1", "block.sin"]
 
 
-def test_encoders_of_torch_are_entered() -> None:
-    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    analysis = fxmem.analyze(nn.TransformerEncoder(layer, 2), ("3x5x4",), device="cpu")
-    assert "layers.0.self_attn" in names(analysis)
-    assert "layers.1.linear2" in names(analysis)
-
-
-@pytest.fixture
-def patched() -> Iterator[None]:
-    before = (
+def read_patched() -> list[object]:
+    checkpointing: Any = torch.utils.checkpoint
+    return [
         nn.Module.__call__,
         torch.autograd.Function.__dict__["apply"],
-        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
+        checkpointing._checkpoint_without_reentrant_generator,
         torch.get_rng_state,
         torch.overrides.has_torch_function,
-    )
-    yield
-    assert before == (
-        nn.Module.__call__,
-        torch.autograd.Function.__dict__["apply"],
-        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
-        torch.get_rng_state,
-        torch.overrides.has_torch_function,
-    )
+        torch.cuda.synchronize,
+    ]
 
 
-@pytest.mark.usefixtures("patched")
 def test_what_is_patched_is_restored_after_a_failure() -> None:
     def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
         raise KeyError("no such thing")
 
+    before = read_patched()
     with pytest.raises(fxmem.TraceError, match=r"test_nodes.py:\d+: KeyError: 'no such thing'"):
         analyse(forward)
+    assert read_patched() == before
 
 
 def test_backward_operators_belong_to_the_forward_node() -> None:

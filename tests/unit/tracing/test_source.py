@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
 import fxmem
-from fxmem.tracing.source import find_raising_source, find_source, find_span, is_user_file
+from fxmem.tracing.source import find_raising_source, find_source, is_user_file
 
 HERE = __file__
 
@@ -72,16 +70,3 @@ def test_the_line_of_a_syntax_error_is_its_own() -> None:
     with pytest.raises(SyntaxError) as caught:
         compile("\nx = (", "nets.py", "exec")
     assert str(find_raising_source(caught.value)) == "nets.py:2"
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not say")
-def test_where_an_expression_is_written() -> None:
-    def find_caller() -> tuple[FrameType, int]:
-        frame = sys._getframe(1)
-        return frame, frame.f_lasti
-
-    frame, instruction = find_caller()
-    span = find_span(frame.f_code, instruction)
-    assert span is not None
-    line = Path(HERE).read_text().splitlines()[span[0] - 1]
-    assert line[span[2] : span[3]] == "find_caller()"
