@@ -14,6 +14,7 @@ from fxmem.graph import RESIDENT, Category, FirstOperation, MemoryGraph, Phase, 
 
 def test_the_numbers_of_the_hand_made_step() -> None:
     analysis = make_analysis()
+    assert analysis.first_step is analysis.to_dict()["first_step"] is None
     assert analysis.peak_bytes == analysis.reserved_bytes == 30 * MIB + 4
     assert analysis.parameter_bytes == 8 * MIB
     assert analysis.buffer_bytes == MIB
@@ -73,8 +74,3 @@ def test_the_first_step_of_a_model_that_runs_nothing_is_its_move() -> None:
     late = FirstOperation(1, Phase.FORWARD, 2)
     graph = dataclasses.replace(graph, first_operations=(late,))
     assert make_analysis(graph).first_step == expected
-
-
-def test_a_graph_without_its_first_step_has_none() -> None:
-    assert make_analysis().first_step is None
-    assert make_analysis().to_dict()["first_step"] is None

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hand_made import MIB, add_first_step, make_graph
+from hand_made import MIB, add_first_step, make_graph, make_setup
 
-from fxmem.analysis import Analysis, Setup
+from fxmem.analysis import Analysis
 from fxmem.gpus import GpuModel, find_gpu
 from fxmem.graph import Phase
 from fxmem.memory.allocator import AllocatorSettings
@@ -29,17 +29,8 @@ RESERVED_BYTES = 44 * MIB
 
 
 def make_analysis(gpu: GpuModel | None = None, **library: int) -> Analysis:
-    setup = Setup(
-        model="net.py:Net",
-        inputs=("8x1024:float32",),
-        mode="train",
-        device="cuda",
-        optimizer="adam",
-        loss="mse",
-        frontend="fx",
-        gpu=gpu.name if gpu else None,
-        autocast="bf16",
-    )
+    name = gpu.name if gpu else None
+    setup = make_setup(model="net.py:Net", device="cuda", loss="mse", gpu=name, autocast="bf16")
     graph = make_graph()
     operations = list(graph.operations)
     operations[6] = dataclasses.replace(operations[6], **library)
@@ -58,10 +49,9 @@ def test_what_is_allocated_and_what_is_reserved() -> None:
     assert analysis.reserved_bytes == RESERVED_BYTES
     assert analysis.fragmentation_bytes == RESERVED_BYTES - PEAK_BYTES
     assert analysis.process_bytes == (RESERVED_BYTES + 300 * MIB, RESERVED_BYTES + 600 * MIB)
-
-
-def test_what_a_library_may_take_is_no_part_of_the_peak() -> None:
-    # the backward of the first layer holds 29 MiB and the loss
+    assert build_document(analysis).fit is analysis.exhaustion is None
+    # What a library may take is no part of the peak; the first layer's backward holds 29 MiB and
+    # the loss.
     analysis = make_analysis(library_bytes=5 * MIB)
     assert analysis.peak_bytes == PEAK_BYTES
     assert analysis.library_peak_bytes == 34 * MIB + 512
@@ -89,11 +79,10 @@ def test_where_memory_runs_out() -> None:
     in_backward = (5, Phase.BACKWARD, "block.relu", "block.relu")
     assert find_place(643) == find_place(343) == in_backward
     assert find_place(310) == (None, None, None, "fc1.weight")
-
-
-def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
-    assert make_analysis().exhaustion is None
-    assert build_document(make_analysis()).fit is None
+    data: dict[str, Any] = make_analysis(make_gpu(643 * MIB)).to_dict()
+    assert data["reserved_bytes"] == RESERVED_BYTES
+    assert data["exhaustion"]["step"] == 5
+    assert sum(s["slack_bytes"] for s in data["storages"]) == 508
 
 
 @pytest.mark.parametrize("mib", [15000, 643, 343, 310])
@@ -101,13 +90,6 @@ def test_the_report(mib: int, check_golden: Callable[[str, str], None]) -> None:
     analysis = make_analysis(make_gpu(mib * MIB), library_bytes=5 * MIB)
     text = render_text(build_document(analysis), top=2, width=100)
     check_golden(f"hand_made_cuda_{mib}.txt", text)
-
-
-def test_the_dict_says_it_too() -> None:
-    data: dict[str, Any] = make_analysis(make_gpu(643 * MIB)).to_dict()
-    assert data["reserved_bytes"] == RESERVED_BYTES
-    assert data["exhaustion"]["step"] == 5
-    assert sum(s["slack_bytes"] for s in data["storages"]) == 508
 
 
 @pytest.mark.parametrize(
@@ -137,11 +119,11 @@ def test_memory_may_run_out_in_the_first_forward() -> None:
     assert (found.step, found.phase, found.node) == (None, Phase.FORWARD, "block.relu")
 
 
-@pytest.mark.parametrize(("retries", "times"), [(1, "once"), (3, "3 times")])
-def test_the_cache_may_have_to_be_given_back(retries: int, times: str) -> None:
-    assert write_fit(Fit("T4", 14 << 30, retries=retries)) == (
-        f"Fits T4 (14.00 GiB), after the allocator has given back its cache {times}."
-    )
+def test_the_cache_may_have_to_be_given_back() -> None:
+    for retries, times in ((1, "once"), (3, "3 times")):
+        assert write_fit(Fit("T4", 14 << 30, retries=retries)) == (
+            f"Fits T4 (14.00 GiB), after the allocator has given back its cache {times}."
+        )
 
 
 def test_the_first_step_is_what_the_allocator_made_of_it() -> None:

@@ -53,42 +53,23 @@ class Finds(nn.Module):
         return y * float(y.max())
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mode", {"mode": "test"}, "unknown mode 'test' (train or infer)"),
-    ("mode of torch", {"mode": "eval"}, "unknown mode 'eval' (did you mean infer?)"),
-    ("gpu", {"gpu": "h100"}, "gpu='h100' with device='cpu' (leave one of them out)"),
-    ("autocast", {"autocast": "fp32"}, "autocast to float32 (bf16 or fp16)"),
-    (
-        "autocast on the CPU",
-        {"autocast": "fp16"},
-        "autocast to float16 on the CPU is not modelled (bf16)",
-    ),
-    ("settings", {"alloc_conf": ""}, "the allocator's settings are for CUDA (device='cuda')"),
-    (
-        "autocast of no dtype",
-        {"autocast": True},
-        "autocast=True is not a dtype (bf16, fp16, or None)",
-    ),
-    (
-        "autocast to a torch.dtype",
-        {"autocast": torch.float64},
-        "autocast to float64 (bf16 or fp16)",
-    ),
-    *(
-        (
-            "micro-batches",
-            {"accumulate": number},
-            f"{number!r} micro-batches make no step (an integer, 1 or more)",
-        )
-        for number in (0, 2.5, True, "2")
-    ),
-    ("device", {"device": "tpu"}, "unknown device 'tpu' (cuda or cpu)"),
-    ("frontend", {"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
-    ("hint", {"size_hint": -1}, "size_hint must be an integer, 0 or more, got -1 (--size-hint 16)"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), [r[1:] for r in REFUSED], ids=lambda v: "")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "test"}, "unknown mode 'test' (train or infer)"),
+        ({"gpu": "h100"}, "gpu='h100' with device='cpu' (leave one of them out)"),
+        ({"autocast": "fp32"}, "autocast to float32 (bf16 or fp16)"),
+        ({"autocast": torch.float64}, "autocast to float64 (bf16 or fp16)"),
+        ({"autocast": "fp16"}, "autocast to float16 on the CPU is not modelled (bf16)"),
+        ({"autocast": True}, "autocast=True is not a dtype (bf16, fp16, or None)"),
+        ({"alloc_conf": ""}, "the allocator's settings are for CUDA (device='cuda')"),
+        ({"accumulate": 2.5}, "2.5 micro-batches make no step (an integer, 1 or more)"),
+        ({"accumulate": True}, "True micro-batches make no step (an integer, 1 or more)"),
+        ({"device": "tpu"}, "unknown device 'tpu' (cuda or cpu)"),
+        ({"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
+        ({"size_hint": -1}, "size_hint must be an integer, 0 or more, got -1 (--size-hint 16)"),
+    ],
+)
 def test_arguments_that_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(fxmem.UsageError) as raised:
         fxmem.analyze(Net(), ("3x4",), **{"device": "cpu", **settings})
@@ -106,17 +87,15 @@ def test_a_forward_that_raises_is_told_with_its_line() -> None:
 
 
 def test_what_the_fx_frontend_cannot_express() -> None:
-    reason = "no graph holds the object in the output"
     with pytest.raises(fxmem.TraceError) as raised:
         fxmem.analyze(Holds(), ("3x4",), mode="infer", frontend="fx")
+    reason = "no graph holds the object in the output"
     assert raised.value.cause == f"the fx frontend cannot express this model: {reason}"
-    analysis = fxmem.analyze(Holds(), ("3x4",), mode="infer")
-    assert (analysis.frontend, analysis.setup.frontend_reason) == ("record", reason)
 
 
 def test_a_forced_record_frontend_gives_the_same_numbers() -> None:
     served = fxmem.analyze(Net(), ("3x4",), optimizer="sgd-momentum")
-    forced = fxmem.analyze(Net(), ("3x4",), optimizer="sgd-momentum", frontend="record")
+    forced = fxmem.analyze(Net(), "3x4", optimizer="sgd-momentum", frontend="record")
     assert (served.frontend, forced.frontend) == ("fx", "record")
     assert served.graph == forced.graph
 
@@ -125,22 +104,15 @@ FOUND = {"nonzero": 7, "mask": 7, "masked_select": 7, "unique": 7, "item": 2}
 
 
 @pytest.mark.parametrize("how", [*FOUND, "float"])
-def test_sizes_that_depend_on_data_are_refused_with_the_line(how: str) -> None:
+def test_sizes_that_depend_on_data_need_a_hint(how: str) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"^`.+` at test_api.py:\d+ needs tensor"):
-        fxmem.analyze(Finds(how), ("3x4",))
-
-
-@pytest.mark.parametrize("how", FOUND)
-def test_a_size_hint_says_how_many_are_found(how: str) -> None:
-    analysis = fxmem.analyze(Finds(how), ("3x4",), size_hint=FOUND[how])
-    output = next(s for s in analysis.graph.storages if s.category is Category.OUTPUT)
-    if how != "item":  # there the output is a view of what the linear made
-        assert output.shape[0] == FOUND[how]
-
-
-def test_a_value_that_is_no_size_is_refused_even_with_a_hint() -> None:
-    with pytest.raises(fxmem.DataDependentError):
-        fxmem.analyze(Finds("float"), ("3x4",), size_hint=7)
+        # A value that is no size is refused even with a hint.
+        fxmem.analyze(Finds(how), ("3x4",), size_hint=7 if how == "float" else None)
+    if how in FOUND:
+        analysis = fxmem.analyze(Finds(how), ("3x4",), size_hint=FOUND[how])
+        output = next(s for s in analysis.graph.storages if s.category is Category.OUTPUT)
+        # The result of "item" is a view of what the linear made.
+        assert output.shape[0] == FOUND[how] or how == "item"
 
 
 def test_the_user_s_model_is_left_alone() -> None:
@@ -155,18 +127,15 @@ def test_the_user_s_model_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_dtype_casts_parameters_and_inputs() -> None:
+def test_dtypes_may_be_torch_s() -> None:
     full, half = (fxmem.analyze(Net(), ("3x4",), dtype=dtype) for dtype in (None, "bf16"))
     assert half.parameter_bytes * 2 == full.parameter_bytes
     assert half.input_bytes * 2 == full.input_bytes
-    assert fxmem.analyze(Net(), ("3x4",), dtype=torch.bfloat16).graph == half.graph
-    assert fxmem.analyze(Net(), ("3x4",), device=torch.device("cpu")).setup.device == "cpu"
-
-
-def test_autocast_takes_a_dtype_of_torch() -> None:
+    device = torch.device("cuda")
+    assert fxmem.analyze(Net(), ("3x4",), dtype=torch.bfloat16, device=device).graph == half.graph
     named, given = (fxmem.analyze(Net(), "3x4", autocast=a) for a in ("bf16", torch.bfloat16))
     assert given.setup.autocast == "bfloat16"
-    assert given.peak_bytes == named.peak_bytes != fxmem.analyze(Net(), "3x4").peak_bytes
+    assert given.peak_bytes == named.peak_bytes != full.peak_bytes
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
@@ -178,20 +147,13 @@ def test_the_caller_s_grad_mode_is_no_part_of_the_step(context: Callable[[], Any
         assert not torch.is_grad_enabled()
 
 
-def test_the_device_is_cuda_unless_said_otherwise() -> None:
+def test_the_device_is_cuda_or_the_cpu_where_nothing_is_reserved() -> None:
     analysis = fxmem.analyze(nn.Linear(256, 256, bias=False), ("256x256",), mode="infer")
     assert (analysis.setup.device, analysis.gpu) == ("cuda", None)
     # Weight, input and result in a segment of 2 MiB, the workspace of cuBLAS in one of 20 MiB.
     assert analysis.peak_bytes == 3 * 256 * 256 * 4 + 8.125 * MIB
     assert analysis.reserved_bytes == 2 * MIB + 20 * MIB
-    least, most = analysis.process_bytes
-    assert (least, most) == (
-        analysis.reserved_bytes + 300 * MIB,
-        analysis.reserved_bytes + 600 * MIB,
-    )
-
-
-def test_on_the_cpu_nothing_is_reserved_besides() -> None:
+    assert analysis.process_bytes == (322 * MIB, 622 * MIB)  # with a CUDA context
     analysis = fxmem.analyze(Net(), ("3x4",), mode="infer", device="cpu")
     assert analysis.reserved_bytes == analysis.requested_bytes == analysis.peak_bytes
     assert analysis.process_bytes is None
@@ -225,9 +187,6 @@ def test_sparse_gradients_are_refused(kind: Callable[..., nn.Module], device: st
         "sparse gradients and tensors are not supported (use sparse=False, or dense tensors)"
     )
     assert fxmem.analyze(model, ("3x2:int64",), mode="infer", device=device).peak_bytes > 0
-
-
-def test_sparse_buffers_are_refused() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("edges", torch.eye(4).to_sparse())
     with pytest.raises(fxmem.TraceError, match=r"'edges': sparse tensors are not supported"):
@@ -238,10 +197,6 @@ def test_inference_says_what_it_leaves_out() -> None:
     analysis = fxmem.analyze(Net(), ("3x4",), mode="infer", loss="mse", optimizer="adam")
     assert analysis.setup.notes == ("Inference leaves out the loss and the optimizer.",)
     assert fxmem.analyze(Net(), ("3x4",), loss="mse", optimizer="adam").setup.notes == ()
-
-
-def test_a_single_input_needs_no_tuple() -> None:
-    assert fxmem.analyze(Net(), "3x4").graph == fxmem.analyze(Net(), ("3x4",)).graph
 
 
 def test_lazy_modules_are_settled_first() -> None:

@@ -87,8 +87,7 @@ def test_a_step_trains_in_phases(precision: str, optimizer: str | None) -> None:
     phases = []
     for phase in step.run():
         phases.append(phase)
-        has_gradient = step.model.weight.grad is not None
-        assert has_gradient == (phase != "forward")
+        assert (step.model.weight.grad is not None) == (phase != "forward")
     trains = optimizer is not None
     assert phases == (["forward", "backward", "optimizer"] if trains else ["forward"])
     assert torch.equal(weight, step.model.weight) != trains
@@ -149,26 +148,19 @@ def test_what_is_measured_is_what_is_compared(
     assert capsys.readouterr().out == ""
 
     rows = [accuracy.compare(m) for m in accuracy.list_measurements(tmp_path)]
-    assert [row.measurement.name for row in rows] == [
-        "tiny-b3-bf16-adam",
-        "tiny-b3-fp32-infer",
-    ]
-    for row in rows:
-        assert set(row.predicted) == set(row.measured)
+    assert [row.measurement.name for row in rows] == ["tiny-b3-bf16-adam", "tiny-b3-fp32-infer"]
+    assert all(set(row.predicted) == set(row.measured) for row in rows)
     # The workspace of cuBLAS alone is more than what was made up.
     error = rows[0].error("second peak")
     assert error is not None and error > 1000
+    assert accuracy.trace(rows[1].measurement).endswith("no events were written down")
     text = accuracy.trace(rows[0].measurement)
     assert "before the second step" in text and "torch/nn/linear.py:7" in text
 
 
-def test_a_step_that_the_scaler_skips_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not measure.measure_case(make_case("fp16"))["skipped"]
-    monkeypatch.setattr(measure, "SCALE", 2.0**17)  # more than float16 can hold
+def test_what_went_wrong_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SCALE", 2.0**17)  # more than float16 can hold: steps are skipped
     assert measure.measure_case(make_case("fp16"))["skipped"]
-
-
-def test_a_case_that_fails_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure_case", lambda case: 1 // 0)
     found = measure._measure_or_explain(make_case())
     assert found["error"].endswith("ZeroDivisionError: integer division or modulo by zero\n")

@@ -9,13 +9,10 @@ import fxmem
 from fxmem.loop import LOOPS, Loop, resolve_loop
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_has_its_name(name: str) -> None:
-    assert LOOPS[name].name == LOOPS[name].describe() == name
-    assert resolve_loop(name, {}) == resolve_loop(LOOPS[name], {}) == LOOPS[name]
-
-
-def test_what_differs_from_the_preset_is_told() -> None:
+def test_a_loop_is_described_by_its_name_and_what_differs() -> None:
+    for name, loop in LOOPS.items():
+        assert loop.name == loop.describe() == name
+        assert resolve_loop(name, {}) == resolve_loop(loop, {}) == loop
     loop = resolve_loop("huggingface(clip_grad=False, accumulate=2)", {"accumulate": 4})
     assert loop.describe() == "huggingface(accumulate=4, clip_grad=False)"
     assert resolve_loop(loop.describe(), {}) == loop

@@ -36,10 +36,6 @@ def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problem, "SMALL_STEP_TRIALS", 5)
 
 
-def test_cases_have_names_of_their_own() -> None:
-    assert len({case.case.name for case in CASES}) == len(CASES)
-
-
 def test_plans_of_a_tiny_net_take_what_was_predicted_and_compute_the_same() -> None:
     result = planner.run_case(TINY, points=2, rounds=1)
     assert {row.reason for row in result.by_hand + result.plans} == {""}
@@ -48,6 +44,7 @@ def test_plans_of_a_tiny_net_take_what_was_predicted_and_compute_the_same() -> N
     first = result.by_hand[0]
     assert first.measured and first.measured.equal == "not statistics"  # as checkpoints do
     assert first.measured.peak_bytes < result.plain.peak_bytes
+    assert len({case.case.name for case in CASES}) == len(CASES)
     page = planner.write_page([result])
     assert "| every block" in page and "## tiny" in page and "failed" not in page
 
@@ -105,6 +102,8 @@ def test_the_chain_of_a_model_has_the_sizes_of_its_modules() -> None:
     assert [stage.held_bytes for stage in chain.stages] == [2048, 2048, 0]
     assert chain.stages[2].cost == 2 * 4 * 256 * 2
     assert chain.output_bytes == 4 * 2 * 4
+    ways = dict(list_rotor(TINY.case.model(), *TINY.case.inputs()[0]))
+    assert [*ways] == [f"rotor {number}" for number in range(1, len(ways) + 1)] and len(ways) > 1
 
 
 def test_numbers_differ_in_what_differs() -> None:
@@ -116,8 +115,3 @@ def test_numbers_differ_in_what_differs() -> None:
         "gradients differ"
     )
     assert numbers.compare(replace(numbers, buffers={"mean": two})) == "not statistics"
-
-
-def test_schedules_of_rotor_take_less_for_more() -> None:
-    ways = [*list_rotor(TINY.case.model(), *TINY.case.inputs()[0])]
-    assert len(ways) > 1 and len({name for name, _ in ways}) == len(ways)
