@@ -34,7 +34,6 @@ def find_advice(
     """Finds the advice for a step that was analysed with these arguments of ``fxmem.analyze``."""
 
     def try_variant(variant: Variant, model: nn.Module | str = model) -> Advice | None:
-        """Analyses the step with a change; None where it cannot be."""
         positional, named = variant.inputs or (args, kwargs)
         try:
             with warnings.catch_warnings():

@@ -23,10 +23,7 @@ def estimate_offloads(analysis: Analysis) -> tuple[Advice, ...]:
 
     An activation is away from the last operator of forward that uses it to the first of the
     backward that takes it out; each function that saved it gets a copy of its own, as with
-    ``torch.autograd.graph.saved_tensors_hooks``.
-
-    Returns:
-        At most three, each for one storage of a step on a GPU, most saved first.
+    ``torch.autograd.graph.saved_tensors_hooks``. At most three are listed, most saved first.
     """
     if analysis.setup.device != "cuda":  # the host's own memory is what is short
         return ()

@@ -25,24 +25,16 @@ _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
 
 @contextlib.contextmanager
 def fold_norms(model: nn.Module | str, fx_graph: Any) -> Iterator[tuple[nn.Module | str, int]]:
-    """Folds what follows convolutions into them; at the end the model is as it was.
+    """Yields the model without batch normalisations after convolutions, and their number.
 
-    Args:
-        model: A module, or a TARGET.
-        fx_graph: The ``torch.fx.Graph`` of its inference.
-
-    Yields:
-        The model, and how many batch normalisations are gone.
+    At the end the model is as it was. Its inference has the ``torch.fx.Graph``.
     """
     calls = Counter(node.target for node in fx_graph.nodes if node.op == "call_module")
-    pairs = [
-        (node.all_input_nodes[0], node)
-        for node in fx_graph.nodes
-        if node.op == "call_module" and len(node.all_input_nodes) == 1
-    ]
     pairs = [  # a call of one module right after another, of which nothing else is made
         (conv, norm)
-        for conv, norm in pairs
+        for norm in fx_graph.nodes
+        if norm.op == "call_module" and len(norm.all_input_nodes) == 1
+        for conv in norm.all_input_nodes
         if conv.op == "call_module" and len(conv.users) == 1
         if calls[conv.target] == calls[norm.target] == 1
     ]

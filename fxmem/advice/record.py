@@ -11,14 +11,11 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change to a step, and its effect on the peak alone.
+    """A change to a step, in a line, with its effect on the peak alone.
 
     Attributes:
-        change: The change, in a line.
         option: The option or code that makes it.
-        peak_bytes: The peak with it.
-        saving_bytes: The fall of the peak.
-        cost: What it costs, and what the number rests on.
+        cost: Its cost, and what the number rests on.
     """
 
     change: str

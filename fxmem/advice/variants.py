@@ -34,12 +34,9 @@ _IMPLEMENTATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A step with one thing changed.
+    """A step with one thing changed; the texts are those of :class:`Advice`.
 
     Attributes:
-        change: The change, in a line.
-        option: The option or code that makes it.
-        cost: Of the change.
         options: The options of :func:`fxmem.analyze` that differ.
         inputs: Other inputs, positional and named; None for the same.
     """
@@ -54,14 +51,7 @@ class Variant:
 def list_variants(
     analysis: Analysis, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> Iterator[Variant]:
-    """Lists the changes to try, without those that the user has made already.
-
-    Args:
-        analysis: Of the step as it is.
-        args: Positional inputs.
-        kwargs: Named inputs.
-        options: Of :func:`fxmem.analyze`, those that were given.
-    """
+    """Lists the changes to try, without those that the user has made already by options."""
     setup = analysis.setup
     if options.get("autocast") is None:
         subject = "forward and loss" if setup.mode == "train" else "the model"
@@ -96,8 +86,7 @@ def list_variants(
         cost = "Slower: kernels run on half as much at a time."
         cost += " Divide the loss by 2 where it is a mean."
         if any(map(is_batch_norm, analysis.graph.operations)):
-            cost += " Another computation:"
-            cost += " batch normalisation takes its statistics of half the batch."
+            cost += " Batch normalisation takes its statistics of half the batch."
         yield Variant(
             change="Split the batch into 2 micro-batches, each moved to the device by itself, and "
             "add up their gradients",
@@ -124,9 +113,7 @@ def _list_optimizers(optimizer: str) -> Iterator[Variant]:
 
 
 def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Halves the batch of inputs; None where they have no batch that is even.
-
-    The batch is the first size of every tensor among them.
+    """Halves the first size of all input tensors; None where it is not one even number.
 
     >>> halve_inputs(("8x3", 0.5), {"y": "8:int64"})[0]
     (TensorSpec(shape=(4, 3), dtype='float32', requires_grad=False, memory_format=''), 0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fxmem.analysis import Analysis
@@ -36,10 +36,6 @@ def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
     """Simulates the step of the rewritten graph: segments, operations in place, all values deleted.
 
     With style ``"modules"`` the user's own code runs on, and only the segments are new.
-
-    Args:
-        analysis: That the plan was made from.
-        plan: The plan, or one with some of its segments and changes.
     """
     changed = apply_inplace(analysis.graph, plan.inplace if plan.style == GRAPH else ())
     index = build_index(changed, keeps_frames=plan.style == MODULES)
@@ -48,16 +44,13 @@ def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
 
 def locate_segments(index: StepIndex, segments: Iterable[Segment]) -> tuple[SegmentRange, ...]:
     """Locates a plan's segments among the nodes of the step that the plan was made for."""
-    nodes = index.graph.nodes
-    positions = {node.name: node.index for node in nodes if node.phase is Phase.FORWARD}
-    return _locate(segments, positions)
+    positions = {n.name: n.index for n in index.graph.nodes if n.phase is Phase.FORWARD}
 
+    def locate(segment: Segment) -> SegmentRange:
+        children = tuple(map(locate, segment.children))
+        return SegmentRange(positions[segment.first], positions[segment.last] + 1, children)
 
-def _locate(segments: Iterable[Segment], positions: Mapping[str, int]) -> tuple[SegmentRange, ...]:
-    return tuple(
-        SegmentRange(positions[s.first], positions[s.last] + 1, _locate(s.children, positions))
-        for s in segments
-    )
+    return tuple(map(locate, segments))
 
 
 def measure_plan(analysis: Analysis, plan: Plan) -> tuple[int, int]:
@@ -74,11 +67,7 @@ def measure_graph(analysis: Analysis, graph: MemoryGraph) -> tuple[int, int]:
 
 
 def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
-    """Traces the step that a plan makes of the analysed one.
-
-    Returns:
-        The step; None where its peak is not what the plan says.
-    """
+    """Traces the step that a plan makes; None where its peak is not what the plan says."""
     if plan.peak_bytes == analysis.peak_bytes and not plan.segments:
         order = tuple((operation.index, False) for operation in analysis.graph.operations)
         return PlannedStep(analysis, order)
@@ -98,11 +87,8 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
     """Chooses the first plan whose step fits the target GPU.
 
     The caching allocator is simulated on the GPU's memory, of which the CUDA context takes its
-    largest share, as :attr:`fxmem.Analysis.exhaustion` has it for the step without a plan.
-
-    Args:
-        analysis: With a GPU.
-        plans: Made from the analysis, cheapest first.
+    largest share, as :attr:`fxmem.Analysis.exhaustion` has it for the step without a plan. The
+    plans come cheapest first.
 
     Raises:
         InfeasibleError: None of them fits.

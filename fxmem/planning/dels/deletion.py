@@ -1,7 +1,6 @@
 """Values that the user's own code holds longer than it needs them, and the step without that.
 
-A storage that autograd keeps is passed over: nothing the user deletes frees it before backward
-does.
+A storage that autograd keeps is passed over: no ``del`` frees it before backward does.
 """
 
 from __future__ import annotations
@@ -25,18 +24,11 @@ from fxmem.planning.plan import DelPoint
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A storage that nothing uses for a while before it dies, and the point where it could go.
-
-    Attributes:
-        nbytes: Its size.
-        end: The operation after which it could go.
-        died: The operation after which it is freed, the step's last if none.
-        point: The point; that of the first change where several are one line of code.
-    """
+    """A storage that nothing uses for a while before it dies, and the point where it could go."""
 
     nbytes: int
-    end: int
-    died: int
+    end: int  # the operation after which it could go
+    died: int  # the one after which it is freed, the step's last if none
     point: DelPoint
 
 

@@ -30,16 +30,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A simple statement of a function.
-
-    Attributes:
-        code: The statement.
-        rest: The statements after it, in its block and those around it, up to a loop's end.
-        is_looped: Whether it lies in a loop.
-    """
+    """A simple statement of a function."""
 
     code: ast.stmt
-    rest: Sequence[ast.stmt]
+    rest: Sequence[ast.stmt]  # those after it, in its block and those around it, up to a loop's end
     is_looped: bool
 
     def __contains__(self, line: int) -> bool:
@@ -63,12 +57,7 @@ class Statement:
 
 @lru_cache(maxsize=4096)
 def find_statement(source: SourceLocation) -> Statement | None:
-    """Finds the simple statement that a line is part of.
-
-    Returns:
-        None where the file cannot be read, where the line is the head of a block, and where it
-        has several statements.
-    """
+    """Finds the only simple statement that a line is part of, if the file can be read."""
     owner: ast.AST | None = _find_function(source.file, source.function, source.line)
     rest: list[ast.stmt] = []
     is_looped = False

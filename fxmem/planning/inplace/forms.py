@@ -63,19 +63,12 @@ _EITHER_WAY = _DROPOUTS | frozenset("einsum tensordot sum_to_size checkpoint app
 
 
 class FormKind(Enum):
-    """A way to make an operation run in place.
+    """A way to make an operation run in place."""
 
-    Attributes:
-        METHOD: By a method of the tensor, ``x.relu_()``.
-        FUNCTION: By the flag of a function, ``F.relu(x, inplace=True)``.
-        MODULE: By the flag of a module, ``nn.ReLU(inplace=True)``.
-        MODULE_METHOD: A module, by a function of torch, ``torch.sigmoid_(x)``.
-    """
-
-    METHOD = "method"
-    FUNCTION = "function"
-    MODULE = "module"
-    MODULE_METHOD = "module's method"
+    METHOD = "method"  # x.relu_()
+    FUNCTION = "function"  # F.relu(x, inplace=True)
+    MODULE = "module"  # nn.ReLU(inplace=True)
+    MODULE_METHOD = "module's method"  # torch.sigmoid_(x) for nn.Sigmoid
 
 
 _WRITTEN = {
@@ -89,11 +82,7 @@ _WRITTEN = {
 
 @dataclass(frozen=True, slots=True)
 class InplaceForm:
-    """A call that runs in place.
-
-    Attributes:
-        kind: The kind of call.
-        name: Of the method with its underscore, of the function, or of the module's class.
+    """A call that runs in place, by the name of the method, the function or the module's class.
 
     >>> str(InplaceForm(FormKind.FUNCTION, "relu"))
     'F.relu(inplace=True)'
@@ -121,12 +110,7 @@ def read_form(call: str) -> InplaceForm:
 
 
 def find_form(op: str, target: str, operator: str) -> InplaceForm | None:
-    """Finds the in-place form of a node; None where there is none.
-
-    Args:
-        op: The node's, as in torch.fx.
-        target: The node's.
-        operator: The operator that makes its result, e.g. ``aten.relu.default``.
+    """Finds the in-place form of a node of torch.fx, whose result an operator makes.
 
     >>> str(find_form("call_method", "radd", "aten.add.Tensor"))
     'add_'
@@ -153,12 +137,7 @@ def may_return_input(op: str, target: str, operator: str, *, is_result: bool) ->
 
     Dropout returns its input outside of training, ``reshape``, ``contiguous`` and ``to`` where
     they can, and a segment or an autograd function may. Overwriting the one changes the other.
-
-    Args:
-        op: The node's, as in torch.fx.
-        target: The node's.
-        operator: An operator of the node.
-        is_result: Whether the operator makes the node's result.
+    ``is_result`` is whether the operator, one of the node's, makes the node's result.
 
     >>> may_return_input("call_module", "Dropout", "aten.mul.Tensor", is_result=True)
     True

@@ -25,11 +25,9 @@ _PARTS = (operator.getitem, getattr, "size")
 
 @dataclass(frozen=True, slots=True)
 class OverwritingNode:
-    """A node of an FX graph that overwrites the result of another.
+    """A node of an FX graph that overwrites the result of another, by a call of some form.
 
     Attributes:
-        node: The node that overwrites.
-        form: Its call.
         is_second: Whether the second of its two values is overwritten.
         maker: The call of a module that made the value; None where no module did.
         consumers: The calls of other modules that take the value.

@@ -18,19 +18,12 @@ _DEFAULT_GPU = "a100-40gb"
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The rates of a device.
+    """The rates of a device."""
 
-    Attributes:
-        flops_per_s: In float32, TF32 products included where the device has them.
-        half_flops_per_s: In float16 and bfloat16.
-        bandwidth_bytes_per_s: Of its memory.
-        launch_s: The least time of an operator.
-    """
-
-    flops_per_s: float
+    flops_per_s: float  # in float32, TF32 products included where the device has them
     half_flops_per_s: float
     bandwidth_bytes_per_s: float
-    launch_s: float
+    launch_s: float  # the least time of an operator
 
 
 CPU_ROOFLINE = Roofline(500e9, 1000e9, 40e9, 2e-6)

@@ -51,11 +51,9 @@ class StepIndex:
     """A step as plans see it.
 
     Attributes:
-        graph: The step as it was recorded.
         first_operation: By node, the index of its first operation of forward.
         end_operation: By node, the index after its last.
         made: The storages that forward made in nodes, by birth.
-        saves_by_node: By node, what autograd keeps of it.
         nodes: The number of forward's nodes; loss comes after.
         statistics: By node, the indices of the buffers that its batch normalisation updates.
         states: By node, the other buffers that it changes, as spectral normalisation does: a
@@ -83,7 +81,7 @@ class StepIndex:
     keeps_frames: bool
 
     def find_activations(self, first: int, stop: int) -> range:
-        """Finds the positions in ``made`` of what operations make, up to ``stop``."""
+        """Finds the positions in ``made`` of what operations make."""
         born = attrgetter("born")
         at = bisect_left(self.made, first, key=born)
         return range(at, bisect_left(self.made, stop, lo=at, key=born))
@@ -103,12 +101,7 @@ class StepIndex:
 
 
 def build_index(graph: MemoryGraph, *, keeps_frames: bool = False) -> StepIndex:
-    """Builds the index of a step that accumulates no gradients.
-
-    Args:
-        graph: The step as it was recorded.
-        keeps_frames: Whether plans leave forward the user's own code.
-    """
+    """Builds the index of a step, for plans that leave forward the user's own code or do not."""
     first, end = _find_ranges(graph)
     nodes = sum(node.phase is Phase.FORWARD for node in graph.nodes)
     owners = {at: node for node in range(nodes) for at in range(first[node], end[node])}

@@ -29,11 +29,7 @@ class LiveInterval:
 class SegmentIntervals:
     """The live intervals of storages, in forward and each time that they are recomputed.
 
-    Args:
-        step: The step without segments.
-        segments: The segments, in order.
-        runs: Their recomputations, with their places.
-        places: By operation of the step, its place in the rewritten step.
+    ``places`` are those of the step's operations in the rewritten step.
     """
 
     def __init__(

@@ -6,8 +6,7 @@ A module is recomputed in all of its calls or in none: what decides at run time 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, ModuleCall
@@ -15,17 +14,10 @@ from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.segments import SegmentRange, Span
 
-_NUMBER = re.compile(r"\d+")
-
 
 @dataclass(frozen=True, slots=True)
 class ModuleChoice:
-    """A module that may be recomputed.
-
-    Attributes:
-        fqn: Its name in the model.
-        spans: The nodes of each of its calls, first and after the last, in order.
-    """
+    """A module that may be recomputed, with the nodes of each of its calls in order."""
 
     fqn: str
     spans: tuple[Span, ...]
@@ -89,19 +81,6 @@ def _choose_outermost(calls: Mapping[str, Iterable[Span]]) -> tuple[ModuleChoice
         spans = tuple(sorted(calls[fqn]))
         choices.setdefault(spans, ModuleChoice(fqn, spans))
     return tuple(sorted(choices.values(), key=lambda c: (c.spans[0][0], -c.spans[0][1])))
-
-
-def group_modules(choices: Sequence[ModuleChoice]) -> Mapping[str, list[int]]:
-    """Groups the positions of modules by their names without numbers.
-
-    >>> choices = [ModuleChoice(name, ()) for name in ("h.0", "h.0.mlp", "h.1", "h.1.mlp")]
-    >>> group_modules(choices)
-    {'h.*': [0, 2], 'h.*.mlp': [1, 3]}
-    """
-    groups: dict[str, list[int]] = {}
-    for at, choice in enumerate(choices):
-        groups.setdefault(_NUMBER.sub("*", choice.fqn), []).append(at)
-    return groups
 
 
 def name_spans(choices: Iterable[ModuleChoice]) -> dict[Span, str]:

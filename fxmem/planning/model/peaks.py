@@ -7,10 +7,7 @@ from itertools import accumulate
 
 
 class PeakMeter:
-    """Measures changes of the live bytes of a step, again and again.
-
-    Args:
-        live_bytes: For each operation, the most bytes that are live while it runs.
+    """Measures changes of the most bytes that are live during each operation of a step.
 
     >>> PeakMeter([1, 9, 7, 8]).measure_fall([(3, 1, 2)])
     1

@@ -30,8 +30,6 @@ class _SegmentScore:
     """A segment's addition to a step.
 
     Attributes:
-        segment: The segment.
-        cost: Of its recomputation.
         done: The operation after which nothing of it is needed; -1 where backward needs nothing.
         read_end: The operation to which forward holds what its nodes take from before it.
         changes: Operations, and the change of the live bytes during them and all later ones; behind
@@ -39,7 +37,6 @@ class _SegmentScore:
         runs: Operations before which it runs again, and the most bytes that it then adds.
         inner: The storages it makes, as positions in ``step.made``, and where its own frames free
             each of them.
-        libraries: Names of what its libraries keep.
     """
 
     segment: SegmentRange
@@ -53,12 +50,7 @@ class _SegmentScore:
 
 
 class Scorer:
-    """Scores plans of one step.
-
-    Args:
-        step: The step.
-        costs: Of each operation, by its index.
-    """
+    """Scores plans of one step, with a cost for each operation."""
 
     def __init__(self, step: StepIndex, costs: Sequence[float]) -> None:
         graph, made = step.graph, step.made
@@ -112,11 +104,7 @@ class Scorer:
         )
 
     def score(self, segments: Iterable[SegmentRange]) -> tuple[int, float]:
-        """Scores segments, apart from each other and in order.
-
-        Returns:
-            The peak in bytes, and the cost.
-        """
+        """Scores segments that lie apart and in order: the peak in bytes, and the cost."""
         scores = [self._score_segment(segment) for segment in segments]
         ends = self._find_ends(scores)
         totals = self._fixed.copy()

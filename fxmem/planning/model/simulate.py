@@ -16,19 +16,12 @@ from fxmem.planning.model.segments import SegmentRange
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A rewritten step.
-
-    Attributes:
-        step: The step without the plan.
-        order: The operations, each with whether it is recomputed.
-        lives: The storages.
-        live_bytes: For each operation, the most bytes that are live while it runs.
-    """
+    """A rewritten step."""
 
     step: StepIndex
-    order: tuple[tuple[int, bool], ...]
+    order: tuple[tuple[int, bool], ...]  # the operations, each with whether it is recomputed
     lives: tuple[LiveInterval, ...]
-    live_bytes: tuple[int, ...]
+    live_bytes: tuple[int, ...]  # for each operation, the most that are live while it runs
 
     @property
     def peak_bytes(self) -> int:

@@ -5,10 +5,10 @@ From nothing, the next best module of all blocks is added again and again; small
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from fxmem.planning.model.modules import group_modules
 from fxmem.planning.model.segments import Segments, nest_spans
 from fxmem.planning.strategies.problem import Candidate, PlanProblem
 from fxmem.planning.strategies.small_changes import draw_neighbour
@@ -24,7 +24,10 @@ Chosen = frozenset[int]
 
 def choose_modules(problem: PlanProblem) -> Iterator[Segments]:
     """Grows choices of modules from nothing, and changes the best of them."""
-    groups = [*group_modules(problem.modules).values()]
+    alike: dict[str, list[int]] = {}  # by name without numbers: h.0.mlp and h.1.mlp go together
+    for at, choice in enumerate(problem.modules):
+        alike.setdefault(re.sub(r"\d+", "*", choice.fqn), []).append(at)
+    groups = [*alike.values()]
     choices: dict[Segments, Chosen] = {}
 
     def place(chosen: Chosen) -> Segments:

@@ -85,7 +85,7 @@ def test_two_micro_batches() -> None:
     norms = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32))
     advice = find(advise(norms, (torch.zeros(8, 3, 64, 64),)), "accumulate=2")
     assert advice.peak_bytes == fxmem.analyze(norms, ("4x3x64x64",), accumulate=2).peak_bytes
-    assert "batch normalisation takes its statistics of half the batch" in advice.cost
+    assert "Batch normalisation takes its statistics of half the batch" in advice.cost
 
 
 @pytest.mark.parametrize("inputs", [("1023x512",), ("1024x512", "512x512"), ("1024x512", "scalar")])
