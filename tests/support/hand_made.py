@@ -54,57 +54,28 @@ def make_graph() -> MemoryGraph:
     7      step    19       the saved 4, and 7 of temporaries are gone; a temporary 1
     =====  ======  =======  ==========================================
     """
+    relu = {"op": "call_function", "target": "relu", "inputs": (1,), "saved_bytes": 4 * MIB}
+    total = {"op": "call_method", "target": "sum", "phase": Phase.LOSS, "shape": ()}
+    flops = {"forward_flops": 2_000_000}
     nodes = (
         make_node(0, "x", 0, op="placeholder", target="x", source=None),
-        make_node(1, "fc1", 11, output_bytes=4 * MIB, forward_flops=2_000_000),
-        make_node(
-            2,
-            "block.relu",
-            12,
-            op="call_function",
-            target="relu",
-            inputs=(1,),
-            output_bytes=4 * MIB,
-            saved_bytes=4 * MIB,
-        ),
-        make_node(
-            3, "fc2", 13, output_bytes=MIB, forward_flops=2_000_000, backward_flops=4_000_000
-        ),
-        make_node(
-            4,
-            "loss.sum",
-            14,
-            op="call_method",
-            target="sum",
-            phase=Phase.LOSS,
-            shape=(),
-            output_bytes=4,
-        ),
+        make_node(1, "fc1", 11, output_bytes=4 * MIB, **flops),
+        make_node(2, "block.relu", 12, output_bytes=4 * MIB, **relu),
+        make_node(3, "fc2", 13, output_bytes=MIB, backward_flops=4_000_000, **flops),
+        make_node(4, "loss.sum", 14, output_bytes=4, **total),
     )
+    relu_backward = {"autograd_node": "ReluBackward0", "workspace_bytes": 4 * MIB}
+    mm_backward = {"autograd_node": "AddmmBackward0", "flops": 7}
     operations = (
         Operation(0, "step.begin", Phase.FORWARD),
-        Operation(1, "aten.addmm.default", Phase.FORWARD, node=1, reads=(0, 4)),
-        Operation(2, "aten.relu.default", Phase.FORWARD, node=2, reads=(6,)),
-        Operation(3, "aten.addmm.default", Phase.FORWARD, node=3, reads=(7, 1)),
-        Operation(4, "aten.sum.default", Phase.LOSS, node=4, reads=(8,)),
+        Operation(1, "aten.addmm.default", Phase.FORWARD, 1, reads=(0, 4)),
+        Operation(2, "aten.relu.default", Phase.FORWARD, 2, reads=(6,)),
+        Operation(3, "aten.addmm.default", Phase.FORWARD, 3, reads=(7, 1)),
+        Operation(4, "aten.sum.default", Phase.LOSS, 4, reads=(8,)),
         Operation(
-            5,
-            "aten.threshold_backward.default",
-            Phase.BACKWARD,
-            node=2,
-            autograd_node="ReluBackward0",
-            reads=(7,),
-            workspace_bytes=4 * MIB,
+            5, "aten.threshold_backward.default", Phase.BACKWARD, 2, reads=(7,), **relu_backward
         ),
-        Operation(
-            6,
-            "aten.mm.default",
-            Phase.BACKWARD,
-            node=1,
-            autograd_node="AddmmBackward0",
-            reads=(11,),
-            flops=7,
-        ),
+        Operation(6, "aten.mm.default", Phase.BACKWARD, 1, reads=(11,), **mm_backward),
         Operation(7, "aten.sqrt.default", Phase.OPTIMIZER, reads=(3,)),
     )
 
@@ -129,10 +100,9 @@ def make_graph() -> MemoryGraph:
         storage(12, 3, Category.TEMPORARY, "fc1", 6, 6, node=1),
         storage(13, 1, Category.TEMPORARY, "", 7, 7),
     )
-    saved = (
-        _save(nodes[1], storages[4]),
-        _save(nodes[2], storages[7]),
-        _save(nodes[3], storages[1]),
+    saved = tuple(
+        SavedTensor(n.name, n.fqn, s.shape, s.dtype, s.nbytes, n.source, s.index, s.category)
+        for n, s in ((nodes[1], storages[4]), (nodes[2], storages[7]), (nodes[3], storages[1]))
     )
     return MemoryGraph(nodes, storages, operations, saved)
 
@@ -152,19 +122,6 @@ def add_first_step(graph: MemoryGraph, state_mib: int) -> MemoryGraph:
         FirstOperation(8, Phase.OPTIMIZER, None),
     )
     return replace(graph, warmup=tuple(warmup), first_operations=operations)
-
-
-def _save(node: Node, storage: Storage) -> SavedTensor:
-    return SavedTensor(
-        node.name,
-        node.fqn,
-        storage.shape,
-        storage.dtype,
-        storage.nbytes,
-        node.source,
-        storage.index,
-        storage.category,
-    )
 
 
 def make_setup(**fields: object) -> Setup:

@@ -90,10 +90,6 @@ def convert_within() -> None:
         raise ValueError
 
 
-def decide_within() -> None:
-    assert [1 if a else 2]
-
-
 def mixed() -> None:
     if a and not b:
         raise ValueError
@@ -127,19 +123,9 @@ def call_if() -> None:
         branch()
 
 
-def call_error_if() -> None:
-    if a:
-        c.reset_error(b)
-
-
 def call_print_if() -> None:
     if a:
         c.fingerprint(b)
-
-
-def call_log_if() -> None:
-    if a:
-        c.catalog.info(b)
 
 
 def call_own_error_if() -> None:

@@ -40,8 +40,7 @@ GO_ON = """
     raise_if_any raise_if_not raise_else raise_elif warn_if log_if
 """
 STOP = """
-    branch branch_both_raise loop convert_within decide_within set_if call_if call_error_if
-    call_print_if call_log_if call_own_error_if
+    branch branch_both_raise loop convert_within set_if call_if call_print_if call_own_error_if
 """
 
 
