@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,28 +23,8 @@ from fxmem.planning.plan import Plan
 from fxmem.planning.planner import plan
 from fxmem.units import resolve_bytes
 
-
-@dataclass(frozen=True, slots=True)
-class _Choices:
-    """The arguments of :func:`auto`."""
-
-    limits: Mapping[str, Any]
-    planning: Mapping[str, Any]
-    analysis: Mapping[str, Any]
-
-    def make_planned(self, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
-        """The model with a plan for some inputs; the model itself where it fits without."""
-        positional = () if args is None else args
-        analysis = analyze_model(model, positional, kwargs, **self.analysis)
-        budget = self.limits.get("budget")
-        if budget is not None and analysis.peak_bytes <= resolve_bytes(budget):
-            return model
-        return apply(model, plan(analysis, **self.limits, **self.planning))
-
-    def plan_step(self, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
-        """The same for a step that runs now, under the autocast that it runs under."""
-        analysis = {"autocast": find_autocast((args, kwargs)), **self.analysis}
-        return replace(self, analysis=analysis).make_planned(model, args, kwargs)
+Choices = Mapping[str, Mapping[str, Any]]
+"""The arguments of :func:`auto`: ``limits`` and ``planning`` of the plan, ``analysis``."""
 
 
 def auto(
@@ -70,38 +48,53 @@ def auto(
         "max_overhead_flops": max_overhead_flops,
     }
     given = {name: limit for name, limit in limits.items() if limit is not None}
-    choices = _Choices(
-        limits=given or {"budget": _find_capacity(device, gpu)},
-        planning={"style": style, "time_limit_s": time_limit_s},
-        analysis={"device": device, "gpu": gpu, **options},
-    )
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are two limits", hint="give one of them")
+    if not given and gpu is not None:
+        given["budget"] = find_gpu(gpu).capacity_bytes
+    elif not given and device == "cuda" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        given["budget"] = int(properties.total_memory)
+    elif not given:
+        raise UsageError(
+            "a plan needs a limit, and here is no GPU whose memory it could be",
+            hint="budget='8GiB', gpu='a100-40gb' or max_overhead=0.1",
+        )
+    choices: Choices = {
+        "limits": given,
+        "planning": {"style": style, "time_limit_s": time_limit_s},
+        "analysis": {"device": device, "gpu": gpu, **options},
+    }
     if model is None:
-        return functools.partial(plan_lazily, make_planned=choices.plan_step)
+        return functools.partial(plan_lazily, choices=choices)
     if args is None and kwargs is None:
-        return plan_lazily(model, choices.plan_step)
-    return choices.make_planned(model, args, kwargs)
+        return plan_lazily(model, choices)
+    return make_planned(model, args, kwargs, **choices)
 
 
-def _find_capacity(device: str, gpu: str | None) -> int:
-    if gpu is not None:
-        return find_gpu(gpu).capacity_bytes
-    if device == "cuda" and torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    raise UsageError(
-        "a plan needs a limit, and here is no GPU whose memory it could be",
-        hint="budget='8GiB', gpu='a100-40gb' or max_overhead=0.1",
-    )
+def make_planned(
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    limits: Mapping[str, Any],
+    planning: Mapping[str, Any],
+    analysis: Mapping[str, Any],
+) -> nn.Module:
+    """Applies a plan for some inputs; gives the model itself where its step fits without one."""
+    analysed = analyze_model(model, () if args is None else args, kwargs, **analysis)
+    budget = limits.get("budget")
+    if budget is not None and analysed.peak_bytes <= resolve_bytes(budget):
+        return model
+    return apply(model, plan(analysed, **limits, **planning))
 
 
-def plan_lazily(model: Any, make_planned: Callable[..., nn.Module]) -> Any:
+def plan_lazily(model: Any, choices: Choices) -> Any:
     """Has a model, or each model that a class or a function makes, plan itself."""
     if isinstance(model, nn.Module):
         lazy = vars(model).get("forward")
         if isinstance(lazy, LazyForward):
             lazy.release()
-        vars(model)["forward"] = LazyForward(model, make_planned)
+        vars(model)["forward"] = LazyForward(model, choices)
         return model
     if isinstance(model, type) and issubclass(model, nn.Module):
         construct = model.__init__
@@ -109,7 +102,7 @@ def plan_lazily(model: Any, make_planned: Callable[..., nn.Module]) -> Any:
         @functools.wraps(construct)
         def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
             construct(self, *args, **kwargs)
-            plan_lazily(self, make_planned)
+            plan_lazily(self, choices)
 
         model.__init__ = init  # type: ignore[method-assign]
         return model
@@ -121,7 +114,7 @@ def plan_lazily(model: Any, make_planned: Callable[..., nn.Module]) -> Any:
 
     @functools.wraps(model)
     def make(*args: Any, **kwargs: Any) -> Any:
-        return plan_lazily(model(*args, **kwargs), make_planned)
+        return plan_lazily(model(*args, **kwargs), choices)
 
     return make
 
@@ -146,12 +139,11 @@ class LazyForward:
 
     Args:
         model: The model; a copy of it plans for itself.
-        make_planned: Analyses, plans and applies.
+        choices: How to analyse and to plan.
     """
 
-    def __init__(self, model: nn.Module, make_planned: Callable[..., nn.Module]) -> None:
-        self.model = model
-        self._make_planned = make_planned
+    def __init__(self, model: nn.Module, choices: Choices) -> None:
+        self.model, self._choices = model, choices
         self._replaced: Callable[..., Any] | None = vars(model).get("forward")
         self._planned: nn.Module | None = None
         self._is_running = False
@@ -161,10 +153,6 @@ class LazyForward:
         """The model's own ``forward``."""
         bound: Callable[..., Any] = type(self.model).forward.__get__(self.model)
         return self._replaced or bound
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__wrapped__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a training step by the plan, which the first one makes; else the model's own."""
@@ -186,18 +174,17 @@ class LazyForward:
             self._is_running = False
 
     def _plan(self, args: Any, kwargs: Any) -> nn.Module:
-        """Makes the module whose ``forward`` runs from now on."""
-        model = self.model
+        """Makes the module whose ``forward`` runs from now on, for the autocast of this step."""
+        model, planned = self.model, None
+        analysis = {"autocast": find_autocast((args, kwargs)), **self._choices["analysis"]}
         self.release()
         try:
-            planned = self._make_planned(model, args, kwargs)
-        except BaseException:
-            vars(model)["forward"] = self
-            raise
-        if planned is not model:
-            vars(model)["forward"] = self
-            if not hasattr(model, "plan"):
-                vars(model)["plan"] = planned.plan
+            planned = make_planned(model, args, kwargs, **{**self._choices, "analysis": analysis})
+        finally:
+            if planned is not model:
+                vars(model)["forward"] = self
+        if planned is not model and not hasattr(model, "plan"):
+            vars(model)["plan"] = planned.plan
         return planned
 
     def release(self) -> None:
@@ -210,9 +197,9 @@ class LazyForward:
             del held["plan"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyForward:
-        copied = LazyForward(copy.deepcopy(self.model, memo), self._make_planned)
+        copied = LazyForward(copy.deepcopy(self.model, memo), self._choices)
         copied._replaced = copy.deepcopy(self._replaced, memo)
         return copied
 
     def __reduce__(self) -> Any:
-        return LazyForward, (self.model, self._make_planned)
+        return LazyForward, (self.model, self._choices)

@@ -7,6 +7,7 @@ segment becomes a function within ``forward``, of which the text is what torch.f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -77,7 +78,7 @@ def lay_over_graph(
     segments: Sequence[Segment] = (),
     inplace: Sequence[InplaceChange] = (),
 ) -> fx.Graph:
-    """Copies a graph with segments and overwriting; see :func:`lay_changes`."""
+    """Copies a graph with segments and overwriting."""
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     output = copied.output(copied.graph_copy(graph, copies))
@@ -197,24 +198,27 @@ class _Writer:
 
         for node in ends[0] if ends else ():
             values[node] = graph.placeholder(node.name)
-        for segment, group in itertools.groupby(nodes, lambda n: _find_segment(n, depth)):
-            members = [*group]
+        for path, group in itertools.groupby(nodes, lambda n: n.meta.get(SEGMENTS, ())[depth:][:1]):
+            members, segment = [*group], path[0] if path else None
             if segment is None:
                 for node in members:
                     values[node] = copied = graph.node_copy(node, find)
-                    if callable(node.target) and not _is_found_by_name(node.target):
-                        copied.target = _hide_origin(node.target)
+                    if callable(node.target):
+                        copied.target = _make_findable(node.target)
                 continue
             assert segment.name not in self._names, f"{segment.name} is not of one piece"
             self._names.add(segment.name)
             inputs, outputs = _find_ends(members)
             inner.append(self.write_function(segment.name, members, depth + 1, (inputs, outputs)))
             single = len(outputs) == 1
+            norms = tuple(map(self._write_module, segment.norms))
+            states = tuple((self._write_module(module), key) for module, key in segment.states)
+            options = {"norms": norms, "states": states}
             call = graph.create_node(
                 "call_function",
                 checkpoint,
                 (_Text(segment.name), *map(find, inputs)),
-                self._list_options(segment),
+                {key: value for key, value in options.items() if value},
                 name=outputs[0].name if single else f"{segment.name}_results",
             )
             for at, node in enumerate(outputs):
@@ -224,19 +228,6 @@ class _Writer:
         if ends:
             results = tuple(map(find, ends[1]))
             graph.output(results[0] if len(results) == 1 else results)
-        head, _, body = self._write_graph(graph, name).partition("\n")
-        functions = "".join(textwrap.indent(function, "    ") + "\n\n" for function in inner)
-        return f"{head}\n{functions}{body}".rstrip()
-
-    def _list_options(self, segment: _SegmentCode) -> dict[str, Any]:
-        def write(name: str) -> _Text:
-            return _Text(_format_target(self._root, name) if name else self._root)
-
-        norms = tuple(map(write, segment.norms))
-        states = tuple((write(module), name) for module, name in segment.states)
-        return {key: value for key, value in (("norms", norms), ("states", states)) if value}
-
-    def _write_graph(self, graph: fx.Graph, name: str) -> str:
         # Globals keep the names that they have in the functions written before.
         namespace = _Namespace()
         for known, value in self.globals.items():
@@ -245,16 +236,15 @@ class _Writer:
             node._repr_fn = lambda n: namespace.create_name(n.name, n)
         code = graph._codegen._gen_python_code(graph.nodes, self._root, namespace)
         self.globals.update(code.globals)
-        text = code.src.strip()
+        head, _, body = code.src.strip().partition("\n")
         if name != "forward":
-            text = text.replace(f"def forward({self._root}, ", f"def {name}(", 1)
-            text = text.replace(f"def forward({self._root}", f"def {name}(", 1)
-        return text
+            head = head.replace(f"def forward({self._root}, ", f"def {name}(", 1)
+            head = head.replace(f"def forward({self._root}", f"def {name}(", 1)
+        functions = "".join(textwrap.indent(function, "    ") + "\n\n" for function in inner)
+        return f"{head}\n{functions}{body}".rstrip()
 
-
-def _find_segment(node: fx.Node, depth: int) -> _SegmentCode | None:
-    path = node.meta.get(SEGMENTS, ())
-    return path[depth] if len(path) > depth else None
+    def _write_module(self, name: str) -> _Text:
+        return _Text(_format_target(self._root, name) if name else self._root)
 
 
 def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -270,22 +260,16 @@ def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     return [*inputs], outputs
 
 
-def _is_found_by_name(function: Any) -> bool:
-    """Tells whether the name that torch.fx writes for a function of torch leads back to it.
+def _make_findable(function: Any) -> Callable[..., Any]:
+    """Makes a function that torch.fx can write: itself where its qualified name leads back to it.
 
-    It does not for ``Function.apply``, nor for what ``torch/_tensor.py`` makes of operators.
+    The name does not for ``Function.apply``, nor for what ``torch/_tensor.py`` makes of operators:
+    of one of this module, torch.fx puts the function itself among the code's globals.
     """
     parts = _get_qualified_name(function).split(".")
-    if parts[0] != "torch":
-        return True
-    try:
-        return bool(functools.reduce(getattr, parts[1:], torch) == function)
-    except AttributeError:
-        return False
-
-
-def _hide_origin(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one of this module, which torch.fx puts among the code's globals."""
+    with contextlib.suppress(AttributeError):
+        if parts[0] != "torch" or functools.reduce(getattr, parts[1:], torch) == function:
+            return function  # type: ignore[no-any-return]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -44,8 +44,6 @@ class _Missing:
     """Marks an attribute that is not there; a class, which a copy or a file has too."""
 
 
-_MISSING = _Missing
-
 Values = dict[tuple[str, str], Any]
 """By names of modules and of their attributes, plain values."""
 
@@ -62,20 +60,18 @@ class InputGuard:
     def __init__(self, model: nn.Module, graph: fx.Graph, ranges: Sequence[SizeRange]) -> None:
         self._model = model
         (output,) = graph.find_nodes(op="output")
-        context: TraceContext | None = output.meta.get(CONTEXT)
-        self._autocast = next(filter(None, context.autocast), None) if context else None
-        self._ties = context.ties if context else ()
-        taken = [(str(node.target), node.meta) for node in graph.find_nodes(op="placeholder")]
-        self._names = [name for name, _ in taken]
-        self._constants = {name: meta[CONSTANT] for name, meta in taken if CONSTANT in meta}
-        self._signatures: dict[str, Signature] = {
-            name: meta[SIGNATURE] for name, meta in taken if SIGNATURE in meta
+        context: TraceContext = output.meta[CONTEXT]
+        self._autocast = next(filter(None, context.autocast), None)
+        self._ties = context.ties
+        self._taken = {str(n.target): n.meta for n in graph.find_nodes(op="placeholder")}
+        signatures: dict[str, Signature] = {
+            name: meta[SIGNATURE] for name, meta in self._taken.items() if SIGNATURE in meta
         }
-        self._sizes = [size for each in self._signatures.values() for size in each.sizes]
-        self._labels = [n for n, each in self._signatures.items() for _ in each.sizes]
-        first = {name: self._labels.index(name) for name in self._labels}
+        self._sizes = [size for each in signatures.values() for size in each.sizes]
+        self._labels = [name for name, each in signatures.items() for _ in each.sizes]
         self._ranges = [
-            (each, [(first[name] + at, dim) for name, at, dim in each.places]) for each in ranges
+            (each, [(self._labels.index(name) + at, dim) for name, at, dim in each.places])
+            for each in ranges
         ]
         free = {place for _, places in self._ranges for place in places}
         self._fixed = [
@@ -90,40 +86,32 @@ class InputGuard:
             parameters = []
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
-    def find_difference(self, given: Mapping[str, Any]) -> str:
-        """Compares a call with the traced one.
-
-        Args:
-            given: The arguments, from :meth:`name_arguments`.
-        """
-        for name in (name for name in given if name not in self._names):
-            default = self._defaults.get(name, _MISSING)
-            if given[name] is not default and not _is_equal(given[name], default):
-                return f"argument {name} was not given when the model was traced"
-        tensors: list[Tensor] = []
-        for name in self._names:
-            value = given.get(name, self._defaults.get(name, _MISSING))
-            if value is _MISSING:
-                return f"argument {name} is missing"
-            if name in self._constants:
-                if not _is_equal(value, self._constants[name]):
-                    return f"argument {name} is not {self._constants[name]!r}"
-            elif describe_structure(value, tensors) != self._signatures[name].structure:
-                return f"argument {name} has another structure, dtype, rank or requires_grad"
+    def compare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[Any]]:
+        """Compares a call with the traced one; gives also the arguments, as the graph has them."""
+        given = {**self._defaults, **dict(bind_arguments(self._model, args, kwargs))}
+        values, tensors = list[Any](), list[Tensor]()
+        for name in given.keys() - self._taken.keys():
+            if not _is_equal(given[name], self._defaults.get(name, _Missing)):
+                return f"argument {name} was not given when the model was traced", values
+        for name, meta in self._taken.items():
+            value = given.get(name, _Missing)
+            values.append(value)
+            if value is _Missing:
+                return f"argument {name} is missing", values
+            if CONSTANT in meta:
+                if not _is_equal(value, meta[CONSTANT]):
+                    return f"argument {name} is not {meta[CONSTANT]!r}", values
+            elif describe_structure(value, tensors) != meta[SIGNATURE].structure:
+                return (
+                    f"argument {name} has another structure, dtype, rank or requires_grad",
+                    values,
+                )
         if any(tensors[at] is not tensors[first] for at, first in self._ties):
-            return "two arguments are not one tensor"
+            return "two arguments are not one tensor", values
         is_cuda = any(tensor.is_cuda for tensor in tensors)
         if read_autocast_on("cuda" if is_cuda else "cpu") != self._autocast:
-            return f"autocast is not {self._autocast or 'off'}"
-        return self._find_other_size([tensor.shape for tensor in tensors])
-
-    def name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Names the arguments of a call."""
-        return dict(bind_arguments(self._model, args, kwargs))
-
-    def list_values(self, given: Mapping[str, Any]) -> list[Any]:
-        """Lists the arguments in the order of the graph."""
-        return [given.get(name, self._constants.get(name)) for name in self._names]
+            return f"autocast is not {self._autocast or 'off'}", values
+        return self._find_other_size([tensor.shape for tensor in tensors]), values
 
     def _find_other_size(self, sizes: Sequence[torch.Size]) -> str:
         if sizes == self._sizes:
@@ -132,17 +120,15 @@ class InputGuard:
             if sizes[at][dim] != size:
                 return f"dimension {dim} of {self._labels[at]} is not {size}"
         for each, places in self._ranges:
-            first, label = sizes[places[0][0]][places[0][1]], self._write_place(places[0])
-            for place in places[1:]:
-                if sizes[place[0]][place[1]] != first:
-                    return f"{label} and {self._write_place(place)} are not equal"
-            if not each.low <= first <= each.high or first % each.step:
+            found = [(sizes[at][d], f"dimension {d} of {self._labels[at]}") for at, d in places]
+            size, label = found[0]
+            for other, name in found:
+                if other != size:
+                    return f"{label} and {name} are not equal"
+            if not each.low <= size <= each.high or size % each.step:
                 steps = f" in steps of {each.step}" if each.step > 1 else ""
                 return f"{label} is not within {each.low} to {each.high}{steps}"
         return ""
-
-    def _write_place(self, place: tuple[int, int]) -> str:
-        return f"dimension {place[1]} of {self._labels[place[0]]}"
 
 
 class AttributeGuard:
@@ -154,45 +140,49 @@ class AttributeGuard:
         model: The model.
         graph: Its graph.
         values: The plain attributes when the plan was applied; None for those of now.
-
-    Attributes:
-        values: The plain attributes when the plan was applied.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, values: Values | None = None) -> None:
         (output,) = graph.find_nodes(op="output")
-        context: TraceContext | None = output.meta.get(CONTEXT)
-        entered: frozenset[str] = output.meta.get(ENTERED, frozenset())
+        context: TraceContext = output.meta[CONTEXT]
+        entered: frozenset[str] = output.meta[ENTERED]
         seen = [node.meta[SEEN] for node in graph.nodes if SEEN in node.meta]
-        calls = (str(node.target) for node in graph.find_nodes(op="call_module"))
-        called = frozenset(calls).union(*(consumers for _, consumers in seen))
-        traced = [("", model), *_list_traced("", model, entered, called)]
-        held = {(n, k): v for n, module in traced for k, v in _iterate_plain(module, not n)}
+        called = {str(node.target) for node in graph.find_nodes(op="call_module")}
+        called.update(*(consumers for _, consumers in seen))
+        used = set[str]()
+        for name in (*entered, *called):
+            while name:
+                used.add(name)
+                name = name.rpartition(".")[0]
+        traced = {"": model}
+        for name, module in model.named_modules(remove_duplicate=False):
+            is_read = name not in called and (name in used or is_leaf(module))
+            if is_read and name.rpartition(".")[0] in traced:
+                traced.setdefault(name, module)
+        held = {(n, k): v for n, m in traced.items() for k, v in _iterate_plain(m, not n)}
         self.values: Values = held if values is None else values
-        modules = dict(traced)
         self._attributes = [
-            (vars(modules[n]), k, v, f"{n}.{k}".strip("."))
+            (vars(traced[n]), k, v, f"{n}.{k}".strip("."))
             for (n, k), v in self.values.items()
-            if n in modules
+            if n in traced
         ]
-        self._lengths = [(n, m, len(vars(m)), frozenset(vars(m))) for n, m in traced]
+        self._lengths = [(n, m, len(vars(m)), frozenset(vars(m))) for n, m in traced.items()]
         self._modes = [
             (n, m, n in context.training)
-            for n, m in traced[1:]
-            if context and (is_leaf(m) or not find_class(m).__module__.startswith("torch.nn"))
+            for n, m in traced.items()
+            if n and (is_leaf(m) or not find_class(m).__module__.startswith("torch.nn"))
         ]
-        self._children = [(n, m._modules, [*m._modules.values()]) for n, m in traced]
-        frozen = context.frozen if context else frozenset()
+        self._children = [(n, m._modules, [*m._modules.values()]) for n, m in traced.items()]
         self._tensors = [
-            (table, key, tensor.dtype, tensor.shape, f"{n}.{key}".strip("."))
+            (table, key, tensor.dtype, tensor.shape, name in context.frozen, name)
             for n, m in model.named_modules()
             for table in (m._parameters, m._buffers)
             for key, tensor in table.items()
+            for name in (f"{n}.{key}".strip("."),)
             if tensor is not None and not is_lazy(tensor)
         ]
-        self._frozen = [(t, key, n) for t, key, _, _, n in self._tensors if n in frozen]
         self._hooks = [
-            (n, getattr(m, key)) for n, m in traced if n in entered for key in CALLED_HOOKS
+            (n, getattr(m, key)) for n, m in traced.items() if n in entered for key in CALLED_HOOKS
         ]
         self._seen = [
             (name, model.get_submodule(name), is_kept)
@@ -210,65 +200,43 @@ class AttributeGuard:
         for name, module, is_kept in self._seen:
             if is_kept(module):
                 return f"hooks of {name} may keep a value that the plan overwrites"
-        if self._sees_all and _are_all_watched():
-            return "the graph does not call all modules, and there are hooks on all"
+        if self._sees_all and any(GLOBAL_HOOKS):
+            hooks = [hook for table in GLOBAL_HOOKS for hook in table.values()]
+            # PyTorch's own counters are no obstacle.
+            if any(not isinstance(getattr(h, "__self__", None), ModuleTracker) for h in hooks):
+                return "the graph does not call all modules, and there are hooks on all"
         for name, module, mode in self._modes:
             if module.training is not mode:
                 now, then = ("eval", "train") if mode else ("train", "eval")
                 return f"module {name!r} is in {now} mode, and the plan was traced in {then} mode"
         for held, key, value, name in self._attributes:
-            now = held.get(key, _MISSING)
+            now = held.get(key, _Missing)
             if now is not value and not _is_equal(now, value):
                 return f"attribute {name} has changed since the plan was applied"
         for name, module, count, known in self._lengths:
             if len(vars(module)) != count:
                 for key, value in _iterate_plain(module, not name):
-                    if key not in known and value is not _MISSING:
+                    if key not in known and value is not _Missing:
                         return f"attribute {name}.{key} was set after the plan was applied"
         for name, table, children in self._children:
             if len(table) != len(children) or not all(map(operator.is_, table.values(), children)):
                 return f"modules of {name or 'the model'} were replaced after the plan was applied"
-        for table, key, dtype, shape, name in self._tensors:
+        for table, key, dtype, shape, is_frozen, name in self._tensors:
             tensor = table.get(key)
             if tensor is None or tensor.dtype is not dtype or tensor.shape != shape:
                 return f"{name} has another dtype or size than when the plan was applied"
-        for table, key, name in self._frozen:
-            if table[key].requires_grad:
+            if is_frozen and tensor.requires_grad:
                 return f"{name} was frozen when the model was traced"
         return ""
-
-
-def _list_traced(
-    prefix: str, module: nn.Module, entered: frozenset[str], called: frozenset[str]
-) -> Iterator[tuple[str, nn.Module]]:
-    """Lists modules within one that code may have read from: not those that the graph calls."""
-    for key, child in module.named_children():
-        name = f"{prefix}.{key}".strip(".")
-        if name in called:
-            continue
-        is_used = is_leaf(child) or any(
-            other == name or other.startswith(f"{name}.") for other in (*entered, *called)
-        )
-        if is_used:
-            yield name, child
-            yield from _list_traced(name, child, entered, called)
 
 
 def _iterate_plain(module: nn.Module, is_root: bool) -> Iterator[tuple[str, Any]]:
     """Plain attributes of a module, and the ``forward`` that stands before its class's."""
     if not is_root:  # whose own forward is what a plan replaces
-        yield "forward", vars(module).get("forward", _MISSING)
+        yield "forward", vars(module).get("forward", _Missing)
     for key, value in vars(module).items():
         if key not in INTERNAL and not key.startswith("_fxmem") and isinstance(value, PLAIN):
             yield key, value
-
-
-def _are_all_watched() -> bool:
-    """Tells whether there are hooks on all modules, PyTorch's own counters left out."""
-    if not any(GLOBAL_HOOKS):
-        return False
-    hooks = (hook for table in GLOBAL_HOOKS for hook in table.values())
-    return any(not isinstance(getattr(hook, "__self__", None), ModuleTracker) for hook in hooks)
 
 
 def _is_equal(value: Any, other: Any) -> bool:

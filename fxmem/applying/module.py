@@ -84,10 +84,16 @@ class PlannedModule(fx.GraphModule):
         code = super().recompile()
         own: Any = type(self)
         model = self.__dict__.get("original")
-        if model is not None:
-            own._run_plan = own.forward
-            own.forward = _make_forward(model)
-            for name in _list_overrides(type(model)):
+        if model is None:
+            return code
+        own._run_plan = own.forward
+        own.forward = _make_forward(model)
+        # Methods of every module that the model's class overrides, such as state_dict.
+        kinds = [kind for kind in type(model).__mro__ if kind not in fx.GraphModule.__mro__]
+        for name, method in vars(nn.Module).items():
+            is_overridden = any(name in vars(kind) for kind in kinds)
+            is_own = name.startswith("__") or name in ("forward", "train")
+            if is_overridden and not is_own and inspect.isfunction(method):
                 setattr(own, name, _hand_over(name))
         return code
 
@@ -147,13 +153,14 @@ class PlannedModule(fx.GraphModule):
         if peek_interpreter_stack() is not None:
             warn_caller(NO_TRANSFORMS)
             return None
-        given = self._inputs.name_arguments(args, kwargs)
-        difference = self._attributes.find_difference() or self._inputs.find_difference(given)
+        values: list[Any] = []
+        difference = self._attributes.find_difference()
+        if not difference:
+            difference, values = self._inputs.compare(args, kwargs)
         if difference:
             warn_caller(f"{difference}: this step runs without the plan")
             return None
         self.__dict__["plan_calls"] += 1
-        values: list[Any] = self._inputs.list_values(given)
         return values
 
 
@@ -172,13 +179,6 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
         forward.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
     forward.__doc__ = model.forward.__doc__
     return forward
-
-
-def _list_overrides(kind: type[nn.Module]) -> list[str]:
-    """Lists the methods of every module that a class overrides, such as ``state_dict``."""
-    own = {name for c in kind.__mro__ if c not in fx.GraphModule.__mro__ for name in vars(c)}
-    methods = {n for n, held in vars(nn.Module).items() if inspect.isfunction(held)}
-    return [n for n in own & methods if not n.startswith("__") and n not in ("forward", "train")]
 
 
 def _hand_over(name: str) -> Callable[..., Any]:

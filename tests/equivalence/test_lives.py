@@ -152,27 +152,3 @@ def test_parameters_frozen_afterwards(
     for net in (model, planned):
         net.requires_grad_(True)
     check_same(take_steps(planned, x), take_steps(model, x))
-
-
-def test_modes_of_the_whole_and_of_parts(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
-    model, planned, x = pair
-    for net in (model, planned):
-        net.eval()
-        net.train()
-        for module in net.get_submodule("stages.1").modules():
-            module.eval()
-    # The graph of a plan has what the code decided by its mode.
-    is_graph = planned.plan.style == "graph"
-    told = r"module 'stages\.1' is in eval mode, and the plan was traced in train mode"
-    with pytest.warns(fxmem.FxmemWarning, match=told) if is_graph else nullcontext():
-        check_same(take_steps(planned, x), take_steps(model, x))
-    for net in (model, planned):
-        net.train()
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
-                module.eval()
-    check_same(take_steps(planned, x), take_steps(model, x))  # whose modes are their own
-    for net in (model, planned):
-        net.eval()
-        assert not any(module.training for module in net.modules())
-    assert torch.equal(planned(x), model(x))

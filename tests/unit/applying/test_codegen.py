@@ -103,13 +103,6 @@ def test_each_segment_is_a_function_that_takes_and_gives_what_crosses_it() -> No
     check_numbers(original, planned, torch.randn(4, 8))
 
 
-def test_sizes_are_those_of_the_call() -> None:
-    model = Net()
-    original = copy.deepcopy(model)
-    planned = build(model, (Segment("view", "view", 1), Segment("tanh", "mul_1", 2)))
-    check_numbers(original, planned, torch.randn(7, 8))
-
-
 class Colliding(nn.Module):
     """Values that are called like segments and what they return."""
 

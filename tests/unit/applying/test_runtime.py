@@ -105,19 +105,6 @@ def test_a_second_backward_runs_the_segment_again(create_graph: bool) -> None:
     assert len(runs) >= 3
 
 
-def test_a_gradient_within_a_segment() -> None:
-    def segment(x: Tensor) -> Tensor:
-        (slope,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
-        return x.exp() * slope
-
-    results = []
-    for run in (lambda f, x: f(x), checkpoint):
-        x = torch.linspace(0, 1, 4).requires_grad_()
-        run(segment, x).sum().backward()
-        results.append(get_gradient(x))
-    assert torch.equal(*results)
-
-
 @pytest.mark.parametrize("has_backward", [False, True])
 def test_nothing_is_held_when_backward_is_over_or_its_graph_is_gone(has_backward: bool) -> None:
     with pytest.warns(FutureWarning):
@@ -142,8 +129,11 @@ def test_batch_statistics_are_counted_once(momentum: float | None) -> None:
     for _ in range(2):
         x = torch.randn(5, 3)
         expected(x).sin().sum().backward()
-        checkpoint(lambda x: norm(x).sin(), x, norms=(norm,)).sum().backward()
-    assert norm.num_batches_tracked == 2
+        loss = checkpoint(lambda x: norm(x).sin(), x, norms=(norm,)).sum()
+        for each in (expected, norm):  # another call before backward counts
+            each(torch.ones(4, 3))
+        loss.backward()
+    assert norm.num_batches_tracked == 4
     for name, buffer in norm.named_buffers():
         assert buffer is before[name] and torch.equal(buffer, expected.get_buffer(name))
     assert torch.equal(get_gradient(norm.weight), get_gradient(expected.weight))
@@ -196,19 +186,6 @@ def test_random_numbers_are_drawn_again_and_later_ones_stay() -> None:
     assert torch.equal(torch.get_rng_state(), between)
     assert torch.equal(get_gradient(x) == 0, y == 0)
     assert 300 < int((y == 0).sum()) < 700
-
-
-def test_the_generator_is_left_alone_where_nothing_is_drawn() -> None:
-    seen = []
-
-    def segment(x: Tensor) -> Tensor:
-        seen.append(torch.get_rng_state())
-        return x.sin()
-
-    y = checkpoint(segment, torch.ones(2, requires_grad=True))
-    torch.rand(1)
-    y.sum().backward()
-    assert not torch.equal(*seen)
 
 
 @pytest.mark.parametrize("is_outside", [False, True])
@@ -337,12 +314,3 @@ def test_a_compiler_leaves_segments_alone(backend: str) -> None:
     expected = [tensor.clone() for tensor in train(lambda segment, x: segment(x))]
     found = train(lambda segment, x: checkpoint(segment, x, norms=(norm,)))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_a_transform_of_functions_runs_without_segments() -> None:
-    x = torch.randn(3)
-    with pytest.warns(
-        fxmem.FxmemWarning, match=r"torch.func's transforms do not allow checkpoints"
-    ):
-        found = torch.func.grad(lambda x: checkpoint(torch.sin, x).sum())(x)
-    assert torch.equal(found, x.cos())
