@@ -33,10 +33,9 @@ from fxmem.tracing.modules import (
     INTERNAL,
     PLAIN,
     find_class,
+    find_watched,
     is_leaf,
     is_left_out,
-    sees_arguments,
-    sees_result,
 )
 
 
@@ -185,9 +184,9 @@ class AttributeGuard:
             (n, getattr(m, key)) for n, m in traced.items() if n in entered for key in CALLED_HOOKS
         ]
         self._seen = [
-            (name, model.get_submodule(name), is_kept)
+            (name, model.get_submodule(name), at)
             for makers, consumers in seen
-            for names, is_kept in ((makers, sees_result), (consumers, sees_arguments))
+            for at, names in enumerate((consumers, makers))  # as in `find_watched`
             for name in names
         ]
         self._sees_all = bool(entered or seen)
@@ -197,8 +196,8 @@ class AttributeGuard:
         for name, hooks in self._hooks:
             if hooks and is_left_out(hooks):
                 return f"the graph does not call {name}, which has hooks"
-        for name, module, is_kept in self._seen:
-            if is_kept(module):
+        for name, module, at in self._seen:
+            if find_watched(module)[at]:
                 return f"hooks of {name} may keep a value that the plan overwrites"
         if self._sees_all and any(GLOBAL_HOOKS):
             hooks = [hook for table in GLOBAL_HOOKS for hook in table.values()]

@@ -119,15 +119,8 @@ class Within:
 def run_within(function: Callable[..., Any], outer: Context, inner: Context) -> Within | None:
     """Makes a function that runs as the inner context has it, to be called in the outer one.
 
-    Returns:
-        None where single calls cannot be so: autocast keeps the casts of weights to its end
-            (``torch/amp/autocast_mode.py``), and what autograd shall record again was not.
-
-    >>> outer = read_context()
-    >>> with torch.no_grad():
-    ...     double = run_within(torch.mul, outer, read_context())
-    >>> double(torch.ones(1, requires_grad=True), 2)
-    tensor([2.])
+    Returns None where single calls cannot be so: autocast keeps the casts of weights to its end
+    (``torch/amp/autocast_mode.py``), and autograd cannot record what it did not.
     """
     if inner.grad and not outer.grad:
         return None
@@ -158,11 +151,7 @@ class TraceContext(NamedTuple):
 
 
 def describe_value(value: Any) -> Signature:
-    """Describes an argument; equal for those that differ in tensors' values only.
-
-    >>> describe_value([torch.zeros(2, 3), 2])
-    Signature(structure=(<class 'list'>, (2, torch.float32, False), (<class 'int'>, 2)), sizes=((2, 3),))
-    """  # noqa: E501
+    """Describes an argument; equal for those that differ in tensors' values only."""
     tensors: list[Tensor] = []
     structure = describe_structure(value, tensors)
     return Signature(structure, tuple(tuple(map(int, tensor.shape)) for tensor in tensors))
@@ -187,18 +176,6 @@ def describe_structure(value: Any, tensors: list[Tensor]) -> Hashable:
     else:
         return type(value), value if isinstance(value, Hashable) else id(value)
     return (type(value), *[describe_structure(element, tensors) for element in held])
-
-
-def list_ties(tensors: Sequence[Tensor]) -> tuple[Tie, ...]:
-    """Lists which of some tensors are the same object as one before.
-
-    >>> one, other = torch.ones(1), torch.ones(1)
-    >>> list_ties([one, other, one])
-    ((2, 0),)
-    """
-    known: dict[int, int] = {}
-    firsts = [known.setdefault(id(tensor), at) for at, tensor in enumerate(tensors)]
-    return tuple((at, first) for at, first in enumerate(firsts) if at != first)
 
 
 def make_specs(

@@ -95,14 +95,6 @@ class _ReplaceDevices(TorchFunctionMode):
             self._named.add("cuda")
             return mark_on_accelerator(args[0])
         args, kwargs = list(args), dict(kwargs or {})
-        is_moved = self._replace_arguments(func, args, kwargs)
-        result = func(*args, **kwargs)
-        return mark_on_accelerator(result) if is_moved else result
-
-    def _replace_arguments(
-        self, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
-    ) -> bool:
-        """Tells whether a device was replaced among the arguments."""
         is_moved = False
         for position, value in enumerate(args if func in _BY_POSITION else ()):
             if _is_accelerator(value):
@@ -116,7 +108,8 @@ class _ReplaceDevices(TorchFunctionMode):
             kwargs["device"], is_moved = self._replace(device), True
         elif device is not None:
             kwargs["device"] = device
-        return is_moved
+        result = func(*args, **kwargs)
+        return mark_on_accelerator(result) if is_moved else result
 
     def _replace(self, device: Any) -> torch.device:
         if device != _NO_INDEX:

@@ -101,11 +101,7 @@ def make_fake_inputs(
 
 
 def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Describes the inputs by the texts that ``--input`` takes; nested ones with their path.
-
-    >>> describe_inputs([TensorSpec((8, 3))], {"ids": torch.zeros(1, 4, dtype=torch.int64)})
-    ('8x3:float32', 'ids=1x4:int64')
-    """
+    """Describes the inputs by the texts that ``--input`` takes; nested ones with their path."""
     texts = []
     for index, value in enumerate(args):
         for path, leaf in tree_flatten_with_path(value)[0]:

@@ -85,10 +85,7 @@ _OPERATORS = {
 
 @functools.lru_cache(maxsize=4096)
 def describe_function(func: Callable[..., Any]) -> tuple[str, Any, str]:
-    """Describes a function that a ``TorchFunctionMode`` saw as the FX graph calls it.
-
-    Returns:
-        The op (``call_function`` or ``call_method``), the target, and the name for a reader.
+    """Finds op, target and the name for a reader of a function that the tracer's mode saw.
 
     >>> describe_function(torch.Tensor.view)
     ('call_method', 'view', 'view')

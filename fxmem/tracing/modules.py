@@ -52,12 +52,16 @@ GLOBAL_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = tuple(
 )
 """The tables of hooks that are called for all modules."""
 
-_RESULT_HOOKS = tuple(key for key in CALLED_HOOKS if key != "_forward_pre_hooks")
 
+def find_watched(module: nn.Module) -> tuple[bool, bool]:
+    """Tells whether hooks of a module may keep what it is given, and whether its result.
 
-def sees_arguments(module: nn.Module) -> bool:
-    """Tells whether hooks of a module may keep what it is given."""
-    return any(getattr(module, key) for key in CALLED_HOOKS)
+    One that runs before ``forward``, as those that normalise weights do, does not see a result,
+    unless the module returns what it is given: ``Identity`` does, and none with weights.
+    """
+    called = [key for key in CALLED_HOOKS if getattr(module, key)]
+    sees_result = called != ["_forward_pre_hooks"] or not module._parameters
+    return bool(called), bool(called) and sees_result
 
 
 def is_left_out(hooks: Mapping[int, Any]) -> bool:
@@ -69,17 +73,6 @@ def is_left_out(hooks: Mapping[int, Any]) -> bool:
     return bool(hooks) and any(
         getattr(hook, "__module__", "") != "transformers.utils.output_capturing"
         for hook in hooks.values()
-    )
-
-
-def sees_result(module: nn.Module) -> bool:
-    """Tells whether hooks of a module may keep what it makes.
-
-    One that runs before ``forward``, as those that normalise weights do, does not see it, unless
-    the module returns what it is given: ``Identity`` does, and nothing that computes with weights.
-    """
-    return any(getattr(module, key) for key in _RESULT_HOOKS) or (
-        bool(module._forward_pre_hooks) and not module._parameters
     )
 
 

@@ -19,14 +19,13 @@ from fxmem.tracing.conditions import (
     TraceContext,
     describe_structure,
     describe_value,
-    list_ties,
     make_specs,
     read_context,
     read_settings,
     run_within,
 )
 from fxmem.tracing.fxgraph import CONSTANT, ENTERED, NODE, WATCHED, GraphBuilder, iterate_tensors
-from fxmem.tracing.modules import sees_arguments, sees_result
+from fxmem.tracing.modules import find_watched
 from fxmem.tracing.source import find_source
 
 ACCESSORS = (getattr, setattr, delattr)
@@ -90,11 +89,13 @@ class NodeLog:
         self._context, self._settings = read_context(), read_settings()
         tensors: list[torch.Tensor] = []
         describe_structure([value for _, value in bound], tensors)
+        known: dict[int, int] = {}
+        firsts = [known.setdefault(id(tensor), at) for at, tensor in enumerate(tensors)]
         parameters = self._model.named_parameters(remove_duplicate=False)
         modules = self._model.named_modules(remove_duplicate=False)  # by all of their names
         self._traced_in = TraceContext(
             self._context.autocast,
-            list_ties(tensors),
+            tuple((at, first) for at, first in enumerate(firsts) if at != first),
             training=frozenset(name for name, module in modules if module.training),
             frozen=frozenset(n for n, parameter in parameters if not parameter.requires_grad),
             inputs=make_specs(args, kwargs),
@@ -121,7 +122,7 @@ class NodeLog:
                 fx_node.meta["from_node"] = traceback.get_current_meta()["from_node"]
             if op == "call_module":
                 module = self._model.get_submodule(target)
-                fx_node.meta[WATCHED] = (sees_arguments(module), sees_result(module))
+                fx_node.meta[WATCHED] = find_watched(module)
         source = find_source()
         self._append(result, fx_node, name, call.fqn, op, call.label, phase, source, inputs)
 

@@ -11,13 +11,13 @@ strides, dtype, device and, for a view, where it begins.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 Key = tuple[Any, ...]
 
@@ -188,7 +188,7 @@ def _describe(
     """Describes a result so that it can be made again; None where it cannot be."""
     if kind is _Kind.SELF:  # some change its shape: resize_, transpose_, set_
         return before if result is args[0] and _describe_tensor(args[0]) == before else None
-    taken = {*_iterate_addresses(args)}
+    taken = {_address(tensor) for tensor in tree_leaves(args) if isinstance(tensor, FakeTensor)}
     if isinstance(result, FakeTensor):
         return _describe_result(kind, result, args[0], taken)
     if type(result) not in (tuple, list):
@@ -203,14 +203,6 @@ def _describe(
     return described if type(result) is list else tuple(described)
 
 
-def _iterate_addresses(arguments: Any) -> Iterator[int]:
-    for argument in arguments:
-        if isinstance(argument, FakeTensor):
-            yield _address(argument)
-        elif isinstance(argument, (list, tuple)):
-            yield from _iterate_addresses(argument)
-
-
 def _describe_result(
     kind: _Kind, tensor: FakeTensor, first: Any, taken: set[int]
 ) -> _Layout | None:
@@ -218,10 +210,8 @@ def _describe_result(
     if layout is None:
         return None
     if kind is _Kind.VIEW:
-        is_view = _address(tensor) == _address(first)
-        return (
-            replace(layout, offset=layout.offset - int(first.storage_offset())) if is_view else None
-        )
+        offset = layout.offset - int(first.storage_offset())
+        return replace(layout, offset=offset) if _address(tensor) == _address(first) else None
     # A new tensor must have memory of its own, as much as ``empty_strided`` allocates.
     sizes_strides = zip(layout.shape, layout.stride, strict=True)
     last = sum((size - 1) * stride for size, stride in sizes_strides)

@@ -56,7 +56,7 @@ LEAVES = (
 )
 """Types of values that hold nothing that code reaches."""
 
-_CONTAINERS = (list, tuple, set, frozenset, deque)
+CONTAINERS = (list, tuple, set, frozenset, deque)
 _LIBRARIES = frozenset({"torch", *sys.stdlib_module_names}) - {"__main__"}
 
 
@@ -65,12 +65,6 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
 
     Classes, Python modules, numbers and texts are not entered or yielded; nor are the globals
     of torch's own functions. What was seen before, by id, is passed over, and the rest added to it.
-
-    >>> shared = torch.ones(2)
-    >>> def scale(x, factor=[3]):
-    ...     return x * shared * factor[0]
-    >>> any(reached is shared for reached in iterate_reached(scale))
-    True
     """
     seen = {} if seen is None else seen  # the objects too, so that no id is used again
     stack = [value]
@@ -141,7 +135,7 @@ def find_held(value: Any) -> Iterable[object]:
     # A subclass may load what it is asked for: transformers' maps of models do.
     if isinstance(value, dict):
         elements = [*dict.keys(value), *dict.values(value)]
-    for kind in _CONTAINERS:
+    for kind in CONTAINERS:
         if isinstance(value, kind):
             iterate: Any = kind.__iter__
             elements = [*iterate(value)]

@@ -21,15 +21,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dimension of the tensor that a traced value stands for.
+    """One dimension of the tensor that a traced value stands for."""
 
-    Attributes:
-        origin: The tracer's own handle of that tensor; never the tensor, which must not live
-            longer than the user's code lets it.
-        dim: Index of the dimension.
-    """
-
-    origin: Any
+    origin: Any  # the tracer's handle of the tensor, which must not live longer than in the code
     dim: int
 
 

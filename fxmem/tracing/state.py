@@ -20,11 +20,10 @@ from torch.utils.weak import WeakIdRef
 
 from fxmem.tracing.conditions import PLAIN_TYPES
 from fxmem.tracing.modules import HOOK_TABLES, is_leaf
-from fxmem.tracing.reach import list_attributes
+from fxmem.tracing.reach import CONTAINERS, list_attributes
 
 DRAWS = "it draws random numbers that are not PyTorch's"
 """The reason why code that draws from Python's or NumPy's generator has no graph."""
-_CONTAINERS = (list, tuple, set, frozenset, deque)
 _MOST = 10_000
 """Entries that are compared one by one; of more, the number is."""
 
@@ -34,16 +33,7 @@ Snapshot = tuple[object, ...]
 def take_snapshot(values: Iterable[object]) -> Snapshot:
     """Lists what objects hold: elements and attributes, down to tensors, modules and functions.
 
-    Two snapshots of the same objects are equal where nothing changed between. Neither keeps
-    tensors alive.
-
-    >>> cache = [torch.ones(1)]
-    >>> before = take_snapshot([cache])
-    >>> before == take_snapshot([cache])
-    True
-    >>> cache[0] = torch.ones(1)
-    >>> before == take_snapshot([cache])
-    False
+    Two snapshots are equal where nothing changed between. Neither keeps tensors alive.
     """
     found: list[object] = []
     seen: set[int] = set()
@@ -55,13 +45,13 @@ def take_snapshot(values: Iterable[object]) -> Snapshot:
             continue
         if isinstance(value, dict):
             held = [*dict.keys(value), *dict.values(value)]
-        elif isinstance(value, _CONTAINERS):
+        elif isinstance(value, CONTAINERS):
             held = [*value]
         else:
             held = []
         if not isinstance(value, (Tensor, nn.Module, type)) and not callable(value):
             held += list_attributes(value)
-        if held or isinstance(value, (dict, *_CONTAINERS)):
+        if held or isinstance(value, (dict, *CONTAINERS)):
             found.append((type(value), len(held)))
             if id(value) not in seen:
                 seen.add(id(value))

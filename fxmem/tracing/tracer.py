@@ -50,14 +50,11 @@ def run_segment(run: Callable[..., Any], *inputs: Any) -> Any:
 class NodeListener(Protocol):
     """Is told which node is running."""
 
-    def enter_node(self, index: int) -> None:
-        """Begins the node with that index."""
+    def enter_node(self, index: int) -> None: ...
 
-    def exit_node(self, index: int, result: Any) -> int:
-        """Ends the node, which has returned; answers how many operators it ran."""
+    def exit_node(self, index: int, result: Any) -> int: ...  # answers how many operators it ran
 
-    def find_storages(self, value: Any) -> tuple[int, ...]:
-        """Finds the indices of the storages that the tensors in a value lie on."""
+    def find_storages(self, value: Any) -> tuple[int, ...]: ...  # of the tensors in it
 
 
 class Tracer(torch.overrides.TorchFunctionMode):

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,6 @@ _KEY = torch._C.DispatchKey.AutocastCUDA
 _HOST_KEY = torch._C.DispatchKey.AutocastCPU
 _aten = torch.ops.aten
 _cudnn_rnn = _aten._cudnn_rnn.default
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 CUDA.function(functional.binary_cross_entropy_with_logits)(
@@ -139,49 +138,31 @@ def _make_kernels() -> dict[tuple[OpOverload, torch._C.DispatchKey], Callable[..
     aten = (name.removeprefix("aten::") for name in names if name.startswith("aten::"))
     on_host = find_operators(aten, _HOST_KEY.name).values()
     return {
-        **{(o, _KEY): _make_kernel(o, policy) for o, policy in policies.items()},
-        **{(o, _KEY): _make_ban(o) for o in find_operators(lists.BANNED).values()},
-        **{(o, _HOST_KEY): _make_host_kernel(o) for o in on_host},
+        **{(o, _KEY): _make_kernel(o, _KEY, policy) for o, policy in policies.items()},
+        **{(o, _KEY): _make_kernel(o, _KEY) for o in find_operators(lists.BANNED).values()},
+        **{(o, _HOST_KEY): _make_kernel(o, _HOST_KEY) for o in on_host},
     }
 
 
-def _make_kernel(operator: OpOverload, policy: Policy) -> Callable[..., Any]:
-    original = torch.library.get_kernel(operator, _KEY.name)
+def _make_kernel(
+    operator: OpOverload, key: torch._C.DispatchKey, policy: Policy | None = None
+) -> Callable[..., Any]:
+    """Makes the stand-in for a kernel, which without a policy casts nothing.
+
+    Under the key of the GPU's autocast, the kernel of an operator without a policy only raises.
+    """
+    original = torch.library.get_kernel(operator, key.name)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_lowered():
+        on_gpu = reach_gpu(args, kwargs)
+        raises = on_gpu and policy is None
+        if (not on_gpu) if key is _HOST_KEY else (raises or not _is_lowered()):
             return original.call_boxed(keys, *args, **kwargs)
-        with exclude_key(_KEY), torch._C.DisableTorchFunction():
-            if not reach_gpu(args, kwargs):
-                return operator(*args, **kwargs)
-            args, kwargs = policy.cast(args, kwargs)
-            return policy.operator(*args, **kwargs)
-
-    return kernel
-
-
-def _make_ban(operator: OpOverload) -> Callable[..., Any]:
-    """The kernel of an operator whose own kernel under autocast's key only raises."""
-    original = torch.library.get_kernel(operator, _KEY.name)
-
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_lowered() or reach_gpu(args, kwargs):
-            return original.call_boxed(keys, *args, **kwargs)
-        with exclude_key(_KEY), torch._C.DisableTorchFunction():
-            return operator(*args, **kwargs)
-
-    return kernel
-
-
-def _make_host_kernel(operator: OpOverload) -> Callable[..., Any]:
-    """The kernel of an operator under the key of ``torch.autocast("cpu")``."""
-    original = torch.library.get_kernel(operator, _HOST_KEY.name)
-
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not reach_gpu(args, kwargs):
-            return original.call_boxed(keys, *args, **kwargs)
-        with exclude_key(_HOST_KEY), torch._C.DisableTorchFunction():
-            return operator(*args, **kwargs)
+        run = operator
+        with exclude_key(key), torch._C.DisableTorchFunction():
+            if on_gpu and policy is not None:
+                (args, kwargs), run = policy.cast(args, kwargs), policy.operator
+            return run(*args, **kwargs)
 
     return kernel
 
@@ -189,9 +170,6 @@ def _make_host_kernel(operator: OpOverload) -> Callable[..., Any]:
 def _is_lowered() -> bool:
     """Tells whether this thread is within; another one may be at work on a GPU meanwhile."""
     return torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-
-
-# -- Recurrent layers --
 
 
 def cast_rnn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:

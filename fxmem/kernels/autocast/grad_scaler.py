@@ -6,7 +6,6 @@ kernels allocate nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,11 +18,7 @@ class GradScaler(torch.amp.GradScaler):
     """``torch.amp.GradScaler("cuda")`` on fake tensors, in a step whose gradients are finite.
 
     Its code is PyTorch's own, save for the question to the GPU that decides whether the optimizer
-    steps. In a step::
-
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    steps.
     """
 
     def __init__(self) -> None:
@@ -35,11 +30,7 @@ class GradScaler(torch.amp.GradScaler):
         return tuple(t for t in (self._scale, self._growth_tracker) if t is not None)
 
     def _maybe_opt_step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        optimizer_state: Mapping[str, Any],
-        *args: Any,
-        **kwargs: Any,
+        self, optimizer: torch.optim.Optimizer, optimizer_state: Any, *args: Any, **kwargs: Any
     ) -> float | None:
         """Steps only where ``item()`` of no ``found_inf`` is 1."""
         return optimizer.step(*args, **kwargs)  # type: ignore[no-any-return]

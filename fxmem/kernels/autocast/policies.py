@@ -33,15 +33,10 @@ _casts: dict[int, tuple[Any, Tensor]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Policy by which autocast runs an operator.
+    """Policy by which autocast runs an operator."""
 
-    Attributes:
-        cast: From the operator's arguments to those that it runs with.
-        operator: What runs: the operator itself, or its overload that takes a dtype.
-    """
-
-    cast: Cast
-    operator: OpOverload
+    cast: Cast  # from the operator's arguments to those that it runs with
+    operator: OpOverload  # that runs: the operator itself, or its overload that takes a dtype
 
 
 def is_eligible(value: object) -> bool:
@@ -64,7 +59,15 @@ def cast_cached(dtype: torch.dtype, value: Any) -> Any:
         return [cast_cached(dtype, entry) for entry in value]
     if not is_eligible(value) or value.dtype == dtype:
         return value
-    if dtype != torch.get_autocast_dtype(_DEVICE) or not _is_weight(value):
+    is_weight = (
+        value.dtype == torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and not value._is_view()
+        and torch.is_autocast_cache_enabled()
+        and not torch.is_inference_mode_enabled()
+    )
+    if dtype != torch.get_autocast_dtype(_DEVICE) or not is_weight:
         return value.to(dtype)
     if value._cdata not in _casts:
         with torch.enable_grad():  # another use may want gradients
@@ -107,10 +110,8 @@ def follow_autocast(operator: OpOverload) -> Callable[[_F], _F]:
     """Makes a function treat its arguments as autocast treats those of an operator.
 
     For the replacement of a torch function, which runs before the operator is reached: it gets
-    the arguments cast, and runs with autocast off, as what the operator calls does.
-
-    Args:
-        operator: One whose tensors autocast casts; those of the function are found by their type.
+    the arguments cast, and runs with autocast off, as what the operator calls does. Autocast must
+    cast all tensors of the operator: those of the function are found by their type.
     """
     cast = find_policies()[operator].cast
 
@@ -144,17 +145,6 @@ def _get_operator(name: str) -> OpOverload:
     base, _, overload = name.partition(".")
     operator: OpOverload = getattr(getattr(_aten, base), overload or "default")
     return operator
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    return (
-        tensor.dtype == torch.float32
-        and tensor.requires_grad
-        and tensor.is_leaf
-        and not tensor._is_view()
-        and torch.is_autocast_cache_enabled()
-        and not torch.is_inference_mode_enabled()
-    )
 
 
 def _ask_for_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:

@@ -11,15 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCall:
-    """Arguments of ``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``, in their order.
+    """Arguments of ``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``, in their order."""
 
-    Attributes:
-        input: Steps, batch and features; or rows of a packed sequence.
-        batch_sizes: The batch of each step of a packed sequence.
-    """
-
-    input: Tensor
-    batch_sizes: Tensor | None
+    input: Tensor  # steps, batch and features; or rows of a packed sequence
+    batch_sizes: Tensor | None  # the batch of each step of a packed sequence
     states: Any
     params: Sequence[Tensor]
     has_biases: bool

@@ -14,17 +14,6 @@ from torch._prims_common import compute_elementwise_output_strides
 from fxmem.kernels.registry import ANY
 
 
-def lay_out_pointwise(*operands: Tensor) -> Tensor:
-    """A result that ``TensorIterator`` (aten/src/ATen/TensorIterator.cpp) makes of operands.
-
-    Args:
-        operands: Of one shape and type, in the iterator's order.
-    """
-    first = operands[0]
-    strides = compute_elementwise_output_strides(*operands)
-    return first.new_empty_strided(first.shape, strides)
-
-
 @ANY.kernel(
     "elu_backward",
     "hardsigmoid_backward",
@@ -37,8 +26,11 @@ def activation_backward(grad_output: Tensor, *operands: object, **_named: object
     """aten/src/ATen/native/Activation.cpp and UnaryOps.cpp: an iterator, the gradient first.
 
     PyTorch's fake kernels are decompositions, which begin with a comparison of the input.
+    Source of the strides: ``TensorIterator`` (aten/src/ATen/TensorIterator.cpp).
     """
-    return lay_out_pointwise(grad_output, *(x for x in operands if isinstance(x, Tensor)))
+    tensors = (grad_output, *(x for x in operands if isinstance(x, Tensor)))
+    strides = compute_elementwise_output_strides(*tensors)
+    return grad_output.new_empty_strided(grad_output.shape, strides)
 
 
 @ANY.kernel("_log_softmax_backward_data")

@@ -266,7 +266,14 @@ def test_objects_among_the_inputs_hold_fakes_too(fake_mode: FakeTensorMode) -> N
 
 
 class Scaled(nn.Parameter):
-    """A parameter with a method."""
+    """A parameter with a method and a say in what is computed from it."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
 
     def scale(self) -> int:
         return 2
@@ -279,4 +286,5 @@ def test_a_subclass_stays_one(fake_mode: FakeTensorMode) -> None:
         assert isinstance(model.weight, Scaled) and isinstance(model.weight, FakeTensor)
         assert model.weight.scale() == 2
         model(torch.ones(1, 2)).sum().backward()
+        assert nn.functional.linear in Scaled.seen
         assert type(model.weight.grad) is FakeTensor
