@@ -12,7 +12,7 @@ from torch import fx
 
 import fxmem
 from fxmem.analyzing import Served, record_with_frontend
-from fxmem.errors import DataDependentError, TraceError
+from fxmem.errors import DataDependentError, FxmemError, TraceError
 from fxmem.graph import MemoryGraph
 from fxmem.recording.step import Recording
 from fxmem.tracing.tracer import Tracer
@@ -24,7 +24,7 @@ UNFIT = replace(RECORDED, reason="no graph holds it")
 class Records:
     """Takes the place of a recording; what was asked of it."""
 
-    def __init__(self, symbolic: Recording | Callable[[], Recording]) -> None:
+    def __init__(self, symbolic: Recording | FxmemError | Callable[[], Recording]) -> None:
         self.symbolic = symbolic
         self.asked: list[bool] = []
 
@@ -32,15 +32,9 @@ class Records:
         self.asked.append(symbolic_sizes)
         if not symbolic_sizes:
             return RECORDED
+        if isinstance(self.symbolic, FxmemError):
+            raise self.symbolic
         return self.symbolic() if callable(self.symbolic) else self.symbolic
-
-
-def fail_untraced() -> Recording:
-    raise TraceError("no such operator")
-
-
-def fail_on_values() -> Recording:
-    raise DataDependentError("it depends on data")
 
 
 def fail_traced() -> Recording:
@@ -74,7 +68,12 @@ def test_the_first_frontend_that_serves_is_taken(
 
 @pytest.mark.parametrize(
     ("symbolic", "frontend"),
-    [(fail_untraced, None), (fail_on_values, None), (UNFIT, "fx"), (fail_traced, "fx")],
+    [
+        (TraceError("no such operator"), None),
+        (DataDependentError("it depends on data"), None),
+        (UNFIT, "fx"),
+        (fail_traced, "fx"),
+    ],
 )
 def test_what_would_fail_again_is_not_tried_again(symbolic: Any, frontend: str | None) -> None:
     record = Records(symbolic)

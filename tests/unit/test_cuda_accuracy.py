@@ -28,31 +28,23 @@ from fxmem.kernels.cuda.gpu import Gpu, current_gpu
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.recording.options import resolve_options
 
-MACHINE = {
-    "schema": accuracy.SCHEMA,
-    "gpu": "A GPU",
-    "capability": [9, 0],
-    "multiprocessors": 132,
-    "torch": "2.13.0",
-    "cudnn": 91002,
-}
+GPU = {"gpu": "A GPU", "capability": [9, 0], "multiprocessors": 132}
+MACHINE = {"schema": accuracy.SCHEMA, "torch": "2.13.0", "cudnn": 91002, **GPU}
 
 # An input of 1 MiB and a ReLU's output of 1 MiB: two small blocks, in one segment of 2 MiB.
 RELU = CudaCase(lambda b: Case("relu", nn.ReLU, (image(b, 1024),)), 256, optimizer=None)
 STEP = {
-    "peak_bytes": 2 * MIB,
-    "peak_requested_bytes": 2 * MIB,
-    "peak_reserved_bytes": 2 * MIB,
+    **{f"peak_{kind}bytes": 2 * MIB for kind in ("", "requested_", "reserved_")},
     "phases": {"forward": {"allocated_bytes": 2 * MIB}},
 }
 MEASURED: dict[str, Any] = {
     "name": RELU.name,
-    "before_bytes": 0,
-    "between_steps_bytes": MIB,
-    "skipped": False,
-    "outside_the_allocator_bytes": 400 * MIB,
     "first": STEP,
     "second": STEP,
+    "skipped": False,
+    "before_bytes": 0,
+    "between_steps_bytes": MIB,
+    "outside_the_allocator_bytes": 400 * MIB,
 }
 
 # Step 1 leaves what was there before it; step 2 takes a kernel's scratch that fxmem leaves out, and

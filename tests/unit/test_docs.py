@@ -156,14 +156,10 @@ def test_every_gpu_is_listed_with_its_memory() -> None:
     ]
 
 
-def test_every_number_of_the_guide_is_one_of_an_analysis() -> None:
+def test_figures_of_the_guide_are_those_of_the_code() -> None:
     section = GUIDE.split("\n## The numbers\n")[1].split("\n## ")[0]
     names = re.findall(r"^\| [^|]*\| `(\w+)` \|", section, re.MULTILINE)
-    assert len(names) == 5
-    assert {name for name in names if not hasattr(Analysis, name)} == set()
-
-
-def test_sizes_are_those_of_the_code() -> None:
+    assert len(names) == 5 and all(hasattr(Analysis, name) for name in names)
     least, most = (nbytes // MIB for nbytes in CONTEXT_BYTES)
     assert f"{least} to {most} MiB of CUDA context" in GUIDE
     assert f"if the CUDA context takes {least} MiB, not if it takes {most} MiB" in GUIDE

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 import fxmem
 from fxmem.errors import FxmemError
 
@@ -16,5 +14,3 @@ def test_an_error_is_one_line_with_what_to_try() -> None:
 def test_errors_are_fxmem_s_and_exit_2() -> None:
     for kind in (fxmem.UsageError, fxmem.LoadError, fxmem.TraceError, fxmem.DataDependentError):
         assert issubclass(kind, FxmemError) and kind.exit_code == 2
-    with pytest.raises(AttributeError, match="module 'fxmem' has no attribute 'nothing'"):
-        _ = fxmem.nothing

@@ -49,19 +49,13 @@ def test_what_all_cases_share_stands_beside_them(tmp_path: Path) -> None:
     assert (exact.gpu, exact.configuration) == ("a100-80gb", "stated")
     assert (rounded.gpu, rounded.configuration) == ("a100-80gb", "inferred")
     assert exact.repository == "somebody/nets"
-
-
-@pytest.mark.parametrize(
-    ("origin", "repository"),
-    [
+    for origin, repository in (
         ("github.com/pytorch/pytorch/issues/123533 (April 2024)", "pytorch/pytorch"),
         ("dnswlt/hexz@01e7beb apm.py", "dnswlt/hexz"),
         ("a script whose figures stand in its comments", "nets"),
-    ],
-)
-def test_a_publication_is_its_repository(tmp_path: Path, origin: str, repository: str) -> None:
-    write_file(tmp_path, origin=origin)
-    assert load_cases("nets", tmp_path)[0].repository == repository
+    ):
+        write_file(tmp_path, origin=origin)
+        assert load_cases("nets", tmp_path)[0].repository == repository
 
 
 def test_a_case_that_says_something_else_is_refused(tmp_path: Path) -> None:
