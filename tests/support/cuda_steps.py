@@ -21,7 +21,9 @@ Saved = tuple[tuple[int, ...], str]
 """Shape and dtype."""
 
 
-class _Call(nn.Module):
+class Call(nn.Module):
+    """A function as a model."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self._function = function
@@ -32,7 +34,7 @@ class _Call(nn.Module):
 
 def run_step(function: Callable[..., Any], *inputs: Tensor, mode: str = "train") -> MemoryGraph:
     """The memory graph of a step whose model is a module, or calls a function."""
-    model = function if isinstance(function, nn.Module) else _Call(function)
+    model = function if isinstance(function, nn.Module) else Call(function)
     return analyze(model, inputs, device="cuda", mode=mode).graph
 
 

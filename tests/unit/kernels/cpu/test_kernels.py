@@ -105,35 +105,6 @@ def test_copies() -> None:
     check(aten.roll.default, x, [3])
 
 
-def test_rearranging() -> None:
-    for x in (torch.randn(2, 8, 6, 6), spread(2, 8, 6, 6), strided(2, 8, 6, 6)):
-        check(aten.pixel_shuffle.default, x, 2)
-        check(aten.pixel_unshuffle.default, x, 2)
-        check(aten.channel_shuffle.default, x, 2)
-
-
-@pytest.mark.parametrize("kind", ["reflection", "replication"])
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_padding(dims: int, kind: str) -> None:
-    x = torch.randn(2, 3, *[6] * dims)
-    forward = getattr(aten, f"{kind}_pad{dims}d").default
-    backward = getattr(aten, f"{kind}_pad{dims}d_backward").default
-    out = check(forward, x, [1, 2] * dims)
-    assert isinstance(out, Tensor)
-    for gradient in (out, spread(*out.shape)):
-        check(backward, gradient, x, [1, 2] * dims)
-
-
-def test_columns() -> None:
-    geometry = ([3, 3], [1, 1], [0, 0], [1, 1])
-    for x in (torch.randn(2, 4, 9, 9), strided(2, 4, 9, 9), spread(2, 4, 9, 9)):
-        check(aten.im2col.default, x, *geometry)
-        check(aten.im2col.default, x, [3, 3], [1, 1], [0, 0], [3, 3])
-    for columns in (torch.randn(2, 36, 49), spread(2, 36, 49)):
-        check(aten.col2im.default, columns, [9, 9], *geometry)
-    check(aten.col2im.default, torch.randn(2, 36, 9), [9, 9], [3, 3], [1, 1], [0, 0], [3, 3])
-
-
 def test_masks() -> None:
     for sizes in ((8, 10), LARGE):
         x = torch.randn(sizes)
@@ -169,30 +140,6 @@ def test_index_select_and_histograms() -> None:
         check(aten.histc.default, make(40, 60), 7, -1, 1)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_pooling_backward(last: bool) -> None:
-    image, volume = torch.randn(2, 4, 12, 12), torch.randn(2, 4, 6, 6, 6)
-    if last:
-        image = image.to(memory_format=torch.channels_last)
-        volume = volume.to(memory_format=torch.channels_last_3d)
-    pooled = check(aten.max_pool3d_with_indices.default, volume, [2, 2, 2])
-    geometry = ([2, 2, 2], [2, 2, 2], [0, 0, 0])
-    backward = aten.max_pool3d_with_indices_backward.default
-    gradient = spread(2, 4, 3, 3, 3)
-    check(backward, gradient, volume, *geometry, [1, 1, 1], False, pooled[1])  # type: ignore[index]
-    check(aten.avg_pool3d.default, volume, [2, 2, 2])
-    check(aten.avg_pool3d_backward.default, gradient, volume, *geometry, False, True, None)
-    check(aten._adaptive_avg_pool3d_backward.default, gradient, volume)
-    found = check(aten.adaptive_max_pool3d.default, volume, [3, 3, 3])
-    check(aten.adaptive_max_pool3d_backward.default, gradient, volume, found[1])  # type: ignore[index]
-    found = check(aten.adaptive_max_pool2d.default, image, [3, 3])
-    check(aten.adaptive_max_pool2d_backward.default, spread(2, 4, 3, 3), image, found[1])  # type: ignore[index]
-    grid, mask = torch.zeros(2, 5, 5, 2), [True, True]
-    check(aten.grid_sampler_2d.default, image, grid, 0, 0, False)
-    for gradient in (spread(2, 4, 5, 5), torch.randn(2, 4, 5, 5)):
-        check(aten.grid_sampler_2d_backward.default, gradient, image, grid, 0, 0, False, mask)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("side", [5, 24, 90])
 @pytest.mark.parametrize("last", [False, True])
@@ -212,16 +159,6 @@ def test_resampling(last: bool, side: int, dtype: torch.dtype) -> None:
             for gradient in (spread(*out.shape).to(dtype), torch.randn(out.shape).to(dtype)):
                 backward = getattr(aten, f"{name}_backward").default
                 check(backward, gradient, size, list(x.shape), *flags)
-
-
-@pytest.mark.parametrize("size", [[5, 5], [30, 30], [8, 20], [20, 8], [8, 8], [5, 30]])
-def test_antialiasing(size: list[int]) -> None:
-    x = torch.randn(2, 3, 8, 8)
-    for name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
-        for corners in (False, True):
-            check(getattr(aten, name).default, x, size, corners)
-        backward = getattr(aten, f"{name}_backward").default
-        check(backward, spread(2, 3, *size), size, [2, 3, 8, 8], False)
 
 
 def test_products() -> None:

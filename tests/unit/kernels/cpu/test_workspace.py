@@ -224,26 +224,6 @@ def test_indexing() -> None:
     check(aten.sort.stable, x, stable=True, dim=-1)
     check(aten.cumsum.default, torch.ones(3, 4, dtype=torch.int32), 1)
     check(aten.cumsum.default, x, 1)
-    check(aten.im2col.default, torch.randn(2, 3, 8, 8), [3, 3], [1, 1], [1, 1], [1, 1])
-
-
-@pytest.mark.parametrize("lies", [PLANES, LAST])
-@pytest.mark.parametrize("side", [12, 80])
-def test_sampling(lies: Any, side: int) -> None:
-    x = torch.randn(2, 6, 8, 8).to(memory_format=lies)
-    for image in (x, x.transpose(2, 3)):
-        check(aten.max_pool2d_with_indices.default, image, [2, 2], [2, 2])
-        check(aten.avg_pool2d.default, image, [2, 2], [2, 2])
-        check(aten._adaptive_avg_pool2d.default, image, [3, 3])
-    for name, flags in (
-        ("upsample_bilinear2d", (True,)),
-        ("upsample_nearest2d", ()),
-        ("upsample_bicubic2d", (False,)),
-    ):
-        out = check(getattr(aten, name).default, x, [side, side], *flags)
-        gradient = torch.ones(1).expand(out.shape)  # type: ignore[attr-defined]
-        backward = getattr(aten, f"{name}_backward").default
-        check(backward, gradient, [side, side], [2, 6, 8, 8], *flags)
 
 
 def test_type_promotion() -> None:

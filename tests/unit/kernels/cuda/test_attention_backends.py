@@ -61,17 +61,14 @@ def mask(*sizes: int, dtype: torch.dtype = torch.bool) -> Tensor:
 TYPES = [
     # check_dtypes_flash_attention: halves; mem efficient float too; float64 neither.
     (call(dtype=F16), A100, FLASH),
-    (call(dtype=BF16), A100, FLASH),
     (call(dtype=F32), A100, EFFICIENT),
     (call(dtype=F64), A100, MATH),
     # Turing: no flash (sm80 on); mem efficient takes float16 and float32, not bfloat16.
     (call(dtype=F16), T4, EFFICIENT),
-    (call(dtype=F32), T4, EFFICIENT),
     (call(dtype=BF16), T4, MATH),
     # check_prefer_cudnn_attention: majors 9 and 10.
     (call(dtype=BF16), H100, CUDNN),
     (call(dtype=F16), B200, CUDNN),
-    (call(dtype=F32), H100, EFFICIENT),
     (call(dtype=BF16), RTX5090, FLASH),
     (call(dtype=BF16), Gpu((9, 0), cudnn_version=91500), FLASH),
     (call(dtype=BF16), Gpu((9, 0), cudnn_version=91501), CUDNN),
@@ -81,7 +78,6 @@ TYPES = [
 HEAD_DIMS = [
     # Flash pads to a multiple of 8 itself.
     (call((2, 8, 128, 60)), A100, FLASH),
-    (call((2, 8, 128, 256)), A100, FLASH),
     (call((2, 8, 128, 257)), A100, MATH),
     (call((2, 8, 128, 264)), A100, EFFICIENT),
     (call((2, 8, 128, 64), None, (2, 8, 128, 32)), A100, EFFICIENT),
@@ -93,14 +89,12 @@ HEAD_DIMS = [
     (call((2, 8, 128, 36), dtype=F16), T4, MATH),
     # Training with more than 192 on small chips: only over 224 and without dropout.
     (call((2, 8, 128, 200)), RTX3090, EFFICIENT),
-    (call((2, 8, 128, 200)), A100, FLASH),
     (call((2, 8, 128, 200), grad=False), RTX3090, FLASH),
     (call((2, 8, 128, 256)), L4, FLASH),
     (call((2, 8, 128, 256), dropout_p=0.1), L4, EFFICIENT),
     (call((2, 8, 128, 224)), RTX5090, EFFICIENT),
     # cuDNN: a multiple of 8 to 128; to 256 on sm90; 192 with 128 on sm100.
     (call((2, 8, 128, 60)), H100, FLASH),
-    (call((2, 8, 128, 256)), H100, CUDNN),
     (call((2, 8, 128, 136)), B200, FLASH),
     (call((2, 8, 128, 192), None, (2, 8, 128, 128)), B200, CUDNN),
     (call((2, 8, 128, 192), None, (2, 8, 128, 64)), B200, EFFICIENT),
@@ -109,8 +103,6 @@ HEAD_DIMS = [
 
 SHAPES = [
     (call((8, 128, 64)), A100, MATH),
-    (call((2, 8, 1, 64), (2, 8, 128, 64)), A100, FLASH),
-    (call((2, 8, 128, 64), (3, 8, 128, 64)), A100, MATH),
     (call((2, 8, 128, 64), (1, 8, 128, 64)), A100, MATH),
     # Causal with unequal lengths: not flash, whose mask is aligned to the other corner.
     (call((2, 8, 64, 64), is_causal=True), A100, FLASH),
@@ -118,7 +110,6 @@ SHAPES = [
     (call((2, 8, 64, 64), (2, 8, 128, 64), is_causal=True), H100, CUDNN),
     # check_cudnn_tensor_shapes: one key; one query with dropout; a large batch.
     (call((2, 8, 128, 64), (2, 8, 1, 64)), H100, FLASH),
-    (call((2, 8, 1, 64), (2, 8, 128, 64)), H100, CUDNN),
     (call((2, 8, 1, 64), (2, 8, 128, 64), dropout_p=0.5), H100, FLASH),
     (call((65536, 1, 16, 64)), H100, FLASH),
     (call((65535, 1, 16, 64)), H100, CUDNN),
@@ -133,9 +124,7 @@ SHAPES = [
 ]
 
 MASKS = [
-    (call(attn_mask=mask(128, 128)), A100, EFFICIENT),
     (call(attn_mask=mask(2, 1, 1, 128, dtype=BF16)), A100, EFFICIENT),
-    (call(attn_mask=mask(128, 128), dtype=F32), A100, EFFICIENT),
     (call(attn_mask=mask(128, 128), is_causal=True), A100, EFFICIENT),
     (call(attn_mask=mask(128, 128)), H100, CUDNN),
     # check_attn_mask_shape: two or four dimensions, each whole or one; no gradient.

@@ -258,29 +258,21 @@ def test_cudnn_backward(gpu: Gpu, keys: int, dense: bool, nbytes: int) -> None:
     assert CUDA.unmodelled.keys() >= {CUDNN}
 
 
-# -- Outputs: shapes, types, strides and devices --
+# -- Outputs: strides and devices; shapes and types are those of saved_sets/networks.py --
 
 
-def test_outputs_are_those_of_the_kernels() -> None:
-    def describe(*tensors: Tensor) -> list[Any]:
-        return [(tuple(x.shape), x.dtype) for x in tensors]
-
+def test_outputs_lie_as_those_of_the_kernels() -> None:
     with on_gpu():
         q = torch.empty(2, 16, 4, 64, dtype=F16).transpose(1, 2)
-        (result, sums, *_, state, unused, _), _ = run_kernel(FLASH, q, q, q, 0.1, False)
-        assert (result.shape, result.stride(), result.dtype) == (q.shape, q.stride(), q.dtype)
-        assert describe(sums, state, unused) == [
-            ((2, 4, 16), F32), ((2,), torch.uint64), ((), torch.uint64),
-        ]  # fmt: skip
-        assert {x.device for x in (result, sums, state, unused)} == {q.device}
+        flash, _ = run_kernel(FLASH, q, q, q, 0.1, False)
+        assert {x.device for x in flash if isinstance(x, Tensor)} == {q.device}
         for needs_sums in (True, False):
-            results, nbytes = run_kernel(CUDNN, q, q, q, None, needs_sums, 0.125)
-            result, sums, *_, queries, keys, seed, offset, mask = results
+            cudnn, nbytes = run_kernel(CUDNN, q, q, q, None, needs_sums, 0.125)
+            result, sums, *_, queries, keys, seed, offset, mask = cudnn
             assert nbytes == 0 and (queries, keys, mask) == (16, 16, None)
-            assert (result.shape, result.stride()) == (q.shape, q.stride())
-            assert (None if sums is None else sums.shape) == ((2, 4, 16, 1) if needs_sums else None)
-            assert describe(seed, offset) == [((), torch.int64)] * 2
-            assert seed.device == offset.device == q.device
+            assert (sums is not None) is needs_sums
+            assert {x.device for x in (result, seed, offset)} == {q.device}
+        assert result.stride() == flash[0].stride() == q.stride()
         # Values of another size keep the order of the queries.
         result = run_kernel(CUDNN, q, q, make(2, 4, 16, 32, dtype=F16), None, True)[0][0]
         assert result.shape == (2, 4, 16, 32) and result.transpose(1, 2).is_contiguous()
@@ -288,7 +280,6 @@ def test_outputs_are_those_of_the_kernels() -> None:
         for needs_sums, rows in ((True, 64), (False, 0)):  # rows: 40 to a multiple of 32
             (result, sums, *seeds), _ = run_kernel(EFFICIENT, q, q, v, None, needs_sums)
             assert result.shape == (2, 4, 40, 32) and result.transpose(1, 2).is_contiguous()
-            assert describe(sums, *seeds) == [((2, 4, rows), F32), *[((), torch.int64)] * 2]
-            assert sums.device == q.device
+            assert (sums.shape, sums.device) == ((2, 4, rows), q.device)
             # Note [Seed and Offset Device]
             assert {x.device for x in seeds} == {torch.device("cpu")}

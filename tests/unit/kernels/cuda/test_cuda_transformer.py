@@ -87,16 +87,23 @@ def after_scores(model: nn.Module, *inputs: Tensor) -> list[tuple[str, int]]:
     return what[names.index("bmm") + 1 : names.index("clone")]
 
 
-def test_a_mask_is_for_the_softmax() -> None:
-    # Made a float one by F._canonical_mask, and boolean again; masked_softmax_cuda has a kernel
-    # for one mask for each sequence.
-    mask = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
-    model = Attention(need_weights=False, key_padding_mask=mask)
-    assert after_scores(model) == [("_to_copy", BATCH * LENGTH), ("_masked_softmax", SCORES)]
-    # One for all is expanded for all heads by merge_masks, and dense once it is boolean.
-    mask = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
-    model = Attention(need_weights=False, attn_mask=mask)
-    assert after_scores(model) == [("_to_copy", SCORES // 4), ("_masked_softmax", SCORES)]
+@pytest.mark.parametrize(
+    ("sizes", "name", "expected"),
+    [
+        # Made a float one by F._canonical_mask, and boolean again; masked_softmax_cuda has a
+        # kernel for one mask for each sequence.
+        ((BATCH, LENGTH), "key_padding_mask", [BATCH * LENGTH, SCORES]),
+        # One for all is expanded for all heads by merge_masks, and dense once it is boolean.
+        ((LENGTH, LENGTH), "attn_mask", [SCORES // 4, SCORES]),
+        # Rows that are too long for that kernel.
+        ((1, 1032), "key_padding_mask", [1032, 3 * HEADS * 1032 * 1032 * 4]),
+    ],
+)
+def test_a_mask_is_for_the_softmax(sizes: Any, name: str, expected: list[int]) -> None:
+    mask = {name: torch.zeros(sizes, dtype=torch.bool)}
+    x = torch.zeros(1 if sizes[0] == 1 else BATCH, sizes[1], WIDTH)
+    found = after_scores(Attention(need_weights=False, **mask), x)
+    assert found == list(zip(("_to_copy", "_masked_softmax"), expected, strict=True))
 
 
 def test_a_mask_for_all_heads_is_filled_in() -> None:
@@ -118,15 +125,6 @@ def test_a_mask_for_all_heads_is_filled_in() -> None:
     assert after_scores(Direct()) == [("_masked_softmax", 3 * SCORES)]
 
 
-def test_rows_that_are_too_long_for_the_masked_kernel() -> None:
-    length = 1032
-    scores = HEADS * length * length * 4
-    mask = torch.zeros(1, length, dtype=torch.bool)
-    model = Attention(need_weights=False, key_padding_mask=mask)
-    what = after_scores(model, torch.zeros(1, length, WIDTH))
-    assert what == [("_to_copy", length), ("_masked_softmax", 3 * scores)]
-
-
 def test_training_takes_the_layers_own_operators() -> None:
     names = [name for name, _ in made(run_step(layer(), torch.zeros(BATCH, LENGTH, WIDTH)))]
     assert "_addmm_activation" not in names
@@ -134,11 +132,13 @@ def test_training_takes_the_layers_own_operators() -> None:
     assert "_scaled_dot_product_efficient_attention" in names
 
 
-@pytest.fixture
-def as_if_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real tensors of the CPU go by the composites, where no backend is but math."""
+@pytest.fixture(params=[SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SDPBackend:
+    """Real tensors of the CPU go by the composites; fused attention is that of the CPU."""
     monkeypatch.setattr(transformer, "is_on_gpu", lambda x: True)
-    monkeypatch.setattr(transformer, "choose", lambda call: SDPBackend.MATH)
+    monkeypatch.setattr(attention, "is_on_gpu", lambda x: False)
+    monkeypatch.setattr(transformer, "choose", lambda call: request.param)
+    return request.param
 
 
 def weights() -> tuple[Tensor, ...]:
@@ -146,18 +146,18 @@ def weights() -> tuple[Tensor, ...]:
     return tuple(torch.randn(x) * 0.1 for x in sizes)
 
 
-@pytest.mark.usefixtures("as_if_on_gpu")
 @pytest.mark.parametrize("needed", [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("inputs", [(0, 0, 0), (0, 1, 1), (0, 1, 2)])
 @pytest.mark.parametrize("mask_type", [None, 0, 1, 2])
 def test_the_composite_computes_what_the_native_one_does(
-    mask_type: int | None, inputs: tuple[int, ...], needed: tuple[bool, bool]
+    mask_type: int | None, inputs: Any, needed: tuple[bool, bool], backend: SDPBackend
 ) -> None:
     sizes = [(LENGTH, LENGTH), (BATCH, LENGTH), (BATCH, HEADS, LENGTH, LENGTH)]
     mask = None if mask_type is None else torch.rand(sizes[mask_type]) > 0.7
+    if backend is not SDPBackend.MATH and (mask is not None or needed[0]):
+        return  # is not asked to choose
     tensors = [torch.randn(BATCH, LENGTH, WIDTH) for _ in range(3)]
-    query, key, value = (tensors[i] for i in inputs)
-    args = (query, key, value, WIDTH, HEADS, *weights(), mask, *needed, mask_type)
+    args = (*(tensors[i] for i in inputs), WIDTH, HEADS, *weights(), mask, *needed, mask_type)
     expected = torch._native_multi_head_attention(*args)
     result = transformer.native_multi_head_attention(*args)
     torch.testing.assert_close(result[0], expected[0], equal_nan=True)
@@ -167,25 +167,15 @@ def test_the_composite_computes_what_the_native_one_does(
         assert result[1] is None
 
 
-@pytest.mark.usefixtures("as_if_on_gpu")
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("use_gelu", [False, True])
-def test_the_layer_computes_what_the_native_one_does(use_gelu: bool, norm_first: bool) -> None:
+def test_the_layer_computes_what_the_native_one_does(
+    use_gelu: bool, norm_first: bool, backend: SDPBackend
+) -> None:
     x, norms = torch.randn(BATCH, LENGTH, WIDTH), [torch.randn(WIDTH) for _ in range(4)]
     feed = (torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN), torch.randn(WIDTH, HIDDEN))
-    args = (
-        x, WIDTH, HEADS, *weights(), use_gelu, norm_first, 1e-5, *norms, *feed,
-        torch.randn(WIDTH), None, None,
-    )  # fmt: skip
+    flags = (use_gelu, norm_first, 1e-5)
+    args = (x, WIDTH, HEADS, *weights(), *flags, *norms, *feed, torch.randn(WIDTH), None, None)
     expected = torch._transformer_encoder_layer_fwd(*args)
-    torch.testing.assert_close(transformer.transformer_encoder_layer(*args), expected)
-
-
-def test_the_fused_path_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer, "is_on_gpu", lambda x: True)
-    monkeypatch.setattr(attention, "is_on_gpu", lambda x: False)
-    monkeypatch.setattr(transformer, "choose", lambda call: SDPBackend.FLASH_ATTENTION)
-    x = torch.randn(BATCH, LENGTH, WIDTH)
-    args = (x, x, x, WIDTH, HEADS, *weights(), None, False, True, None)
-    expected = torch._native_multi_head_attention(*args)[0]
-    torch.testing.assert_close(transformer.native_multi_head_attention(*args)[0], expected)
+    result = transformer.transformer_encoder_layer(*args)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)

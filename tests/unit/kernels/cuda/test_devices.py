@@ -29,53 +29,39 @@ def test_a_tensor_on_the_gpu_says_so(x: torch.Tensor) -> None:
     assert x.fake_device == GPU_DEVICE
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: torch.zeros(3, device=x.device),
-        lambda x: torch.zeros(3, device="cuda:0"),
-        lambda x: torch.zeros(3).to(x.device),
-        lambda x: torch.zeros(3).to("cuda"),
-        lambda x: torch.zeros(3).cuda(),
-        lambda x: x.new_zeros(3),
-        lambda x: torch.tensor([1.0, 2.0], device=x.device),
-        lambda x: torch.nn.functional.embedding_bag(  # makes offsets beside its input
-            torch.zeros(2, 3, dtype=torch.int64, device="cuda"), torch.zeros(5, 4, device="cuda")
-        ),
-        lambda x: torch.zeros_like(x),
-        lambda x: torch.nn.functional.one_hot(x.argmax(1), 8),
-        lambda x: x * torch.tensor(2.0),
-    ],
-)
-def test_what_is_made_beside_it_is_there_too(x: torch.Tensor, make: object) -> None:
-    assert make(x).device == CUDA  # type: ignore[operator]
+def make_bags() -> torch.Tensor:
+    """Makes offsets beside its input."""
+    indices = torch.zeros(2, 3, dtype=torch.int64, device="cuda")
+    return torch.nn.functional.embedding_bag(indices, torch.zeros(5, 4, device="cuda"))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: torch.arange(3),
-        lambda x: torch.zeros_like(x, device="cpu"),
-        lambda x: x.cpu(),
-        lambda x: x.to("cpu"),
-        lambda x: torch.zeros(3).pin_memory(),
-    ],
-)
-def test_what_names_no_device_lies_on_the_host(x: torch.Tensor, make: object) -> None:
-    made = make(x)  # type: ignore[operator]
-    assert made.device == torch.device("cpu") and made.is_cpu and made.get_device() == -1
+def test_what_is_made_beside_it_is_there_too(x: torch.Tensor) -> None:
+    for made in (
+        torch.zeros(3, device=x.device),
+        torch.zeros(3, device="cuda:0"),
+        torch.zeros(3).to(x.device),
+        torch.zeros(3).to("cuda"),
+        torch.zeros(3).cuda(),
+        x.new_zeros(3),
+        torch.tensor([1.0, 2.0], device=x.device),
+        make_bags(),
+        torch.zeros_like(x),
+        torch.nn.functional.one_hot(x.argmax(1), 8),
+        x * torch.tensor(2.0),
+    ):
+        assert made.device == CUDA
 
 
-def test_a_copied_value_is_where_it_was_copied_to(x: torch.Tensor) -> None:
+def test_what_names_no_device_lies_on_the_host(x: torch.Tensor) -> None:
+    on_host = torch.zeros_like(x, device="cpu"), torch.zeros(3).pin_memory()
+    for made in (torch.arange(3), x.cpu(), x.to("cpu"), *on_host):
+        assert made.device == torch.device("cpu") and made.is_cpu and made.get_device() == -1
+
+
+def test_copied_values_lie_where_they_were_copied_to_and_keep_them(x: torch.Tensor) -> None:
     with Recorder(TARGET), lower_functions(TARGET):
         empty = torch.tensor([], device="cuda")
         assert torch.cat([empty, x.flatten()]).is_cuda
-
-
-def test_what_is_computed_from_a_copied_value_lies_beside_it_and_has_a_value(
-    x: torch.Tensor,
-) -> None:
-    with Recorder(TARGET), lower_functions(TARGET):
         two = torch.tensor(1, device="cuda") + 1
         assert two.is_cuda and (two == 2).is_cuda and two.item() == 2
 

@@ -34,50 +34,47 @@ def mask(*sizes: int) -> Tensor:
     return empty(*sizes) > 0
 
 
+def sort_pairs(count: int, bits: int = 64) -> int:
+    return radix_sort_bytes(count, 8, 8, bits)
+
+
+def put(*sizes: int, at: tuple[int | None, ...], values: Any) -> Any:
+    """Arguments of index_put_, with indices of these numbers, and whether values are added."""
+    return lambda: (
+        empty(sizes),
+        [None if i is None else indices(i) for i in at],
+        values() if callable(values) else empty(values),
+        True,
+        True,
+    )
+
+
+def x() -> Tensor:
+    return empty(100, 16)
+
+
 PLACES = 2400 * 8 + scan_bytes(2400, 8)
+MEAN = 800 * 4 + 1600 * 4 + 1600
+PUT = "_index_put_impl_"
 INDEXING = [
     # TensorAdvancedIndexing.cpp, index: indices of 64 bits, on the GPU.
-    ("index.Tensor", lambda: (empty(100, 16), [indices(50)]), 0),
-    ("index.Tensor", lambda: (empty(100, 16), [indices(50, dtype=I32)]), 400),
-    ("index.Tensor", lambda: (empty(100, 16), [indices(50, dtype=I32, device=HOST)]), 400),
+    ("index.Tensor", lambda: (x(), [indices(50)]), 0),
+    ("index.Tensor", lambda: (x(), [indices(50, dtype=I32)]), 400),
+    ("index.Tensor", lambda: (x(), [indices(50, dtype=I32, device=HOST)]), 400),
     # AdvancedIndex: of strides (1, 0) and (0, 1) both become dense, those of one layout stay.
-    ("index.Tensor", lambda: (empty(100, 16), [indices(30, 1), indices(10)]), 2 * 300 * 8),
-    ("index.Tensor", lambda: (empty(100, 16), [indices(30), indices(30)]), 0),
+    ("index.Tensor", lambda: (x(), [indices(30, 1), indices(10)]), 2 * 300 * 8),
+    ("index.Tensor", lambda: (x(), [indices(30), indices(30)]), 0),
     # Indexing.cu, index_put_with_sort_kernel: 50 rows of (100, 16): the index in elements, those
     # in order, where they were, 0 to 49; CUB sorts as few in one tile. Values are made dense.
-    (
-        "_index_put_impl_",
-        lambda: (empty(100, 16), [indices(50)], empty(50, 16), True, True),
-        4 * 400 + 1,
-    ),
-    (
-        "_index_put_impl_",
-        lambda: (empty(100, 16), [indices(50)], spread_rows(), True, True),
-        4 * 400 + 1 + 50 * 16 * 4,
-    ),
-    ("_index_put_impl_", lambda: (empty(100, 16), [indices(50)], empty(50, 16), False, True), 0),
+    (PUT, put(100, 16, at=(50,), values=(50, 16)), 4 * 400 + 1),
+    (PUT, put(100, 16, at=(50,), values=spread_rows), 4 * 400 + 1 + 50 * 16 * 4),
+    (PUT, lambda: (x(), [indices(50)], empty(50, 16), False, True), 0),
     # Two apart from each other: the indexed dimensions come to the front of a copy.
-    (
-        "index_put_",
-        lambda: (empty(10, 20, 30), [indices(7), None, indices(7)], empty(7, 20), True),
-        24000 + 4 * 56 + 1,
-    ),
-    (
-        "index_put_",
-        lambda: (empty(10, 20, 30), [indices(7), indices(7)], empty(7, 30), True),
-        4 * 56 + 1,
-    ),
+    (PUT, put(10, 20, 30, at=(7, None, 7), values=(7, 20)), 24000 + 4 * 56 + 1),
+    (PUT, put(10, 20, 30, at=(7, 7), values=(7, 30)), 4 * 56 + 1),
     # Many: 99 has 7 bits, one pass of CUB's without a copy; 999 has 10 bits.
-    (
-        "index_put_",
-        lambda: (empty(100, 16), [indices(100000)], empty(100000, 16), True),
-        4 * 800000 + radix_sort_bytes(100000, 8, 8, 7),
-    ),
-    (
-        "index_put_",
-        lambda: (empty(1000, 16), [indices(100000)], empty(100000, 16), True),
-        4 * 800000 + radix_sort_bytes(100000, 8, 8, 10),
-    ),
+    (PUT, put(100, 16, at=(10**5,), values=(10**5, 16)), 32 * 10**5 + sort_pairs(10**5, 7)),
+    (PUT, put(1000, 16, at=(10**5,), values=(10**5, 16)), 32 * 10**5 + sort_pairs(10**5, 10)),
     # Masks become positions: 12 values, of two dimensions each; a single one fills.
     ("index_put_", lambda: (empty(4, 6), [mask(4, 6)], empty(12)), 12 * 2 * 8),
     ("index_put_", lambda: (empty(4, 6), [mask(4, 6)], empty(())), 0),
@@ -85,15 +82,11 @@ INDEXING = [
     ("masked_scatter_", lambda: (empty(40, 60), mask(40, 60), empty(40, 60)), PLACES),
     ("masked_scatter_", lambda: (empty(40, 60), mask(1, 60), empty(40, 60)), 2400 + PLACES),
     # scatter_reduce_two: ones like the source, counts like the result, and the mask of zeros.
-    (
-        "scatter_reduce.two",
-        lambda: (empty(100, 16), 0, indices(50, 16), empty(50, 16), "mean"),
-        800 * 4 + 1600 * 4 + 1600,
-    ),
+    ("scatter_reduce.two", lambda: (x(), 0, indices(50, 16), empty(50, 16), "mean"), MEAN),
     ("scatter_reduce.two", lambda: (empty(9, 9), 0, indices(5, 9), empty(5, 9), "amax"), 0),
 ]
 
-BY_VALUE = 50000 * 4 + radix_sort_bytes(50000, 4, 8)
+BY_VALUE, BY_LINE = 50000 * 4 + radix_sort_bytes(50000, 4, 8), radix_sort_bytes(50000, 8, 0, 4)
 SEGMENTED = 640000 * 8 + 640000 * 12 + 255
 SORTING = [
     # Sort.cpp: to 4096 in place, with 0 to 4095.
@@ -102,11 +95,7 @@ SORTING = [
     # One line: 0 to 99999; CUB keeps a second copy of values and indices.
     ("sort", lambda: (empty(100000),), 800000 + radix_sort_bytes(100000, 4, 8)),
     # Some lines together: by value with (index, line) pairs, then by line.
-    (
-        "sort",
-        lambda: (empty(10, 5000),),
-        16 * 50000 + max(BY_VALUE, radix_sort_bytes(50000, 8, 0, 4)),
-    ),
+    ("sort", lambda: (empty(10, 5000),), 16 * 50000 + max(BY_VALUE, BY_LINE)),
     # Many lines. CUB aligns its parts, and asks for 255 bytes to do so: a block more, as
     # Liger-Kernel's benchmark of sparsemax measured for 2048 lines of 8192 (704.00048828125 MiB,
     # RTX 3090). Along another dimension: lines made dense, with results of their own.
@@ -169,15 +158,12 @@ def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: i
     check_buffers(operator, make, expected)
 
 
-def test_deterministic_algorithms_do_not_add_atomically() -> None:
+def test_deterministic_algorithms_do_not_add_atomically(monkeypatch: pytest.MonkeyPatch) -> None:
     make, operator = embedding_backward(81920, 2), aten.embedding_dense_backward.default
     with on_gpu():
         fused = estimate(operator, *make())
-        torch.use_deterministic_algorithms(True)
-        try:
-            assert estimate(operator, *make()) > fused
-        finally:
-            torch.use_deterministic_algorithms(False)
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert estimate(operator, *make()) > fused
 
 
 @pytest.mark.parametrize(
@@ -199,20 +185,19 @@ def test_permutations(count: int, dtype: torch.dtype, key_bytes: int, bits: int)
 
 
 def test_masks_of_which_the_result_tells_the_count_and_the_host_s_indices() -> None:
+    def ask(func: Any, *args: Any, result: Tensor | None = None) -> int:
+        return CUDA.estimate_workspace_bytes(func, args, {}, args[0] if result is None else result)
+
     with on_gpu():
-        x, found = empty(4, 6), empty(12)
         select, index = aten.masked_select.default, aten.index.Tensor
-        assert CUDA.estimate_workspace_bytes(select, (x, mask(4, 6)), {}, found) == 12 * 2 * 8
-        on_host = empty(100, device=HOST) > 0  # positions in it are copied as indices are
-        args: Any = (empty(100, 16), [on_host])
-        rows = empty(50, 16)
-        assert CUDA.estimate_workspace_bytes(index, args, {}, rows) == 400
+        assert ask(select, empty(4, 6), mask(4, 6), result=empty(12)) == 12 * 2 * 8
+        on_host, rows = empty(100, device=HOST) > 0, empty(50, 16)
+        # positions in it are copied as indices are
+        assert ask(index, x(), [on_host], result=rows) == 400
         # An index in the host's memory is computed there, and copied.
         put, at = aten._index_put_impl_.default, indices(50, device=HOST)
-        args = (empty(100, 16), [at], rows)
-        assert CUDA.estimate_workspace_bytes(put, args, {}, args[0]) == 400
-        adding = (*args, True, True)
-        assert CUDA.estimate_workspace_bytes(put, adding, {}, args[0]) == 4 * 400 + 1
+        assert ask(put, x(), [at], rows) == 400
+        assert ask(put, x(), [at], rows, True, True) == 4 * 400 + 1
 
 
 class Reading(nn.Module):
@@ -242,19 +227,14 @@ def test_indices_of_the_host_are_copied_to_the_gpu() -> None:
     assert adding.peak_bytes == (4 + 4 + 4 + 4 * 8) * MIB + -(-sort // 512) * 512 + 3 * 512
 
 
-@pytest.mark.parametrize(
-    ("function", "index", "expected"),
-    [
-        (lambda x, i: x[i], indices(50), {"aten.index_put.default": 4 * 400 + 1}),
-        (lambda x, i: x.index_select(0, i), indices(50), {}),  # added in place
-        (lambda x, i: x.gather(0, i), indices(50, 16), {}),
-    ],
-)
-def test_gradients_of_what_was_read(
-    function: Callable[..., Tensor], index: Tensor, expected: dict[str, int]
-) -> None:
-    x = torch.zeros(100, 16, requires_grad=True)
-    assert workspaces(run_step(lambda x, i: function(x, i).sigmoid(), x, index)) == expected
+def test_gradients_of_what_was_read() -> None:
+    def read(function: Callable[..., Tensor], index: Tensor) -> dict[str, int]:
+        leaf = torch.zeros(100, 16, requires_grad=True)
+        return workspaces(run_step(lambda x, i: function(x, i).sigmoid(), leaf, index))
+
+    assert read(lambda x, i: x[i], indices(50)) == {"aten.index_put.default": 4 * 400 + 1}
+    assert read(lambda x, i: x.index_select(0, i), indices(50)) == {}  # added in place
+    assert read(lambda x, i: x.gather(0, i), indices(50, 16)) == {}
 
 
 def test_a_step_with_embeddings() -> None:
@@ -262,13 +242,10 @@ def test_a_step_with_embeddings() -> None:
     assert made(graph)[0] == ("embedding", 96)
     assert saved(graph) == [((2, 3, 4), "float32")]  # by the sigmoid; the indices are there
     assert made(graph, Phase.BACKWARD)[-1] == ("embedding_dense_backward", 160)
-
-
-@pytest.mark.parametrize(("mode", "maxima"), [("sum", 0), ("mean", 0), ("max", 2 * 4 * 8)])
-def test_bags(mode: str, maxima: int) -> None:
-    # The bags, the bag of each of 6 indices, the size of each bag; of maxima, their indices.
-    graph = run_step(nn.EmbeddingBag(10, 4, mode=mode), indices(2, 3))
-    assert made(graph)[-1] == ("_embedding_bag", 2 * 4 * 4 + 6 * 8 + 2 * 8 + maxima)
+    for mode, maxima in (("sum", 0), ("max", 2 * 4 * 8)):
+        # The bags, the bag of each of 6 indices, the size of each bag; of maxima, their indices.
+        graph = run_step(nn.EmbeddingBag(10, 4, mode=mode), indices(2, 3))
+        assert made(graph)[-1] == ("_embedding_bag", 2 * 4 * 4 + 6 * 8 + 2 * 8 + maxima)
 
 
 def test_a_step_draws_a_permutation() -> None:

@@ -11,10 +11,9 @@ from itertools import accumulate
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fxmem
-from fxmem.analysis import Analysis
 from fxmem.graph import Phase
 from fxmem.memory.timeline import build_timeline
 
@@ -27,55 +26,33 @@ LATER_FORWARD = 8388608
 LATER_BACKWARD = -8388608
 
 
-def sum_output(output: Tensor) -> Tensor:
-    return torch.sum(output)
-
-
-@pytest.fixture
-def analysis(monkeypatch: pytest.MonkeyPatch) -> Analysis:
-    """The second iteration, as the loop has it: names are rebound, gradients kept."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    model = nn.Sequential(
-        nn.Linear(1024, 1024, bias=False),
-        nn.Linear(1024, 1024, bias=False),
-        nn.Linear(1024, 1, bias=False),
-    )
-    return fxmem.analyze(
-        model,
-        ("1024x1024",),
-        device="cuda",
-        loss=sum_output,
-        hold_outputs=True,
-        set_to_none=False,
-    )
-
-
 def round_up(nbytes: int) -> int:
     """``round_size`` of the caching allocator; a free gives back what was rounded."""
     size = -(-abs(nbytes) // 512) * 512
     return size if nbytes > 0 else -size
 
 
-def test_the_first_iteration(analysis: Analysis) -> None:
+def test_every_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In iterations as the loop has them: names are rebound, gradients kept."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    sizes = ((1024, 1024), (1024, 1024), (1024, 1))
+    model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
+    settings = {"device": "cuda", "hold_outputs": True, "set_to_none": False}
+    analysis = fxmem.analyze(model, ("1024x1024",), loss=torch.sum, **settings)
+
     changes = [round_up(nbytes) for _, nbytes in analysis.graph.warmup]
     expected = (*PARAMETERS, INPUT, *FORWARD, LOSS)
     assert tuple(changes[: len(expected)]) == expected
-    before_backward = sum(expected)
-    assert sum(changes) - before_backward == FIRST_BACKWARD
+    assert sum(changes) - sum(expected) == FIRST_BACKWARD
 
-
-def test_every_later_iteration(analysis: Analysis) -> None:
-    live = analysis.timeline.live_bytes()
-    events = analysis.timeline.events
+    # Every later iteration.
+    events, live = analysis.timeline.events, analysis.timeline.live_bytes()
     last = {event.phase: nbytes for event, nbytes in zip(events, live, strict=True)}
     start = analysis.timeline.resident_bytes
     assert start == sum(PARAMETERS) * 2 + INPUT + FORWARD[-1] + LOSS
     assert last[Phase.LOSS] - start == LATER_FORWARD
     assert last[Phase.BACKWARD] - last[Phase.LOSS] == LATER_BACKWARD
-
-
-def test_the_blocks_of_the_step_are_as_large_as_rounded_requests(analysis: Analysis) -> None:
+    # Blocks are as large as rounded requests.
     requested = [round_up(event.delta_bytes) for event in build_timeline(analysis.graph).events]
-    assert [event.delta_bytes for event in analysis.timeline.events] == requested
-    live = accumulate(requested, initial=analysis.timeline.resident_bytes)
-    assert analysis.peak_bytes == max(live)
+    assert [event.delta_bytes for event in events] == requested
+    assert analysis.peak_bytes == max(accumulate(requested, initial=start))
