@@ -26,31 +26,30 @@ def make_operation(reads: tuple[int, ...], writes: tuple[int, ...] = (), flops: 
     return Operation(0, "aten.op.default", Phase.FORWARD, reads=reads, writes=writes, flops=flops)
 
 
-def test_what_moves_much_takes_the_time_to_move_it() -> None:
-    """3 MB read and 2 MB written at 1 GB/s: 5 ms; their 1e9 FLOPs would take 1 ms."""
-    sizes = [(3_000_000, "float32", RESIDENT), (2_000_000, "float32", 0)]
-    assert price(sizes, make_operation((0,), flops=10**9)) == (pytest.approx(5e-3),)
+MOVED = [(3_000_000, "float32", RESIDENT), (2_000_000, "float32", 0)]
+
+
+def compute(dtype: str) -> list[tuple[int, str, int]]:
+    return [(1000, dtype, RESIDENT), (1000, dtype, 0)]
 
 
 @pytest.mark.parametrize(
-    "dtype, seconds", [("float32", 0.1), ("bfloat16", 0.025), ("float16", 0.025)]
+    ("sizes", "operation", "seconds"),
+    [
+        (MOVED, make_operation((0,), flops=10**9), 5e-3),  # 5 MB at 1 GB/s; the FLOPs take 1 ms
+        (compute("float32"), make_operation((0,), flops=10**11), 0.1),
+        (compute("bfloat16"), make_operation((0,), flops=10**11), 0.025),
+        (compute("float16"), make_operation((0,), flops=10**11), 0.025),
+        ([(4_000_000, "float32", RESIDENT)], make_operation((0, 0), writes=(0,)), 4e-3),
+        ([(4, "float32", 0)], make_operation(()), 1e-6),
+        ([(4_000_000, "float32", RESIDENT)], make_operation((0,)), 0.0),
+    ],
+    ids=["moves", "computes", "bfloat16", "float16", "moves once", "launch", "view"],
 )
-def test_what_computes_much_takes_the_time_to_compute_it(dtype: str, seconds: float) -> None:
-    sizes = [(1000, dtype, RESIDENT), (1000, dtype, 0)]
-    assert price(sizes, make_operation((0,), flops=10**11)) == (pytest.approx(seconds),)
-
-
-def test_a_storage_that_is_read_twice_or_changed_moves_once() -> None:
-    sizes = [(4_000_000, "float32", RESIDENT)]
-    assert price(sizes, make_operation((0, 0), writes=(0,))) == (pytest.approx(4e-3),)
-
-
-def test_what_is_small_takes_a_launch() -> None:
-    assert price([(4, "float32", 0)], make_operation(())) == (1e-6,)
-
-
-def test_views_take_nothing() -> None:
-    assert price([(4_000_000, "float32", RESIDENT)], make_operation((0,))) == (0.0,)
+def test_an_operation_takes_the_longest_of_its_times(
+    sizes: list[tuple[int, str, int]], operation: Operation, seconds: float
+) -> None:
+    assert price(sizes, operation) == (pytest.approx(seconds),)
 
 
 def test_a_target_has_the_rates_of_its_gpu() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from running import Running
+from torch import Tensor
 from torch.nn import functional as F
 
 import fxmem
@@ -15,23 +16,11 @@ from fxmem.graph import MemoryGraph
 from fxmem.planning.model.index import Activation, StepIndex, build_index
 
 
-class Model(nn.Module):
-    def __init__(self, run: Callable[[Model, Tensor], object]) -> None:
-        super().__init__()
-        self.run = run
-        self.norm = nn.BatchNorm1d(4)
-        self.layer = nn.Linear(4, 4)
-        self.same = nn.Identity()
-        self.drop = nn.Dropout(0.0)
-        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> object:
-        return self.run(self, x)
-
-
-def record(run: Callable[[Model, Tensor], object], **options: Any) -> MemoryGraph:
+def record(
+    run: Callable[[Running, Tensor], object], child: Running | None = None, **options: Any
+) -> MemoryGraph:
     x = torch.zeros(3, 4, requires_grad=True)
-    return fxmem.analyze(Model(run), x, device="cpu", **options).graph
+    return fxmem.analyze(Running(run, 4, child), x, device="cpu", **options).graph
 
 
 def find_activations(step: StepIndex, name: str) -> Activation:
@@ -46,7 +35,7 @@ def name_nodes(step: StepIndex, nodes: Any) -> list[str]:
 
 
 def test_nodes_have_operations_readers_and_saves() -> None:
-    def run(m: Model, x: Tensor) -> Tensor:
+    def run(m: Running, x: Tensor) -> Tensor:
         y = x.exp()
         return y.sin() + m.same(y).view(12).sum()
 
@@ -75,16 +64,15 @@ def test_results_are_held_to_the_node_s_end_and_temporaries_as_long_as_they_were
     assert len(ends) == 2 and ends == died
 
 
-def hold_past_last_use(m: Model, x: Tensor) -> Tensor:
-    held = x.exp()
-    z = held.sin()
-    z = z.cos().tan()
-    del held
-    return z
-
-
 def test_the_user_s_variables_hold_values_and_a_rewritten_graph_does_not() -> None:
-    graph = record(hold_past_last_use, mode="infer")
+    def run(m: Running, x: Tensor) -> Tensor:
+        held = x.exp()
+        z = held.sin()
+        z = z.cos().tan()
+        del held
+        return z
+
+    graph = record(run, mode="infer")
     rewritten, own = build_index(graph), build_index(graph, keeps_frames=True)
     names = [
         name_nodes(step, [step.find_node(find_activations(step, "exp").local_end)])
@@ -122,7 +110,7 @@ def test_an_output_outlives_the_step() -> None:
     ids=["batch norm", "spectral norm", "dropout that is off", "rand", "linear"],
 )
 def test_what_nodes_change_and_draw(
-    run: Callable[[Model, Tensor], object], statistics: int, states: int, draws: bool
+    run: Callable[[Running, Tensor], object], statistics: int, states: int, draws: bool
 ) -> None:
     step = build_index(record(run))
     assert len({index for found in step.statistics for index in found}) == statistics
@@ -130,31 +118,12 @@ def test_what_nodes_change_and_draw(
     assert any(step.draws) == draws
 
 
-class _Biased(nn.Module):
-    """A block whose first module is not given all that the block is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4)
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        return self.linear(self.norm(x)) + bias
-
-
-class _Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = _Biased()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block(x, x * 2)
-
-
 def test_an_argument_comes_into_a_call_and_not_into_its_first_module() -> None:
-    analysis = fxmem.analyze(_Net(), "3x4", device="cpu")
-    step = build_index(analysis.graph, keeps_frames=True)
-    calls = {call.fqn: range(call.start, call.stop) for call in analysis.graph.calls}
+    """The layer, which a child calls first, is not given all that the child is."""
+    child = Running(lambda m, pair: m.layer(pair[0]) + pair[1], 4)
+    graph = record(lambda m, x: m.child((x, x * 2)), child=child)
+    step = build_index(graph, keeps_frames=True)
+    calls = {call.fqn: range(call.start, call.stop) for call in graph.calls}
     bias = find_activations(step, "mul")
     ranges = [range(first, last + 1) for first, last in bias.consumers]
-    assert ranges == [calls["block"]]
+    assert ranges == [calls["child"]]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from running import Running
+from torch import Tensor
 from torch.nn import functional as F
 
 import fxmem
@@ -19,25 +20,14 @@ from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.step import describe_segments
 
 
-class Model(nn.Module):
-    def __init__(self, run: Callable[[Model, Tensor], object]) -> None:
-        super().__init__()
-        self.run = run
-        self.norm = nn.BatchNorm1d(64)
-        self.layer = nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> object:
-        return self.run(self, x)
-
-
-def return_early(model: Model, x: Tensor) -> list[Tensor]:
+def return_early(model: Running, x: Tensor) -> list[Tensor]:
     """A segment holds to the end of its run the tensors that it returns to the caller."""
     early = x * 2
     y = torch.relu(early)
     return [model.norm(x).exp().sin(), early, y]
 
 
-def nest_dropout(model: Model, x: Tensor) -> Tensor:
+def nest_dropout(model: Running, x: Tensor) -> Tensor:
     """A run makes the checkpoints within it again, with states of the generator of their own."""
     y = torch.tanh(model.layer(x))
     y = torch.tanh(F.dropout(torch.exp(y)))
@@ -45,31 +35,31 @@ def nest_dropout(model: Model, x: Tensor) -> Tensor:
     return torch.sigmoid(torch.sin(y)).sum()
 
 
-def sort_rows(model: Model, x: Tensor) -> Tensor:
+def sort_rows(model: Running, x: Tensor) -> Tensor:
     """Indices that a sort saves for values that nobody uses are not held by that."""
     y = torch.tanh(model.layer(x.repeat(16, 1))).double().tanh().float()
     return y.gather(-1, y.argsort(-1))
 
 
-def use_twice(model: Model, x: Tensor) -> Tensor:
+def use_twice(model: Running, x: Tensor) -> Tensor:
     """A run finds none of the casts that forward's autocast keeps, and keeps its own to its end."""
     y = model.layer(x).tanh()
     y = (model.layer(y).tanh() + model.layer(y).exp()).sin()
     return torch.exp(y * 2)
 
 
-def end_high(model: Model, x: Tensor) -> Tensor:
+def end_high(model: Running, x: Tensor) -> Tensor:
     """The casts that autocast keeps count to its end."""
     y = use_twice(model, x)
     return y.sum() + y.detach().repeat(64, 1).sum()
 
 
-def freeze(model: Model, x: Tensor) -> Tensor:
+def freeze(model: Running, x: Tensor) -> Tensor:
     """Autocast keeps no cast of what takes no gradient."""
     return end_high(model, x)
 
 
-def cast_by_hand(model: Model, x: Tensor) -> Tensor:
+def cast_by_hand(model: Running, x: Tensor) -> Tensor:
     """Autocast keeps no cast but its own."""
     y = x.bfloat16() @ model.layer.weight.bfloat16()
     y = torch.tanh(y).exp()
@@ -99,9 +89,9 @@ BOTH = (SegmentRange(1, 3), SegmentRange(3, 9))
     ],
 )
 def test_the_planned_step_takes_what_was_computed(
-    run: Callable[[Model, Tensor], object], ranges: tuple[SegmentRange, ...], options: Any
+    run: Callable[[Running, Tensor], object], ranges: tuple[SegmentRange, ...], options: Any
 ) -> None:
-    model = Model(run)
+    model = Running(run, 64)
     model.layer.requires_grad_(run is not freeze)
     inputs = (torch.zeros(8, 64, requires_grad=True),)
     analysis = fxmem.analyze(model, inputs, device="cpu", **options)

@@ -61,34 +61,23 @@ def test_blocks_are_modules_that_are_counted(facts: StepIndex) -> None:
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_no_stage_begins_where_no_region_may(name: str) -> None:
+def test_stages_begin_and_run_where_segments_may(name: str) -> None:
     make, spec = PLANNED[name]
     step = build_index(fxmem.analyze(make(), (spec,), device="cpu").graph)
-    limits = find_limits(step)
+    limits, costs = find_limits(step), [1.0] * len(step.graph.operations)
     placeholders = sum(node.op == "placeholder" for node in step.graph.nodes)
     cuts = [find_boundaries(step, limits, most) for most in (3, 8, 48)]
-    cuts += [find_blocks(step, limits, level) for level in (1, 2)]
-    for cut in cuts:
+    assert [len(cut) <= most for cut, most in zip(cuts, (3, 8, 48), strict=True)] == [True] * 3
+    for cut in (*cuts, *(find_blocks(step, limits, level) for level in (1, 2))):
         assert cut == sorted(set(cut))
         assert cut[0] == placeholders
         assert not set(cut) & limits.starts.keys()
         assert cut[-1] < step.nodes
-    assert [len(cut) <= most for cut, most in zip(cuts, (3, 8, 48), strict=False)] == [True] * 3
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_the_first_way_to_run_a_stage_keeps_all_and_the_others_may_run(name: str) -> None:
-    make, spec = PLANNED[name]
-    step = build_index(fxmem.analyze(make(), (spec,), device="cpu").graph)
-    limits = find_limits(step)
-    costs = [1.0] * len(step.graph.operations)
-    starts = find_boundaries(step, limits, 8)
-    staged = cut_step(step, limits, costs, starts)
-    assert staged.bounds == tuple(zip(starts, [*starts[1:], step.nodes], strict=True))
+    staged = cut_step(step, limits, costs, cuts[1])
+    assert staged.bounds == tuple(zip(cuts[1], [*cuts[1][1:], step.nodes], strict=True))
     stages = zip(staged.bounds, staged.options, staged.chain.stages, strict=True)
     for (start, stop), options, stage in stages:
-        assert options[0] == ()
-        assert stage.options[0].cost == 0
+        assert options[0] == () and stage.options[0].cost == 0  # the first way keeps all
         assert len(options) == len(stage.options)
         assert set(options) <= {*list_options(step, limits, costs, start, stop)}
         for segment in iterate_segments(s for option in options for s in option):
