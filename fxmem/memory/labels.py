@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxmem.graph import Category, MemoryGraph, Node, Operation, Phase, Storage
+from fxmem.graph import Category, MemoryGraph, Operation, Phase, Storage
 
 _ADDITIONS = ("aten.add.Tensor", "aten.add_.Tensor")
 _OF_PARAMETERS = (Category.GRADIENT, Category.OPTIMIZER_STATE)
@@ -79,92 +79,60 @@ def _label_storage(graph: MemoryGraph, storage: Storage, gradients: Mapping[int,
         return storage.name
     made_by = graph.operations[storage.born]
     if storage.category is Category.TEMPORARY and made_by.phase is Phase.OPTIMIZER:
-        return _label_update(find_updated(graph, made_by)) or label_operator(made_by)
-    if storage.category is Category.TEMPORARY and made_by.phase is Phase.BACKWARD:
-        return _label_backward(graph, storage, made_by, gradients) or label_operator(made_by)
-    return storage.name or label_operator(made_by)
-
-
-def _label_update(parameters: tuple[str, ...]) -> str:
-    if len(parameters) > 1:
-        return f"update of {len(parameters)} parameters"
-    return f"update of {parameters[0]}" if parameters else ""
-
-
-def _label_backward(
-    graph: MemoryGraph, storage: Storage, made_by: Operation, gradients: Mapping[int, int]
-) -> str:
-    if storage.index in gradients:
-        return f"gradient of {graph.nodes[gradients[storage.index]].name}"
-    if storage.node is None:
-        return ""
-    what = "recompute" if made_by.recomputed else "backward"
-    return f"{what} of {graph.nodes[storage.node].name}"
+        updated = find_updated(graph, made_by)
+        if updated:
+            return f"update of {updated[0] if len(updated) == 1 else f'{len(updated)} parameters'}"
+    elif storage.category is Category.TEMPORARY and made_by.phase is Phase.BACKWARD:
+        if storage.index in gradients:
+            return f"gradient of {graph.nodes[gradients[storage.index]].name}"
+        if storage.node is not None:
+            made = "recompute" if made_by.recomputed else "backward"
+            return f"{made} of {graph.nodes[storage.node].name}"
+    elif storage.name:
+        return storage.name
+    return label_operator(made_by)
 
 
 def _find_gradients(graph: MemoryGraph) -> dict[int, int]:
-    """The gradients of nodes' results, as they go from one node's backward to the next's.
+    """Finds the nodes whose results storages of backward are the gradients of, by storage.
 
     A node's backward makes the gradients of its inputs, and the backward of those reads them.
     What is only added to another is a part of a gradient; autograd adds up the parts where a
-    result was used more than once.
-
-    Returns:
-        Index of the storage to index of the node.
+    result was used more than once. Some nodes, such as an addition, hand a gradient on as it is
+    and run nothing in backward: then the nodes before them read it first.
     """
+    operations = [o for o in graph.operations if o.phase is Phase.BACKWARD and not o.recomputed]
+    runs = {o.node for o in graph.operations if o.phase is Phase.BACKWARD}
+    known: dict[int, frozenset[int]] = {}
+
+    def find_readers(node: int) -> frozenset[int]:
+        if node not in known:
+            readers, made = {node}, graph.nodes[node]
+            is_differentiable = "float" in (made.dtype or "") and not made.target.startswith(
+                "detach"
+            )
+            if node not in runs and is_differentiable:
+                readers.update(*map(find_readers, made.inputs))
+            known[node] = frozenset(readers)
+        return known[node]
+
+    makers = {o.index: o for o in operations}
     gradients: dict[int, int] = {}
-    receivers = _Receivers(graph)
-    for operation in graph.operations:
-        if operation.phase is not Phase.BACKWARD or operation.recomputed:
-            continue
-        if operation.node is None or operation.name in _ADDITIONS:
+    for operation in operations:
+        reader = operation.node
+        if reader is None or operation.name in _ADDITIONS:
             continue
         for index in operation.reads:
-            made_by = _find_maker(graph, graph.storages[index])
-            if index in gradients or made_by is None:
+            storage = graph.storages[index]
+            made_by = makers.get(storage.born)
+            if index in gradients or made_by is None or storage.category is not Category.TEMPORARY:
                 continue
-            node = receivers.find_input(made_by.node, operation.node)
+            if made_by.node is None:  # the gradient of the loss, from which backward starts
+                gradients[index] = reader
+                continue
+            inputs = graph.nodes[made_by.node].inputs
+            others = (i for i in inputs if i != made_by.node and reader in find_readers(i))
+            node = reader if reader in inputs else next(others, None)
             if node is not None:
                 gradients[index] = node
     return gradients
-
-
-def _find_maker(graph: MemoryGraph, storage: Storage) -> Operation | None:
-    """The operation of backward that made a temporary; None for anything else."""
-    if storage.born < 0 or storage.category is not Category.TEMPORARY:
-        return None
-    made_by = graph.operations[storage.born]
-    return made_by if made_by.phase is Phase.BACKWARD and not made_by.recomputed else None
-
-
-class _Receivers:
-    """Nodes whose backward may read a gradient first: the node itself, or one before it.
-
-    Some nodes hand a gradient on as it is, such as an addition; they run nothing in backward.
-    """
-
-    def __init__(self, graph: MemoryGraph) -> None:
-        self._nodes = graph.nodes
-        self._runs = {o.node for o in graph.operations if o.phase is Phase.BACKWARD}
-        self._found: dict[int, frozenset[int]] = {}
-
-    def find_input(self, node: int | None, reader: int) -> int | None:
-        """The input of a node whose gradient the backward of ``reader`` reads."""
-        if node is None:  # backward starts from the gradient of the loss, which no node makes
-            return reader
-        inputs = self._nodes[node].inputs
-        if reader in inputs:
-            return reader
-        return next((i for i in inputs if i != node and reader in self._find(i)), None)
-
-    def _find(self, node: int) -> frozenset[int]:
-        if node not in self._found:
-            receivers = {node}
-            if node not in self._runs and _is_differentiable(self._nodes[node]):
-                receivers.update(*map(self._find, self._nodes[node].inputs))
-            self._found[node] = frozenset(receivers)
-        return self._found[node]
-
-
-def _is_differentiable(node: Node) -> bool:
-    return "float" in (node.dtype or "") and not node.target.startswith("detach")
