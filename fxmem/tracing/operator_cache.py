@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 Key = tuple[Any, ...]
 
@@ -188,7 +187,8 @@ def _describe(
     """Describes a result so that it can be made again; None where it cannot be."""
     if kind is _Kind.SELF:  # some change its shape: resize_, transpose_, set_
         return before if result is args[0] and _describe_tensor(args[0]) == before else None
-    taken = {_address(tensor) for tensor in tree_leaves(args) if isinstance(tensor, FakeTensor)}
+    given = (t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)))
+    taken = {_address(tensor) for tensor in given if isinstance(tensor, FakeTensor)}
     if isinstance(result, FakeTensor):
         return _describe_result(kind, result, args[0], taken)
     if type(result) not in (tuple, list):

@@ -161,14 +161,6 @@ class Scored:
     unset: Tensor = dataclasses.field(init=False)
 
 
-@dataclasses.dataclass
-class Own:
-    value: Tensor
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value * 2
-
-
 def set_later(net: Net, y: Tensor) -> Scored:
     scored = Scored(y)
     scored.unset = y * 2
@@ -216,7 +208,6 @@ def test_functions_of_the_user_s_get_sizes_as_they_are() -> None:
         lambda net, y: defaultdict(list, value=y),
         lambda net, y: Names([y]),
         lambda net, y: Doubled(y),
-        lambda net, y: Own(y),
         set_later,
     ],
 )

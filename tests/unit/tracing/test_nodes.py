@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -44,11 +43,6 @@ def names(analysis: Analysis) -> list[str]:
     return [node.name for node in forward_nodes(analysis)]
 
 
-def line_of(function: Callable[..., Any], text: str) -> int:
-    lines, start = inspect.getsourcelines(function)
-    return start + next(i for i, line in enumerate(lines) if text in line)
-
-
 def find(analysis: Analysis, name: str) -> Node:
     return next(node for node in analysis.nodes if node.name == name)
 
@@ -85,16 +79,8 @@ def test_edges_lead_to_the_nodes_whose_results_are_taken() -> None:
     assert find(analysis, "getitem").inputs == (at["linear"],)
 
 
-def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
 def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
-    @decorate
+    @torch.enable_grad()  # a wrapper, whose lines are not the user's
     def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
         def nested(y: torch.Tensor) -> torch.Tensor:
             return y.exp()  # in a nested function
@@ -105,7 +91,6 @@ def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
         )
 
     analysis = analyse(forward)
-    original = inspect.unwrap(forward)
     for name, text in [
         ("block.1", "through torch's"),
         ("exp", "in a nested"),
@@ -113,8 +98,9 @@ def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
     ]:
         source = find(analysis, name).source
         assert source is not None
-        assert source.file == __file__
-        assert source.line == line_of(original, text)
+        lines, start = inspect.getsourcelines(inspect.unwrap(forward))
+        line = start + next(i for i, line in enumerate(lines) if text in line)
+        assert (source.file, source.line) == (__file__, line)
 
 
 class Double(torch.autograd.Function):
@@ -153,12 +139,8 @@ def test_a_checkpointed_region_is_one_node(reentrant: bool) -> None:
     assert analysis.frontend == "record"
     node = find(analysis, "checkpoint")
     assert find(analysis, "mul").inputs == (node.index,)
-    recomputed = [
-        o.name
-        for o in analysis.graph.operations
-        if o.node == node.index and o.phase is Phase.BACKWARD
-    ]
-    assert "aten.addmm.default" in recomputed
+    operations = [o for o in analysis.graph.operations if o.node == node.index]
+    assert "aten.addmm.default" in [o.name for o in operations if o.phase is Phase.BACKWARD]
     assert node.saved_bytes == 3 * 4 * 4  # its input alone
 
 
@@ -232,14 +214,3 @@ def test_backward_operators_belong_to_the_forward_node() -> None:
     assert "SinBackward0" in by_node["sin"]
     assert "AddmmBackward0" in by_node["linear"]
     assert "AddmmBackward0" in by_node["linear_1"]
-
-
-def test_sources_and_categories_of_an_adam_step() -> None:
-    analysis = analyse(lambda m, x: m.norm(m.linear(x)), optimizer="adam")
-    used = 4 * 4 + 4 + 4 + 4  # linear and norm; the block's parameters have no gradient
-    assert analysis.gradient_bytes == used * 4
-    # Two moments of each and a step count of four bytes for each of the four parameters.
-    assert analysis.optimizer_state_bytes == 2 * used * 4 + 4 * 4
-    assert analysis.parameter_bytes == (used + 4 * 4 + 4) * 4
-    assert analysis.buffer_bytes == 4 * 4 * 2 + 8
-    assert sum(analysis.breakdown.values()) == analysis.peak_bytes

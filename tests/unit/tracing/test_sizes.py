@@ -8,7 +8,6 @@ import pickle
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,15 +55,6 @@ def test_floats_and_bools_make_plain_numbers() -> None:
     assert (type(size / 2), type(size**2)) == (float, int)
     with pytest.raises(TypeError):
         size + None  # type: ignore[operator]
-
-
-def test_it_is_an_int_to_everyone() -> None:
-    size = make_shape((3,), "x")[0]
-    assert [*range(size)] == [0, 1, 2]
-    assert {3: "three"}[size] == "three"
-    assert torch.zeros(size, size + 1).shape == (3, 4)
-    assert (size > 2, size == 3, bool(size), f"{size:02d}") == (True, True, True, "03")
-    assert isinstance(size, int) and size.bit_length() == 2
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])

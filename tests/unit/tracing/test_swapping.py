@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import weakref
 from typing import Any
 
@@ -210,8 +211,9 @@ def test_what_is_compiled_or_quantized_is_refused(fake_mode: FakeTensorMode) -> 
         assert str(caught.value) == message
 
 
-def hook_optimizer(model: nn.Linear, optimizers: dict[Any, torch.optim.Optimizer]) -> None:
-    """The optimizer in backward, as in PyTorch's tutorial of that name."""
+def test_an_optimizer_in_backward_steps_the_fakes(fake_mode: FakeTensorMode) -> None:
+    """As in PyTorch's tutorial of that name."""
+    model, optimizers = nn.Linear(2, 2), {}
 
     def update(parameter: Tensor) -> None:
         optimizers[parameter].step()
@@ -220,11 +222,6 @@ def hook_optimizer(model: nn.Linear, optimizers: dict[Any, torch.optim.Optimizer
     for parameter in model.parameters():
         optimizers[parameter] = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
         parameter.register_post_accumulate_grad_hook(update)
-
-
-def test_an_optimizer_in_backward_steps_the_fakes(fake_mode: FakeTensorMode) -> None:
-    model, optimizers = nn.Linear(2, 2), {}
-    hook_optimizer(model, optimizers)
     model(torch.ones(1, 2)).sum().backward()
     weight, before = model.weight, model.weight.detach().clone()
     states = [dict(optimizer.state) for optimizer in optimizers.values()]
@@ -239,17 +236,10 @@ def test_an_optimizer_in_backward_steps_the_fakes(fake_mode: FakeTensorMode) -> 
     assert set(optimizers) == set(model.parameters())
 
 
-class Cache:
-    """An object that comes with the inputs and is changed by the model."""
-
-    def __init__(self, *kept: Tensor) -> None:
-        self.kept = [*kept]
-
-
 def test_objects_among_the_inputs_hold_fakes_too(fake_mode: FakeTensorMode) -> None:
     x = torch.ones(3, requires_grad=True)
     x.register_post_accumulate_grad_hook(lambda x: setattr(x, "grad", None))
-    cache, model = Cache(x, torch.ones(2)), nn.Linear(3, 3)
+    cache, model = types.SimpleNamespace(kept=[x, torch.ones(2)]), nn.Linear(3, 3)
 
     def compare(output: Tensor, scale: Tensor = model.weight) -> Tensor:
         return output * scale - x

@@ -62,11 +62,6 @@ def test_operands_that_need_different_answers_are_told_apart_since_python_3_12()
         raising.mixed()
 
 
-def test_code_without_a_source_has_no_checks() -> None:
-    with pytest.raises(LookupError):
-        exec("assert a", {"a": Unknown()})
-
-
 def is_fake_tensor(x: object) -> bool:
     return isinstance(x, FakeTensor)
 
