@@ -40,6 +40,10 @@ def test_inference_takes_all_changes_and_needs_no_limit() -> None:
     assert plan.segments == ()
     assert plan.overhead == 0
     assert {point.variable for point in plan.dels} <= {"kept", "y"}
+    # Without a graph, all changes are for the user's code.
+    recorded = fxmem.analyze(Keeps(), ("1024x1024",), mode="infer", device="cpu", frontend="record")
+    plan = fxmem.plan(recorded)
+    assert (plan.fx_graph, plan.mode, plan.peak_bytes) == (None, "infer", 4 * 4 * MIB)
     with pytest.raises(fxmem.InfeasibleError) as error:
         fxmem.plan(analysis, budget="8MiB")
     assert str(error.value) == (
@@ -131,14 +135,3 @@ def test_with_style_modules_changes_are_for_the_user_s_code() -> None:
     assert [*plan.inplace] == alone
     assert plan.peak_bytes == measure_plan(analysis, plan)[0]
     assert plan.peak_bytes == measure_plan(analysis, replace(plan, inplace=()))[0]
-
-
-def test_of_an_inference_that_no_graph_expresses_all_changes_are_the_user_s() -> None:
-    class Kept(Keeps):
-        def forward(self, x: Tensor) -> object:  # type: ignore[override]
-            return {1: super().forward(x)}  # no graph has such a key
-
-    analysis = fxmem.analyze(Kept(), ("1024x1024",), mode="infer", device="cpu")
-    assert analysis.frontend == "record"
-    plan = fxmem.plan(analysis)
-    assert (plan.fx_graph, plan.mode, plan.peak_bytes) == (None, "infer", 4 * 4 * MIB)

@@ -154,10 +154,6 @@ class Through(torch.autograd.Function):
         return grad * x.dim()
 
 
-def test_what_is_saved_is_not_overwritten_though_nothing_reads_it() -> None:
-    assert "neg" not in find(Called(lambda x: Through.apply(x) + x.neg()), 4, 8)
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -182,27 +178,33 @@ def test_what_other_sizes_or_settings_return_themselves_is_not_overwritten(
     assert "relu" in find(Called(lambda x: (x.sum(), x.clone().relu())), 4, 8, mode=mode)
 
 
-def test_a_node_of_two_results_says_which_is_overwritten() -> None:
-    def function(x: Tensor) -> Tensor:
-        low, high = torch.aminmax(x, dim=1)
-        return (low + high) * low  # it could overwrite the second
+def add_results(x: Tensor) -> Tensor:
+    """The sum could overwrite the second result, which the node's name does not tell."""
+    low, high = torch.aminmax(x, dim=1)
+    return (low + high) * low
 
-    assert "add" not in find(Called(function), 4, 8, mode="infer")
+
+def compute_again(x: Tensor) -> Tensor:
+    y = x.neg()
+    return torch.utils.checkpoint.checkpoint(torch.sin, y, use_reentrant=False) + y.relu()
+
+
+@pytest.mark.parametrize(
+    ("function", "node", "mode"),
+    [
+        (lambda x: Through.apply(x) + x.neg(), "neg", "train"),  # saved, though nothing reads it
+        (add_results, "add", "infer"),
+        (compute_again, "relu", "train"),
+    ],
+)
+def test_what_is_needed_otherwise_is_not_overwritten(function: Any, node: str, mode: str) -> None:
+    assert node not in find(Called(function), 4, 8, mode=mode)
 
 
 def test_parameters_buffers_and_inputs_are_not_overwritten() -> None:
     model = Called(lambda x: (x, model.linear.weight.neg()))
     assert not find(model, 4, 8)
     assert not find(nn.Sequential(nn.Flatten(), nn.ReLU()), 4, 8, mode="infer")
-
-
-def test_what_computing_again_needs_is_not_overwritten() -> None:
-    def function(x: Tensor) -> Tensor:
-        y = x.neg()
-        kept = torch.utils.checkpoint.checkpoint(torch.sin, y, use_reentrant=False)
-        return kept + y.relu()
-
-    assert "relu" not in find(Called(function), 4, 8)
 
 
 def test_chains_lie_on_one_storage() -> None:

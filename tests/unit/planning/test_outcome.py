@@ -44,17 +44,10 @@ def test_the_first_that_fits_is_chosen(analysis: fxmem.Analysis, front: tuple[Pl
         fxmem.apply(make_model(), before), (INPUT,), optimizer="adam", gpu="rtx3070"
     )
     assert again.exhaustion is not None
-
-
-def test_where_none_fits_the_leanest_is_explained(
-    analysis: fxmem.Analysis, front: tuple[Plan, ...]
-) -> None:
-    with pytest.raises(fxmem.InfeasibleError) as caught:
+    with pytest.raises(fxmem.InfeasibleError, match=r"^no plan was found whose step fits NVIDIA "):
         choose_fitting(analysis, front[:2])
-    assert str(caught.value).startswith(
-        "no plan was found whose step fits NVIDIA GeForce RTX 3070; with the leanest, "
-        "out of memory: "
-    )
+    with pytest.raises(fxmem.UsageError, match=r"^no GPU is named that the step could fit"):
+        choose_fitting(make_analysis(), ())
 
 
 class Hoarding(nn.Module):
@@ -75,12 +68,6 @@ def test_an_inference_fits_once_it_lets_go() -> None:
     assert choose_fitting(analysis, [plan]) is plan
 
 
-def test_without_a_gpu_nothing_can_fit() -> None:
-    with pytest.raises(fxmem.UsageError) as caught:
-        choose_fitting(make_analysis(), ())
-    assert str(caught.value) == "no GPU is named that the step could fit (gpu='rtx4090')"
-
-
 def test_the_new_peak_is_where_the_planned_model_has_it(
     analysis: fxmem.Analysis, front: tuple[Plan, ...]
 ) -> None:
@@ -94,10 +81,5 @@ def test_the_new_peak_is_where_the_planned_model_has_it(
         assert planned.peak.operation.name == again.peak.operation.name
     assert front[0].segments == ()
     assert find_planned_step(analysis, front[0]) is analysis
-
-
-def test_a_peak_that_the_segments_do_not_explain_is_not_placed(
-    analysis: fxmem.Analysis, front: tuple[Plan, ...]
-) -> None:
-    plan = dataclasses.replace(front[1], peak_bytes=front[1].peak_bytes - 1)
-    assert find_planned_step(analysis, plan) is None
+    unexplained = dataclasses.replace(front[1], peak_bytes=front[1].peak_bytes - 1)
+    assert find_planned_step(analysis, unexplained) is None

@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 import fxmem
+from benchmarks.planner_cases import CASES
 from fxmem.planning.strategies.problem import PlanProblem
 from fxmem.planning.strategies.search import STRATEGIES
 
@@ -81,3 +82,12 @@ def test_a_strategy_is_a_name_or_a_function(analysis: fxmem.Analysis, strategy: 
 def test_strategies_of_a_graph_propose_no_whole_modules(analysis: fxmem.Analysis) -> None:
     with pytest.raises(fxmem.UsageError, match="whole modules are all calls of a module"):
         fxmem.pareto(analysis, style="modules", strategy="schedules")
+
+
+# rotor's schedules, run as nested checkpoints: peaks by the allocator's events, FLOPs as PyTorch
+# counts them, with `python -m benchmarks.planner --only resnet`.
+@pytest.mark.parametrize(("mib", "overhead_flops"), [(16.61, 0.3468), (14.49, 0.5690)])
+def test_what_schedules_of_blocks_take_is_enough(mib: float, overhead_flops: float) -> None:
+    case = next(case.case for case in CASES if case.case.name == "resnet")
+    analysis = fxmem.analyze(case.model(), *case.inputs(), device="cpu")
+    assert fxmem.plan(analysis, budget=f"{mib}MiB").overhead_flops < overhead_flops
