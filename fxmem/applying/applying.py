@@ -71,17 +71,7 @@ def build_module(
     size_hint: int | None = None,
     plan: Plan | None = None,
 ) -> PlannedModule:
-    """Makes the module that runs a traced graph with changes.
-
-    Args:
-        model: The model whose submodules, parameters and buffers the graph calls.
-        graph: The graph as it was traced.
-        segments: The segments that backward computes again.
-        inplace: The operations that run in place.
-        mode: The calls that run the graph: ``"train"`` or ``"infer"``.
-        size_hint: The number of elements that are found where that depends on data.
-        plan: The plan that the changes are of.
-    """
+    """Makes the module that runs a traced graph of a model with the changes of a plan."""
     ranges = find_size_ranges(model, graph, mode, size_hint)
     return PlannedModule(model, lay_over_graph(graph, model, segments, inplace), mode, ranges, plan)
 

@@ -54,19 +54,12 @@ def lay_changes(
     segments: Sequence[Segment] = (),
     inplace: Sequence[InplaceChange] = (),
 ) -> fx.GraphModule:
-    """Makes a module that runs a graph with segments under checkpoints and overwriting in place.
+    """Makes another module that runs a graph with segments under checkpoints, and in place.
 
     Args:
-        graph_module: With a graph as it was traced, ``Analysis.fx_graph``, or one that other
-            changes were laid over.
+        graph_module: With a graph as it was traced, or one that other changes were laid over.
         segments: The segments that backward computes again.
         inplace: The operations that run in place.
-
-    Returns:
-        Another module, with the parameters and submodules of the first.
-
-    Raises:
-        UsageError: A segment or a change names a node that the graph lacks.
     """
     graph = lay_over_graph(graph_module.graph, graph_module, segments, inplace)
     return fx.GraphModule(graph_module, graph, class_name=type(graph_module).__name__)
@@ -180,13 +173,9 @@ class _Writer:
     def write_function(
         self, name: str, nodes: Sequence[fx.Node], depth: int, ends: tuple[Any, Any] | None
     ) -> str:
-        """Writes a function and, within it, those of its segments.
+        """Writes a function in ``depth`` segments and, within it, those of its own segments.
 
-        Args:
-            name: Name of the function.
-            nodes: Its body; those of ``forward`` bring their placeholders and output along.
-            depth: The number of segments that the function lies in.
-            ends: The nodes that are its arguments and its results; None for ``forward``.
+        Its arguments and results are the ``ends``; ``forward`` has nodes for them.
         """
         graph, inner = fx.Graph(), []
         values: dict[fx.Node, fx.Node] = {}

@@ -48,13 +48,7 @@ Values = dict[tuple[str, str], Any]
 
 
 class InputGuard:
-    """The arguments of a call, their sizes, and the autocast around it.
-
-    Args:
-        model: The model, for the names of the arguments.
-        graph: Its graph.
-        ranges: Sizes that may differ.
-    """
+    """The arguments of a call, their sizes, and the autocast around it."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph, ranges: Sequence[SizeRange]) -> None:
         self._model = model
@@ -133,12 +127,8 @@ class InputGuard:
 class AttributeGuard:
     """The modules whose code was traced: their attributes, modes, hooks and children.
 
-    Modules that the graph calls are left out: they read their attributes in each call.
-
-    Args:
-        model: The model.
-        graph: Its graph.
-        values: The plain attributes when the plan was applied; None for those of now.
+    Modules that the graph calls are left out: they read their attributes in each call. A copy gets
+    the values that attributes had when the plan was applied.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, values: Values | None = None) -> None:

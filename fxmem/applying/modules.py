@@ -63,16 +63,7 @@ class _Planned:
 def wrap_modules(
     model: nn.Module, segments: Iterable[Segment], plan: Plan | None = None
 ) -> nn.Module:
-    """A model that recomputes some of its modules, and shares everything with the original.
-
-    Args:
-        model: The original, which is left as it is.
-        segments: Calls of the modules.
-        plan: Becomes an attribute, unless the model has another of that name.
-
-    Raises:
-        UsageError: A module is not in the model, or is a script.
-    """
+    """Makes a model that recomputes the modules of segments, and shares all with the original."""
     choices = _gather_choices(model, segments)
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in choices:
@@ -88,11 +79,7 @@ def wrap_modules(
 
 
 def find_original(model: nn.Module) -> nn.Module | None:
-    """The model that a plan of modules was applied to; None where none was.
-
-    Args:
-        model: From :func:`wrap_modules`, or any other.
-    """
+    """Finds the model that a plan of modules was applied to; None where none was."""
     if not isinstance(model, _Planned):
         return None
     original = model._fxmem_original
@@ -103,20 +90,13 @@ def find_original(model: nn.Module) -> nn.Module | None:
 
 
 def run_segments(planned: Any) -> contextlib.AbstractContextManager[None]:
-    """Has the chosen modules checkpoint themselves for a while.
-
-    Args:
-        planned: From :func:`wrap_modules`; or a model without a plan, which stays as it is.
-    """
+    """Has the chosen modules checkpoint themselves for a while; a model without any stays."""
     choices: _Choices = getattr(planned, "_fxmem_choices", {})
     return _checkpoint_modules(planned, choices, choices)
 
 
 def find_holders(model: nn.Module, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """The modules that hold some tensors, with the names of the tensors in them.
-
-    Raises:
-        UsageError: A name is not that of a tensor of the model.
+    """Finds the modules that hold some tensors, and the names of the tensors in them.
 
     >>> find_holders(nn.Sequential(nn.BatchNorm1d(2)), ["0.running_mean"])
     (('0', 'running_mean'),)

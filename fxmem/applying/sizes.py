@@ -65,21 +65,12 @@ _Found = tuple[list[_Dim], SizeRange]
 def find_size_ranges(
     model: nn.Module, graph: fx.Graph, mode: str, size_hint: int | None
 ) -> tuple[SizeRange, ...]:
-    """Finds the input sizes that a graph does not depend on, and keeps them with the graph.
-
-    Args:
-        model: The model.
-        graph: Its graph.
-        mode: ``"train"`` or ``"infer"``.
-        size_hint: The number of elements that are found where that depends on data.
-    """
+    """Finds the input sizes that a model's graph does not depend on, and keeps them with it."""
     (output,) = graph.find_nodes(op="output")
     if _RANGES not in output.meta:
-        context: TraceContext | None = output.meta.get(CONTEXT)
-        has_inputs = context is not None and context.inputs is not None
-        output.meta[_RANGES] = (
-            tuple(_Trials(model, graph, context, mode, size_hint).find()) if has_inputs else ()
-        )
+        context: TraceContext = output.meta[CONTEXT]
+        trials = context.inputs and _Trials(model, graph, context, mode, size_hint)
+        output.meta[_RANGES] = tuple(trials.find()) if trials else ()
     found: tuple[SizeRange, ...] = output.meta[_RANGES]
     return found
 
@@ -115,9 +106,20 @@ class _Trials:
         if not found:
             return
         found, are_equal = self._lower(found)
-        if not are_equal and self._differ_where_equal(found):
-            return
-        places = self._list_places()
+        if not are_equal:  # the graph may be another where sizes that were not equal are
+            shared = range(max(r.low for _, r in found), min(r.high for _, r in found) + 1)
+            fitting = (n for n in reversed(shared) if all(n % r.step == 0 for _, r in found))
+            largest = next(fitting, 0)
+            if largest and self._try({d: largest for dims, _ in found for d in dims}) == _OTHER:
+                return
+        places: dict[_Dim, list[Place]] = defaultdict(list)
+        indexed = tree_unflatten([*range(len(self._leaves))], self._structure)
+        for name, value in bind_arguments(self._model, *indexed):
+            leaves = [self._leaves[at] for at in tree_leaves(value)]
+            specs = [leaf for leaf in leaves if isinstance(leaf, TensorSpec)]
+            for index, spec in enumerate(specs):
+                for dim in range(len(spec.shape)):
+                    places[self._positions[id(spec)], dim].append((name, index, dim))
         for dims, each in found:
             yield replace(each, places=tuple(p for dim in dims for p in places[dim]))
 
@@ -168,12 +170,6 @@ class _Trials:
             result.append((dims, next(fits, each)))
         return result, are_equal
 
-    def _differ_where_equal(self, found: list[_Found]) -> bool:
-        """Tells whether the graph is another where sizes that were not equal are."""
-        shared = range(max(r.low for _, r in found), min(r.high for _, r in found) + 1)
-        size = next((n for n in reversed(shared) if all(n % r.step == 0 for _, r in found)), 0)
-        return bool(size) and self._try({dim: size for dims, _ in found for dim in dims}) == _OTHER
-
     def _try(self, sizes: Mapping[_Dim, int]) -> str:
         """Tells whether the graph is the same with some other sizes."""
         if not self._left:
@@ -185,13 +181,10 @@ class _Trials:
         ]
         # A tensor that was given twice has to be one tensor.
         made = [
-            torch.empty(
-                spec.shape,
-                dtype=getattr(torch, spec.dtype),
-                device="meta",
-                requires_grad=spec.requires_grad,
+            torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="meta").requires_grad_(
+                s.requires_grad
             )
-            for spec in specs
+            for s in specs
         ]
         leaves = [
             made[self._positions[id(leaf)]] if isinstance(leaf, TensorSpec) else leaf
@@ -205,18 +198,6 @@ class _Trials:
             except Exception:  # the code does not take this size
                 return _FAILS
         return _SAME if not reason and [*_list_calls(graph)] == self._calls else _OTHER
-
-    def _list_places(self) -> dict[_Dim, list[Place]]:
-        """By dimension, where calls have it."""
-        places: dict[_Dim, list[Place]] = defaultdict(list)
-        indexed = tree_unflatten([*range(len(self._leaves))], self._structure)
-        for name, value in bind_arguments(self._model, *indexed):
-            leaves = [self._leaves[at] for at in tree_leaves(value)]
-            specs = [leaf for leaf in leaves if isinstance(leaf, TensorSpec)]
-            for index, spec in enumerate(specs):
-                for dim in range(len(spec.shape)):
-                    places[self._positions[id(spec)], dim].append((name, index, dim))
-        return places
 
 
 def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:

@@ -15,11 +15,7 @@ _GENERATED = "<eval_with_key>"
 
 
 def warn_caller(message: str) -> None:
-    """Warns with an :class:`FxmemWarning` at the innermost line that is not PyTorch's or fxmem's.
-
-    Args:
-        message: One line.
-    """
+    """Warns with an :class:`FxmemWarning` at the innermost line of the user's."""
     if torch.compiler.is_compiling():  # which cannot follow frames
         warnings.warn(message, FxmemWarning, stacklevel=2)
         return

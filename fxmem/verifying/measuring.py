@@ -98,12 +98,8 @@ def measure_peak(
 ) -> int:
     """Measures the most bytes that are live in the second run of a step, older ones included.
 
-    Args:
-        prepare: Makes the inputs of a step.
-        list_held: Lists all tensors that are there before the step.
-        step: The step.
-        release: Frees what the step leaves.
-        device: The device of the step.
+    Inputs are made by ``prepare``; ``list_held`` lists all tensors that are there before the step,
+    and ``release`` frees those that it leaves.
     """
     gc.collect()
     is_cuda = device.type == "cuda"

@@ -158,14 +158,8 @@ def verify_target(
 ) -> Verification:
     """Verifies a plan for the model that a TARGET names, which is built for real.
 
-    Args:
-        target: Names the model, as on the command line.
-        plan: Applied to the model.
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
-        dtype: Parameters and floating inputs are cast to it.
-        options: The other arguments of :func:`fxmem.verify`.
+    It runs on a GPU where there is one and ``device`` is None; ``options`` are other arguments of
+    :func:`fxmem.verify`.
     """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
@@ -208,10 +202,6 @@ def _compare_steps(
     Returns:
         The values of the first model's last step, the seconds of each model's steps, and the
         values that differ.
-
-    Raises:
-        TraceError: The first model's step fails.
-        UsageError: The second model runs without its plan.
     """
     changed_models = {theirs.model}
     with torch.no_grad():

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import symbolic_trace
-from torch.fx.passes.split_module import split_module
 from torch.nn import functional as F
 
 import fxmem
@@ -149,14 +147,3 @@ def test_with_a_plan_all_is_equal(name: str) -> None:
     assert len(held) >= 2 and any(h.plan.segments for h in held)
     assert [h.difference for h in held if h.difference] == []
     assert [h.error for h in held if abs(h.error or 1.0) > 0.01 and h.error] == []
-
-
-def test_parts_of_a_graph_get_other_names_and_a_plan_keeps_them() -> None:
-    model = Net(Norm()).train()
-    split = split_module(symbolic_trace(model), model, lambda node: int("feed" in node.name))
-    assert not split.state_dict().keys() & model.state_dict().keys()
-    for plan in iterate_plans(model, torch.randn(8, WIDTH)):
-        planned = fxmem.apply(model, plan)
-        assert [*planned.state_dict()] == [*model.state_dict()]
-        own = dict(model.named_parameters())
-        assert all(parameter is own[name] for name, parameter in planned.named_parameters())

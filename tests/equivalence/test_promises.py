@@ -64,28 +64,6 @@ def test_what_runs_in_place_beside_hooks(
     assert bool(plan.inplace) is runs_in_place
 
 
-class Trainer(nn.Module):
-    """Holds a discriminator beside the generator, as a module of Lightning for a GAN does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = Generator(lambda layer: layer)
-        self.discriminator = nn.Sequential(nn.utils.spectral_norm(nn.Conv1d(1, 4, 3)))
-        self.discriminator.register_forward_hook(lambda module, arguments, result: None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.generator(x)
-
-
-def test_hooks_of_modules_that_the_step_does_not_call_are_no_obstacle() -> None:
-    model, step = Trainer(), "4x16x512"
-    analysis = fxmem.analyze(model, step, device="cpu")
-    plan = fxmem.plan(analysis, max_overhead=0.2, style="graph", time_limit_s=0.3)
-    report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
-    assert report.promise is not None and report.promise.is_kept
-    assert plan.peak_bytes < analysis.peak_bytes
-
-
 def test_a_model_whose_blocks_have_hooks_gets_a_plan_that_calls_them() -> None:
     """As code that looks at features registers them."""
     model, step = nn.Sequential(Generator(lambda layer: layer), nn.Tanh()), "4x16x512"

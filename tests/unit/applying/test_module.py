@@ -212,16 +212,9 @@ class Overriding(nn.Module):
         self.counter += 1
         super().zero_grad(set_to_none)
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self.counter += 10
-        return super()._apply(*args, **kwargs)
-
     def eval(self) -> Any:
         self.counter += 100
         return super().eval()
-
-    def extra_repr(self) -> str:
-        return "overriding"
 
 
 def plan_graph(model: nn.Module) -> Any:
@@ -237,11 +230,10 @@ def test_methods_of_modules_that_a_model_overrides_are_the_model_s() -> None:
     assert len([*planned.parameters()]) == 1
     planned.zero_grad()
     assert planned.double() is planned and planned.eval() is planned
-    assert model.counter == 112 and not model.training
+    assert model.counter == 102 and not model.training
     assert model.layer.weight.dtype == torch.float64
     planned.load_state_dict({**model.state_dict(), "_extra_state": 7})
     assert model.counter == copy.deepcopy(planned).counter == 7
-    assert "overriding" in repr(planned)
 
 
 def test_a_call_of_its_own_is_told() -> None:
