@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category, Node, Phase, SourceLocation
@@ -163,13 +163,11 @@ def _list_nodes(analysis: Analysis) -> Iterator[NodeRow]:
     if peak.node is not None:
         live[peak.node.index] += peak.workspace_bytes
     for each in analysis.nodes:
-        row = NodeRow(
-            **{field.name: getattr(each, field.name) for field in fields(Node)},
-            live_bytes=live[each.index],
-        )
+        values = {field.name: getattr(each, field.name) for field in fields(Node)}
         # A placeholder's result is the storage that the caller handed in.
         handed_in = tuple(i for i, at in inputs.items() if at == each.index)
-        yield row if each.results else replace(row, results=handed_in)
+        values["results"] = each.results or handed_in
+        yield NodeRow(**values, live_bytes=live[each.index])
 
 
 def _write_notes(analysis: Analysis) -> Iterator[str]:

@@ -26,11 +26,7 @@ GRAPH, TIMELINE, TRADEOFF, SNAPSHOT, REPORT = "graph", "timeline", "tradeoff", "
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """Options of a picture.
-
-    Raises:
-        UsageError: The depth is less than 1.
-    """
+    """Options of a picture."""
 
     view: str | None = None  # one of the format's views; None for its first
     depth: int | None = None  # levels of modules that are open; None for as many as can be read
@@ -125,9 +121,6 @@ SUFFIXES = ", ".join(entry.suffixes[0] for entry in FORMATS.values())
 
 def find_format(path: str | os.PathLike[str]) -> str:
     """Finds the name of the format of a file by its suffix.
-
-    Raises:
-        UsageError: The file has no suffix of one.
 
     >>> find_format("peak.SVG")
     'svg'

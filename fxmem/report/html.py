@@ -103,11 +103,8 @@ def clean_svg(svg: bytes) -> str:
 @cache
 def read_style() -> str:
     """Reads the style of every report, and adds the colours of the categories."""
-    colors = "".join(
-        f"  --{category.value}: light-dark({style.light}, {style.dark});\n"
-        for category, style in STYLES.items()
-    )
-    return f"{_read('report.css')}\n:root {{\n{colors}}}\n"
+    colors = [f"  --{c.value}: light-dark({s.light}, {s.dark});\n" for c, s in STYLES.items()]
+    return f"{_read('report.css')}\n:root {{\n{''.join(colors)}}}\n"
 
 
 @cache

@@ -89,11 +89,9 @@ def _list_fields(record: Any) -> dict[str, Any]:
 
 def _to_plain(value: Any) -> Any:
     # JSON knows neither tuples nor enums: a reader of the file and one of the dict see the same.
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def read_analysis(text: str) -> Analysis:
@@ -101,22 +99,16 @@ def read_analysis(text: str) -> Analysis:
 
     Its sizes are those that the allocator handed out; its reserved bytes and all that a plan is
     made from are not in a report.
-
-    Raises:
-        UsageError: The text is no such report, or of a version that this fxmem does not know.
     """
     try:
         report = json.loads(text)
         version = report["schema_version"]
     except (ValueError, KeyError, TypeError):
-        raise UsageError(
-            "this is not an fxmem report", hint="fxmem analyze --json -o FILE writes one"
-        ) from None
+        hint = "fxmem analyze --json -o FILE writes one"
+        raise UsageError("this is not an fxmem report", hint=hint) from None
     if version != SCHEMA_VERSION:
-        raise UsageError(
-            f"the report has version {version!r}; this fxmem reads {SCHEMA_VERSION}",
-            hint="write it again with fxmem analyze --json",
-        )
+        cause = f"the report has version {version!r}; this fxmem reads {SCHEMA_VERSION}"
+        raise UsageError(cause, hint="write it again with fxmem analyze --json")
     try:
         graph = MemoryGraph(
             nodes=tuple(_read(Node, node) for node in report["nodes"]),
@@ -131,8 +123,8 @@ def read_analysis(text: str) -> Analysis:
 
 def _read(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
     # Fields may be added to a report without a new version.
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    values = {name: record[name] for name in names if name in record}
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    values = {name: record[name] for name in record if name in names}
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)

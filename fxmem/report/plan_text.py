@@ -28,11 +28,7 @@ _NAMES = ("recomputed", "computed in place", "freed early", "after", "source")
 def render_plan(
     plan: Plan, setup: Setup, *, peak: Peak | None = None, width: int | None = None
 ) -> str:
-    """Writes a plan for a step, with the new peak and its cost in the first line.
-
-    The place of the new peak is left out where ``peak`` is not known. Tables and notes take at
-    most ``width`` columns.
-    """
+    """Writes a plan for a step, with the new peak, its cost and, where known, its place."""
     before, after = format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes)
     share = write_share(plan.peak_bytes / (plan.baseline_peak_bytes or 1))
     cost = ", nothing is recomputed"
@@ -105,11 +101,8 @@ def render_advice(
     blocks.append(wrap(title, width))
     for each in advice:
         saving, left = format_bytes(each.saving_bytes), format_bytes(each.peak_bytes)
-        lines = (
-            f"- {saving} off the peak, {left} left: {each.change}.",
-            f"  Write: {each.option}",
-            f"  Cost: {each.cost}",
-        )
+        title = f"- {saving} off the peak, {left} left: {each.change}."
+        lines = (title, f"  Write: {each.option}", f"  Cost: {each.cost}")
         blocks.append("\n".join(wrap(line, width, indent="  ") for line in lines))
     return join_blocks(blocks)
 

@@ -134,11 +134,7 @@ def draw_timeline(
 def draw_tradeoff(
     analysis: Analysis, kind: str, front: Sequence[Plan], plan: Plan | None = None
 ) -> bytes:
-    """Draws the peak of each plan of a front against the time that it adds.
-
-    Raises:
-        UsageError: There are no trade-offs.
-    """
+    """Draws the peak of each plan of a front against the time that it adds."""
     if not front:
         raise UsageError("there are no trade-offs to draw", hint="front=fxmem.pareto(analysis)")
     peak = format_bytes(analysis.peak_bytes)

@@ -13,8 +13,7 @@ from fxmem.memory.allocator import SegmentState, TraceAction
 from fxmem.memory.labels import label_operator
 from fxmem.memory.timeline import Action, Event
 
-PROTOCOL = 4
-"""The latest of pickle that pytorch.org/memory_viz reads."""
+PROTOCOL = 4  # the latest of pickle that pytorch.org/memory_viz reads
 _POOL = (0, 0)
 
 
@@ -27,17 +26,14 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
     """Builds what ``torch.cuda.memory._snapshot`` would have returned after a step.
 
     The trace begins with what was there before, so that viewers know what it is. As in PyTorch,
-    sizes of events are those of requests; the blocks are in the segments.
-
-    Raises:
-        UsageError: It is a saved report of a step on CUDA, which does not say where blocks lie.
+    sizes of events are those of requests; the blocks are in the segments. A saved report of a step
+    on CUDA, which does not say where blocks lie, is refused.
 
     Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp``, ``torch/cuda/memory.py``.
     """
     if analysis.settings is None and analysis.setup.device == "cuda":
-        raise UsageError(
-            "a saved report lacks the addresses of CUDA's blocks", hint="name the model instead"
-        )
+        cause = "a saved report lacks the addresses of CUDA's blocks"
+        raise UsageError(cause, hint="name the model instead")
     trace = trace_blocks(analysis.graph, analysis.settings)
     events = []
     for place in trace.residents:

@@ -86,10 +86,10 @@ def run_in_shell(command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(shell, capture_output=True, text=True)
 
 
-def test_a_step_from_a_file() -> None:
-    done = run_in_shell(f"{ANALYZE} --json")
-    assert (done.returncode, done.stderr) == (0, GREETING)
-    result = json.loads(done.stdout)
+def test_a_step_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = analyze(capsys, "models.py:Net", "--input", "64x256", "--json")
+    assert (code, err) == (0, GREETING)
+    result = json.loads(out)
     assert result["parameter_bytes"] == result["gradient_bytes"] == 4 * (256 * 256 + 256)
     assert result["input_bytes"] == 4 * 64 * 256
     assert sum(result["breakdown"].values()) == result["peak_bytes"]
@@ -157,11 +157,15 @@ def test_what_cannot_be_analysed_is_one_line_with_the_users_own(
     assert [word for word in words if word not in line] == []
 
 
-def test_a_size_hint_stands_for_a_size_that_depends_on_values(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    step = ("models.py:Counts", "--input", "64x256", "--size-hint", "5")
-    assert analyze(capsys, *step)[0] == 0
+@pytest.mark.parametrize(
+    "step",
+    [
+        ("models.py:Counts", "--size-hint", "5"),  # for the size that depends on values
+        ("models.py:build_from_arguments",),  # which sees none of the command's
+    ],
+)
+def test_steps_that_work(capsys: pytest.CaptureFixture[str], step: tuple[str, ...]) -> None:
+    assert analyze(capsys, *step, "--input", "64x256")[0] == 0
 
 
 def test_debug_shows_the_users_frames(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,10 +174,7 @@ def test_debug_shows_the_users_frames(capsys: pytest.CaptureFixture[str]) -> Non
     assert "return x.reshape(-1, 7)" in err
 
 
-def test_a_file_does_not_see_the_arguments_of_the_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert analyze(capsys, "models.py:build_from_arguments", "--input", "4x256")[0] == 0
+FULL = f"{GREETING}fxmem: error: cannot write stdout: No space left on device\n"
 
 
 @pytest.mark.parametrize(
@@ -181,12 +182,7 @@ def test_a_file_does_not_see_the_arguments_of_the_command(
     [
         ("--json | head -n 1", 0, "{\n", GREETING),
         (">&-", 2, "", "fxmem: error: stdout is closed (write to a file with -o FILE)\n"),
-        (
-            "> /dev/full",
-            2,
-            "",
-            f"{GREETING}fxmem: error: cannot write stdout: No space left on device\n",
-        ),
+        ("> /dev/full", 2, "", FULL),
         ("--budget 1KiB 2>&- | head -c 5", 1, "Peak ", ""),
     ],
 )

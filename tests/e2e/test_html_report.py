@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from evil_names import EVIL, make_evil_analysis
@@ -15,38 +15,23 @@ from hypothesis import given, settings
 
 import fxmem
 from fxmem.graph import Category, MemoryGraph
-from fxmem.planning.planner import pareto, plan
+from fxmem.planning.planner import pareto
 from fxmem.report.formats import RenderOptions, render
 from fxmem.report.html import write_html
 from fxmem.units import format_bytes
 
+PLOT = {"left": 74, "right": 14, "top": 44, "bottom": 46}
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-
-
-class Report(NamedTuple):
-    """The arguments of a page."""
-
-    analysis: fxmem.Analysis
-    plan: fxmem.Plan | None = None
-    front: tuple[fxmem.Plan, ...] = ()
-    svg: bytes = b""
-
-
-PLOT = {"left": 74, "right": 14, "top": 44, "bottom": 46}
-
-
-def give_up(reason: str) -> Any:
-    """Where CI runs, a report that nobody looked at is a failure."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    # Where CI runs, a report that nobody looked at is a failure.
+    give_up = pytest.fail if os.environ.get("CI") else pytest.skip
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -61,18 +46,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_report(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     """Opens a report as a file, offline; nothing may go wrong in it and nothing leave it."""
     wrong: list[str] = []
-    contexts = []
+    context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
+    path = tmp_path / "report.html"
 
-    def open_page(report: Report, **options: Any) -> Any:
-        path = tmp_path / "report.html"
+    def open_page(*report: Any) -> Any:
         path.write_text(write_html(*report), encoding="utf-8")
-        context = browser.new_context(
-            **{"offline": True, "viewport": {"width": 1200, "height": 900}, **options}
-        )
-        contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -82,23 +63,13 @@ def open_report(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    context.close()
     assert wrong == []
-
-
-@pytest.fixture(scope="module")
-def planned() -> Report:
-    analysis = fxmem.analyze("examples/unet.py:UNet", ("2x3x128x128",))
-    return Report(
-        analysis,
-        plan(analysis, max_overhead=0.1, time_limit_s=1),
-        pareto(analysis, time_limit_s=1),
-    )
 
 
 def locate(page: Any, step: int, nbytes: int, steps: int = 8, peak: int = 30 * MIB) -> Any:
     """Where an operation and a height of the stack are on the screen."""
+    page.evaluate("scrollTo(0, 0)")
     box = page.locator("#chart").bounding_box()
     width = box["width"] - PLOT["left"] - PLOT["right"]
     height = box["height"] - PLOT["top"] - PLOT["bottom"]
@@ -116,8 +87,19 @@ def read_life(page: Any) -> dict[str, str]:
     return dict(zip(names, page.locator("#life dd").all_inner_texts(), strict=True))
 
 
-def test_it_opens_at_the_peak(open_report: Any) -> None:
-    page = open_report(Report(make_analysis()))
+def is_at_peak(page: Any) -> bool:
+    """Tells whether the tree of modules shows the operation at the peak."""
+    return "relu \u25c6 peak" in [row[0].strip() for row in read_rows(page, "#tree")]
+
+
+def test_the_mouse_is_enough(open_page: Open) -> None:
+    page = open_page(make_analysis())
+    check_the_peak(page)
+    check_pointing(page)
+    check_storages(page)
+
+
+def check_the_peak(page: Any) -> None:
     assert page.locator("h1").inner_text() == "Peak 30.00 MiB in backward of block.relu, net.py:12"
     assert page.locator("#moment-title").inner_text() == (
         "Peak, operation 6 of 8: backward of block.relu (net.py:12), aten.threshold_backward: "
@@ -145,15 +127,19 @@ def test_it_opens_at_the_peak(open_report: Any) -> None:
     assert not is_at_peak(page)
     page.get_by_role("button", name="block, level 2").click()
     assert is_at_peak(page)
+    # Without colours, and without their brightness: where a pattern has its lines.
+    shapes = page.evaluate(
+        """() => [...document.querySelectorAll('.legend canvas')].map((canvas) => {
+          const { data } = canvas.getContext('2d').getImageData(0, 0, 16, 16);
+          const sums = Array.from({ length: 256 }, (_, i) => data[4*i] + data[4*i+1] + data[4*i+2]);
+          const middle = (Math.min(...sums) + Math.max(...sums)) / 2;
+          return sums.map((sum) => (sum > middle ? 1 : 0)).join('');
+        })"""
+    )
+    assert len(set(shapes)) == len(shapes) == len(Category)
 
 
-def is_at_peak(page: Any) -> bool:
-    """Tells whether the tree of modules shows the operation at the peak."""
-    return "relu \u25c6 peak" in [row[0].strip() for row in read_rows(page, "#tree")]
-
-
-def test_pointing_shows_what_is_alive_and_a_click_the_life_of_a_storage(open_report: Any) -> None:
-    page = open_report(Report(make_analysis()))
+def check_pointing(page: Any) -> None:
     page.mouse.move(*locate(page, 3, 15 * MIB))  # 13 MiB lie below the activation of 4
     tip = page.locator(".tip").inner_text().split("\n")
     assert tip == [
@@ -184,38 +170,7 @@ def test_pointing_shows_what_is_alive_and_a_click_the_life_of_a_storage(open_rep
     assert page.locator("#life h3").inner_text() != "block.relu"
 
 
-def test_the_keyboard_is_enough(open_report: Any) -> None:
-    page = open_report(Report(make_analysis()))
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    for _ in range(6):
-        page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "chart"
-    chart = page.locator("#chart")
-    for key, operation in [
-        *[("ArrowLeft", 5), ("ArrowRight", 6), ("Home", 1), ("ArrowLeft", 1), ("End", 8)],
-        *[("PageUp", 8), ("PageDown", 7), ("p", 6)],
-    ]:
-        page.keyboard.press(key)
-        assert chart.get_attribute("aria-valuenow") == str(operation), key
-    assert chart.get_attribute("aria-valuetext") == (
-        "Peak, operation 6 of 8: backward of block.relu (net.py:12), 30.00 MiB"
-    )
-    page.keyboard.press("Enter")
-    assert read_life(page)["size"].startswith("4.00 MiB")
-    page.keyboard.press("+")
-    page.keyboard.press("End")
-    assert chart.get_attribute("aria-valuenow") == "8"
-    page.locator("#tree .fold").last.focus()
-    before = page.locator("#tree tbody tr").count()
-    page.keyboard.press("Enter")
-    assert page.locator("#tree tbody tr").count() != before
-    assert page.evaluate("document.activeElement.className") == "fold"
-
-
-def test_storages_are_sorted_opened_and_filtered(open_report: Any) -> None:
-    page = open_report(Report(make_analysis()))
-
+def check_storages(page: Any) -> None:
     def read_column(index: int) -> list[str]:
         return [row[index] for row in read_rows(page, "#live")]
 
@@ -244,39 +199,46 @@ def test_storages_are_sorted_opened_and_filtered(open_report: Any) -> None:
     assert read_column(2) == ["workspace of aten.threshold_backward"]
 
 
-def test_categories_differ_by_more_than_colour(open_report: Any) -> None:
-    page = open_report(Report(make_analysis()))
-    # Without colours, and without their brightness: where a pattern has its lines.
-    shapes = page.evaluate(
-        """() => [...document.querySelectorAll('.legend canvas')].map((canvas) => {
-          const { data } = canvas.getContext('2d').getImageData(0, 0, 16, 16);
-          const sums = Array.from({ length: 256 }, (_, i) => data[4*i] + data[4*i+1] + data[4*i+2]);
-          const middle = (Math.min(...sums) + Math.max(...sums)) / 2;
-          return sums.map((sum) => (sum > middle ? 1 : 0)).join('');
-        })"""
+def test_the_keyboard_is_enough(open_page: Open) -> None:
+    page = open_page(make_analysis())
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    for _ in range(6):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "chart"
+    chart = page.locator("#chart")
+    for key, operation in [
+        *[("ArrowLeft", 5), ("ArrowRight", 6), ("Home", 1), ("ArrowLeft", 1), ("End", 8)],
+        *[("PageUp", 8), ("PageDown", 7), ("p", 6)],
+    ]:
+        page.keyboard.press(key)
+        assert chart.get_attribute("aria-valuenow") == str(operation), key
+    assert chart.get_attribute("aria-valuetext") == (
+        "Peak, operation 6 of 8: backward of block.relu (net.py:12), 30.00 MiB"
     )
-    assert len(set(shapes)) == len(shapes) == len(Category)
+    page.keyboard.press("Enter")
+    assert read_life(page)["size"].startswith("4.00 MiB")
+    page.keyboard.press("+")
+    page.keyboard.press("End")
+    assert chart.get_attribute("aria-valuenow") == "8"
+    page.locator("#tree .fold").last.focus()
+    before = page.locator("#tree tbody tr").count()
+    page.keyboard.press("Enter")
+    assert page.locator("#tree tbody tr").count() != before
+    assert page.evaluate("document.activeElement.className") == "fold"
 
 
-def test_a_narrow_window_needs_no_sideways_scrolling(open_report: Any, planned: Report) -> None:
-    page = open_report(planned, viewport={"width": 360, "height": 700})
-    page.locator("#steps summary").click()
-    page.locator("#steps tbody tr").first.wait_for()
-    page.locator("#live button").last.click()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-
-
-def test_the_graph_goes_to_the_peak(open_report: Any) -> None:
+def test_the_graph_goes_to_the_peak(open_page: Open) -> None:
     analysis = make_analysis()
-    svg = render(analysis, "svg", RenderOptions(None, None, False))
-    page = open_report(Report(analysis, svg=svg), viewport={"width": 400, "height": 400})
+    page = open_page(analysis, None, (), render(analysis, "svg", RenderOptions()))
+    page.set_viewport_size({"width": 400, "height": 400})
     page.get_by_role("button", name="To the peak").last.click()
     box = page.locator(".picture text", has_text="PEAK: 30.00 MiB").bounding_box()
     assert 0 < box["y"] < 400 and box["x"] < 400
 
 
-def test_evil_names_are_shown_and_do_nothing(open_report: Any) -> None:
-    page = open_report(Report(make_evil_analysis()))
+def test_evil_names_are_shown_and_do_nothing(open_page: Open) -> None:
+    page = open_page(make_evil_analysis())
     page.mouse.click(*locate(page, 3, 15 * MIB))
     page.locator("#steps summary").click()
     page.locator("#steps tbody tr").first.wait_for()
@@ -287,44 +249,6 @@ def test_evil_names_are_shown_and_do_nothing(open_report: Any) -> None:
     shown = page.locator("body").inner_text()
     for name in EVIL:
         assert name in shown
-
-
-def test_a_plan_lies_over_the_step(open_report: Any, planned: Report) -> None:
-    assert planned.plan
-    page = open_report(planned)
-    readout = page.locator("#overlay-moment")
-    peak = format_bytes(planned.plan.peak_bytes)
-    assert readout.inner_text().endswith(f"{peak} with the plan")
-    overlay = page.locator("#overlay")
-    overlay.focus()
-    assert planned.plan.segments
-    for _ in range(int(overlay.get_attribute("aria-valuemax"))):
-        if ", recomputed: " in readout.inner_text():
-            break
-        page.keyboard.press("ArrowRight")
-    assert ", recomputed: " in readout.inner_text()
-    page.keyboard.press("Home")
-    first = format_bytes(planned.analysis.timeline.profile()[0])
-    assert readout.inner_text().endswith(f": {first} before, {first} with the plan")
-    assert page.locator("#curve circle").count() == len(planned.front)
-    assert len(read_rows(page, "#trade")) == len(planned.front)
-
-
-@settings(max_examples=10)
-@given(memory_graphs())
-def test_any_step_makes_a_page(browser: Any, graph: MemoryGraph) -> None:
-    analysis, wrong = make_analysis(graph), []
-    page = browser.new_page()
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.set_content(write_html(analysis))
-    for key, step in (("p", analysis.peak.step), ("Home", 0), ("End", -1)):
-        page.locator("#chart").press(key)
-        text = page.locator("#chart").get_attribute("aria-valuetext")
-        assert text.endswith(f", {format_bytes(analysis.timeline.profile()[step])}")
-    page.locator("#chart").click()
-    page.close()
-    assert wrong == []
 
 
 CONTRAST = """() => {
@@ -350,17 +274,58 @@ CONTRAST = """() => {
 """Contrast of text and background, as the Web Content Accessibility Guidelines measure it (AA)."""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_the_readers_colours(
-    open_report: Any, planned: Report, scheme: str
-) -> None:
-    page = open_report(planned, color_scheme=scheme)
+def test_a_plan_lies_over_the_step_and_every_text_stands_out(open_page: Open) -> None:
+    analysis = fxmem.analyze("examples/unet.py:UNet", ("1x3x64x64",))
+    front = pareto(analysis, time_limit_s=1)
+    plan = next(each for each in reversed(front) if each.segments)
+    page = open_page(analysis, plan, front)
+    readout, overlay = page.locator("#overlay-moment"), page.locator("#overlay")
+    assert readout.inner_text().endswith(f"{format_bytes(plan.peak_bytes)} with the plan")
+    overlay.focus()
+    for _ in range(int(overlay.get_attribute("aria-valuemax"))):
+        if ", recomputed: " in readout.inner_text():
+            break
+        page.keyboard.press("ArrowRight")
+    assert ", recomputed: " in readout.inner_text()
+    page.keyboard.press("Home")
+    first = format_bytes(analysis.timeline.profile()[0])
+    assert readout.inner_text().endswith(f": {first} before, {first} with the plan")
+    assert page.locator("#curve circle").count() == len(read_rows(page, "#trade")) == len(front)
     page.locator("#live td button").first.click()
-    background = "getComputedStyle(document.body).backgroundColor"
-    colors = [page.evaluate(background)]
-    assert page.evaluate(CONTRAST) == []
-    page.locator("#theme").click()
-    colors.append(page.evaluate(background))
-    shades = [sum(map(int, color[4:-1].split(","))) for color in colors]
-    assert (shades[0] < shades[1]) == (scheme == "dark")
-    assert page.evaluate(CONTRAST) == []
+    for scheme in "light", "dark":
+        page.emulate_media(color_scheme=scheme)
+        colors = [page.evaluate("getComputedStyle(document.body).backgroundColor")]
+        assert page.evaluate(CONTRAST) == []
+        page.locator("#theme").click()
+        colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        shades = [sum(map(int, color[4:-1].split(","))) for color in colors]
+        assert (shades[0] < shades[1]) == (scheme == "dark")
+        assert page.evaluate(CONTRAST) == []
+        page.reload()
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.locator("#steps summary").click()
+    page.locator("#steps tbody tr").first.wait_for()
+    page.locator("#live button").last.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360  # no scrolling sideways
+
+
+@pytest.fixture(scope="module")
+def any_page(browser: Any) -> Iterator[Any]:
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+@settings(max_examples=5)
+@given(memory_graphs())
+def test_any_step_makes_a_page(any_page: Any, graph: MemoryGraph) -> None:
+    analysis, page, wrong = make_analysis(graph), any_page, list[str]()
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.set_content(write_html(analysis))
+    for key, step in (("p", analysis.peak.step), ("Home", 0), ("End", -1)):
+        page.locator("#chart").press(key)
+        text = page.locator("#chart").get_attribute("aria-valuetext")
+        assert text.endswith(f", {format_bytes(analysis.timeline.profile()[step])}")
+    page.locator("#chart").click()
+    assert wrong == []

@@ -68,16 +68,20 @@ PICTURES = (b"<?xml", b"\x89PNG", b"<!doctype html>", b"\x80\x04")
 SETTING_UP = re.compile(r"python3 -m venv \S+|pip install \.|python -m pytest -n 2")
 """Commands that .ci/run runs, or that are of their kind."""
 
-EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+SHOWN = [
+    (block, *block.mark.split(": ", 1))
+    for block in BLOCKS
+    if block.mark.startswith(("output of: ", "first line of: ", "fails: "))
+]
 COMMANDS = {
     *(c for block in BLOCKS if block.language == "bash" for c in list_commands(block)),
     *(
         line
-        for path in EXAMPLES
+        for path in ROOT.glob("examples/*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
-        if line.startswith("fxmem ")
     ),
 }
+UNSHOWN = {c for c in COMMANDS if c.startswith("fxmem ")} - {command for _, _, command in SHOWN}
 
 
 def is_exact(command: str) -> bool:
@@ -91,12 +95,13 @@ def is_exact(command: str) -> bool:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the pages take it for granted, and no width of a terminal."""
+    """A folder as the pages take it for granted, and their width of a terminal."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
-    for name in ("COLUMNS", *VARIABLES):
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -105,11 +110,13 @@ def run(command: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of an fxmem command, run in this process."""
     program, *arguments = shlex.split(command)
     assert program == "fxmem"
+    step = "fxmem plan examples/unet.py:UNet --input 4x3x256x256 --optimizer adamw"
     if arguments[0] == "verify":
         step = command.partition(" --plan ")[0].replace("verify", "plan", 1)
-        assert run(f"{step} --max-overhead 10% -o plan.json")[0] == 0
-    if arguments[0] == "render":
-        prepare_picture(arguments)
+    elif arguments[0] == "render" and arguments[1].endswith(".json"):
+        prepare(f"{step.replace('plan', 'analyze', 1)} --json -o {arguments[1]}", arguments[1])
+    if "--plan" in arguments:
+        prepare(f"{step} --max-overhead 10% -o plan.json", "plan.json")
     if "hugging_face" in command:
         pytest.importorskip("transformers")
         import_torchvision()  # transformers looks for it
@@ -119,13 +126,12 @@ def run(command: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def prepare_picture(arguments: list[str]) -> None:
-    """Writes what the pages have written before they draw it."""
-    step = "examples/unet.py:UNet --input 4x3x256x256 --optimizer adamw"
-    if arguments[1].endswith(".json"):
-        assert run(f"fxmem analyze {step} --json -o {arguments[1]}")[0] == 0
-    if "--plan" in arguments:
-        assert run(f"fxmem plan {step} --max-overhead 10% -o plan.json")[0] == 0
+def prepare(command: str, path: str, written: dict[str, bytes] = {}) -> None:  # noqa: B006
+    """Writes what the pages have written before; the work is done once."""
+    if command not in written:
+        assert run(command)[0] == 0
+        written[command] = Path(path).read_bytes()
+    Path(path).write_bytes(written[command])
 
 
 def check(block: Block, output: str, request: pytest.FixtureRequest, is_exact: bool) -> None:
@@ -145,9 +151,7 @@ def check(block: Block, output: str, request: pytest.FixtureRequest, is_exact: b
 
 
 @pytest.mark.usefixtures("workplace")
-@pytest.mark.parametrize(
-    "command", sorted(c for c in COMMANDS if c.startswith("fxmem ") and "--version" not in c)
-)
+@pytest.mark.parametrize("command", sorted(c for c in UNSHOWN if "--version" not in c))
 def test_every_command_works(command: str) -> None:
     code, out, err = run(command)
     assert code == 0
@@ -168,49 +172,25 @@ def test_no_block_goes_unchecked(block: Block) -> None:
         for line in list_commands(block):
             assert line.startswith("fxmem ") or SETTING_UP.fullmatch(line), line
     elif block.language == "text":
-        is_output = block.mark.startswith(("output of: ", "first line of: ", "fails: ", "prints"))
+        is_output = block in [shown for shown, _, _ in SHOWN] or block.mark == "prints"
         assert is_output or block.text.split()[0] in UNMARKED
     else:
         assert block.language in ("python", "mermaid")
 
 
-def list_marked(kind: str) -> list[Any]:
-    return [
-        pytest.param(block, block.mark.removeprefix(kind), id=str(block))
-        for block in BLOCKS
-        if block.mark.startswith(kind)
-    ]
-
-
 @pytest.mark.usefixtures("workplace")
-@pytest.mark.parametrize(("block", "command"), list_marked("output of: "))
-def test_the_output_shown_is_the_output(
-    block: Block,
-    command: str,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    check(block, run(command)[1], request, is_exact(command))
-
-
-@pytest.mark.usefixtures("workplace")
-@pytest.mark.parametrize(("block", "command"), list_marked("first line of: "))
-def test_the_first_line_shown_is_the_first_line(
-    block: Block, command: str, request: pytest.FixtureRequest
-) -> None:
-    first = run(command)[1].splitlines(keepends=True)[0]
-    check(block, first, request, is_exact(command))
-
-
-@pytest.mark.usefixtures("workplace")
-@pytest.mark.parametrize(("block", "command"), list_marked("fails: "))
-def test_what_is_refused_says_what_is_shown(
-    block: Block, command: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize(("block", "kind", "command"), SHOWN, ids=str)
+def test_what_is_shown_is_what_comes_out(
+    block: Block, kind: str, command: str, request: pytest.FixtureRequest
 ) -> None:
     code, out, err = run(command)
-    assert (code, out) == (2, "")
-    check(block, err, request, is_exact=True)
+    if kind == "fails":
+        assert (code, out) == (2, "")
+        check(block, err, request, is_exact=True)
+        return
+    assert err == ""
+    shown = out if kind == "output of" else out.splitlines(keepends=True)[0]
+    check(block, shown, request, is_exact(command))
 
 
 @pytest.mark.usefixtures("workplace")

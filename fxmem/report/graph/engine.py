@@ -43,19 +43,11 @@ _SVG_TEXT = re.compile(
 
 
 def draw_dot(dot: str, kind: str) -> bytes:
-    """Draws a graph in DOT as ``svg``, ``png`` or ``pdf``.
-
-    Raises:
-        UsageError: There is no Graphviz that draws this, or it fails, or it takes too long.
-    """
+    """Draws a graph in DOT as ``svg``, ``png`` or ``pdf``; refuses where no engine can."""
     engine = find_engine(kind)
     try:
         result = subprocess.run(
-            [engine, f"-T{kind}"],
-            input=dot.encode(),
-            capture_output=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
+            [engine, f"-T{kind}"], input=dot.encode(), capture_output=True, timeout=TIME_LIMIT_S
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
@@ -70,11 +62,7 @@ def draw_dot(dot: str, kind: str) -> bytes:
 
 
 def find_engine(kind: str) -> str:
-    """Finds the program that draws a format: the system's dot, else graphviz-pure.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Finds the program that draws a format: the system's dot, else graphviz-pure."""
     found, hint = shutil.which("dot"), "apt install graphviz, or draw an .svg"
     if found is None and kind in _PURE_FORMATS:
         # It lies beside Python, which need not be on the path where its environment is not active.

@@ -189,9 +189,6 @@ def cut_tree(
 
     Unless a depth is given, there are at most ``aim`` boxes, and all around the ``peak`` is open.
     Nodes that are ``noted`` are to be seen on their own.
-
-    Raises:
-        UsageError: Even the first level has too many boxes.
     """
     notes: list[str] = []
     if not detail.expand:

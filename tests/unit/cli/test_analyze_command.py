@@ -62,14 +62,6 @@ class TestResult:
         golden = Path(__file__).parents[2] / "golden" / "hand_made.txt"
         assert capsys.readouterr().out == golden.read_text()
 
-    def test_the_tables_take_the_width(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "80")
-        assert main([*COMMAND, "--top", "6"]) == 0
-        tables = capsys.readouterr().out.split("\n\n")[1:4]
-        assert max(len(line) for table in tables for line in table.splitlines()) == 73
-
     def test_over_budget_is_exit_1_and_still_reports(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:

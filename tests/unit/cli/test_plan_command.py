@@ -102,19 +102,6 @@ def test_json_is_the_plan_or_a_list_of_them(capsys: pytest.CaptureFixture[str]) 
     assert tuple(Plan.from_json(json.dumps(plan)) for plan in plans) == make_front()
 
 
-def test_a_plan_ends_with_lines_for_the_users_own_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    analysis = make_analysis()
-    monkeypatch.setattr(sys.modules["fxmem.api"], "analyze", lambda *_, **__: analysis)
-    (source,) = {node.source.file for node in analysis.nodes if node.source is not None}
-    code = "def forward(x):\n    hidden = f(x)\n    hidden = g(hidden).relu()\n    return hidden"
-    monkeypatch.setattr(Path, "read_text", lambda path, **_: "\n" * 9 + code)
-    assert main(ONE) == 0
-    out = capsys.readouterr().out
-    assert out.endswith("In your own code:\n  net.py:12  hidden = g(hidden).relu_()\n"), source
-
-
 def test_no_plan_is_exit_1_and_leaves_the_file_as_it_was(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

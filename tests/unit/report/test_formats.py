@@ -14,23 +14,8 @@ from torch import nn
 import fxmem
 from fxmem.errors import UsageError
 from fxmem.planning.outcome import find_planned_step
-from fxmem.planning.plan import Segment, fingerprint_graph
-from fxmem.report.formats import (
-    find_format,
-)
 from fxmem.report.graph import engine
 from fxmem.report.plots import draw_timeline, draw_tradeoff
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        *[("a.dot", "dot"), ("b/A.GV", "dot"), (Path("c.png"), "png"), ("d.pdf", "pdf")],
-        ("e.pickle", "pickle"),
-    ],
-)
-def test_the_format_is_that_of_the_suffix(path: str | Path, kind: str) -> None:
-    assert find_format(path) == kind
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
@@ -39,17 +24,6 @@ def test_a_plan_for_another_model_is_refused() -> None:
     assert str(caught.value) == (
         "the plan was made for another model or other inputs (make it anew with fxmem plan -o)"
     )
-
-
-def test_a_plan_lies_over_the_analysis_that_it_was_made_for() -> None:
-    analysis = make_analysis()
-    plan = make_plan(
-        fingerprint=fingerprint_graph(analysis.graph),
-        segments=(Segment("fc1", "block.relu", 2),),
-    )
-    dot = analysis.to_dot(plan=plan)
-    assert 'label="checkpoint 1\\l' in dot
-    assert "With the plan, the peak is 21.00 MiB; the figures are those without it." in dot
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from fxmem.graph import Category
 from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.formats import RenderOptions, render
 from fxmem.report.graph import engine
-from fxmem.report.html import embed_json, read_script, read_style, write_html
+from fxmem.report.html import read_script, read_style, write_html
 
 
 class Elements(HTMLParser):
@@ -105,12 +105,6 @@ def test_names_are_text_and_nothing_else(with_graph: bool) -> None:
     data = read_data(page)
     assert f"{EVIL[1]}1" in data["texts"]
     assert not re.search(r"[<>&\u2028\u2029]", page.split('id="data">')[1].split("</script>")[0])
-
-
-def test_json_has_nothing_that_html_or_a_script_reads() -> None:
-    assert embed_json(["<!--", "a&b", "\u2028\u2029"]) == (
-        r'["\u003c!--","a\u0026b","\u2028\u2029"]'
-    )
 
 
 def test_without_an_engine_it_says_what_to_install(

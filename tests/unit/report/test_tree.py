@@ -49,18 +49,6 @@ def test_a_leaf_module_lies_in_the_one_around_it_and_the_loss_in_its_own() -> No
     assert grow_tree([*calls, *losses]) == module("", *parts)
 
 
-def test_identical_blocks_are_folded_into_one() -> None:
-    (folded,) = fold(BLOCKS).children
-    assert folded == module(
-        "h",
-        Tree(
-            Kind.MODULE,
-            ("h.0", "h.1", "h.2", "h.3"),
-            (leaf(0, 2, 4, 6), leaf(1, 3, 5, 7)),
-        ),
-    )
-
-
 @pytest.mark.parametrize(
     ("apart", "marks", "copies"),
     [

@@ -3,13 +3,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hand_made import make_analysis
 from hand_made_plans import make_plan
 from pictures import MIB, make_chain, make_document, make_row, outline
 
 from fxmem.errors import UsageError
 from fxmem.planning.plan import DelPoint, InplaceChange, Segment
-from fxmem.report.document import build_document
 from fxmem.report.graph.tree import Detail
 from fxmem.report.graph.view import Box, Edge, GraphView, build_view, lay_plan, list_boxes
 
@@ -22,16 +20,6 @@ def find_box(view: GraphView, title: str) -> Box:
 
 
 class TestBytes:
-    def test_a_box_has_the_bytes_of_its_node_and_the_peak(self) -> None:
-        boxes = {
-            box.name: box
-            for box in list_boxes(build_view(build_document(make_analysis())).children)
-        }
-        # What it saved, the gradient that its backward makes, and the workspace of that.
-        sizes = [boxes["block.relu"].list_bytes(kind) for kind in ("output", "saved", "live")]
-        assert sizes == [(4 * MIB,), (4 * MIB,), (12 * MIB,)]
-        assert [name for name, box in boxes.items() if box.is_peak] == ["block.relu"]
-
     def test_an_edge_has_the_bytes_of_the_storages_that_it_hands_on(self) -> None:
         rows = [make_row("a", 0), make_row("b", 1, [0]), make_row("c", 2, [0, 1])]
         rows[0] = dataclasses.replace(rows[0], results=(0, 2))
