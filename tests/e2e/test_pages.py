@@ -188,7 +188,7 @@ def test_what_is_shown_is_what_comes_out(
         assert (code, out) == (2, "")
         check(block, err, request, is_exact=True)
         return
-    assert err == ""
+    assert (code, err) == (0, "")
     shown = out if kind == "output of" else out.splitlines(keepends=True)[0]
     check(block, shown, request, is_exact(command))
 
