@@ -18,11 +18,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn import functional
 from torch.utils.checkpoint import DefaultDeviceType
@@ -173,27 +172,22 @@ def _is_lowered() -> bool:
 
 
 def cast_rnn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-    """The arguments of ``_cudnn_rnn`` as autocast passes them on."""
+    """Casts the arguments of ``_cudnn_rnn``, the weights into one new buffer of float16.
+
+    To autograd the parts of the buffer are no views: each copy leads back to its weight alone.
+    """
     input, weights, stride, buffer, hx, cx, *rest = args
     flat = weights[0] if buffer is None else buffer
     if is_eligible(flat) and flat.dtype != torch.float16:
-        buffer, weights = _flatten_weights(weights, stride)
+        options: dict[str, Any] = {"dtype": torch.float16, "device": weights[0].device}
+        buffer = torch.zeros(count_weights(weights, stride), **options)
+        parts, offset = [], 0
+        for weight in weights:
+            part = torch.empty(0, **options)
+            parts.append(part.set_(buffer.untyped_storage(), offset, (weight.numel(), 1), (1, 1)))
+            offset += weight.numel()
+        for part, weight in zip(parts, weights, strict=True):
+            part.copy_(weight.view_as(part))
+        weights = parts
     cx, hx, input = (cast_cached(torch.float16, value) for value in (cx, hx, input))
     return (input, weights, stride, buffer, hx, cx, *rest), kwargs
-
-
-def _flatten_weights(weights: Sequence[Tensor], stride: int) -> tuple[Tensor, list[Tensor]]:
-    """A buffer of float16, and the parts of it that the weights were copied to.
-
-    To autograd the parts are no views, so that each copy leads back to its weight alone.
-    """
-    options: dict[str, Any] = {"dtype": torch.float16, "device": weights[0].device}
-    buffer = torch.zeros(count_weights(weights, stride), **options)
-    parts, offset = [], 0
-    for weight in weights:
-        part = torch.empty(0, **options)
-        parts.append(part.set_(buffer.untyped_storage(), offset, (weight.numel(), 1), (1, 1)))
-        offset += weight.numel()
-    for part, weight in zip(parts, weights, strict=True):
-        part.copy_(weight.view_as(part))
-    return buffer, parts

@@ -126,18 +126,12 @@ def _is_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return len(args) == 1 and not kwargs and _is_differentiated(args[0])
 
 
-def _run_product(function: Function, *args: Any, **kwargs: Any) -> Any:
-    call = args if _is_alone(args, kwargs) else _read_dim(args, kwargs, keepdim=False)
-    if call is None:
-        return function(*args, **kwargs)
-    return _Product.apply(*call)  # type: ignore[no-untyped-call]
-
-
-def _run_running_product(function: Function, *args: Any, **kwargs: Any) -> Any:
-    call = _read_dim(args, kwargs)
-    if call is None:
-        return function(*args, **kwargs)
-    return _RunningProduct.apply(*call)  # type: ignore[no-untyped-call]
+def _run_product(
+    product: Any, defaults: dict[str, Any], function: Function, *args: Any, **kwargs: Any
+) -> Any:
+    is_whole = product is _Product and _is_alone(args, kwargs)
+    call = args if is_whole else _read_dim(args, kwargs, **defaults)
+    return function(*args, **kwargs) if call is None else product.apply(*call)
 
 
 def _read_dim(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> Any:
@@ -194,13 +188,14 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return result.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
-for _name, _run in (
-    ("prod", _run_product),
-    ("cumprod", _run_running_product),
+_runs: tuple[tuple[str, Any], ...] = (
+    ("prod", functools.partial(_run_product, _Product, {"keepdim": False})),
+    ("cumprod", functools.partial(_run_product, _RunningProduct, {})),
     ("max", _run_extreme),
     ("min", _run_extreme),
     ("median", _run_extreme),
     ("nanmedian", _run_extreme),
-):
+)
+for _name, _run in _runs:
     for _function in (getattr(torch, _name), getattr(Tensor, _name)):
         ANY.function(_function)(functools.partial(_run, _function))

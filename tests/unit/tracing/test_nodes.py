@@ -201,16 +201,3 @@ def test_what_is_patched_is_restored_after_a_failure() -> None:
     with pytest.raises(fxmem.TraceError, match=r"test_nodes.py:\d+: KeyError: 'no such thing'"):
         analyse(forward)
     assert read_patched() == before
-
-
-def test_backward_operators_belong_to_the_forward_node() -> None:
-    analysis = analyse(lambda m, x: m.act(m.linear(x)).sin() + m.linear(x).cos())
-    by_node: dict[str, set[str]] = {}
-    for operation in analysis.graph.operations:
-        if operation.phase is Phase.BACKWARD and operation.node is not None:
-            node = analysis.nodes[operation.node]
-            by_node.setdefault(node.name, set()).add(operation.autograd_node)
-    assert "ReluBackward0" in by_node["act"]
-    assert "SinBackward0" in by_node["sin"]
-    assert "AddmmBackward0" in by_node["linear"]
-    assert "AddmmBackward0" in by_node["linear_1"]
