@@ -19,8 +19,13 @@ def measure(call: Callable[[], object]) -> tuple[int, object]:
     """Bytes at the peak of a second call, beyond what was live before, and the outputs."""
     with torch._C._AutoDispatchBelowAutograd():
         call()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            outputs = call()
+        return measure_peak(call)
+
+
+def measure_peak(call: Callable[[], object]) -> tuple[int, object]:
+    """Bytes at the peak of a call, beyond what was live before, and the outputs."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        outputs = call()
     result = profiler.profiler
     assert result is not None and result.kineto_results is not None
     events = [e for e in result.kineto_results.events() if e.name() == "[memory]"]
@@ -51,11 +56,7 @@ def check(
             if fake_outputs is NotImplemented:
                 fake_outputs = func(*fakes, **fake_kwargs)
         predicted = CPU.estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
-    old = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-    created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
-    created = [x for x in created if x.untyped_storage()._cdata not in old]
-    measured = max(0, peak - storage_bytes(created))
-    assert predicted == measured, f"{func}: predicted {predicted}, measured {measured}"
+    compare(func, predicted, peak, (args, kwargs), outputs)
     assert storage_bytes(fake_outputs) == storage_bytes(outputs), f"{func}: {fake_outputs}"
     assert not layouts or describe(fake_outputs) == describe(outputs), func
     return outputs
@@ -76,10 +77,14 @@ def check_workspace(func: OpOverload, *args: object, **kwargs: object) -> object
     """As ``check``, for an operator whose outputs' sizes depend on values."""
     with torch.no_grad():
         peak, outputs = measure(lambda: func(*args, **kwargs))
-    predicted = CPU.estimate_workspace_bytes(func, args, kwargs, outputs)
-    old = {x.untyped_storage()._cdata for x in tree_leaves(args) if isinstance(x, Tensor)}
+    compare(func, CPU.estimate_workspace_bytes(func, args, kwargs, outputs), peak, args, outputs)
+    return outputs
+
+
+def compare(func: OpOverload, predicted: int, peak: int, operands: object, outputs: object) -> None:
+    """Assert that a workspace is what a call takes beside the storages that it makes."""
+    old = {x.untyped_storage()._cdata for x in tree_leaves(operands) if isinstance(x, Tensor)}
     created = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
     created = [x for x in created if x.untyped_storage()._cdata not in old]
     measured = max(0, peak - storage_bytes(created))
     assert predicted == measured, f"{func}: predicted {predicted}, measured {measured}"
-    return outputs

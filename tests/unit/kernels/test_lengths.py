@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from kernels import measure_peak
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.profiler import ProfilerActivity, profile
 
 import fxmem
 
@@ -50,29 +50,18 @@ class Inverts(nn.Module):
         return torch.istft(spectrum, 100, window=torch.ones(100))
 
 
-def measure_peak(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
+def measure(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
     """Most bytes above what a step begins with, as PyTorch's allocator reports them."""
 
     def run() -> None:
-        if mode == "infer":
-            with torch.no_grad():
-                output = model.eval()(*inputs)
-            return
-        output = model(*inputs)
-        loss = output.sum() if output.ndim else output
-        loss.backward()
+        with torch.set_grad_enabled(mode == "train"):
+            output = model.train(mode == "train")(*inputs)
+            if mode == "train":
+                (output.sum() if output.ndim else output).backward()
 
     run()
     model.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    live = peak = 0
-    assert profiler.profiler is not None
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
+    return measure_peak(run)[0]
 
 
 def predict_peak(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
@@ -97,7 +86,7 @@ def test_packed_sequences(
     model = Packs(cell, **options)
     inputs = torch.rand(4, 6, 8) if "batch_first" in options else torch.rand(6, 4, 8)
     real = (inputs, torch.tensor(lengths))
-    assert predict_peak(model, real, mode) == measure_peak(model, real, mode)
+    assert predict_peak(model, real, mode) == measure(model, real, mode)
 
 
 NUMBERS = [
@@ -111,11 +100,11 @@ NUMBERS = [
 def test_ctc_loss(lengths: Callable[[], Any], options: dict[str, Any]) -> None:
     model = Aligns(lengths, **options)
     real = (torch.rand(10, 3, 8), torch.ones(3, 3, dtype=torch.int64))
-    assert predict_peak(model, real, "train") == measure_peak(model, real, "train")
+    assert predict_peak(model, real, "train") == measure(model, real, "train")
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_istft(mode: str) -> None:
     model, real = Inverts(), (torch.rand(2, 51, 41, 2),)
     # The transform's own scratch is not counted.
-    assert predict_peak(model, real, mode) == pytest.approx(measure_peak(model, real, mode), 0.01)
+    assert predict_peak(model, real, mode) == pytest.approx(measure(model, real, mode), 0.01)

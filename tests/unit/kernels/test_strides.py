@@ -27,14 +27,14 @@ STATISTICS = (torch.rand(2, 6, 1), torch.rand(2, 6, 1))
 CHANNELS = tuple(torch.rand(6) for _ in range(4))
 BATCH_NORM = aten.native_batch_norm.default
 BATCH_NORM_BACKWARD = aten.native_batch_norm_backward.default
+LAYER_NORM_BACKWARD = aten.native_layer_norm_backward.default
+FIRST = [True, False, False]
+FLAGS, WEIGHTS = (True, 1e-5, [True, True, False]), (torch.rand(4), torch.rand(4))
 CALLS: dict[str, tuple[Any, ...]] = {
     "batch_norm": (BATCH_NORM, *CHANNELS, True, 0.1, 1e-5),
     "batch_norm, frozen": (BATCH_NORM, *CHANNELS, False, 0.1, 1e-5),
     "batch_norm without weight": (BATCH_NORM, None, None, *CHANNELS[:2], True, 0.1, 1e-5),
-    "batch_norm of input": (
-        BATCH_NORM_BACKWARD,
-        *(X, *CHANNELS[:3], *CHANNELS[:2], True, 1e-5, [True, True, False]),
-    ),
+    "batch_norm of input": (BATCH_NORM_BACKWARD, X, *CHANNELS[:3], *CHANNELS[:2], *FLAGS),
     "elu": (aten.elu_backward.default, 1.0, 1.0, 1.0, False, X),
     "hardsigmoid": (aten.hardsigmoid_backward.default, X),
     "hardswish": (aten.hardswish_backward.default, X),
@@ -43,14 +43,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "softplus": (aten.softplus_backward.default, X, 1.0, 20.0),
     "log_softmax": (aten._log_softmax_backward_data.default, X, 1, torch.float32),
     "softmax": (aten._softmax_backward_data.default, X, 1, torch.float32),
-    "layer_norm": (
-        aten.native_layer_norm_backward.default,
-        *(X, [4], *STATISTICS, torch.rand(4), torch.rand(4), [True] * 3),
-    ),
-    "layer_norm_of_input": (
-        aten.native_layer_norm_backward.default,
-        *(X, [4], *STATISTICS, None, None, [True, False, False]),
-    ),
+    "layer_norm": (LAYER_NORM_BACKWARD, X, [4], *STATISTICS, *WEIGHTS, [True] * 3),
+    "layer_norm_of_input": (LAYER_NORM_BACKWARD, X, [4], *STATISTICS, None, None, FIRST),
     "gelu": (aten.gelu_backward.default, X),
     "silu": (aten.silu_backward.default, X),
     "leaky_relu": (aten.leaky_relu_backward.default, X, 0.1, False),

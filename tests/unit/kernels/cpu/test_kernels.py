@@ -69,16 +69,6 @@ def test_batch_norm_with_strided_gradients(dtype: torch.dtype) -> None:
                 check(aten.native_batch_norm_backward.default, *operands)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_gelu_backward(dtype: torch.dtype) -> None:
-    x = torch.randn(30, 40).to(dtype)
-    columns_first = x.t().contiguous().t()
-    for gradient in (x, torch.ones(1, dtype=dtype).expand(30, 40), columns_first):
-        for approximate in ("none", "tanh"):
-            for y in (x, columns_first):
-                check(aten.gelu_backward.default, gradient, y, approximate=approximate)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("sizes", [(37, 90), (8, 6, 3)])
@@ -138,27 +128,6 @@ def test_index_select_and_histograms() -> None:
     for make in (torch.randn, strided):
         check(aten.histc.default, make(40, 60))
         check(aten.histc.default, make(40, 60), 7, -1, 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("side", [5, 24, 90])
-@pytest.mark.parametrize("last", [False, True])
-def test_resampling(last: bool, side: int, dtype: torch.dtype) -> None:
-    for dims, linear in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
-        x = torch.randn(2, 5, *[8] * dims).to(dtype)
-        size = [side if dims < 3 else min(side, 24)] * dims
-        if last and dims > 1:
-            x = x.to(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
-        for name, flags in (
-            (f"upsample_{linear}{dims}d", (False,)),
-            (f"upsample_nearest{dims}d", ()),
-            (f"_upsample_nearest_exact{dims}d", ()),
-        ):
-            out = check(getattr(aten, name).default, x, size, *flags)
-            assert isinstance(out, Tensor)
-            for gradient in (spread(*out.shape).to(dtype), torch.randn(out.shape).to(dtype)):
-                backward = getattr(aten, f"{name}_backward").default
-                check(backward, gradient, size, list(x.shape), *flags)
 
 
 def test_products() -> None:

@@ -43,6 +43,11 @@ CATALOGUE = """
     adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d
     nearest nearest_exact upsample_bilinear bilinear_last bicubic bilinear_antialias
     bilinear_antialias_up bicubic_antialias grid_sample grid_sample_grid unfold2d fold
+    interpolate_linear interpolate_nearest1d interpolate_exact1d bilinear_corners bilinear_down
+    bilinear_half nearest_small nearest3d nearest_exact3d trilinear trilinear_down
+    embedding_bag embedding_bag_sum embedding_bag_max embedding_bag_offsets embedding_bag_last
+    embedding_bag_padding embedding_bag_sum_padding embedding_bag_weighted embedding_bag_scaled
+    embedding_bag_half gelu gelu_tanh gelu_half gelu_last
     pixel_shuffle pixel_unshuffle channel_shuffle
     pad_reflect pad_replicate pad2d_reflect pad2d_replicate pad3d_reflect pad3d_replicate
 """

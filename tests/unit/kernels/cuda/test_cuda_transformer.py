@@ -106,25 +106,6 @@ def test_a_mask_is_for_the_softmax(sizes: Any, name: str, expected: list[int]) -
     assert found == list(zip(("_to_copy", "_masked_softmax"), expected, strict=True))
 
 
-def test_a_mask_for_all_heads_is_filled_in() -> None:
-    class Direct(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-            self.register_buffer("mask", torch.zeros(LENGTH, LENGTH, dtype=torch.bool))
-
-        def forward(self, x: Tensor) -> Any:
-            own = self.attention
-            return torch._native_multi_head_attention(
-                x, x, x, WIDTH, HEADS, own.in_proj_weight, own.in_proj_bias, own.out_proj.weight,
-                own.out_proj.bias, self.mask, False, True, 0,
-            )[0]  # fmt: skip
-
-    # Expanded in masked_softmax_cuda and not dense: a result that is not used, the filled scores
-    # and their softmax.
-    assert after_scores(Direct()) == [("_masked_softmax", 3 * SCORES)]
-
-
 def test_training_takes_the_layers_own_operators() -> None:
     names = [name for name, _ in made(run_step(layer(), torch.zeros(BATCH, LENGTH, WIDTH)))]
     assert "_addmm_activation" not in names

@@ -15,6 +15,7 @@ from fxmem.graph import Phase
 F = nn.functional
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 TAIL = (-1, F32)
+e = torch.empty
 
 
 def square() -> Tensor:
@@ -41,21 +42,21 @@ def leaf(*sizes: int, dtype: torch.dtype = F32) -> Tensor:
         ("_log_softmax_backward_data", lambda: (square(), square(), *TAIL), 0),
         ("_log_softmax_backward_data", lambda: (spread(), square(), *TAIL), 256),
         # DistanceKernel.cu: what each of 5 x 7 pairs contributes to 3 elements.
-        (
-            "_cdist_backward",
-            lambda: (d := torch.empty(5, 7), torch.empty(5, 3), torch.empty(7, 3), 1.0, d),
-            5 * 7 * 3 * 4,
-        ),
+        ("_cdist_backward", lambda: (e(5, 7), e(5, 3), e(7, 3), 1.0, e(5, 7)), 5 * 7 * 3 * 4),
         # ForeachReduceOp.cu: chunks of 65536, as many for each tensor as the largest has.
-        ("_foreach_norm.Scalar", lambda: ([torch.empty(200000), torch.empty(10)], 2), 2 * 4 * 4),
+        ("_foreach_norm.Scalar", lambda: ([e(200000), e(10)], 2), 2 * 4 * 4),
         # TensorTransformations.cu, roll_cuda: what was rolled first, or a dense input.
-        ("roll", lambda: (torch.empty(2, 8, 8, 3), [1], [1]), 0),
-        ("roll", lambda: (torch.empty(2, 8, 8, 3), [1, 1], [1, 2]), 384 * 4),
-        ("roll", lambda: (torch.empty(2, 8, 8, 3).transpose(1, 2), [1], [1]), 384 * 4),
+        ("roll", lambda: (e(2, 8, 8, 3), [1], [1]), 0),
+        ("roll", lambda: (e(2, 8, 8, 3), [1, 1], [1, 2]), 384 * 4),
+        ("roll", lambda: (e(2, 8, 8, 3).transpose(1, 2), [1], [1]), 384 * 4),
     ],
 )
 def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
     check_buffers(operator, make, expected)
+
+
+def dropout_in_place(x: Tensor) -> Tensor:
+    return F.dropout(x * 1, 0.1, inplace=True)
 
 
 def autocast_softmax(x: Tensor) -> Tensor:
@@ -77,11 +78,7 @@ def autocast_softmax(x: Tensor) -> Tensor:
         (lambda x: torch.dropout(x, 0.5, True), leaf(dtype=F64), [("native_dropout", 24 * 9)]),
         (F.dropout, leaf(dtype=BF16), [("native_dropout", 24 * 3)]),
         # _dropout_impl: noise of the input's type in place, and for whole channels; nothing drawn.
-        (
-            lambda x: F.dropout(x * 1, 0.1, inplace=True),
-            leaf(),
-            [("mul", 96), ("empty_like", 96)],
-        ),
+        (dropout_in_place, leaf(), [("mul", 96), ("empty_like", 96)]),
         (nn.Dropout2d(0.1), leaf(2, 3, 4, 4), [("new_empty", 24), ("mul", 384)]),
         (nn.AlphaDropout(0.1), leaf(), [("empty_like", 96), ("add", 96), ("mul", 96)]),
         (lambda x: torch.dropout(x, 0.0, True), leaf(), []),

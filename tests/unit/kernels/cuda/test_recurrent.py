@@ -206,19 +206,15 @@ def test_everything_is_float16_whatever_the_dtype(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("lowered")
 def test_what_autograd_saves() -> None:
-    kept = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append((tensor.dtype, tensor.numel(), tensor.untyped_storage().nbytes()))
-        return tensor
-
-    with (
-        torch.autocast("cuda", dtype=FP16),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-    ):
+    kept: list[Tensor] = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+    )
+    with torch.autocast("cuda", dtype=FP16), hooks:
         aten._cudnn_rnn(*make_arguments(nn.GRU(W, H)))
     # derivatives.yaml, _cudnn_rnn: input, weight, hx, result0, result3 (the reserve), result4 (the
     # buffer). The weights are parts of the buffer.
-    parts = [numel for _, numel, nbytes in kept if nbytes == 2 * 12 * (3 + 4 + 2)]
+    buffer_bytes = 2 * 12 * (3 + 4 + 2)
+    parts = [x.numel() for x in kept if x.untyped_storage().nbytes() == buffer_bytes]
     assert sorted(parts) == [12, 12, 12 * 3, 12 * 4, 12 * (3 + 4 + 2)]
-    assert {dtype for dtype, *_ in kept} <= {FP16, torch.uint8}
+    assert {x.dtype for x in kept} <= {FP16, torch.uint8}

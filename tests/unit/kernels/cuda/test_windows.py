@@ -14,6 +14,7 @@ aten = torch.ops.aten
 F = nn.functional
 LAST = torch.channels_last
 GEOMETRY = ([2, 2], [2, 2], [0, 0])
+AVERAGE = (*GEOMETRY, False, True, None)
 
 
 def image(channels: int = 8, last: bool = False, side: int = 6) -> Tensor:
@@ -30,12 +31,14 @@ def spread(*sizes: int) -> Tensor:
     return torch.empty(1).expand(sizes)
 
 
+def resampled(*sizes: int) -> Any:
+    """Arguments of a backward to half of these sizes."""
+    return lambda: (spread(2, 3, *sizes), sizes, [2, 3, *(n // 2 for n in sizes)], False)
+
+
 def pooled(gradient: Callable[[], Tensor], last: bool = False) -> Any:
-    indices = (torch.int64, LAST if last else torch.contiguous_format)
-    return lambda: (
-        gradient(), image(last=last), *GEOMETRY, [1, 1], False,
-        image(side=3).to(*indices[:1], memory_format=indices[1]),
-    )  # fmt: skip
+    indices = lambda: image(last=last, side=3).long()  # noqa: E731
+    return lambda: (gradient(), image(last=last), *GEOMETRY, [1, 1], False, indices())
 
 
 @pytest.mark.parametrize(
@@ -47,11 +50,7 @@ def pooled(gradient: Callable[[], Tensor], last: bool = False) -> Any:
         ("max_pool2d_with_indices_backward", pooled(lambda: spread(2, 8, 3, 3)), 144 * 4),
         ("max_pool2d_with_indices_backward", pooled(lambda: image(8, True, 3), True), 0),
         ("max_pool2d_with_indices_backward", pooled(lambda: image(8, False, 3), True), 144 * 4),
-        (
-            "avg_pool2d_backward",
-            lambda: (spread(2, 8, 3, 3), image(), *GEOMETRY, False, True, None),
-            144 * 4,
-        ),
+        ("avg_pool2d_backward", lambda: (spread(2, 8, 3, 3), image(), *AVERAGE), 144 * 4),
         # AdaptiveAveragePooling.cu: channels last by their strides; else, and in 3d, planes.
         ("_adaptive_avg_pool2d", lambda: (image(last=True), [3, 3]), 0),
         ("_adaptive_avg_pool2d", lambda: (image().transpose(2, 3), [3, 3]), 576 * 4),
@@ -64,16 +63,8 @@ def pooled(gradient: Callable[[], Tensor], last: bool = False) -> Any:
         ("upsample_nearest2d", lambda: (image(3, last=True), [12, 12]), 216 * 4),
         ("upsample_nearest2d", lambda: (image(8, last=True), [12, 12]), 0),
         ("upsample_bilinear2d", lambda: (image(3, last=True), [12, 12], False), 0),
-        (
-            "upsample_bilinear2d_backward",
-            lambda: (spread(2, 3, 12, 12), [12, 12], [2, 3, 6, 6], False),
-            864 * 4,
-        ),
-        (
-            "upsample_linear1d_backward",
-            lambda: (spread(2, 3, 12), [12], [2, 3, 6], False),
-            72 * 4,
-        ),
+        ("upsample_bilinear2d_backward", resampled(12, 12), 864 * 4),
+        ("upsample_linear1d_backward", resampled(12), 72 * 4),
     ],
 )
 def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
