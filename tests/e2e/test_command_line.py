@@ -97,21 +97,6 @@ def test_a_step_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("torch.relu(self.fc(x))" in MODELS.splitlines()[line - 1] for line in lines)
 
 
-def test_the_report_is_for_a_gpu_unless_said_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
-    step = ("models.py:Net", "--input", "64x256")
-    _, out, _ = analyze(capsys, *step)
-    assert out.splitlines()[1].split("; ")[2:4] == ["train", "cuda"]
-    rows = out.split("\n\n")[1].splitlines()[2:]
-    assert [(row.split()[0], row.split("  ")[-1]) for row in rows] == [
-        ("allocated", "torch.cuda.max_memory_allocated()"),
-        ("reserved", "torch.cuda.max_memory_reserved()"),
-        ("process", "nvidia-smi"),
-    ]
-    _, out, _ = analyze(capsys, *step, "--device", "cpu")
-    assert out.splitlines()[1].split("; ")[2:4] == ["train", "cpu"]
-    assert "compare with" not in out
-
-
 def test_a_keyword_input_and_infer(capsys: pytest.CaptureFixture[str]) -> None:
     step = ("models.py:Net", "--input", "64x256", "--input", "mask=64x256:bool", "--mode", "infer")
     assert analyze(capsys, *step, "--json", "-o", "out.json")[:2] == (0, "")

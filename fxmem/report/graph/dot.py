@@ -126,9 +126,7 @@ def build_picture(view: GraphView) -> Picture:
 
 
 def _label(lines: Iterable[str], end: str = r"\l") -> str:
-    r"""Joins lines to a label: nothing in them means anything to Graphviz.
-
-    Labels read backslashes and entities.
+    r"""Joins lines to a label: no backslash or entity in them means anything to Graphviz.
 
     >>> print(_label(['a "b" <c>', r"\N &lt;"]))
     a "b" <c>\l\\N &amp;lt;\l
