@@ -23,12 +23,9 @@ from fxmem.planning.model.modules import ModuleChoice
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segments import SegmentRange, Segments, Span, iterate_segments, nest_spans
 
-SMALL_STEP_TRIALS = 400
-"""Trials for each node, in steps so small that there is not more to try."""
-LARGE_STEP_NODES = 300
-"""From so many nodes on, trials take so long each that there are fewer."""
-_NEAR = 6
-"""Candidates on each side of a goal that are varied."""
+SMALL_STEP_TRIALS = 400  # for each node, in steps so small that there is not more to try
+LARGE_STEP_NODES = 300  # from so many on, trials take so long each that there are fewer
+_NEAR = 6  # candidates on each side of a goal that are varied
 
 
 @dataclass(frozen=True, slots=True, eq=False)
