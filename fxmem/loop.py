@@ -66,18 +66,18 @@ class Loop:
         for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 raise UsageError(
-                    f"{name}={getattr(self, name)!r} is nothing that a loop does",
+                    f"{name}={getattr(self, name)!r} is not supported by a loop",
                     hint=" or ".join(map(repr, values)),
                 )
         is_number = isinstance(self.accumulate, int) and not isinstance(self.accumulate, bool)
         if not is_number or self.accumulate < 1:
             raise UsageError(
-                f"{self.accumulate!r} micro-batches make no step", hint="an integer, 1 or more"
+                f"{self.accumulate!r} micro-batches are not a step", hint="an integer, 1 or more"
             )
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(field.default, bool) and not isinstance(value, bool):
-                raise UsageError(f"{field.name}={value!r} of a loop", hint="True or False")
+                raise UsageError(f"{field.name} of a loop must be True or False, got {value!r}")
 
     def describe(self) -> str:
         """The preset, and in parentheses the settings that differ from it."""
@@ -126,7 +126,7 @@ def resolve_loop(loop: str | Loop, settings: Mapping[str, Any]) -> Loop:
         return replace(loop, **settings)
     if not isinstance(loop, str):
         raise UsageError(
-            f"a loop cannot be of type {type(loop).__name__}",
+            f"loop must be a name or an fxmem.Loop, got {type(loop).__name__}",
             hint=f"{', '.join(LOOPS)}, or fxmem.Loop(...)",
         )
     name, own = parse_call(loop, "loop", "plain(accumulate=4, outputs='loss')")

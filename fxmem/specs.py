@@ -163,7 +163,7 @@ def parse_input(text: str) -> tuple[str | None, TensorSpec | bool | None]:
     """
     name, separator, spec = text.rpartition("=")
     if separator and not name.isidentifier():
-        raise UsageError(f"bad input {text!r}: {name!r} is no argument name", hint="name=1x128")
+        raise UsageError(f"bad input {text!r}: {name!r} is not an argument name", hint="name=1x128")
     if separator and spec in _CONSTANTS:
         return name, _CONSTANTS[spec]
     return (name if separator else None), parse_spec(spec)

@@ -54,7 +54,7 @@ def apply(
         if name:
             raise UsageError(
                 f"the plan was made for another model: {name} differs",
-                hint="make it anew, or have the model traced again: fxmem.apply(model, plan, args)",
+                hint="make a new one, or trace the model again: fxmem.apply(model, plan, args)",
             )
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
     bare = replace(plan, fx_graph=None)

@@ -57,7 +57,7 @@ def auto(
         given["budget"] = int(properties.total_memory)
     elif not given:
         raise UsageError(
-            "a plan needs a limit, and here is no GPU whose memory it could be",
+            "a plan needs a limit, and there is no GPU whose memory could be one",
             hint="budget='8GiB', gpu='a100-40gb' or max_overhead=0.1",
         )
     choices: Choices = {

@@ -194,11 +194,11 @@ def _check_model(model: nn.Module, taken: set[str]) -> None:
     if type(model).__call__ is not nn.Module.__call__ and not isinstance(model, fx.GraphModule):
         raise UsageError(
             f"{type(model).__name__} has a __call__ of its own, which is not in the plan's graph",
-            hint="use a plan of style 'modules', or have that code in forward",
+            hint="use style='modules', or move that code to forward",
         )
     for name in (*model._modules, *model._parameters, *model._buffers):
         if name in taken and not hasattr(nn.Module, name):
             raise UsageError(
-                f"the model's {name} has the name of an attribute of planned models",
-                hint="use a plan of style 'modules', or give it another name",
+                f"the model's {name} has the same name as an attribute of planned models",
+                hint="use style='modules', or rename the attribute",
             )

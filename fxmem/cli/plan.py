@@ -179,7 +179,7 @@ def _parse_share(text: str, option: str) -> float:
     if share > _MOST_OVERHEAD and not percent:
         raise UsageError(
             f"{option} of {text.strip()} is {100 * share:g} %",
-            hint=f"{text.strip()}% if percent are meant, else {100 * share:g}%",
+            hint=f"{text.strip()}% if percent is meant, else {100 * share:g}%",
         )
     return share
 

@@ -206,7 +206,7 @@ def _explain_failed_import(target: Target, error: BaseException) -> LoadError:
     text = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else summarize_error(error)
     hint = _DEBUG
     if "operator torchvision::" in text:
-        hint = "torch and torchvision do not fit together: install both anew, from one index"
+        hint = "torch and torchvision do not fit together: reinstall both from one index"
     elif "relative import" in text:
         hint = f"put an __init__.py beside it, or name it package.module:{target.name}"
     elif isinstance(error, OSError | RuntimeError) and where and where.function == "<module>":

@@ -25,7 +25,7 @@ def check_model(model: object) -> None:
     """
     if isinstance(model, type):
         raise UsageError(
-            f"the model is the class {model.__name__}, no instance of it",
+            f"the model is the class {model.__name__}, not an instance of it",
             hint=f"pass {model.__name__}(...)",
         )
     if not isinstance(model, nn.Module):

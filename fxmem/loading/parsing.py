@@ -73,7 +73,7 @@ def parse_target(text: str) -> Target:
 def _explain_bad_target(text: str) -> LoadError:
     if text.endswith(_WEIGHTS):
         return LoadError(
-            f"{text!r} holds weights, and no code to run",
+            f"{text!r} contains weights, not code",
             hint="name the code of the model: path/to/file.py:Model",
         )
     if os.path.isdir(text):

@@ -95,7 +95,7 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
         UsageError: No GPU is named.
     """
     if analysis.gpu is None or analysis.settings is None:
-        raise UsageError("no GPU is named that the step could fit", hint="gpu='rtx4090'")
+        raise UsageError("fitting a GPU needs a GPU", hint="gpu='rtx4090'")
     exhaustion = analysis.exhaustion
     for plan in plans:
         if plan.segments or plan.inplace or plan.dels:

@@ -197,7 +197,7 @@ class Plan:
         if version != PLAN_VERSION:
             raise UsageError(
                 f"a plan of version {version!r}; this fxmem reads {PLAN_VERSION}",
-                hint="make the plan anew",
+                hint="make a new plan",
             )
         parts = {"segments": Segment, "inplace": InplaceChange, "dels": DelPoint, "limits": Limit}
         try:
@@ -205,7 +205,7 @@ class Plan:
                 fields[name] = tuple(_read(part, entry) for entry in fields[name])
             return cls(**fields)
         except (TypeError, KeyError, ValueError) as error:
-            raise UsageError(f"the plan is damaged: {error}", hint="make it anew") from None
+            raise UsageError(f"the plan is damaged: {error}", hint="make a new one") from None
 
 
 _Part = TypeVar("_Part", Segment, InplaceChange, DelPoint, Limit)
@@ -246,4 +246,4 @@ def check_fingerprint(plan: Plan, graph: MemoryGraph, command: str) -> None:
         cause = "the plan was made for other sizes, of the inputs or of the model's layers"
     else:
         cause = "the plan was made for another model or other inputs"
-    raise UsageError(cause, hint=f"make it anew with {command}")
+    raise UsageError(cause, hint=f"make a new one with {command}")

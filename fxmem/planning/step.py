@@ -83,14 +83,12 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             hint="style='modules'",
         )
     if analysis.setup.mode != "train":
-        raise UsageError(
-            "inference saves nothing that could be computed again", hint="mode='train'"
-        )
+        raise UsageError("inference saves nothing that could be recomputed", hint="mode='train'")
     if analysis.setup.loop.accumulate > 1:
         raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
     if analysis.setup.loop.retain_graph:
         raise UsageError(
-            "retain_graph=True keeps what a plan would compute again",
+            "retain_graph=True keeps the tensors that a plan would recompute",
             hint="analyze it with another loop",
         )
     index, requested = (
@@ -141,7 +139,7 @@ def check_analysis(analysis: object) -> None:
     """Checks that plans are asked of an analysis, and not of a model."""
     if not isinstance(analysis, Analysis):
         raise UsageError(
-            f"plans are made of an analysis, not of an object of type {type(analysis).__name__}",
+            f"plans are made from an analysis, got {type(analysis).__name__}",
             hint="fxmem.analyze(model, ...) makes one",
         )
 

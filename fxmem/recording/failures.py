@@ -106,7 +106,7 @@ def explain_failure(
         return TraceError(f"the model called exit({error.code!r}){at}", hint="let forward return")
     if type(error).__module__.startswith("torch._dynamo"):
         return TraceError(
-            f"torch.compile runs{at}, and what a compiler allocates is not analysed",
+            f"torch.compile runs{at}: fxmem analyses eager mode only",
             hint="leave torch.compile out",
         )
     if isinstance(error, UnsupportedOperatorException):

@@ -122,8 +122,8 @@ def resolve_optimizer(
         name, make = str(getattr(optimizer, "__name__", type(optimizer).__name__)), optimizer
     else:
         raise UsageError(
-            f"an optimizer cannot be {optimizer!r}",
-            hint="give a name, a class or a function of the parameters",
+            f"optimizer must be a name, a class or a function, got {optimizer!r}",
+            hint="a function takes the parameters",
         )
     return functools.partial(_make_optimizer, name, make)
 

@@ -90,7 +90,7 @@ def resolve_options(
     if autocast_name not in (None, "bfloat16", "float16"):
         raise UsageError(f"autocast to {autocast_name}", hint="bf16 or fp16")
     if device == "cpu" and autocast_name == "float16":
-        raise UsageError("autocast to float16 on the CPU is not modelled", hint="bf16")
+        raise UsageError("autocast to float16 is not supported on the CPU", hint="bf16")
     outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
     settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
     given = {name: value for name, value in settings.items() if value is not None}

@@ -269,6 +269,6 @@ def refuse_compiled(model: nn.Module) -> None:
         is_wrapper = type(module).__module__.startswith("torch._dynamo")
         if is_wrapper or module._compiled_call_impl is not None:
             raise TraceError(
-                f"{subject} is compiled: what a compiler allocates is not analysed",
-                hint="pass the module as it was before torch.compile",
+                f"{subject} is compiled: fxmem analyses eager mode only",
+                hint="pass the module before torch.compile",
             )

@@ -252,7 +252,7 @@ def _parse_autocast(autocast: object) -> torch.dtype | None:
     name = parse_dtype(autocast)
     if name != "bfloat16":
         raise UsageError(
-            f"models are not compared under autocast to {name}", hint="bf16, which needs no scaler"
+            f"verify does not support autocast to {name}", hint="bf16, which needs no scaler"
         )
     return torch.bfloat16
 

@@ -142,7 +142,7 @@ def test_a_segment_that_would_count_a_batch_twice_is_found_out(folder: Path, run
         (("nets.py:Nett", "--input", "256x16"), "no 'Nett' in 'nets.py' (did you mean Net?)"),
         ((*INPUT, "--optimizer", "adamm"), "unknown optimizer 'adamm'"),
         ((*INPUT, "--loss", "mean"), "unknown loss 'mean'"),
-        ((*INPUT, "--autocast", "fp16"), "models are not compared under autocast to float16"),
+        ((*INPUT, "--autocast", "fp16"), "verify does not support autocast to float16"),
     ],
 )
 def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:

@@ -23,14 +23,17 @@ def test_a_loop_is_described_by_its_name_and_what_differs() -> None:
     ("loop", "error"),
     [
         ("fabric", "unknown loop 'fabric' (one of plain, huggingface, lightning)"),
-        (None, "a loop cannot be of type NoneType (plain, huggingface, lightning, or fxmem.Loop("),
+        (
+            None,
+            "loop must be a name or an fxmem.Loop, got NoneType (plain, huggingface, lightning",
+        ),
         ("plain(name='x')", "a loop has no setting 'name' (one of accumulate, outputs, zero_grad,"),
         ("plain(4)", "cannot read the loop's settings in 'plain(4)' (names and literals, e.g. "),
-        ("plain(clip_grad=1.0)", "clip_grad=1.0 of a loop (True or False)"),
-        ("plain(accumulate=0)", "0 micro-batches make no step (an integer, 1 or more)"),
+        ("plain(clip_grad=1.0)", "clip_grad of a loop must be True or False, got 1.0"),
+        ("plain(accumulate=0)", "0 micro-batches are not a step (an integer, 1 or more)"),
         (
             "plain(outputs='backward')",
-            "outputs='backward' is nothing that a loop does ('loss' or 'step' or 'next step')",
+            "outputs='backward' is not supported by a loop ('loss' or 'step' or 'next step')",
         ),
     ],
 )

@@ -75,7 +75,10 @@ def test_a_spec_survives_its_text(shape: tuple[int, ...], dtype: str) -> None:
         ("8x3:f32", "unknown dtype 'f32' (did you mean fp32?)"),
         ("8x3:quaternion", "unknown dtype 'quaternion' (float32, bf16, fp16, int64, bool, ...)"),
         *(
-            (f"{name}=1x3", f"bad input '{name}=1x3': {name!r} is no argument name (name=1x128)")
+            (
+                f"{name}=1x3",
+                f"bad input '{name}=1x3': {name!r} is not an argument name (name=1x128)",
+            )
             for name in ("", "a b", "1")
         ),
     ],

@@ -196,7 +196,7 @@ def _check_segments(problem: PlanProblem, proposed: Iterable[SegmentRange | Span
         ) from None
     reason = next(_find_obstacles(problem, segments), None)
     if reason is not None:
-        raise UsageError(f"the strategy proposed segments that cannot be: {reason}")
+        raise UsageError(f"the strategy proposed impossible segments: {reason}")
     return segments
 
 

@@ -78,7 +78,7 @@ def resolve_strategy(strategy: str | Strategy | None) -> Proposer:
         return STRATEGIES[strategy]
     if not callable(strategy):
         raise UsageError(
-            f"a strategy is a function, not an object of type {type(strategy).__name__}",
+            f"strategy must be a function or a name, got {type(strategy).__name__}",
             hint=" or ".join(STRATEGIES),
         )
     return check_proposals(strategy)

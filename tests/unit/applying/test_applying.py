@@ -111,7 +111,7 @@ def test_a_plan_for_another_model_or_input_is_refused(
 ) -> None:
     with pytest.raises(fxmem.UsageError) as caught:
         fxmem.apply(model, Plan.from_json(plan.to_json()), (spec,))
-    assert str(caught.value) == (f"the plan was made for {other} (make it anew with fxmem.plan)")
+    assert str(caught.value) == (f"the plan was made for {other} (make a new one with fxmem.plan)")
 
 
 def test_a_plan_is_for_a_model_that_was_compiled_meanwhile(plan: Plan) -> None:

@@ -97,7 +97,7 @@ def test_without_a_limit_it_is_what_the_gpu_has(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(fxmem.UsageError) as error:
         fxmem.auto(make(), "6x8")
     assert str(error.value) == (
-        "a plan needs a limit, and here is no GPU whose memory it could be"
+        "a plan needs a limit, and there is no GPU whose memory could be one"
         " (budget='8GiB', gpu='a100-40gb' or max_overhead=0.1)"
     )
 

@@ -266,6 +266,6 @@ def test_names_that_planned_modules_need_are_told(name: str) -> None:
     with pytest.raises(fxmem.UsageError) as error:
         plan_graph(Named(name))
     assert str(error.value) == (
-        f"the model's {name} has the name of an attribute of planned models"
-        " (use a plan of style 'modules', or give it another name)"
+        f"the model's {name} has the same name as an attribute of planned models"
+        " (use style='modules', or rename the attribute)"
     )

@@ -166,7 +166,7 @@ def test_fit_takes_the_cheapest_that_fits(
         (["--max-overhead", "-0.1"], "--max-overhead must be 0 or more, got -0.1"),
         (
             ["--max-overhead-flops", "10"],
-            "--max-overhead-flops of 10 is 1000 % (10% if percent are meant, else 1000%)",
+            "--max-overhead-flops of 10 is 1000 % (10% if percent is meant, else 1000%)",
         ),
         (["--points", "1"], "--points must be 2 or more, got 1"),
         (["--time-limit", "0"], "--time-limit must be more than 0 seconds, got 0"),

@@ -52,7 +52,7 @@ class Spread(Net):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Net, "the model is the class Net, no instance of it (pass Net(...))"),
+        (Net, "the model is the class Net, not an instance of it (pass Net(...))"),
         (
             {"weight": torch.ones(2)},
             "the model must be an nn.Module, got dict "

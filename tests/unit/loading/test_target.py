@@ -258,7 +258,7 @@ MEANT = "name an nn.Module class or instance, or a function that returns one"
         ),
         (
             "model.pt:Net",
-            "'model.pt' holds weights, and no code to run "
+            "'model.pt' contains weights, not code "
             "(name the code of the model: path/to/file.py:Model)",
         ),
         (".", "'.' is a folder (name a .py file in it, and what is in it)"),
@@ -353,7 +353,7 @@ def test_one_line_says_why_a_target_does_not_load(write: Write, target: str, mes
         (
             "raise RuntimeError('operator torchvision::nms does not exist')",
             "cannot be imported: RuntimeError: operator torchvision::nms does not exist at "
-            "broken.py:1 (torch and torchvision do not fit together: install both anew, from one "
+            "broken.py:1 (torch and torchvision do not fit together: reinstall both from one "
             "index)",
         ),
     ],

@@ -65,7 +65,7 @@ OTHER = "this is not an fxmem plan (fxmem plan -o writes one)"
         *((text, OTHER) for text in ("", "{", "[]", "1", "null", '"plan"', '{"segments": []}')),
         (
             json.dumps({**json.loads(make_plan().to_json()), "plan_version": "1"}),
-            f"a plan of version '1'; this fxmem reads {PLAN_VERSION} (make the plan anew)",
+            f"a plan of version '1'; this fxmem reads {PLAN_VERSION} (make a new plan)",
         ),
     ],
 )

@@ -62,17 +62,16 @@ def test_a_plan_needs_one_limit(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "infer"}, "inference saves nothing that could be computed again (mode='train')"),
+        ({"mode": "infer"}, "inference saves nothing that could be recomputed (mode='train')"),
         ({"accumulate": 2}, "plans are made for one micro-batch (analyze it without accumulate)"),
         (
             {"loop": fxmem.Loop(retain_graph=True)},
-            "retain_graph=True keeps what a plan would compute again"
+            "retain_graph=True keeps the tensors that a plan would recompute"
             " (analyze it with another loop)",
         ),
         (
             None,
-            "plans are made of an analysis, not of an object of type Net"
-            " (fxmem.analyze(model, ...) makes one)",
+            "plans are made from an analysis, got Net (fxmem.analyze(model, ...) makes one)",
         ),
     ],
     ids=["inference", "accumulated", "retained", "model"],

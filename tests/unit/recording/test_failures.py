@@ -195,7 +195,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         ),
         (
             run_compiled,
-            "torch.compile runs at {}, and what a compiler allocates is not analysed",
+            "torch.compile runs at {}: fxmem analyses eager mode only",
             "leave torch.compile out",
         ),
         (

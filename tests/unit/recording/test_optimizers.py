@@ -112,7 +112,8 @@ PARAMETER = nn.Parameter(torch.ones(3))
         ),
         (
             3,
-            "an optimizer cannot be 3 (give a name, a class or a function of the parameters)",
+            "optimizer must be a name, a class or a function, got 3 "
+            "(a function takes the parameters)",
         ),
         (
             optim.SGD([PARAMETER]),

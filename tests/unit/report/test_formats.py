@@ -22,7 +22,7 @@ def test_a_plan_for_another_model_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         make_analysis().to_dot(plan=make_plan())
     assert str(caught.value) == (
-        "the plan was made for another model or other inputs (make it anew with fxmem plan -o)"
+        "the plan was made for another model or other inputs (make a new one with fxmem plan -o)"
     )
 
 

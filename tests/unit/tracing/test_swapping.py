@@ -192,10 +192,7 @@ def test_what_is_compiled_or_quantized_is_refused(fake_mode: FakeTensorMode) -> 
     scripted = torch.jit.script(nn.Linear(2, 2))
     in_place = nn.Sequential(nn.Linear(2, 2))
     in_place[0].compile()
-    compiled = (
-        "is compiled: what a compiler allocates is not analysed "
-        "(pass the module as it was before torch.compile)"
-    )
+    compiled = "is compiled: fxmem analyses eager mode only (pass the module before torch.compile)"
     for model, message in (
         (quantized, "'codes': a quantized tensor has no fake copy (analyse the float model)"),
         (torch.compile(nn.Linear(2, 2)), f"the model {compiled}"),

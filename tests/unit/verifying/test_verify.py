@@ -303,11 +303,16 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     (LAYER, LAYER, {"mode": "eval"}, "unknown mode 'eval' (did you mean infer?)"),
     (LAYER, LAYER, {"steps": 0}, "steps must be an integer of 1 or more, got 0"),
     (LAYER, LAYER, {"seed": -1}, "seed must be an integer of 0 or more, got -1"),
-    (LAYER, LAYER, {"autocast": "fp16"}, "models are not compared under autocast to float16 (bf16"),
+    (LAYER, LAYER, {"autocast": "fp16"}, "verify does not support autocast to float16 (bf16"),
     (LAYER, LAYER, {"optimizer": "adam8bit"}, "adam8bit only models memory and updates nothing"),
     (nn.Linear(3, 2, device="meta"), LAYER, {}, "'weight' has no values to compute with (pass"),
     (nn.LazyLinear(2), LAYER, {}, "'weight' has no values to compute with (pass"),
-    (nn.Linear, LAYER, {}, "the model is the class Linear, no instance of it (pass Linear(...))"),
+    (
+        nn.Linear,
+        LAYER,
+        {},
+        "the model is the class Linear, not an instance of it (pass Linear(...))",
+    ),
 ]
 
 

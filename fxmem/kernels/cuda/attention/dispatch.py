@@ -227,6 +227,6 @@ def refuse_flex_attention() -> Iterator[None]:
 
 def _refuse(*_inputs: Any) -> None:
     raise TraceError(
-        "flex_attention is compiled to kernels whose memory is not known before",
-        hint="analyse with torch.nn.functional.scaled_dot_product_attention in its place",
+        "flex_attention is compiled, and the memory of its kernels is unknown",
+        hint="use torch.nn.functional.scaled_dot_product_attention instead",
     )

@@ -432,5 +432,5 @@ def test_nothing_is_freed_for_no_bytes() -> None:
 
 
 def test_a_fraction_needs_a_whole() -> None:
-    with pytest.raises(UsageError, match=r"0\.5 says nothing without the memory of a device"):
+    with pytest.raises(UsageError, match=r"0\.5 needs the memory of a device"):
         CachingAllocator(AllocatorSettings(memory_fraction=0.5))
