@@ -105,7 +105,8 @@ class CachingAllocator:
         self._heap = Heap(memory or DeviceMemory(), trace)
         if self.settings.memory_fraction < 1 and self._heap.memory.capacity_bytes is None:
             raise UsageError(
-                f"a memory fraction of {self.settings.memory_fraction} needs the memory of a device",
+                f"a memory fraction of {self.settings.memory_fraction} needs the memory of "
+                "a device",
                 hint="name a GPU",
             )
 
