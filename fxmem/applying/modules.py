@@ -22,17 +22,12 @@ from fxmem.planning.plan import Plan, Segment
 
 @dataclass(slots=True)
 class _Choice:
-    """A module that is recomputed, and what is known of all its calls.
+    """A module that is recomputed, and what is known of all its calls."""
 
-    Attributes:
-        norms: Names of its batch normalisations.
-        states: Other tensors that it changes: names of modules and of their tensors.
-        inner: Names of the chosen modules within it.
-    """
-
-    norms: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()  # names of its batch normalisations
+    # other tensors that it changes: names of modules and of their tensors
     states: tuple[tuple[str, str], ...] = ()
-    inner: list[str] = field(default_factory=list)
+    inner: list[str] = field(default_factory=list)  # names of the chosen modules within it
 
 
 _Choices = Mapping[str, _Choice]

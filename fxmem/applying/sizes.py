@@ -40,18 +40,12 @@ class SizeRange:
     """Sizes that some dimensions, all of them equal, may have in a call.
 
     A decision such as ``x.shape[0] > 4`` that falls alike at both ends falls alike between them.
-
-    Attributes:
-        places: The dimensions.
-        low: The smallest size.
-        high: The largest size.
-        step: The number that divides the size.
     """
 
-    places: tuple[Place, ...]
-    low: int
-    high: int
-    step: int = 1
+    places: tuple[Place, ...]  # the dimensions
+    low: int  # the smallest size
+    high: int  # the largest size
+    step: int = 1  # the number that divides the size
 
     def lower(self, low: int) -> SizeRange:
         """Extends the range downwards, where it is not one of multiples."""

@@ -30,19 +30,12 @@ _LEAST_BUDGET_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """A step as the command line describes it.
+    """A step as the command line describes it."""
 
-    Attributes:
-        target: The TARGET.
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-        options: The other arguments of :func:`fxmem.analyze`.
-    """
-
-    target: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    options: dict[str, Any]
+    target: str  # the TARGET
+    args: tuple[Any, ...]  # positional inputs
+    kwargs: dict[str, Any]  # keyword inputs
+    options: dict[str, Any]  # the other arguments of :func:`fxmem.analyze`
 
 
 def add_command(

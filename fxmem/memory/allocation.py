@@ -42,77 +42,52 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class WarmupPeak:
-    """The peak before a step, from the model's move to the device on.
+    """The peak before a step, from the model's move to the device on."""
 
-    Attributes:
-        allocated_bytes: Most allocated bytes.
-        reserved_bytes: Most bytes that the allocator holds of the device.
-        requested_bytes: Most requested bytes in use.
-        event: Index in :attr:`MemoryGraph.warmup` of the first event that reaches
-            ``allocated_bytes``; negative for what was there before all else.
-    """
-
-    allocated_bytes: int
-    reserved_bytes: int
-    requested_bytes: int
+    allocated_bytes: int  # most allocated bytes
+    reserved_bytes: int  # most bytes that the allocator holds of the device
+    requested_bytes: int  # most requested bytes in use
+    # index in :attr:`MemoryGraph.warmup` of the first event that reaches ``allocated_bytes``;
+    # negative for what was there before all else
     event: int
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A step as the allocator serves it, on a device of unlimited memory.
+    """A step as the allocator serves it, on a device of unlimited memory."""
 
-    Attributes:
-        graph: The memory graph with the sizes of blocks in place of those of requests.
-        reserved_bytes: Bytes that the allocator holds, after each event of the timeline.
-        requested_bytes: Requested bytes in use, after each event.
-        warmup: The peak before the step; None without events before it.
-    """
-
-    graph: MemoryGraph
+    graph: MemoryGraph  # the memory graph with the sizes of blocks in place of those of requests
+    # bytes that the allocator holds, after each event of the timeline
     reserved_bytes: tuple[int, ...]
-    requested_bytes: tuple[int, ...]
-    warmup: WarmupPeak | None = None
+    requested_bytes: tuple[int, ...]  # requested bytes in use, after each event
+    warmup: WarmupPeak | None = None  # the peak before the step; None without events before it
 
 
 @dataclass(frozen=True, slots=True)
 class Exhaustion:
-    """Where a device runs out of memory.
+    """Where a device runs out of memory."""
 
-    Attributes:
-        cause: The request that did not fit, in the allocator's words.
-        step: Index of its operation; None before the step.
-        phase: The part of either step; None while model and inputs move to the device.
-        node: Name of the node there, or None.
-        source: The user's own line, or None.
-        storage: Name of the requested storage, where it is resident in the step: a parameter,
-            an input, a part of the optimizer's state; else empty.
-        is_certain: Whether memory runs out however much the CUDA context takes; else only if it
-            takes the most that is known of it.
-    """
-
-    cause: str
-    step: int | None
+    cause: str  # the request that did not fit, in the allocator's words
+    step: int | None  # index of its operation; None before the step
+    # the part of either step; None while model and inputs move to the device
     phase: Phase | None = None
-    node: str | None = None
-    source: SourceLocation | None = None
+    node: str | None = None  # name of the node there, or None
+    source: SourceLocation | None = None  # the user's own line, or None
+    # name of the requested storage, where it is resident in the step: a parameter, an input,
+    # a part of the optimizer's state; else empty
     storage: str = ""
+    # whether memory runs out however much the CUDA context takes; else only if it takes the
+    # most that is known of it
     is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRun:
-    """A step on a device of limited memory.
+    """A step on a device of limited memory."""
 
-    Attributes:
-        exhaustion: Where memory runs out; None where the step fits.
-        reserved_bytes: Most bytes that the allocator holds in the step.
-        retries: How often the allocator freed its cache to make room, from the model's move on.
-    """
-
-    exhaustion: Exhaustion | None
-    reserved_bytes: int
-    retries: int
+    exhaustion: Exhaustion | None  # where memory runs out; None where the step fits
+    reserved_bytes: int  # most bytes that the allocator holds in the step
+    retries: int  # how often the allocator freed its cache to make room, from the model's move on
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +101,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """The addresses of a step's blocks, and the allocator's events.
+    """The addresses of a step's blocks, and the allocator's events."""
 
-    Attributes:
-        residents: The resident storages, in segments that were there before.
-        events: The allocator's events, each with the index of the timeline's event that causes
-            it; storages without bytes take no block.
-        segments: The segments in the end.
-    """
-
-    residents: tuple[Placement, ...]
+    residents: tuple[Placement, ...]  # the resident storages, in segments that were there before
+    # the allocator's events, each with the index of the timeline's event that causes it;
+    # storages without bytes take no block
     events: tuple[tuple[TraceEvent, int], ...]
-    segments: tuple[SegmentState, ...]
+    segments: tuple[SegmentState, ...]  # the segments in the end
 
 
 def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocation:

@@ -24,23 +24,14 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One allocation or free.
+    """One allocation or free."""
 
-    Attributes:
-        action: ALLOC or FREE.
-        nbytes: Its size, positive for both.
-        storage: Index of the storage, or None for the workspace of a kernel.
-        step: Index of the operation in which it happens.
-        phase: That operation's phase.
-        block: Which of the kernel's blocks a workspace is.
-    """
-
-    action: Action
-    nbytes: int
-    storage: int | None
-    step: int
-    phase: Phase
-    block: int = 0
+    action: Action  # ALLOC or FREE
+    nbytes: int  # its size, positive for both
+    storage: int | None  # index of the storage, or None for the workspace of a kernel
+    step: int  # index of the operation in which it happens
+    phase: Phase  # that operation's phase
+    block: int = 0  # which of the kernel's blocks a workspace is
 
     @property
     def delta_bytes(self) -> int:
@@ -50,18 +41,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The events of one step.
+    """The events of one step."""
 
-    Attributes:
-        resident_bytes: Live before the first event: parameters, buffers, inputs, optimizer
-            state and whatever else survived the step before.
-        events: In order.
-        steps: How many operations the step has.
-    """
-
+    # live before the first event: parameters, buffers, inputs, optimizer state and whatever
+    # else survived the step before
     resident_bytes: int
-    events: tuple[Event, ...]
-    steps: int
+    events: tuple[Event, ...]  # in order
+    steps: int  # how many operations the step has
 
     def profile(self) -> tuple[int, ...]:
         """The most bytes that are live during each step.

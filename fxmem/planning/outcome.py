@@ -20,15 +20,11 @@ from fxmem.planning.plan import GRAPH, MODULES, Plan, Segment
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step with a plan.
+    """A step with a plan."""
 
-    Attributes:
-        analysis: Of the rewritten step.
-        order: For each of its operations, the operation of the step without the plan that it is,
-            and whether it is recomputed.
-    """
-
-    analysis: Analysis
+    analysis: Analysis  # of the rewritten step
+    # for each of its operations, the operation of the step without the plan that it is, and
+    # whether it is recomputed
     order: tuple[tuple[int, bool], ...]
 
 

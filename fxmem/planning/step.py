@@ -33,27 +33,17 @@ _TIE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class PlanningStep:
-    """An analysed step, prepared for planning.
+    """An analysed step, prepared for planning."""
 
-    Attributes:
-        index: The step as plans see it.
-        limits: The nodes that may not be recomputed.
-        costs_s: Seconds of each operation by the roofline; ``step_s`` of them all.
-        requested: ``index``, with sizes as they are asked for.
-        settings: The allocator's; None where none caches.
-        modules: The modules that can be recomputed as a whole.
-        base: The plan that changes nothing, with all that is the same in the others.
-    """
-
-    index: StepIndex
-    limits: Limits
-    costs_s: tuple[float, ...]
+    index: StepIndex  # the step as plans see it
+    limits: Limits  # the nodes that may not be recomputed
+    costs_s: tuple[float, ...]  # seconds of each operation by the roofline; ``step_s`` of them all
     step_s: float
     step_flops: int
-    requested: StepIndex
-    settings: AllocatorSettings | None
-    modules: tuple[ModuleChoice, ...]
-    base: Plan
+    requested: StepIndex  # ``index``, with sizes as they are asked for
+    settings: AllocatorSettings | None  # the allocator's; None where none caches
+    modules: tuple[ModuleChoice, ...]  # the modules that can be recomputed as a whole
+    base: Plan  # the plan that changes nothing, with all that is the same in the others
 
     def list_costs(self, by_flops: bool) -> tuple[float, ...]:
         """Lists the cost of each operation: its share of the step's time, or of its FLOPs."""

@@ -63,23 +63,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded step.
+    """A recorded step."""
 
-    Attributes:
-        graph: The memory graph.
-        fx_graph: The traced FX graph, which can be run where ``reason`` is empty.
-        reason: Why the FX graph cannot express the step.
-        live_bytes: Live bytes after each allocation and free as they were watched, equal to those
-            of the timeline that is computed from ``graph``.
-        notes: Notes on how the step was run, a sentence each.
-        casts_weights: Whether autocast casts weights: casts are kept under ``no_grad`` alone.
-    """
-
-    graph: MemoryGraph
-    fx_graph: fx.Graph
-    reason: str
+    graph: MemoryGraph  # the memory graph
+    fx_graph: fx.Graph  # the traced FX graph, which can be run where ``reason`` is empty
+    reason: str  # why the FX graph cannot express the step
+    # live bytes after each allocation and free as they were watched, equal to those of the
+    # timeline that is computed from ``graph``
     live_bytes: tuple[int, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # notes on how the step was run, a sentence each
+    # whether autocast casts weights: casts are kept under ``no_grad`` alone
     casts_weights: bool = False
 
 

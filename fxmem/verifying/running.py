@@ -130,26 +130,17 @@ def seed_random_numbers(seed: int) -> None:
 
 @dataclass
 class Runner:
-    """Takes steps of a model, each with the same inputs.
+    """Takes steps of a model, each with the same inputs."""
 
-    Attributes:
-        model: The model.
-        given: Inputs, of which each step gets a copy.
-        loss: From the output to the loss.
-        make_optimizer: From the parameters to the optimizer; None for none.
-        device: The model's device.
-        autocast: The dtype that forward and loss are autocast to, or None.
-        train: Whether loss, backward and the optimizer run; else ``eval()`` without gradients.
-        target: Values that the loss compares the output with; made from the first output.
-    """
-
-    model: nn.Module
-    given: Inputs
-    loss: Loss
-    make_optimizer: OptimizerFactory | None
-    device: torch.device
-    autocast: torch.dtype | None = None
+    model: nn.Module  # the model
+    given: Inputs  # inputs, of which each step gets a copy
+    loss: Loss  # from the output to the loss
+    make_optimizer: OptimizerFactory | None  # from the parameters to the optimizer; None for none
+    device: torch.device  # the model's device
+    autocast: torch.dtype | None = None  # the dtype that forward and loss are autocast to, or None
+    # whether loss, backward and the optimizer run; else ``eval()`` without gradients
     train: bool = True
+    # values that the loss compares the output with; made from the first output
     target: Tensor | None = None
     _optimizer: torch.optim.Optimizer | None = field(default=None, init=False)
     _inputs: Inputs = field(default=((), {}), init=False)

@@ -30,21 +30,13 @@ _LONG_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a gradient that go to weights.
+    """Rows of a gradient that go to weights."""
 
-    Attributes:
-        grad: The gradient, a row for each index or each bag.
-        indices: The weight of each row.
-        weights: How many weights there are.
-        by_frequency: Whether rows are divided by how often their weight occurs.
-        in_bags: Whether a row stands for several indices.
-    """
-
-    grad: Tensor
-    indices: Tensor
-    weights: int
-    by_frequency: bool
-    in_bags: bool
+    grad: Tensor  # the gradient, a row for each index or each bag
+    indices: Tensor  # the weight of each row
+    weights: int  # how many weights there are
+    by_frequency: bool  # whether rows are divided by how often their weight occurs
+    in_bags: bool  # whether a row stands for several indices
 
 
 @CUDA.workspace("embedding")

@@ -27,19 +27,13 @@ CUDA = Target("cuda", ANY, GPU_DEVICE)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Properties of a GPU that the choice of kernels depends on.
+    """Properties of a GPU that the choice of kernels depends on."""
 
-    Attributes:
-        capability: Compute capability, major and minor.
-        cudnn_version: As ``torch.backends.cudnn.version()`` gives it.
-        multiprocessors: As in ``cudaDeviceProp.multiProcessorCount``; kernels size buffers by it.
-        threads_per_multiprocessor: As in ``cudaDeviceProp.maxThreadsPerMultiProcessor``.
-    """
-
-    capability: tuple[int, int] = (8, 0)
-    cudnn_version: int = 92000
+    capability: tuple[int, int] = (8, 0)  # compute capability, major and minor
+    cudnn_version: int = 92000  # as ``torch.backends.cudnn.version()`` gives it
+    # as in ``cudaDeviceProp.multiProcessorCount``; kernels size buffers by it
     multiprocessors: int = 108
-    threads_per_multiprocessor: int = 2048
+    threads_per_multiprocessor: int = 2048  # as in ``cudaDeviceProp.maxThreadsPerMultiProcessor``
 
 
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}

@@ -32,21 +32,13 @@ from fxmem.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A request that fits nowhere, after everything cached was given back.
+    """A request that fits nowhere, after everything cached was given back."""
 
-    Attributes:
-        requested_bytes: What was asked for.
-        segment_bytes: What the device should have given for it.
-        allocated_bytes: The blocks that are in use.
-        reserved_bytes: The segments that hold them.
-        device_free_bytes: What the device has left.
-    """
-
-    requested_bytes: int
-    segment_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    device_free_bytes: int
+    requested_bytes: int  # what was asked for
+    segment_bytes: int  # what the device should have given for it
+    allocated_bytes: int  # the blocks that are in use
+    reserved_bytes: int  # the segments that hold them
+    device_free_bytes: int  # what the device has left
 
 
 class OutOfMemory(FxmemError):

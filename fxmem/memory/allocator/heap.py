@@ -69,31 +69,20 @@ class DeviceMemory:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of a segment, allocated or free.
+    """A piece of a segment, allocated or free."""
 
-    Attributes:
-        address: Where it begins.
-        size: Its bytes, the slack behind the request included.
-        stream: The stream for which it was allocated; others never get it.
-        pool: Where it waits when it is free.
-        requested_bytes: What was asked for.
-        allocated: Whether it is in use.
-        mapped: Whether memory lies behind its addresses; only blocks of an expandable segment
-            can be without.
-        previous: The block before it in its segment.
-        next: The block behind it.
-        segment: The expandable segment it lies in; None for a segment of ``cudaMalloc``.
-    """
-
-    address: int
-    size: int
-    stream: int
-    pool: BlockPool
-    requested_bytes: int = 0
-    allocated: bool = False
+    address: int  # where it begins
+    size: int  # its bytes, the slack behind the request included
+    stream: int  # the stream for which it was allocated; others never get it
+    pool: BlockPool  # where it waits when it is free
+    requested_bytes: int = 0  # what was asked for
+    allocated: bool = False  # whether it is in use
+    # whether memory lies behind its addresses; only blocks of an expandable segment can be
+    # without
     mapped: bool = True
-    previous: Block | None = None
-    next: Block | None = None
+    previous: Block | None = None  # the block before it in its segment
+    next: Block | None = None  # the block behind it
+    # the expandable segment it lies in; None for a segment of ``cudaMalloc``
     segment: ExpandableSegment | None = None
 
     @property
@@ -132,17 +121,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ExpandableSegment:
-    """A range of addresses behind which pages of memory are mapped as they are needed.
+    """A range of addresses behind which pages of memory are mapped as they are needed."""
 
-    Attributes:
-        address: Where the range begins.
-        size: Bytes of the range.
-        page_bytes: What is mapped and unmapped at once.
-    """
-
-    address: int
-    size: int
-    page_bytes: int
+    address: int  # where the range begins
+    size: int  # bytes of the range
+    page_bytes: int  # what is mapped and unmapped at once
 
     def round_down(self, address: int) -> int:
         """The page boundary at or before an address."""
@@ -209,58 +192,36 @@ class TraceAction(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One entry of an allocator's trace.
+    """One entry of an allocator's trace."""
 
-    Attributes:
-        action: What happened.
-        address: Where; for OOM, the bytes that the device had left.
-        nbytes: The request of an allocation or free; the size of a segment or of its pages;
-            for OOM, the size of the block that was not to be had.
-        stream: For which stream.
-    """
-
-    action: TraceAction
-    address: int
+    action: TraceAction  # what happened
+    address: int  # where; for OOM, the bytes that the device had left
+    # the request of an allocation or free; the size of a segment or of its pages; for OOM,
+    # the size of the block that was not to be had
     nbytes: int
-    stream: int
+    stream: int  # for which stream
 
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """A block of a segment.
+    """A block of a segment."""
 
-    Attributes:
-        address: Where it begins.
-        size: Its bytes.
-        requested_bytes: What was asked for; 0 where it is free.
-        allocated: Whether it is in use.
-    """
-
-    address: int
-    size: int
-    requested_bytes: int
-    allocated: bool
+    address: int  # where it begins
+    size: int  # its bytes
+    requested_bytes: int  # what was asked for; 0 where it is free
+    allocated: bool  # whether it is in use
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """Memory that lies in one piece: a segment of ``cudaMalloc``, or pages next to each other.
+    """Memory that lies in one piece: a segment of ``cudaMalloc``, or pages next to each other."""
 
-    Attributes:
-        address: Where it begins.
-        size: Its bytes, which are those of its blocks.
-        stream: For which stream.
-        is_small: Whether it belongs to the small pool.
-        is_expandable: Whether it is part of an expandable segment.
-        blocks: In the order of their addresses, without gaps.
-    """
-
-    address: int
-    size: int
-    stream: int
-    is_small: bool
-    is_expandable: bool
-    blocks: tuple[BlockState, ...]
+    address: int  # where it begins
+    size: int  # its bytes, which are those of its blocks
+    stream: int  # for which stream
+    is_small: bool  # whether it belongs to the small pool
+    is_expandable: bool  # whether it is part of an expandable segment
+    blocks: tuple[BlockState, ...]  # in the order of their addresses, without gaps
 
 
 class Heap:

@@ -13,22 +13,16 @@ from fxmem.memory.timeline import Event
 
 @dataclass(frozen=True, slots=True)
 class AllocatorProfile:
-    """Memory that a caching allocator held during a step.
+    """Memory that a caching allocator held during a step."""
 
-    Attributes:
-        allocated_bytes: Sum of the blocks in use after each event.
-        requested_bytes: What was asked for of them, after each event.
-        reserved_bytes: What was held of the device's memory after each event.
-        retries: How often the cache was flushed because the device had no memory left: each one
-            waits for the device, and the segments come back one by one.
-        shortage: The request that did not fit, if any. The events end before it, so its index
-            is ``len(allocated_bytes)``.
-    """
-
-    allocated_bytes: tuple[int, ...]
-    requested_bytes: tuple[int, ...]
-    reserved_bytes: tuple[int, ...]
+    allocated_bytes: tuple[int, ...]  # sum of the blocks in use after each event
+    requested_bytes: tuple[int, ...]  # what was asked for of them, after each event
+    reserved_bytes: tuple[int, ...]  # what was held of the device's memory after each event
+    # how often the cache was flushed because the device had no memory left: each one waits
+    # for the device, and the segments come back one by one
     retries: int = 0
+    # the request that did not fit, if any. The events end before it, so its index is
+    # ``len(allocated_bytes)``.
     shortage: Shortage | None = None
 
 

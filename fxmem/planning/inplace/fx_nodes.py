@@ -25,19 +25,13 @@ _PARTS = (operator.getitem, getattr, "size")
 
 @dataclass(frozen=True, slots=True)
 class OverwritingNode:
-    """A node of an FX graph that overwrites the result of another, by a call of some form.
-
-    Attributes:
-        is_second: Whether the second of its two values is overwritten.
-        maker: The call of a module that made the value; None where no module did.
-        consumers: The calls of other modules that take the value.
-    """
+    """A node of an FX graph that overwrites the result of another, by a call of some form."""
 
     node: Any
     form: InplaceForm
-    is_second: bool
-    maker: Any
-    consumers: tuple[Any, ...]
+    is_second: bool  # whether the second of its two values is overwritten
+    maker: Any  # the call of a module that made the value; None where no module did
+    consumers: tuple[Any, ...]  # the calls of other modules that take the value
 
     @property
     def is_watched(self) -> bool:

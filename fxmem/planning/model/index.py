@@ -13,71 +13,55 @@ from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Save
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A storage that forward made.
+    """A storage that forward made."""
 
-    Attributes:
-        index: Index of the storage.
-        born: Index of the operation that made it.
-        node: Index of that operation's node.
-        readers: Indices of the nodes that read it, without its own; ascending. None of a cast that
-            autocast keeps: nobody hands it to them.
-        local_end: The operation after which its own node frees it; where forward's frames are the
-            user's, the operation after which they do.
-        saves: Each time that autograd keeps it.
-        held_to: Index of the operation to which something else than autograd and forward's own
-            frames holds it; None where nothing does.
-        is_output: Whether it outlives the step.
-        fills_run: Whether a recomputation holds it to its end: a weight's cast, which autocast
-            keeps until it exits, or a number's tensor, which no checkpoint sees autograd keep.
-        consumers: Calls of modules that are given it, each as its first and its last node, where
-            modules are wrapped: a checkpoint of one holds all arguments, used or not.
-    """
-
-    index: int
+    index: int  # index of the storage
     nbytes: int
-    born: int
-    node: int
+    born: int  # index of the operation that made it
+    node: int  # index of that operation's node
+    # indices of the nodes that read it, without its own; ascending. None of a cast that
+    # autocast keeps: nobody hands it to them.
     readers: tuple[int, ...]
+    # the operation after which its own node frees it; where forward's frames are the user's,
+    # the operation after which they do
     local_end: int
-    saves: tuple[Save, ...]
+    saves: tuple[Save, ...]  # each time that autograd keeps it
+    # index of the operation to which something else than autograd and forward's own frames
+    # holds it; None where nothing does
     held_to: int | None
-    is_output: bool
+    is_output: bool  # whether it outlives the step
+    # whether a recomputation holds it to its end: a weight's cast, which autocast keeps until
+    # it exits, or a number's tensor, which no checkpoint sees autograd keep
     fills_run: bool
+    # calls of modules that are given it, each as its first and its last node, where modules
+    # are wrapped: a checkpoint of one holds all arguments, used or not
     consumers: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepIndex:
-    """A step as plans see it.
-
-    Attributes:
-        first_operation: By node, the index of its first operation of forward.
-        end_operation: By node, the index after its last.
-        made: The storages that forward made in nodes, by birth.
-        nodes: The number of forward's nodes; loss comes after.
-        statistics: By node, the indices of the buffers that its batch normalisation updates.
-        states: By node, the other buffers that it changes, as spectral normalisation does: a
-            recomputation must begin with what they were.
-        draws: By node, whether it may draw random numbers: operators that do, and dropout modules,
-            whose share may be set later.
-        makers: ``made`` by the index of the storage.
-        casts: Operations of forward, each with a weight's cast that it reads and autocast keeps;
-            ascending.
-        keeps_frames: Whether forward stays the user's own code, whose variables hold values as
-            they did in the step; else a rewritten graph's, each of which goes after its last use.
-    """
+    """A step as plans see it."""
 
     graph: MemoryGraph
-    first_operation: tuple[int, ...]
-    end_operation: tuple[int, ...]
-    made: tuple[Activation, ...]
+    first_operation: tuple[int, ...]  # by node, the index of its first operation of forward
+    end_operation: tuple[int, ...]  # by node, the index after its last
+    made: tuple[Activation, ...]  # the storages that forward made in nodes, by birth
     saves_by_node: tuple[tuple[Save, ...], ...]
-    nodes: int
+    nodes: int  # the number of forward's nodes; loss comes after
+    # by node, the indices of the buffers that its batch normalisation updates
     statistics: tuple[tuple[int, ...], ...]
+    # by node, the other buffers that it changes, as spectral normalisation does: a
+    # recomputation must begin with what they were
     states: tuple[tuple[int, ...], ...]
+    # by node, whether it may draw random numbers: operators that do, and dropout modules,
+    # whose share may be set later
     draws: tuple[bool, ...]
-    makers: Mapping[int, Activation]
+    makers: Mapping[int, Activation]  # ``made`` by the index of the storage
+    # operations of forward, each with a weight's cast that it reads and autocast keeps;
+    # ascending
     casts: tuple[tuple[int, int], ...]
+    # whether forward stays the user's own code, whose variables hold values as they did in
+    # the step; else a rewritten graph's, each of which goes after its last use
     keeps_frames: bool
 
     def find_activations(self, first: int, stop: int) -> range:

@@ -19,15 +19,10 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The nodes that plans cannot use freely.
+    """The nodes that plans cannot use freely."""
 
-    Attributes:
-        fixed: The nodes that may not be recomputed, by index, with the reason.
-        starts: The nodes that no segment may begin with, by index, with the reason.
-    """
-
-    fixed: Mapping[int, str]
-    starts: Mapping[int, str]
+    fixed: Mapping[int, str]  # the nodes that may not be recomputed, by index, with the reason
+    starts: Mapping[int, str]  # the nodes that no segment may begin with, by index, with the reason
 
     def allows(self, segment: SegmentRange) -> bool:
         """Tells whether a segment, and those within it, may be recomputed."""

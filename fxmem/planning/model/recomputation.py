@@ -17,33 +17,21 @@ from fxmem.planning.model.segments import SegmentRange
 
 @dataclass(slots=True)
 class Run:
-    """A recomputation of a segment.
+    """A recomputation of a segment."""
 
-    Attributes:
-        segment: The segment.
-        depth: The number of segments around it.
-        trigger: The operation of backward before which it runs.
-        first: The first operation of forward that runs.
-        stop: The operation after the last.
-        done: The operation of backward after which nothing of the segment is needed.
-        saved: The operations of backward that end the saves of each storage that it keeps itself,
-            and not the segments within: an unpacked tensor is then its function's own
-            (``unpack_hook``).
-        casts: Storages that autocast casts anew, each after the operation that first reads it.
-        children: The runs of the segments within.
-        base: The place of its first operation in the rewritten step.
-    """
-
-    segment: SegmentRange
-    depth: int
-    trigger: int
-    first: int
-    stop: int
-    done: int
+    segment: SegmentRange  # the segment
+    depth: int  # the number of segments around it
+    trigger: int  # the operation of backward before which it runs
+    first: int  # the first operation of forward that runs
+    stop: int  # the operation after the last
+    done: int  # the operation of backward after which nothing of the segment is needed
+    # the operations of backward that end the saves of each storage that it keeps itself, and
+    # not the segments within: an unpacked tensor is then its function's own (``unpack_hook``)
     saved: Mapping[int, Sequence[int]]
+    # storages that autocast casts anew, each after the operation that first reads it
     casts: Sequence[tuple[int, int]]
-    children: Sequence[Run]
-    base: int = 0
+    children: Sequence[Run]  # the runs of the segments within
+    base: int = 0  # the place of its first operation in the rewritten step
 
     @property
     def size(self) -> int:

@@ -27,24 +27,18 @@ _SPREAD = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class _SegmentScore:
-    """A segment's addition to a step.
-
-    Attributes:
-        done: The operation after which nothing of it is needed; -1 where backward needs nothing.
-        read_end: The operation to which forward holds what its nodes take from before it.
-        changes: Operations, and the change of the live bytes during them and all later ones; behind
-            all operations, the same for what is still alive once they are over.
-        runs: Operations before which it runs again, and the most bytes that it then adds.
-        inner: The storages it makes, as positions in ``step.made``, and where its own frames free
-            each of them.
-    """
+    """A segment's addition to a step."""
 
     segment: SegmentRange
     cost: float
-    done: int
-    read_end: int
+    done: int  # the operation after which nothing of it is needed; -1 where backward needs nothing
+    read_end: int  # the operation to which forward holds what its nodes take from before it
+    # operations, and the change of the live bytes during them and all later ones; behind all
+    # operations, the same for what is still alive once they are over
     changes: Ints
-    runs: Ints
+    runs: Ints  # operations before which it runs again, and the most bytes that it then adds
+    # the storages it makes, as positions in ``step.made``, and where its own frames free each
+    # of them
     inner: Ints
     libraries: frozenset[str]
 

@@ -25,33 +25,22 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """A convolution of 2 or 3 spatial dimensions, as its kernel gets it.
+    """A convolution of 2 or 3 spatial dimensions, as its kernel gets it."""
 
-    Attributes:
-        input_sizes: Sizes of the input.
-        weight_sizes: Sizes of the weight as PyTorch has it.
-        weight_strides: Strides of the weight that the kernel reads (after ``contiguous``).
-        output_sizes: Sizes of the output.
-        dtype: Element type of the input, weight and output.
-        bias_dtype: Element type of the bias, None without one.
-        channels_last: Whether activations are channels last (``mkldnn_conv_use_channels_last``).
-        threads: Number of threads, on which oneDNN's choices depend.
-    """
-
-    input_sizes: Sizes
-    weight_sizes: Sizes
-    weight_strides: Sizes
-    output_sizes: Sizes
-    dtype: torch.dtype
-    bias_dtype: torch.dtype | None
+    input_sizes: Sizes  # sizes of the input
+    weight_sizes: Sizes  # sizes of the weight as PyTorch has it
+    weight_strides: Sizes  # strides of the weight that the kernel reads (after ``contiguous``)
+    output_sizes: Sizes  # sizes of the output
+    dtype: torch.dtype  # element type of the input, weight and output
+    bias_dtype: torch.dtype | None  # element type of the bias, None without one
     stride: Sizes
     padding: Sizes
     dilation: Sizes
     output_padding: Sizes
     groups: int
     transposed: bool
-    channels_last: bool
-    threads: int
+    channels_last: bool  # whether activations are channels last (``mkldnn_conv_use_channels_last``)
+    threads: int  # number of threads, on which oneDNN's choices depend
 
     @property
     def kind(self) -> str:

@@ -37,17 +37,11 @@ _CUDNN_DROPOUT_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of ``scaled_dot_product_attention``; of tensors only the metadata is read.
+    """The arguments of ``scaled_dot_product_attention``; of tensors only the metadata is read."""
 
-    Attributes:
-        query: Batch, heads, queries, head dimension.
-        key: Batch, heads, keys, head dimension.
-        value: Batch, heads, keys, head dimension of the values.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    query: Tensor  # batch, heads, queries, head dimension
+    key: Tensor  # batch, heads, keys, head dimension
+    value: Tensor  # batch, heads, keys, head dimension of the values
     attn_mask: Tensor | None = None
     dropout_p: float = 0.0
     is_causal: bool = False
@@ -67,17 +61,11 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the user in ``torch.backends.cuda`` and ``torch.nn.attention``.
+    """Settings of the user in ``torch.backends.cuda`` and ``torch.nn.attention``."""
 
-    Attributes:
-        enabled: The backends that may be taken.
-        order: All backends, the preferred ones first.
-        is_deterministic: ``torch.use_deterministic_algorithms`` without ``warn_only``.
-    """
-
-    enabled: frozenset[SDPBackend] = frozenset(_DEFAULT_ORDER)
-    order: tuple[SDPBackend, ...] = _DEFAULT_ORDER
-    is_deterministic: bool = False
+    enabled: frozenset[SDPBackend] = frozenset(_DEFAULT_ORDER)  # the backends that may be taken
+    order: tuple[SDPBackend, ...] = _DEFAULT_ORDER  # all backends, the preferred ones first
+    is_deterministic: bool = False  # ``torch.use_deterministic_algorithms`` without ``warn_only``
 
 
 def read_settings(gpu: Gpu) -> Settings:

@@ -39,20 +39,13 @@ _SHARED_KIB_OF_MAJOR = {8: 99, 10: 227, 11: 227, 12: 99}
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """``AttentionBackwardKernel`` with its parameters.
+    """``AttentionBackwardKernel`` with its parameters."""
 
-    Attributes:
-        rows: ``kBlockSizeI``, queries in a block.
-        columns: ``kBlockSizeJ``, keys in a block.
-        max_head_dim: ``kMaxK``.
-        shared_bytes: ``sizeof(SharedStorage)``, as in PyTorch 2.13's binary.
-        shared_dropout_bytes: The same for the kernel with dropout; None where there is none.
-    """
-
-    rows: int
-    columns: int
-    max_head_dim: int
-    shared_bytes: int
+    rows: int  # ``kBlockSizeI``, queries in a block
+    columns: int  # ``kBlockSizeJ``, keys in a block
+    max_head_dim: int  # ``kMaxK``
+    shared_bytes: int  # ``sizeof(SharedStorage)``, as in PyTorch 2.13's binary
+    # the same for the kernel with dropout; None where there is none
     shared_dropout_bytes: int | None
 
     def is_in_registers(self, dtype: torch.dtype) -> bool:

@@ -20,22 +20,14 @@ class Reduction:
     """The iteration over one input and its reduced output.
 
     Dimensions go from the fastest to the slowest, the reduced ones before the others.
-
-    Attributes:
-        sizes: By dimension.
-        output_strides: In bytes; 0 where the dimension is reduced.
-        input_strides: In bytes.
-        output_itemsize: Bytes of an output element.
-        input_itemsize: Bytes of an input element.
-        input_offset: Elements before the input's first one, in its storage.
     """
 
-    sizes: tuple[int, ...]
-    output_strides: tuple[int, ...]
-    input_strides: tuple[int, ...]
-    output_itemsize: int
-    input_itemsize: int
-    input_offset: int = 0
+    sizes: tuple[int, ...]  # by dimension
+    output_strides: tuple[int, ...]  # in bytes; 0 where the dimension is reduced
+    input_strides: tuple[int, ...]  # in bytes
+    output_itemsize: int  # bytes of an output element
+    input_itemsize: int  # bytes of an input element
+    input_offset: int = 0  # elements before the input's first one, in its storage
 
     @property
     def element_count(self) -> int:
@@ -198,19 +190,13 @@ _SEMAPHORE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An instance of ``gpu_reduce_kernel``.
+    """An instance of ``gpu_reduce_kernel``."""
 
-    Attributes:
-        accumulator_bytes: Size of ``arg_t``, in which values are accumulated.
-        vector_size: ``input_vec_size``.
-        in_output: Whether accumulated values can wait in the output (``can_accumulate_in_output``).
-        max_threads: ``mnt_wrapper::MAX_NUM_THREADS``.
-    """
-
-    accumulator_bytes: int
-    vector_size: int = 4
+    accumulator_bytes: int  # size of ``arg_t``, in which values are accumulated
+    vector_size: int = 4  # ``input_vec_size``
+    # whether accumulated values can wait in the output (``can_accumulate_in_output``)
     in_output: bool = True
-    max_threads: int = 512
+    max_threads: int = 512  # ``mnt_wrapper::MAX_NUM_THREADS``
 
 
 def take_reduction(trace: BlockTrace, iteration: Reduction, kernel: Kernel) -> None:

@@ -28,59 +28,41 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """One way to run a stage so that its backward can follow.
+    """One way to run a stage so that its backward can follow."""
 
-    Attributes:
-        saved_bytes: Kept from its forward until its backward beside its input; with the input it
-            holds all of the output, whatever the next stage does.
-        cost: What is computed again inside its own backward; 0 where everything is kept.
-        forward_peak_bytes: What its forward holds above its input and ``saved_bytes``.
-        backward_peak_bytes: What its backward holds above its input, ``saved_bytes`` and the
-            gradients of both ends. Less than 0 where much of ``saved_bytes`` is there for the
-            next stage only, which is done by then.
-    """
-
+    # kept from its forward until its backward beside its input; with the input it holds all
+    # of the output, whatever the next stage does
     saved_bytes: int
-    cost: float = 0.0
-    forward_peak_bytes: int = 0
+    cost: float = 0.0  # what is computed again inside its own backward; 0 where everything is kept
+    forward_peak_bytes: int = 0  # what its forward holds above its input and ``saved_bytes``
+    # what its backward holds above its input, ``saved_bytes`` and the gradients of both ends.
+    # Less than 0 where much of ``saved_bytes`` is there for the next stage only, which is
+    # done by then.
     backward_peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a chain. Costs are seconds or FLOPs, the same for the whole chain.
+    """A stage of a chain. Costs are seconds or FLOPs, the same for the whole chain."""
 
-    Attributes:
-        input_bytes: The storages that cross the boundary before it.
-        gradient_bytes: The gradients of those.
-        cost: Of one forward.
-        options: The ways to run it so that its backward can follow.
-        forward_peak_bytes: What a forward that keeps nothing holds above its input and output.
-        held_bytes: What is taken, whatever the schedule, while backward stands at this stage:
-            gradients of parameters made by the stages after it, tensors that span many stages.
-    """
-
-    input_bytes: int
-    gradient_bytes: int
-    cost: float
-    options: tuple[StageOption, ...]
+    input_bytes: int  # the storages that cross the boundary before it
+    gradient_bytes: int  # the gradients of those
+    cost: float  # of one forward
+    options: tuple[StageOption, ...]  # the ways to run it so that its backward can follow
+    # what a forward that keeps nothing holds above its input and output
     forward_peak_bytes: int = 0
+    # what is taken, whatever the schedule, while backward stands at this stage: gradients of
+    # parameters made by the stages after it, tensors that span many stages
     held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Stages that run one after the other, each on what the one before it hands over.
+    """Stages that run one after the other, each on what the one before it hands over."""
 
-    Attributes:
-        stages: In the order of forward.
-        output_bytes: What the last stage hands over; the loss.
-        gradient_bytes: The gradient of that, there from the end of forward.
-    """
-
-    stages: tuple[Stage, ...]
-    output_bytes: int = 0
-    gradient_bytes: int = 0
+    stages: tuple[Stage, ...]  # in the order of forward
+    output_bytes: int = 0  # what the last stage hands over; the loss
+    gradient_bytes: int = 0  # the gradient of that, there from the end of forward
 
     @property
     def boundary_bytes(self) -> tuple[int, ...]:
@@ -103,17 +85,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Stages under one checkpoint: only their input is kept, and backward runs them again.
+    """Stages under one checkpoint: only their input is kept, and backward runs them again."""
 
-    Attributes:
-        start: The first stage.
-        stop: The stage after the last.
-        body: How they are run when they are run again.
-    """
-
-    start: int
-    stop: int
-    body: Schedule
+    start: int  # the first stage
+    stop: int  # the stage after the last
+    body: Schedule  # how they are run when they are run again
 
 
 Schedule: TypeAlias = tuple["Kept | Recomputed", ...]

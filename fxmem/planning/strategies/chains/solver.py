@@ -50,19 +50,12 @@ _Costs: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Entries that ``s..t`` can begin with: the options of ``s``, then longer and longer segments.
+    """Entries that ``s..t`` can begin with: the options of ``s``, then ever longer segments."""
 
-    Attributes:
-        needed: Memory that the entry's own runs need.
-        taken: Memory that the stages after it no longer have.
-        cost: Its own cost, without that of a body.
-        options: How many of them are options.
-    """
-
-    needed: NDArray[np.int64]
-    taken: NDArray[np.int64]
-    cost: _Costs
-    options: int
+    needed: NDArray[np.int64]  # memory that the entry's own runs need
+    taken: NDArray[np.int64]  # memory that the stages after it no longer have
+    cost: _Costs  # its own cost, without that of a body
+    options: int  # how many of them are options
 
 
 _AllEntries: TypeAlias = Mapping[tuple[int, int], _Entries]

@@ -34,17 +34,11 @@ _Bounds = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step cut into stages.
+    """A step cut into stages."""
 
-    Attributes:
-        bounds: By stage, its first node and the node after its last.
-        options: By stage, the segments of each way to run it.
-        chain: What the stages hold and cost, without what is taken all the time.
-    """
-
-    bounds: tuple[tuple[int, int], ...]
-    options: tuple[tuple[Segments, ...], ...]
-    chain: Chain
+    bounds: tuple[tuple[int, int], ...]  # by stage, its first node and the node after its last
+    options: tuple[tuple[Segments, ...], ...]  # by stage, the segments of each way to run it
+    chain: Chain  # what the stages hold and cost, without what is taken all the time
 
     def list_segments(self, schedule: Schedule) -> Segments:
         """Lists the segments that run a schedule."""
