@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,11 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import isolate_analysis
+from fxmem.applying.codegen import SEEN, SEGMENTS, lay_changes
 from fxmem.graph import SourceLocation
 from fxmem.kernels.cpu import CPU
 from fxmem.passes.memory_prop import META, NodeMemory, measure_nodes
+from fxmem.planning.plan import InplaceChange, Segment
 from fxmem.recording.blueprint import Blueprint
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import NODE
@@ -56,6 +58,22 @@ def make_graph_module(analysis: Analysis) -> fx.GraphModule | None:
             if source is not None:
                 node.meta["stack_trace"] = write_stack_trace(source)
     return graph_module
+
+
+def lay_plan(
+    graph_module: fx.GraphModule,
+    segments: Sequence[Segment] = (),
+    inplace: Sequence[InplaceChange] = (),
+) -> fx.GraphModule:
+    """Lays changes of a plan over a copy of a graph, and notes them in ``meta["fxmem"]``."""
+    made = lay_changes(graph_module, segments, inplace)
+    for node in made.graph.nodes:
+        node.meta[META] = replace(
+            node.meta.get(META, NodeMemory()),
+            segments=tuple(code.name for code in node.meta.get(SEGMENTS, ())),
+            is_inplace=SEEN in node.meta,
+        )
+    return made
 
 
 def _propagate_fakes(blueprint: Blueprint, graph: fx.Graph) -> None:

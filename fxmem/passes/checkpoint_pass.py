@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fxmem.applying.codegen import lay_changes
+from fxmem.passes.annotation import lay_plan
 from fxmem.planning.plan import Plan
 
 
@@ -37,5 +37,5 @@ class CheckpointPass(PassBase):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Lays the segments over a copy of the graph."""
-        made = lay_changes(graph_module, segments=self._plan.segments)
+        made = lay_plan(graph_module, segments=self._plan.segments)
         return PassResult(made, bool(self._plan.segments))

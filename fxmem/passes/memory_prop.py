@@ -31,6 +31,10 @@ class NodeMemory:
         live_at_peak_bytes: Storages alive at the peak of the step that it made, in forward or in
             its backward.
         is_peak: Whether the step peaks in its forward or in its backward.
+        segments: Segments of a plan that recompute it, outermost first, by their names in the code
+            of the graph; set by :class:`fxmem.passes.CheckpointPass`.
+        is_inplace: Whether a plan has it overwrite its input; set by
+            :class:`fxmem.passes.InplacePass`.
     """
 
     output_bytes: int = 0
@@ -38,6 +42,8 @@ class NodeMemory:
     transient_bytes: int = 0
     live_at_peak_bytes: int = 0
     is_peak: bool = False
+    segments: tuple[str, ...] = ()
+    is_inplace: bool = False
 
 
 class MemoryProp:

@@ -24,6 +24,9 @@ def test_passes_follow_one_another_in_any_order() -> None:
             assert result is not None and result.modified
             graph_module = result.graph_module
         codes.append(graph_module.code)
+        noted = [node.meta["fxmem"] for node in graph_module.graph.nodes]
+        assert sum("segment_1" in each.segments for each in noted) == segments.segments[0].nodes
+        assert sum(each.is_inplace for each in noted) == len(inplace.inplace)
         with torch.no_grad():
             assert torch.equal(graph_module(x), model(x))
     assert codes[0] == codes[1]
