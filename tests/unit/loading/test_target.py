@@ -88,15 +88,22 @@ Write = Callable[[str, str], Path]
 
 
 @pytest.fixture(autouse=True)
-def clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean_imports(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Forgets what this test and others import from temporary folders."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    known = set(sys.modules)
+    base = str(tmp_path_factory.getbasetemp())
+
+    def forget_modules() -> None:
+        for name, module in [*sys.modules.items()]:
+            if (getattr(module, "__file__", None) or "").startswith(base):
+                del sys.modules[name]
+
+    forget_modules()
     yield
-    for name in set(sys.modules) - known:
-        file = getattr(sys.modules[name], "__file__", None) or ""
-        if file.startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget_modules()
 
 
 @pytest.fixture
