@@ -16,7 +16,7 @@ PLAN_VERSION = 3
 _HALF = 8
 """Digits of a fingerprint that are of the nodes; as many follow, of their shapes."""
 GRAPH, MODULES = STYLES = ("graph", "modules")
-"""How a plan is applied: the model's graph is rewritten, or modules of it run under checkpoints."""
+"""Styles of applying a plan: the model's graph is rewritten, or its modules are checkpointed."""
 
 
 @dataclass(frozen=True, slots=True)

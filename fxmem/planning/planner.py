@@ -22,7 +22,7 @@ from fxmem.planning.strategies.search import resolve_strategy
 from fxmem.units import format_bytes, resolve_bytes
 
 _SLACK = 1.02
-"""How far above a budget the search's sum may be and the allocator's blocks fit all the same."""
+"""Excess over a budget in the search's sum that the allocator's blocks may still avoid."""
 
 
 def pareto(

@@ -35,7 +35,7 @@ class OverwritingNode:
 
     @property
     def is_watched(self) -> bool:
-        """Whether hooks of those modules, as they were traced, may keep what is overwritten."""
+        """Tells whether hooks that these modules had when traced may keep the overwritten value."""
         given = (*self.consumers, *((self.node,) if self.node.op == "call_module" else ()))
         made = () if self.maker is None else (self.maker,)
         return any(n.meta[WATCHED][0] for n in given) or any(n.meta[WATCHED][1] for n in made)
