@@ -244,8 +244,8 @@ def test_a_call_of_its_own_is_told() -> None:
     with pytest.raises(fxmem.UsageError) as error:
         plan_graph(Doubling())
     assert str(error.value) == (
-        "Doubling has a __call__ of its own, which is not in the plan's graph (use a plan of style"
-        " 'modules', or have that code in forward)"
+        "Doubling has a __call__ of its own, which is not in the plan's graph "
+        "(use style='modules', or move that code to forward)"
     )
 
 

@@ -90,5 +90,5 @@ def test_another_text_is_refused(text: str, message: str) -> None:
 )
 def test_a_damaged_plan_is_refused(change: dict[str, object]) -> None:
     fields = {**json.loads(make_plan().to_json()), **change}
-    with pytest.raises(UsageError, match=r"^the plan is damaged: .* \(make it anew\)$"):
+    with pytest.raises(UsageError, match=r"^the plan is damaged: .* \(make a new one\)$"):
         Plan.from_json(json.dumps(fields))
