@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from drawn_regions import draw_plan
 from planned_models import PLANNED
-from torch import nn
+from torch import Tensor, nn
 
 from fxmem import analyze
 from fxmem.applying.applying import build_module
@@ -16,8 +18,10 @@ from fxmem.planning.model.index import build_index
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.step import describe_segments
+from fxmem.recording.losses import resolve_loss
+from fxmem.tracing.fxgraph import iterate_tensors
 
-SEEDS = range(3)
+SEEDS = range(6)
 
 
 def make_model(name: str) -> nn.Module:
@@ -41,6 +45,39 @@ def test_the_rewritten_step_takes_what_was_computed(name: str, device: str) -> N
         peak_bytes = max(build_timeline(recorded.graph).profile())
         # What a function takes out of a region goes a moment before the sum of its bias.
         assert peak_bytes <= simulation.peak_bytes <= peak_bytes * 1.00002, regions
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_rewritten_step_computes_the_same(name: str) -> None:
+    model, spec = make_model(name), PLANNED[name][1]
+    analysis = analyze(model, (spec,), device="cpu")
+    index = build_index(analysis.graph)
+    costs = [0.0] * len(analysis.graph.operations)
+    expected = train(copy.deepcopy(model), name)
+    for seed in SEEDS:
+        segments = describe_segments(index, draw_plan(name, seed, index), costs)
+        planned = build_module(make_model(name), analysis.fx_graph, segments)
+        found = train(planned, name)
+        assert [*planned.state_dict()] == [*model.state_dict()]
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def train(model: nn.Module, name: str) -> list[Tensor]:
+    """Losses, gradients, buffers and the next random number of two steps."""
+    torch.manual_seed(1)
+    sizes, _, dtype = PLANNED[name][1].partition(":")
+    shape = [int(size) for size in sizes.split("x")]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of = resolve_loss(None)
+    left = []
+    for _ in range(2):
+        x = torch.randint(0, 50, shape) if dtype else torch.randn(shape)
+        optimizer.zero_grad()
+        loss = loss_of.compute(model(x), None)
+        loss.backward()
+        optimizer.step()
+        left += [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return [*left, *iterate_tensors(model.state_dict()), torch.rand(1)]
 
 
 def test_what_a_module_that_does_nothing_takes_is_an_input_of_its_region() -> None:
