@@ -171,7 +171,7 @@ def _make_forward(model: nn.Module) -> Callable[..., Any]:
         values = self._choose_values(args, kwargs)
         if values is None:
             return self.original.forward(*args, **kwargs)
-        return self._run_plan(*values)
+        return type(self)._run_plan(self.original, *values)  # whose modules the graph calls
 
     with contextlib.suppress(TypeError, ValueError):  # no signature
         signature = inspect.signature(model.forward)

@@ -96,12 +96,13 @@ class _Record:
     def refill(self, tensor: Tensor) -> Tensor:
         reference, then = self.slots[self.refilled]
         now = self.describe(tensor)
-        if then[:2] != now[:2]:
-            raise self.refuse(f"it saves {now[:2]} in the place of {then[:2]}")
-        if then[2] != now[2]:
-            raise self.refuse("parameters were frozen or unfrozen since forward")
         if then != now:
-            raise self.refuse(f"its parameter of {now[:2]} was modified or replaced since forward")
+            reason = f"its parameter of {now[:2]} was modified or replaced since forward"
+            if then[:2] != now[:2]:
+                reason = f"it saves {now[:2]} in the place of {then[:2]}"
+            elif then[2] != now[2]:
+                reason = "parameters were frozen or unfrozen since forward"
+            raise self.refuse(reason)
         self.refilled += 1
         tensor = tensor.detach() if now[2] else tensor
         slot = reference()
@@ -157,13 +158,12 @@ class _Frame:
         except RuntimeError as error:
             told = record.refuse("its input was modified in place since forward")
             raise told if "inplace operation" in str(error) else error from None
-        inputs = [kept[restore] for restore in self.inputs]
         record.refilled = 0
         with contextlib.ExitStack() as stack:
             self.restore(stack)  # what the first run met
             try:
                 with torch.enable_grad(), saved_tensors_hooks(record.refill, lambda t: t):
-                    self.segment(*inputs)
+                    self.segment(*(kept[restore] for restore in self.inputs))
             except _Stop:
                 return
         raise record.refuse(f"it saves {record.refilled} of {len(record.slots)} tensors")

@@ -83,6 +83,7 @@ def build_plain_resnet() -> nn.Module:
 
 def build_gpt2() -> nn.Module:
     """GPT-2 small, of two layers."""
+    import_torchvision()  # transformers looks for it
     import transformers
 
     config = transformers.GPT2Config(**{**GPT2, "n_layer": 2, "vocab_size": 1000})
