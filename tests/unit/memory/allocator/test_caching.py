@@ -26,6 +26,8 @@ from fxmem.memory.allocator import (
 )
 
 MIB = 1024**2
+SPLIT = "max_split_size_mb:20"
+EXPANDABLE = "expandable_segments:True"
 UNITS = {"": 1, "K": 1024, "M": MIB}
 
 
@@ -84,12 +86,6 @@ class Bench:
         return f"{format_size(allocator.allocated_bytes)} {format_size(allocator.reserved_bytes)}"
 
 
-def check(bench: Bench, program: str, layout: str, held: str) -> None:
-    bench.run(program)
-    assert bench.layout() == layout
-    assert bench.held() == held
-
-
 DEFAULTS = [
     # Sizes are rounded up to 512 bytes, and a small block is cut from a segment of 2 MiB.
     ("a=1", "S a0.5K 2047.5K", "0.5K 2M"),
@@ -100,7 +96,8 @@ DEFAULTS = [
     # Up to 1 MiB is small: two fit a segment. One byte more is large.
     ("a=1M b=1M", "S a1M b1M", "2M 2M"),
     ("a=1048577", "L a1024.5K 19455.5K", "1024.5K 20M"),
-    # A third one does not fit, and there is a second segment.
+    # A third does not fit, and there is a second segment (test_cuda.py,
+    # test_mempool_with_allocator).
     ("a=1M b=1M c=1M", "S a1M b1M | S c1M 1M", "3M 4M"),
     # A small block is cut to the byte: 512 bytes are left, and are a block.
     ("a=1M b=1048064 c=1", "S a1M b1023.5K c0.5K", "2M 2M"),
@@ -155,11 +152,6 @@ DEFAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("program", "layout", "held"), DEFAULTS)
-def test_the_default_settings(program: str, layout: str, held: str) -> None:
-    check(Bench(), program, layout, held)
-
-
 WITH_SETTINGS = [
     # Sizes are rounded to a division between powers of two: 5 MiB to 6 MiB by halves, ...
     ("roundup_power2_divisions:2", "a=5M", "L a6M 14M", "6M 20M"),
@@ -173,28 +165,23 @@ WITH_SETTINGS = [
     ("large_segment_size_mb:32", "a=2M", "L a2M 30M", "2M 32M"),
     ("large_segment_size_mb:32", "a=10M", "L a10M", "10M 10M"),
     # A block of at least the limit is not split for a smaller request, ...
-    ("max_split_size_mb:20", "a=30M -a b=19M", "L 30M | L b20M", "20M 50M"),
-    ("max_split_size_mb:20", "a=20M -a b=18M", "L 20M | L b18M", "18M 38M"),
+    (SPLIT, "a=30M -a b=19M", "L 30M | L b20M", "20M 50M"),
+    (SPLIT, "a=20M -a b=18M", "L 20M | L b18M", "18M 38M"),
     # ... nor for a large one: that takes it whole, ...
-    ("max_split_size_mb:20", "a=30M -a b=21M", "L b30M", "30M 30M"),
-    ("max_split_size_mb:20", "a=30M -a b=20M", "L b30M", "30M 30M"),
+    (SPLIT, "a=30M -a b=21M", "L b30M", "30M 30M"),
+    (SPLIT, "a=30M -a b=20M", "L b30M", "30M 30M"),
     # ... if it is less than 20 MiB larger.
-    ("max_split_size_mb:20", "a=41M -a b=23M", "L b42M", "42M 42M"),
-    ("max_split_size_mb:20", "a=42M -a b=22M", "L 42M | L b22M", "22M 64M"),
-    ("max_split_size_mb:20,max_non_split_rounding_mb:21", "a=42M -a b=22M", "L b42M", "42M 42M"),
+    (SPLIT, "a=41M -a b=23M", "L b42M", "42M 42M"),
+    (SPLIT, "a=42M -a b=22M", "L 42M | L b22M", "22M 64M"),
+    (f"{SPLIT},max_non_split_rounding_mb:21", "a=42M -a b=22M", "L b42M", "42M 42M"),
     # Smaller blocks are split as ever; a new segment too, up to the limit.
-    ("max_split_size_mb:20", "a=16M -a b=2M", "L b2M 14M", "2M 16M"),
-    ("max_split_size_mb:20", "a=18.5M", "L a18.5M 1.5M", "18.5M 20M"),
-    ("max_split_size_mb:20", "a=20.5M", "L a22M", "22M 22M"),
+    (SPLIT, "a=16M -a b=2M", "L b2M 14M", "2M 16M"),
+    (SPLIT, "a=18.5M", "L a18.5M 1.5M", "18.5M 20M"),
+    (SPLIT, "a=20.5M", "L a22M", "22M 22M"),
 ]
 
 
-@pytest.mark.parametrize(("settings", "program", "layout", "held"), WITH_SETTINGS)
-def test_other_settings(settings: str, program: str, layout: str, held: str) -> None:
-    check(Bench(settings), program, layout, held)
-
-
-EXPANDABLE = [
+GROWING = [
     # Pages of 2 MiB for the small pool, of 20 MiB for the large one.
     ("a=512", "S+ a0.5K 2047.5K", "0.5K 2M"),
     ("a=2M", "L+ a2M 18M", "2M 20M"),
@@ -219,20 +206,19 @@ EXPANDABLE = [
     # Best fit: 18 MiB that can grow are more than 18 MiB that cannot.
     ("a=2M b=18M c=20M d=18M -b e=9M", "L+ a2M e9M 9M c20M d18M 2M", "49M 60M"),
     ("a=2M b=16M c=4M -b d=15M", "L+ a2M d15M 1M c4M 18M", "21M 40M"),
+    # 18 MiB at the end could grow; 19 MiB between two blocks cannot, and fit as well.
+    ("a=1.5M b=19M c=1.5M -b", "L+ a1.5M 19M c1.5M 18M", "3M 40M"),
+    ("a=1.5M b=19M c=1.5M -b d=17M", "L+ a1.5M d17M 2M c1.5M 18M", "20M 40M"),
 ]
 
 
-@pytest.mark.parametrize(("program", "layout", "held"), EXPANDABLE)
-def test_expandable_segments(program: str, layout: str, held: str) -> None:
-    check(Bench("expandable_segments:True"), program, layout, held)
+CASES = [*WITH_SETTINGS, *(("", *c) for c in DEFAULTS), *((EXPANDABLE, *c) for c in GROWING)]
 
 
-def test_the_block_that_can_grow_least_is_taken() -> None:
-    """18 MiB at the end could grow; 19 MiB between two blocks cannot, and fit as well."""
-    bench = Bench("expandable_segments:True").run("a=1.5M b=19M c=1.5M -b")
-    assert bench.layout() == "L+ a1.5M 19M c1.5M 18M"
-    bench.run("d=17M")
-    assert bench.layout() == "L+ a1.5M d17M 2M c1.5M 18M"
+@pytest.mark.parametrize(("settings", "program", "layout", "held"), CASES)
+def test_blocks_and_segments(settings: str, program: str, layout: str, held: str) -> None:
+    bench = Bench(settings).run(program)
+    assert (bench.layout(), bench.held()) == (layout, held)
 
 
 SHORT_OF_MEMORY = [
@@ -242,62 +228,20 @@ SHORT_OF_MEMORY = [
     # While it has, nothing is.
     ("", "80M", "a=20M b=20M -a -b c=40M", "L 20M | L 20M | L c40M", "40M 80M", 0),
     # Of blocks that are not split, the smallest that is large enough goes first, ...
-    (
-        "max_split_size_mb:20",
-        "110M",
-        "a=30M b=60M -a -b c=35M",
-        "L 30M | L c36M",
-        "36M 66M",
-        0,
-    ),
+    (SPLIT, "110M", "a=30M b=60M -a -b c=35M", "L 30M | L c36M", "36M 66M", 0),
     # ... or several, the largest first, until they are enough; the smallest stays.
-    (
-        "max_split_size_mb:20",
-        "120M",
-        "a=24M b=30M c=40M -a -b -c d=64M",
-        "L 24M | L d64M",
-        "64M 88M",
-        0,
-    ),
-    ("max_split_size_mb:20", "60M", "a=20M b=20M -a -b c=36M", "L c36M", "36M 36M", 0),
+    (SPLIT, "120M", "a=24M b=30M c=40M -a -b -c d=64M", "L 24M | L d64M", "64M 88M", 0),
+    (SPLIT, "60M", "a=20M b=20M -a -b c=36M", "L c36M", "36M 36M", 0),
     # They are gone even where they were not enough; then everything goes.
-    (
-        "max_split_size_mb:20",
-        "100M",
-        "x=50M a=30M b=512 -a -b c=41M",
-        "L x50M | L c42M",
-        "92M 92M",
-        1,
-    ),
+    (SPLIT, "100M", "x=50M a=30M b=512 -a -b c=41M", "L x50M | L c42M", "92M 92M", 1),
     # Smaller ones are not looked at.
-    (
-        "max_split_size_mb:20",
-        "60M",
-        "a=18M b=18M x=20M -a -b c=24M",
-        "L x20M | L c24M",
-        "44M 44M",
-        1,
-    ),
+    (SPLIT, "60M", "a=18M b=18M x=20M -a -b c=24M", "L x20M | L c24M", "44M 44M", 1),
     # Those of other streams are not either.
-    (
-        "max_split_size_mb:20",
-        "60M",
-        "a@1=30M b=20M -a -b c=45M",
-        "L c46M",
-        "46M 46M",
-        1,
-    ),
+    (SPLIT, "60M", "a@1=30M b=20M -a -b c=45M", "L c46M", "46M 46M", 1),
     # Expandable segments give their pages back.
-    ("expandable_segments:True", "60M", "a=20M b@1=20M -b c=40M", "L+ a20M c40M", "60M 60M", 1),
+    (EXPANDABLE, "60M", "a=20M b@1=20M -b c=40M", "L+ a20M c40M", "60M 60M", 1),
     # A hole is filled no further than to what is free behind it.
-    (
-        "expandable_segments:True",
-        "80M",
-        "a=20M b=20M c=20M -b flush -a -c d=70M",
-        "L+ d70M 10M",
-        "70M 80M",
-        0,
-    ),
+    (EXPANDABLE, "80M", "a=20M b=20M c=20M -b flush -a -c d=70M", "L+ d70M 10M", "70M 80M", 0),
 ]
 
 
@@ -307,73 +251,41 @@ SHORT_OF_MEMORY = [
 def test_memory_is_made_free(
     settings: str, capacity: str, program: str, layout: str, held: str, retries: int
 ) -> None:
-    bench = Bench(settings, capacity)
-    check(bench, program, layout, held)
-    assert bench.allocator.retries == retries
+    bench = Bench(settings, capacity).run(program)
+    assert (bench.layout(), bench.held(), bench.allocator.retries) == (layout, held, retries)
 
 
+HALF = "per_process_memory_fraction:0.5"
+# The device and what its CUDA context holds; what fits and what does not; then the segment that
+# the device is asked for, what is allocated and reserved, and what the device has left.
 OUT_OF_MEMORY = [
     # The device is full: it is asked for a segment, not for the block.
-    ("", "30M", "0", "a=20M", "b=2M", "20M", "20M", "20M", "10M"),
-    ("", "2M", "0", "", "a=1100K", "20M", "0M", "0M", "2M"),
+    ("", "30M", "0", "a=20M", "b=2M", "20M 20M 20M 10M"),
+    ("", "2M", "0", "", "a=1100K", "20M 0M 0M 2M"),
     # Split blocks help nobody.
-    ("", "40M", "0", "a=10M b=5M c=5M d=5M -c", "e=20M", "20M", "20M", "30M", "10M"),
+    ("", "40M", "0", "a=10M b=5M c=5M d=5M -c", "e=20M", "20M 20M 30M 10M"),
     # What the CUDA context holds is not there.
-    ("", "40M", "1K", "a=20M", "b=20M", "20M", "20M", "20M", "20479K"),
+    ("", "40M", "1K", "a=20M", "b=20M", "20M 20M 20M 20479K"),
     # A share of the memory is the limit, whatever is free.
-    ("per_process_memory_fraction:0.5", "100M", "0", "a=50M", "b=1", "2M", "50M", "50M", "50M"),
+    (HALF, "100M", "0", "a=50M", "b=1", "2M 50M 50M 50M"),
     # It is held against the whole segment, where a page would do that fits.
-    (
-        "per_process_memory_fraction:0.5,expandable_segments:True",
-        "120M",
-        "0",
-        "a=30M",
-        "b=21M",
-        "22M",
-        "30M",
-        "40M",
-        "80M",
-    ),
-    ("per_process_memory_fraction:0", "100M", "0", "", "a=1", "2M", "0M", "0M", "100M"),
+    (f"{HALF},{EXPANDABLE}", "120M", "0", "a=30M", "b=21M", "22M 30M 40M 80M"),
+    ("per_process_memory_fraction:0", "100M", "0", "", "a=1", "2M 0M 0M 100M"),
 ]
 
 
 @pytest.mark.parametrize(
-    (
-        "settings",
-        "capacity",
-        "context",
-        "before",
-        "last",
-        "segment",
-        "allocated",
-        "reserved",
-        "device_free",
-    ),
-    OUT_OF_MEMORY,
+    ("settings", "capacity", "context", "before", "last", "figures"), OUT_OF_MEMORY
 )
 def test_memory_runs_out(
-    settings: str,
-    capacity: str,
-    context: str,
-    before: str,
-    last: str,
-    segment: str,
-    allocated: str,
-    reserved: str,
-    device_free: str,
+    settings: str, capacity: str, context: str, before: str, last: str, figures: str
 ) -> None:
     bench = Bench(settings, capacity, context).run(before)
     with pytest.raises(OutOfMemory) as raised:
         bench.run(last)
     shortage = raised.value.shortage
-    assert shortage == Shortage(
-        requested_bytes=parse_size(last.partition("=")[2]),
-        segment_bytes=parse_size(segment),
-        allocated_bytes=parse_size(allocated),
-        reserved_bytes=parse_size(reserved),
-        device_free_bytes=parse_size(device_free),
-    )
+    asked = last.partition("=")[2]
+    assert shortage == Shortage(*map(parse_size, [asked, *figures.split()]))
     assert bench.trace[-1].action is TraceAction.OOM
     assert bench.trace[-1].address == shortage.device_free_bytes
 
@@ -389,7 +301,7 @@ def test_the_error_tells_the_figures_in_one_line() -> None:
 
 def test_pages_that_were_mapped_before_memory_ran_out_are_free() -> None:
     """The hole of 20 MiB is filled; the page behind what is free already is not to be had."""
-    bench = Bench("expandable_segments:True", "60M").run("a=20M b=20M c=20M -b flush -c")
+    bench = Bench(EXPANDABLE, "60M").run("a=20M b=20M c=20M -b flush -c")
     assert bench.layout() == "L+ a20M | L+ 20M"
     bench.trace.clear()
     with pytest.raises(OutOfMemory):

@@ -16,6 +16,9 @@ from fxmem.memory.allocator import (
 )
 
 MIB = 1024**2
+BY_SIZE = (
+    "garbage_collection_threshold:0.5,roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]"
+)
 
 
 @pytest.mark.parametrize(
@@ -25,18 +28,8 @@ MIB = 1024**2
         ("", 84 * MIB, 84 * MIB),
         ("roundup_power2_divisions:4", 84 * MIB, 96 * MIB),
         ("garbage_collection_threshold:0.5,max_split_size_mb:40", 84 * MIB, 84 * MIB),
-        (
-            "garbage_collection_threshold:0.5,"
-            "roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]",
-            84 * MIB,
-            88 * MIB,
-        ),
-        (
-            "garbage_collection_threshold:0.5,"
-            "roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]",
-            400 * MIB,
-            512 * MIB,
-        ),
+        (BY_SIZE, 84 * MIB, 88 * MIB),
+        (BY_SIZE, 400 * MIB, 512 * MIB),
         ("release_lock_on_cudamalloc:True", 84 * MIB, 84 * MIB),
     ],
 )
@@ -45,16 +38,6 @@ def test_sizes_are_rounded_as_by_pytorch(settings: str, nbytes: int, allocated_b
     allocator.allocate(nbytes)
     assert allocator.allocated_bytes == allocated_bytes
     assert allocator.requested_bytes == nbytes
-
-
-def test_small_blocks_share_segments() -> None:
-    """test_cuda.py, test_mempool_with_allocator: the third MiB needs a second segment."""
-    allocator = CachingAllocator()
-    segments = []
-    for _ in range(3):
-        allocator.allocate(MIB)
-        segments.append(len(allocator.snapshot()))
-    assert segments == [1, 1, 2]
 
 
 @pytest.mark.parametrize(("expandable", "segments"), [(False, 4), (True, 2)])

@@ -109,19 +109,10 @@ def pytorch_divisions() -> Iterator[Callable[[str], list[int]]]:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "4",
-        "1",
-        "[256:1,512:2,>:4]",
-        "[256:1,512:2,1024:4,>:8]",
-        "[64:8,256:4]",
-        "[64:8,128:2,256:4,512:2,1024:4,>:1]",
-        "[>:4]",
-        "[1:2,2:0]",
-        "[131072:4]",
-        "[8:2,>:4]",
-        "[32768:2,>:4]",
-    ],
+    """
+    4 1 [256:1,512:2,>:4] [256:1,512:2,1024:4,>:8] [64:8,256:4]
+    [64:8,128:2,256:4,512:2,1024:4,>:1] [>:4] [1:2,2:0] [131072:4] [8:2,>:4] [32768:2,>:4]
+    """.split(),
 )
 def test_divisions_are_read_as_by_pytorch(
     value: str, pytorch_divisions: Callable[[str], list[int]]
@@ -135,17 +126,11 @@ def test_divisions_are_read_as_by_pytorch(
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "max_split_size_mb:19",
-        "large_segment_size_mb:10",
-        "max_split_size_mb:30,large_segment_size_mb:40",
-        "expandable_segments:true",
-        "garbage_collection_threshold:1.0",
-        "garbage_collection_threshold:0",
-        "roundup_power2_divisions:3",
-        "roundup_power2_divisions:[100:2]",
-        "max_split_size_mb:",
-    ],
+    """
+    max_split_size_mb:19 large_segment_size_mb:10 max_split_size_mb:30,large_segment_size_mb:40
+    expandable_segments:true garbage_collection_threshold:1.0 garbage_collection_threshold:0
+    roundup_power2_divisions:3 roundup_power2_divisions:[100:2] max_split_size_mb:
+    """.split(),
 )
 def test_what_pytorch_refuses_is_refused(text: str) -> None:
     with pytest.raises((ValueError, RuntimeError)):
