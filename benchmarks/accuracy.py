@@ -23,6 +23,7 @@ from tabulate import tabulate
 from benchmarks.cases import Case, import_torchvision
 from benchmarks.measure import THREADS, Result, measured
 from benchmarks.models import CASES, find
+from benchmarks.stamp import write_stamp
 from benchmarks.step import MODES, Mode
 
 MIB = 2**20
@@ -270,10 +271,10 @@ def _share(values: Iterable[bool | None]) -> str:
     return f"{sum(known)}/{len(known)}"
 
 
+COMMAND = "python -m benchmarks.accuracy -o docs/results/accuracy.md"
 LEGEND = f"""\
-The second step of each model, fxmem (device `cpu`) against PyTorch {torch.__version__} on a CPU
-with {THREADS} threads. Errors are fxmem's, in percent of what was measured; `0` is equal to the
-byte.
+The second step of each model, fxmem (device `cpu`) against PyTorch on a CPU with {THREADS} threads.
+Errors are fxmem's, in percent of what was measured; `0` is equal to the byte.
 
 - tensors: fxmem's peak without workspace, against the peak of the live tensors' storages.
 - under mode: the same, with autograd's additions out of place, as a dispatch mode makes them.
@@ -315,7 +316,8 @@ def main() -> None:
                 file=sys.stderr,
                 flush=True,
             )
-    text = f"# Accuracy\n\n{LEGEND}\n{summary(rows)}\n\n## Every model\n\n{table(rows)}\n"
+    head = f"# Accuracy\n\n{write_stamp(COMMAND)}\n\n{LEGEND}"
+    text = f"{head}\n{summary(rows)}\n\n## Every model\n\n{table(rows)}\n"
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text)

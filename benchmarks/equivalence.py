@@ -25,6 +25,7 @@ from tabulate import tabulate
 from benchmarks.cases import Case, import_torchvision
 from benchmarks.equivalence_cases import CASES
 from benchmarks.equivalence_measure import OPTIMIZER, STEPS, Outcome, examine
+from benchmarks.stamp import write_stamp
 
 KIB = 1024
 THREADS = 1  # scratch memory of some kernels is per thread
@@ -88,10 +89,11 @@ def summarize(rows: Sequence[Row]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
+COMMAND = "python -m benchmarks.equivalence -o docs/results/equivalence.md"
 LEGEND = f"""\
 Models with plans, held against the same models without: {STEPS} training steps with {OPTIMIZER}
-each, from the same state, on one thread of a CPU with PyTorch {torch.__version__}:
-`python -m benchmarks.equivalence`. The models are small, as what may break does so at any size.
+each, from the same state, on one thread. The models are small, as what may break does so at any
+size.
 
 - style: of the plans: `graph` for the rewritten graph, `modules` for whole modules.
 - plain error: how far the predicted peak of the model without a plan is from the measured one.
@@ -105,9 +107,9 @@ What plans add in time is measured at sizes where arithmetic takes it: [overhead
 """
 
 
-def write_page(rows: Sequence[Row]) -> str:
-    """The page, as Markdown."""
-    parts = ["# Plans and equality", LEGEND, summarize(rows), _ROWS]
+def write_page(rows: Sequence[Row], stamp: str) -> str:
+    """Writes the page, as Markdown."""
+    parts = ["# Plans and equality", stamp, LEGEND, summarize(rows), _ROWS]
     parts.append(tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -137,6 +139,7 @@ def main() -> None:
     import_torchvision()
     gc.freeze()  # it runs before each measurement
     path: Path | None = options.output
+    stamp = write_stamp(COMMAND)  # before the page changes the work tree
     rows: list[Row] = []
     for case in CASES:
         if options.only is not None and case.name not in options.only:
@@ -145,9 +148,9 @@ def main() -> None:
         print(rows[-1], file=sys.stderr, flush=True)
         if path:  # after each model, since the whole takes a while
             older = read_rows(path.read_text()) if path.exists() else []
-            path.write_text(write_page(merge_rows(older, rows, names)))
+            path.write_text(write_page(merge_rows(older, rows, names), stamp))
     if path is None:
-        print(write_page(rows))
+        print(write_page(rows, stamp))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import fxmem
 from benchmarks.cases import import_torchvision
 from benchmarks.planner_cases import CASES, PlannerCase
 from benchmarks.planner_measure import Trainer
+from benchmarks.stamp import write_stamp
 from fxmem.planning.plan import GRAPH, MODULES, Segment
 
 THREADS = 1  # the steadiest
@@ -167,6 +168,7 @@ def write_page(rows: Sequence[Row], calls: Sequence[dict[str, str]]) -> str:
     return "\n\n".join(
         [
             "# Time that plans add",
+            write_stamp(COMMAND),
             _LEGEND.strip(),
             summary,
             tabulate([describe(r) for r in rows], "keys", "github", disable_numparse=True),
@@ -180,10 +182,10 @@ def write_page(rows: Sequence[Row], calls: Sequence[dict[str, str]]) -> str:
     )
 
 
-_LEGEND = f"""
-Plans of real sizes, applied and timed in turns with the same step without a plan, on one thread of
-a CPU with PyTorch {torch.__version__}: `python -m benchmarks.overhead`. Times are the least of
-their rounds.
+COMMAND = "python -m benchmarks.overhead -o docs/results/overhead.md"
+_LEGEND = """
+Plans of real sizes, applied and timed in turns with the same step without a plan, on one thread.
+Times are the least of their rounds.
 
 - estimated time: what a plan says (`Plan.overhead`), by the roofline of a desktop processor
   ([why](../decisions/0012-plans-are-scored-on-the-step.md)); of a GPU it is another.

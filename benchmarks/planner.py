@@ -33,6 +33,7 @@ from benchmarks.planner_cases import (
 )
 from benchmarks.planner_measure import Forward, Measurement, Numbers, Trainer
 from benchmarks.planner_page import ANSWERS, update_page
+from benchmarks.stamp import write_stamp
 
 MIB = 2**20
 THREADS = 1  # scratch memory of some kernels is per thread; times of one are the steadiest
@@ -338,9 +339,9 @@ def _tabulate(cells: Sequence[dict[str, Any]]) -> str:
     return str(tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True))
 
 
-LEGEND = f"""\
-Plans of fxmem and what people do by hand, each applied to a model and run with PyTorch
-{torch.__version__} on one thread of a CPU: `python -m benchmarks.planner`.
+COMMAND = "python -m benchmarks.planner -o docs/results/planner.md"
+LEGEND = """\
+Plans of fxmem and what people do by hand, each applied to a model and run on one thread.
 
 - predicted: the peak that the plan promises, and how far it is from the measured one.
 - measured: the peak of a step's allocations, with parameters, buffers and inputs.
@@ -349,7 +350,7 @@ Plans of fxmem and what people do by hand, each applied to a model and run with 
 - equal: whether loss, gradients and statistics of normalisations are those of the plain step, bit
   by bit; `not statistics`: all but the statistics, which were updated twice.
 - rotor: the best schedules over the blocks (Beaumont, Herrmann et al.), which keep all of a block
-  or its input, for {{budgets}} budgets, run as nested checkpoints.
+  or its input, for {budgets} budgets, run as nested checkpoints.
 - budget, compiled: `torch.compile` with PyTorch's own `activation_memory_budget`, whose graphs run
   operator by operator; what is kept and what is computed again is decided as for inductor.
 - fxmem MiB, at FLOPs: the leanest plan measured with no more FLOPs than by hand; FLOPs at its
@@ -357,10 +358,11 @@ Plans of fxmem and what people do by hand, each applied to a model and run with 
 """
 
 
-def write_page(results: Sequence[Result]) -> str:
-    """The page, as Markdown."""
+def write_page(results: Sequence[Result], stamp: str) -> str:
+    """Writes the page, as Markdown."""
     parts = [
         "# Plans against checkpoints by hand",
+        stamp,
         LEGEND.format(budgets=ROTOR_BUDGETS),
         tabulate_models(results),
         f"## {ANSWERS}",
@@ -388,6 +390,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     import_torchvision()
+    stamp = write_stamp(COMMAND)  # before the page changes the work tree
     results: list[Result] = []
     for case in CASES:
         if options.only is None or case.case.name in options.only:
@@ -402,8 +405,8 @@ def main() -> None:
                 )
             )
             if options.output:  # after each model, since the whole takes a while
-                update_page(options.output, write_page(results), names)
-    print(tabulate_models(results) if options.output else write_page(results))
+                update_page(options.output, write_page(results, stamp), names)
+    print(tabulate_models(results) if options.output else write_page(results, stamp))
 
 
 if __name__ == "__main__":

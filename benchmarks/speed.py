@@ -1,6 +1,6 @@
 """Times fxmem against `MemTracker` on the same step, and its command against `import torch`.
 
-    python -m benchmarks.speed [--rounds 3] [--command "fxmem analyze ..."]
+    python -m benchmarks.speed [--rounds 3] [-o docs/results/speed.md]
 
 Both analyse the same fake step; they take turns within one run, after one warm-up each.
 """
@@ -8,12 +8,12 @@ Both analyse the same fake step; they take turns within one run, after one warm-
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,13 +22,22 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.cases import import_torchvision
+from benchmarks.stamp import write_stamp
 
 MODELS = ("resnet50", "densenet121")
 SHAPE = (8, 3, 224, 224)
-COMMAND = (
-    f"{shlex.quote(sys.executable)} -m fxmem analyze examples/resnet.py:ResNet50"
-    f" --input {'x'.join(map(str, SHAPE))} --device cpu"
-)
+COMMAND = "python -m benchmarks.speed -o docs/results/speed.md"
+PROCESSES = {
+    "`import torch`": ["-c", "import torch"],
+    "`fxmem analyze` of ResNet-50": [
+        *("-m", "fxmem", "analyze", "examples/resnet.py:ResNet50", "--device", "cpu"),
+        *("--input", "x".join(map(str, SHAPE))),
+    ],
+}
+_LEGEND = """\
+Two steps of batch 8 at 224x224 on fake tensors, for the CPU, by fxmem and by
+`torch.distributed._tools.mem_tracker.MemTracker`, in turns after one warm-up of each.
+"""
 
 
 def track(name: str) -> int:
@@ -91,34 +100,40 @@ def compare(name: str, rounds: int) -> list[str]:
     ]
 
 
-def wall_seconds(command: str, rounds: int) -> float:
-    """Returns the median time of a whole process.
-
-    Raises:
-        subprocess.CalledProcessError: The command failed.
-    """
+def time_process(arguments: Sequence[str], rounds: int) -> float:
+    """Returns the median seconds of a Python process, once the file cache is filled."""
 
     def run() -> None:
-        subprocess.run(shlex.split(command), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
 
-    run()  # fills the file cache
+    run()
     return statistics.median(timed(run)[0] for _ in range(rounds))
 
 
 def main() -> None:
-    """Prints both comparisons as Markdown tables."""
+    """Prints both comparisons as a page, or writes the page to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="repetitions; the median counts")
-    parser.add_argument("--command", default=COMMAND, help="the command line to time")
+    parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
     options = parser.parse_args()
     rows = [compare(name, options.rounds) for name in MODELS]
     headers = ["model", "MemTracker s", "fxmem s", "ratio", "MemTracker MiB", "fxmem MiB"]
-    print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
-    bare = wall_seconds(f"{shlex.quote(sys.executable)} -c 'import torch'", options.rounds)
-    command = wall_seconds(options.command, options.rounds)
-    print(
-        f"\n`import torch`: {bare:.2f} s; `fxmem analyze`: {command:.2f} s ({command / bare:.2f}x)"
+    times = [(name, f"{time_process(p, options.rounds):.2f}") for name, p in PROCESSES.items()]
+    page = "\n\n".join(
+        [
+            "# Speed",
+            f"{write_stamp(COMMAND)} Seconds are the medians of {options.rounds}.",
+            _LEGEND.strip(),
+            tabulate(rows, headers, "github", disable_numparse=True),
+            "Whole processes, from a warm file cache:",
+            tabulate(times, ["process", "s"], "github", disable_numparse=True),
+            "",
+        ]
     )
+    if options.output:
+        options.output.write_text(page)
+    else:
+        print(page)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -14,6 +12,7 @@ from benchmarks.published.cases import Case, load_all, record_errors
 from benchmarks.published.page import Row, list_recorded_rows, list_rows, write_page
 from benchmarks.published.predicting import predict
 from benchmarks.published.traces import compare_all, write_traces
+from benchmarks.stamp import write_stamp
 
 COMMAND = "python -m benchmarks.published --recorded -o docs/results/cuda.md"
 
@@ -25,16 +24,6 @@ def predict_rows(case: Case) -> list[Row]:
     except Exception as error:  # one case is a row, not the end
         line = (str(error).strip().splitlines() or [""])[0]
         return list_rows(case, {}, f"{type(error).__name__}: {line[:160]}".replace("|", "/"))
-
-
-def write_stamp() -> str:
-    """When, from what and how the page was made."""
-    command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return (
-        f"`{COMMAND}` at {commit}, {datetime.now(timezone.utc):%Y-%m-%d}, torch "
-        f"{torch.__version__}, on a machine without a GPU."
-    )
 
 
 def main() -> None:
@@ -62,7 +51,7 @@ def main() -> None:
         for source, mine in errors.items():
             record_errors(source, mine, torch.__version__)
     traces = write_traces(compare_all(arguments.only))
-    text = write_page(rows, traces, write_stamp())
+    text = write_page(rows, traces, write_stamp(COMMAND))
     if arguments.output:
         arguments.output.write_text(text)
     else:

@@ -45,7 +45,7 @@ def test_plans_of_a_tiny_net_take_what_was_predicted_and_compute_the_same() -> N
     assert first.measured and first.measured.equal == "not statistics"  # as checkpoints do
     assert first.measured.peak_bytes < result.plain.peak_bytes
     assert len({case.case.name for case in CASES}) == len(CASES)
-    page = planner.write_page([result])
+    page = planner.write_page([result], "made today")
     assert "| every block" in page and "## tiny" in page and "failed" not in page
 
 
@@ -79,13 +79,13 @@ def test_a_page_keeps_what_was_not_measured_anew(tmp_path: Path) -> None:
     results = [
         make_result(name, 2**20 * size) for name, size in zip(names, (5, 60, 700), strict=True)
     ]
-    whole, path = planner.write_page(results), tmp_path / "page.md"
+    whole, path = planner.write_page(results, "made today"), tmp_path / "page.md"
     for result in (results[2], results[0], results[1]):
-        update_page(path, planner.write_page([result]), names)
+        update_page(path, planner.write_page([result], "made today"), names)
     assert path.read_text() == whole
     again = make_result("second", 2**20 * 8)
-    merged = merge_pages(whole, planner.write_page([again]), names)
-    assert merged == planner.write_page([results[0], again, results[2]])
+    merged = merge_pages(whole, planner.write_page([again], "made today"), names)
+    assert merged == planner.write_page([results[0], again, results[2]], "made today")
     assert [*tmp_path.iterdir()] == [path]
 
 
