@@ -7,30 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from allocator_peaks import check_peak
+from torch import Tensor
 
-import fxmem
 from benchmarks.cases import Case, Spec
-from benchmarks.measure import measure_allocator
+from benchmarks.catalogue.core import Apply
+from benchmarks.step import Mode
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("frozen_heap")]
 
 ROWS, COLUMNS = 64, 256
 
 
-class OnWeight(nn.Module):
-    """A function of the input times a weight, so that backward has a gradient to pass on."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(torch.rand(ROWS, COLUMNS))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x * self.weight)
-
-
 class AddsInPython(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 2
 
     @staticmethod
@@ -39,11 +30,11 @@ class AddsInPython(torch.autograd.Function):
         return doubled + grads[0].exp()  # Python's own: always new memory
 
 
-def zeros(columns: int) -> torch.Tensor:
+def zeros(columns: int) -> Tensor:
     return torch.zeros(ROWS, columns, dtype=torch.int64)
 
 
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "two gradients meet": lambda x: x.sin() * x.cos(),
     "a gradient that others hold": lambda x: x + x.relu() + x.sin() * x.cos(),
     "expanded gradient": lambda x: x.sum(1, keepdim=True).expand(-1, COLUMNS) + x.exp(),
@@ -56,28 +47,23 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
+def check(name: str, run: Callable[[Tensor, Tensor], Tensor], mode: Mode) -> None:
+    """Compares the peak of a function of a weight and the input."""
+    size = (ROWS, COLUMNS)
+    check_peak(Case(name, lambda: Apply(run, (size,)), (Spec(size),)), mode)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_peak_is_that_of_the_allocator(name: str) -> None:
-    case = Case(name, lambda: OnWeight(FUNCTIONS[name]), (Spec((ROWS, COLUMNS)),))
-    real_bytes = measure_allocator(case, "train")["peak_bytes"]
-    analysis = fxmem.analyze(case.model(), (f"{ROWS}x{COLUMNS}",), device="cpu")
-    # A Python number becomes a tensor of up to 16 bytes on its way into an operator.
-    assert abs(analysis.peak_bytes - real_bytes) <= 16
-
-
-class Gradient(OnWeight):
-    """A gradient that forward computes itself, as of an energy by its coordinates."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            output = super().forward(x)
-            return torch.autograd.grad(output.sum(), self.weight)[0]
+    # Times a weight, so that backward has a gradient to pass on.
+    check(name, lambda weight, x: FUNCTIONS[name](x * weight), "train")
 
 
 @pytest.mark.parametrize("name", ["two gradients meet", "gather"])
 def test_the_peak_of_a_backward_inside_forward_is_that_of_the_allocator(name: str) -> None:
-    case = Case(name, lambda: Gradient(FUNCTIONS[name]), (Spec((ROWS, COLUMNS)),))
-    real_bytes = measure_allocator(case, "infer")["peak_bytes"]
-    analysis = fxmem.analyze(case.model(), (f"{ROWS}x{COLUMNS}",), device="cpu", mode="infer")
-    assert abs(analysis.peak_bytes - real_bytes) <= 16
+    def differentiate(weight: Tensor, x: Tensor) -> Tensor:
+        """As of an energy by its coordinates."""
+        with torch.enable_grad():
+            return torch.autograd.grad(FUNCTIONS[name](x * weight).sum(), weight)[0]
+
+    check(name, differentiate, "infer")

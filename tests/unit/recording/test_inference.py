@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernels import measure_peak
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -51,14 +52,11 @@ def split_in_place(layer: nn.Linear, x: Tensor) -> Tensor:
     return y.split(16)[1].clone()
 
 
-RUNS = [chunk, unbind, split_in_place]
-
-
 def analyze(model: nn.Module, **options: Any) -> fxmem.Analysis:
     return fxmem.analyze(model, ("64x64",), mode="infer", **options)
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [chunk, unbind, split_in_place])
 def test_the_peak_is_that_of_real_inference_mode(
     run: Callable[[nn.Linear, Tensor], Tensor],
 ) -> None:
@@ -120,18 +118,9 @@ def test_inference_mode_is_for_inference() -> None:
 
 
 def measure(call: Callable[[], object]) -> int:
-    """The most that a second call allocates at once, by the profiler's events."""
+    """The most that a second call allocates at once."""
     call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _ = call()
-    results = profiler.profiler and profiler.profiler.kineto_results
-    assert results
-    events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-    live = peak = 0
-    for _, nbytes in events:
-        live += nbytes
-        peak = max(peak, live)
-    return peak
+    return measure_peak(call)[0]
 
 
 def plain(use: Use) -> None:
@@ -195,16 +184,10 @@ def observe(scenario: Callable[[Use], None]) -> list[object]:
     return log
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        plain,
-        left_inside,
-        with_gradients,
-        in_autocast,
-        around_autocast,
-    ],
-)
+SCENARIOS = [plain, left_inside, with_gradients, in_autocast, around_autocast]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_it_does_as_the_real_one_does(scenario: Any) -> None:
     real = observe(scenario)
     with replace_inference_mode():
