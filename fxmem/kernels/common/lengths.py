@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.registry import ANY, CPU, Call
 from fxmem.tracing.values import assume_passing, find_value, remember_constant
 
 _aten = torch.ops.aten
 _pack = _aten._pack_padded_sequence.default
-_MEAN, _SUM = 1, 2
+_NONE, _MEAN, _SUM = range(3)
 """``at::Reduction``."""
 
 
@@ -81,7 +81,7 @@ def pad_packed_sequence(
     return output.transpose(0, 1) if batch_first else output, result
 
 
-@CPU.function(torch.ctc_loss)
+@ANY.function(torch.ctc_loss)
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
@@ -91,19 +91,22 @@ def ctc_loss(
     reduction: int = _MEAN,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``: its mean divides by a tensor of lengths."""
-    given = [find_value(x) if isinstance(x, Tensor) else x for x in (input_lengths, target_lengths)]
+    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss_impl``: lengths are numbers, or on the host.
+
+    The mean divides by the lengths of the targets; PyTorch fills a tensor with them, which a fake
+    one cannot be.
+    """
+    find = (lambda lengths: None) if is_on_gpu(log_probs) else find_value
+    given = [find(x) if isinstance(x, Tensor) else x for x in (input_lengths, target_lengths)]
     if any(lengths is None for lengths in given):
         return torch.ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
         )
     inputs, outputs = map(_list_numbers, given)
-    loss, _ = torch._ctc_loss(log_probs, targets, inputs, outputs, blank, zero_infinity)
-    if zero_infinity:
-        loss = torch.where(loss == float("inf"), torch.zeros((), dtype=loss.dtype), loss)
+    losses = torch.ctc_loss(log_probs, targets, inputs, outputs, blank, _NONE, zero_infinity)
     if reduction == _MEAN:
-        return (loss / loss.new_empty(len(outputs)).clamp_min(1)).mean()
-    return loss.sum() if reduction == _SUM else loss
+        return (losses / losses.new_empty(len(outputs)).clamp_min(1)).mean()
+    return losses.sum() if reduction == _SUM else losses
 
 
 def _list_numbers(lengths: Any) -> list[int]:

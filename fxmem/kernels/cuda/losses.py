@@ -26,7 +26,7 @@ from fxmem.kernels.workspace import broadcast_sizes, dense_bytes, size_bytes
 
 _aten = torch.ops.aten
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).
-_NONE, _MEAN = 0, 1
+_NONE = 0
 _INDEX_BYTES = 8
 
 CUDA.kernel("mse_loss", "smooth_l1_loss")(shared.pointwise_loss)
@@ -120,29 +120,6 @@ def _nll_loss_backward(call: Call) -> int:
     weight = call.args[3] if isinstance(call.args[3], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
     return weight_bytes + (dense_bytes(call.tensor(2)) if _is_reduced(call, 4) else 0)
-
-
-@CUDA.function(torch.ctc_loss)
-def reduced_ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    reduction: int = _MEAN,
-    zero_infinity: bool = False,
-) -> Tensor:
-    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss_impl``: lengths that are numbers, as a tensor.
-
-    The mean divides by them; PyTorch fills that tensor, which a fake one cannot be.
-    """
-    operands = (log_probs, targets, input_lengths, target_lengths, blank)
-    has_numbers = not isinstance(target_lengths, Tensor)
-    if not (has_numbers and reduction == _MEAN and is_on_gpu(log_probs)):
-        return torch.ctc_loss(*operands, reduction, zero_infinity)
-    losses = torch.ctc_loss(*operands, _NONE, zero_infinity)
-    lengths = losses.new_empty(len(target_lengths)).clamp_min(1)
-    return (losses / lengths).mean()
 
 
 @CUDA.workspace("_ctc_loss", "_ctc_loss.Tensor")

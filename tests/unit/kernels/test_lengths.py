@@ -30,14 +30,15 @@ class Packs(nn.Module):
 
 
 class Aligns(nn.Module):
-    def __init__(self, lengths: Callable[[], Any], **options: Any) -> None:
+    def __init__(self, lengths: Callable[[], Any], autocast: bool, **options: Any) -> None:
         super().__init__()
-        self.linear = nn.Linear(8, 5)
+        self.linear, self.autocast = nn.Linear(8, 5), autocast
         self.lengths, self.options = lengths, options
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        scores = self.linear(x).log_softmax(-1)
-        return functional.ctc_loss(scores, targets, *self.lengths(), **self.options)
+        with torch.autocast("cpu", enabled=self.autocast):
+            scores = self.linear(x).log_softmax(-1)
+            return functional.ctc_loss(scores, targets, *self.lengths(), **self.options)
 
 
 class Inverts(nn.Module):
@@ -97,8 +98,9 @@ NUMBERS = [
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"zero_infinity": True}])
 @pytest.mark.parametrize("lengths", NUMBERS)
-def test_ctc_loss(lengths: Callable[[], Any], options: dict[str, Any]) -> None:
-    model = Aligns(lengths, **options)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_ctc_loss(autocast: bool, lengths: Callable[[], Any], options: dict[str, Any]) -> None:
+    model = Aligns(lengths, autocast, **options)
     real = (torch.rand(10, 3, 8), torch.ones(3, 3, dtype=torch.int64))
     assert predict_peak(model, real, "train") == measure(model, real, "train")
 
