@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases import import_torchvision
-from benchmarks.cuda_accuracy import DATA, NO_DATA, Measurement, compare, list_measurements
+from benchmarks.cuda_accuracy import DATA, Measurement, compare, list_measurements
 from benchmarks.cuda_trace import replay_measured
 
 ROOT = Path(__file__).parents[2]
@@ -20,13 +20,6 @@ MEASUREMENTS = [m for m in list_measurements(ROOT / DATA) if "error" not in m.re
 TRACED = [m for m in MEASUREMENTS if "trace" in m.result]
 MOST = 0.01
 """How far a peak may be off, relative."""
-
-
-@pytest.mark.skipif(bool(MEASUREMENTS), reason="there are measurements")
-def test_nothing_was_measured_yet_and_it_says_what_to_run() -> None:
-    assert not list((ROOT / DATA).glob("*/machine.json"))
-    module = NO_DATA.split("python -m ")[1].split()[0]
-    assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,11 @@ def test_a_gpu_that_is_too_small_is_exit_1_with_the_report(
     code, out, err = analyze(capsys, *step, "--gpu", "rtx3070")
     assert code == 1
     assert "Does not fit NVIDIA GeForce RTX 3070" in out
+    assert "compare with" in out.split("\n\n")[1].splitlines()[0]
     last = err.splitlines()[-1]
     assert last.startswith("fxmem: the step does not fit NVIDIA GeForce RTX 3070: out of memory: ")
     assert analyze(capsys, *step, "--gpu", "h200")[0] == 0
+    assert "compare with" not in analyze(capsys, *step, "--device", "cpu")[1]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from suggested_code import write_suggestions
-from torch import nn
+from suggested_code import load_net, write_suggestions
 
 import fxmem
 from fxmem.cli import main
@@ -61,16 +59,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return code, *capsys.readouterr()
 
     return run_fxmem
-
-
-def load_net(path: str) -> nn.Module:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.manual_seed(0)
-    net: nn.Module = module.Net()
-    return net
 
 
 def test_a_plan_for_a_row_of_the_table_gives_the_peak_that_it_says(run: Run) -> None:
@@ -143,24 +131,3 @@ def test_advice_has_the_peak_of_the_step_that_does_it(run: Run) -> None:
     (autocast,) = (text for text in advice if 'Write: autocast="bf16"' in text)
     after = run("analyze", *COMMAND[1:], "--autocast", "bf16")[1]
     assert f", {after.split(' in ')[0].removeprefix('Peak ')} left: Run forward" in autocast
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "error"),
-    [
-        ((*COMMAND, "--budget", "20MiB", "-o", "plan.json"), 1, "no plan within 20.00 MiB exists"),
-        (
-            ("plan", "nets.py:Net", "--input", "9000000x64", "--gpu", "rtx3070", "--fit"),
-            1,
-            "no plan was found whose step fits NVIDIA GeForce RTX 3070; ",
-        ),
-        (("plan", "nets.py:Nothing", "--input", "4096x64"), 2, ""),
-    ],
-)
-def test_no_plan_is_one_line_and_no_file(
-    run: Run, arguments: tuple[str, ...], code: int, error: str
-) -> None:
-    found, out, err = run(*arguments)
-    assert (found, out, err.count("\n")) == (code, "", 1)
-    assert err.startswith(f"fxmem: error: {error}")
-    assert not Path("plan.json").exists()

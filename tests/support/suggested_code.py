@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import nn
 
 from fxmem.report.suggestions import Suggestion
 
@@ -16,3 +21,14 @@ def write_suggestions(text: str, suggestions: Iterable[Suggestion]) -> str:
         start = suggestion.end_line if suggestion.is_added else suggestion.line - 1
         lines[start : suggestion.end_line] = [code]
     return "\n".join(lines)
+
+
+def load_net(path: str | Path) -> nn.Module:
+    """The model ``Net`` of a file as it is written now, with the same weights each time."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    net: nn.Module = module.Net()
+    return net

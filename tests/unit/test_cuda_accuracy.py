@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_without_measurements_it_says_what_to_run(
 ) -> None:
     run(monkeypatch, tmp_path)
     assert capsys.readouterr().out == f"{accuracy.NO_DATA}\n"
+    assert find_spec(accuracy.NO_DATA.split("python -m ")[1].split()[0])
 
 
 def test_a_measured_case_is_predicted_and_compared(

@@ -110,28 +110,6 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--top", "-1"], "--top must be 0 or more, got -1"),
-        (["--size-hint", "-1"], "--size-hint must be 0 or more, got -1"),
-        (["--input", "a=1", "--input", "a=2"], "duplicate input 'a' (give each name once)"),
-        (["--budget", "8"], "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
-        (["--dtype", "bf17"], "unknown dtype 'bf17' (did you mean bf16?)"),
-        (
-            ["--budget", "much"],
-            "'much' is not a size in bytes (write it as 8GiB, 512MiB or 80GB)",
-        ),
-    ],
-)
-def test_bad_options_are_told_before_the_model_runs(
-    calls: list[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
-) -> None:
-    assert main([*COMMAND, *arguments]) == 2
-    assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
-    assert calls == []
-
-
 @pytest.mark.filterwarnings("default::fxmem.FxmemWarning")
 def test_a_warning_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

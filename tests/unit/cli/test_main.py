@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from fxmem.cli import main
 from fxmem.errors import FxmemError, TraceError
+from fxmem.planning.plan import Plan
+from fxmem.report.formats import SUFFIXES
 
 COMMAND = ["analyze", "nets/net.py:Net"]
 LOADED_TORCH = """
@@ -66,14 +70,6 @@ def test_an_error_is_one_line_on_stderr_and_exit_2(
     assert capsys.readouterr() == ("", f"{line}\n")
 
 
-def test_an_interrupt_is_quiet(
-    fail_with: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fail_with(KeyboardInterrupt())
-    assert main(COMMAND) == 130
-    assert capsys.readouterr() == ("", "")
-
-
 def test_debug_shows_what_an_error_was_raised_from(
     fail_with: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,45 +83,138 @@ def test_debug_shows_what_an_error_was_raised_from(
     ]
 
 
-HELP = "try fxmem analyze --help"
+ANALYZE, PLAN, RENDER, VERIFY = (
+    f"{command} nets/net.py:Net --input 8x3" for command in ("analyze", "plan", "render", "verify")
+)
+NO_PLAN = "(fxmem plan -o writes one)"
+NO_FOLDER = "no folder '/no/such/folder' (create it first)"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("command", "line"),
     [
-        ([], "the following arguments are required: COMMAND (try fxmem --help)"),
-        ([*COMMAND, "--top", "x"], f"argument --top: invalid int value: 'x' ({HELP})"),
-        ([*COMMAND, "--xyz"], f"unrecognized arguments: --xyz ({HELP})"),
+        ("", "the following arguments are required: COMMAND (try fxmem --help)"),
         (
-            [*COMMAND, "--optimiser=adam"],
+            "nets/net.py:Net",
+            "unknown command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
+        ),
+        ("analyse x:y", "unknown command 'analyse' (did you mean analyze?)"),
+        ("show", "unknown command 'show' (use analyze, plan, render, verify)"),
+        (
+            f"{ANALYZE} --top x",
+            "argument --top: invalid int value: 'x' (try fxmem analyze --help)",
+        ),
+        (f"{ANALYZE} --xyz", "unrecognized arguments: --xyz (try fxmem analyze --help)"),
+        (
+            f"{ANALYZE} --optimiser=adam",
             "unrecognized arguments: --optimiser=adam (did you mean --optimizer?)",
         ),
         (
-            [*COMMAND, "--batch-size", "8"],
+            f"{ANALYZE} --batch-size 8",
             "unrecognized arguments: --batch-size 8 "
             "(the batch size is the first size of each --input)",
         ),
         (
-            [*COMMAND, "8x3x224x224"],
+            f"{ANALYZE} 8x3x224x224",
             "unrecognized arguments: 8x3x224x224 (a shape is given as --input 8x3x224x224)",
         ),
+        (f"{ANALYZE} --top -1", "--top must be 0 or more, got -1"),
+        (f"{ANALYZE} --size-hint -1", "--size-hint must be 0 or more, got -1"),
+        (f"{ANALYZE} --input a=1 --input a=2", "duplicate input 'a' (give each name once)"),
+        (f"{ANALYZE} --dtype bf17", "unknown dtype 'bf17' (did you mean bf16?)"),
+        (f"{ANALYZE} --budget 8", "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
         (
-            ["nets/net.py:Net", "--input", "8x3"],
-            "unknown command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
+            f"{ANALYZE} --budget much",
+            "'much' is not a size in bytes (write it as 8GiB, 512MiB or 80GB)",
         ),
-        (["analyse", "x:y"], "unknown command 'analyse' (did you mean analyze?)"),
-        (["show"], "unknown command 'show' (use analyze, plan, render, verify)"),
+        (f"{PLAN} --budget 8", "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
+        (f"{PLAN} --fit", "--fit needs a GPU (name it: --gpu rtx4090)"),
+        (f"{PLAN} --max-overhead much", "--max-overhead: 'much' is not a share (0.1 or 10%)"),
+        (f"{PLAN} --max-overhead -0.1", "--max-overhead must be 0 or more, got -0.1"),
+        (
+            f"{PLAN} --max-overhead-flops 10",
+            "--max-overhead-flops of 10 is 1000 % (10% if percent is meant, else 1000%)",
+        ),
+        (f"{PLAN} --points 1", "--points must be 2 or more, got 1"),
+        (f"{PLAN} --time-limit 0", "--time-limit must be more than 0 seconds, got 0"),
+        (
+            f"{PLAN} -o plan.json",
+            "-o writes one plan, and none is chosen "
+            "(give a limit, such as --budget 4GiB or --max-overhead 0.1)",
+        ),
+        (
+            f"{PLAN} --budget 1GiB -o /no/such/folder/plan.json",
+            f"cannot write '/no/such/folder/plan.json': {NO_FOLDER}",
+        ),
+        (
+            f"{PLAN} --budget 1GiB --max-overhead 0.1",
+            "argument --max-overhead: not allowed with argument --budget (try fxmem plan --help)",
+        ),
+        (
+            f"{PLAN} --mode infer --max-overhead 0.1",
+            "inference recomputes nothing (give --budget, or no limit)",
+        ),
+        (
+            f"{PLAN} --accumulate 4",
+            "unrecognized arguments: --accumulate 4 (a plan is for one micro-batch)",
+        ),
+        (f"{RENDER} -o peak.bmp", f"unknown output format '.bmp' (use {SUFFIXES})"),
+        (f"{RENDER} -o .svg/peak", f"'peak' has no suffix (use {SUFFIXES})"),
+        (
+            f"{RENDER} --format bmp",
+            "unknown output format 'bmp' (use dot, svg, png, pdf, html, pickle)",
+        ),
+        (f"{RENDER} --view sunset", "dot has no view 'sunset' (use graph)"),
+        (f"{RENDER} --view timeline", "dot has no view 'timeline' (use svg, png, pdf)"),
+        (
+            f"{RENDER} --format pickle",
+            "cannot write pickle to stdout (write to a file: -o peak.pickle)",
+        ),
+        (f"{RENDER} --depth 0", "--depth must be 1 or more, got 0"),
+        *(
+            (
+                f"{command} --plan no.json",
+                f"cannot read the plan 'no.json': No such file or directory {NO_PLAN}",
+            )
+            for command in (RENDER, VERIFY)
+        ),
+        (
+            f"{VERIFY} --plan text.json",
+            "this is not an fxmem plan (fxmem plan -o writes one)",
+        ),
+        (f"{VERIFY} --plan data.json", f"cannot read the plan 'data.json': not text {NO_PLAN}"),
+        (f"{VERIFY} --plan plan.json --steps 0", "--steps must be 1 or more, got 0"),
+        (f"{VERIFY} --plan plan.json --seed -1", "--seed must be 0 or more, got -1"),
+        (
+            f"{VERIFY} --plan plan.json --dtype f99",
+            "unknown dtype 'f99' (float32, bf16, fp16, int64, bool, ...)",
+        ),
+        (
+            f"{VERIFY} --plan plan.json --input 8y3",
+            "bad shape '8y3' (write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64)",
+        ),
+        (
+            f"{VERIFY} --plan plan.json -o /no/such/folder/a.txt",
+            f"cannot write '/no/such/folder/a.txt': {NO_FOLDER}",
+        ),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+def test_bad_usage_is_told_in_one_line_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    line: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where there is no nets/net.py
+    Path("plan.json").write_text(Plan("0123", 200, 100).to_json())
+    Path("text.json").write_text("no plan")
+    Path("data.json").write_bytes(b"\xff\xfe\x00")
     try:
-        code = main(arguments)
+        code = main(shlex.split(command))
     except SystemExit as error:
         code = error.code
-    assert code == 2
-    assert capsys.readouterr() == ("", f"fxmem: error: {line}\n")
+    assert (code, *capsys.readouterr()) == (2, "", f"fxmem: error: {line}\n")
 
 
 def test_the_mode_that_is_called_infer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from hand_made_plans import make_front, make_plan
 from fxmem.cli import main
 from fxmem.planning import planner
 from fxmem.planning.plan import Segment, fingerprint_graph
-from fxmem.report.formats import SUFFIXES
 from fxmem.report.graph import engine
 from fxmem.report.plots import draw_tradeoff
 
@@ -130,29 +129,6 @@ def test_without_graphviz_nothing_is_analysed_and_no_file_is_left(
     assert "no Graphviz that draws svg" in fail(capsys, *COMMAND, "-o", str(tmp_path / "a.svg"))
     assert (calls, [*tmp_path.iterdir()]) == ([], [])
     assert main([*COMMAND, "-o", str(tmp_path / "a.dot")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["-o", "peak.bmp"], f"unknown output format '.bmp' (use {SUFFIXES})"),
-        (["-o", ".svg/peak"], f"'peak' has no suffix (use {SUFFIXES})"),
-        (["--format", "bmp"], "unknown output format 'bmp' (use dot, svg, png, pdf"),
-        (["--view", "sunset"], "dot has no view 'sunset' (use graph)"),
-        (["--view", "timeline"], "dot has no view 'timeline' (use svg, png, pdf)"),
-        (["--format", "pickle"], "cannot write pickle to stdout (write to a file: -o peak.pickle)"),
-        (["--depth", "0"], "--depth must be 1 or more, got 0"),
-        (["--plan", "no.json"], "cannot read the plan 'no.json': No such file or directory"),
-    ],
-)
-def test_bad_usage_is_told_before_anything_is_analysed(
-    arguments: list[str],
-    error: str,
-    calls: list[dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert fail(capsys, *COMMAND, *arguments).startswith(f"fxmem: error: {error}")
-    assert calls == []
 
 
 def test_options_of_a_step_are_not_for_a_report(

@@ -109,32 +109,3 @@ def test_options_are_passed_on(calls: dict[str, Any]) -> None:
         "seed": 9,
         "device": "cpu",
     }
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--plan", "none.json"], "cannot read the plan 'none.json': No such file or directory"),
-        (["--plan", "text.json"], "this is not an fxmem plan (fxmem plan -o writes one)"),
-        (["--plan", "data.json"], "cannot read the plan 'data.json': not text (fxmem plan"),
-        (["--steps", "0"], "--steps must be 1 or more, got 0"),
-        (["--seed", "-1"], "--seed must be 0 or more, got -1"),
-        (["--dtype", "f99"], "unknown dtype 'f99'"),
-        (["--input", "8y3"], "bad shape '8y3'"),
-        (["-o", "missing/report.txt"], "cannot write 'missing/report.txt': no folder"),
-    ],
-)
-def test_bad_usage_is_one_line(
-    options: list[str],
-    message: str,
-    calls: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Path("text.json").write_text("no plan")
-    Path("data.json").write_bytes(b"\xff\xfe\x00")
-    assert main([*COMMAND, *options]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"fxmem: error: {message}")
-    assert err.count("\n") == 1
-    assert "args" not in calls  # nothing was run

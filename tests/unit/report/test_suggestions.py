@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from suggested_code import write_suggestions
+from suggested_code import load_net, write_suggestions
 from torch import nn
 
 import fxmem
@@ -77,16 +76,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "net.py"
 
 
-def load(path: Path) -> nn.Module:
-    spec = importlib.util.spec_from_file_location(f"net_{id(path)}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.manual_seed(0)
-    net: nn.Module = module.Net()
-    return net
-
-
 def analyze(path: Path) -> fxmem.Analysis:
     return fxmem.analyze(f"{path}:Net", ("512x32",), device="cpu")
 
@@ -114,9 +103,9 @@ def run(model: nn.Module) -> list[Any]:
 
 def check_results(path: Path, suggestions: tuple[Suggestion, ...]) -> None:
     """Writes suggestions into the file and checks that the model computes the same."""
-    before = run(load(path))
+    before = run(load_net(path))
     path.write_text(write_suggestions(path.read_text(encoding="utf-8"), suggestions), "utf-8")
-    after = run(load(path))
+    after = run(load_net(path))
     assert all(a.equal(b) for a, b in zip(before, after, strict=True))
 
 
