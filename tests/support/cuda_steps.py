@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem import analyze
 from fxmem.graph import MemoryGraph, Phase
@@ -30,6 +32,21 @@ class Call(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self._function(*args)
+
+
+class Watch(TorchDispatchMode):
+    """Lists what a function finds to say of each operator, its arguments and its result."""
+
+    def __init__(self, describe: Callable[[Any, Any, Any, Any], Any]) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        self._describe = describe
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        found = self._describe(func, args, kwargs or {}, result)
+        self.calls += [] if found is None else [found]
+        return result
 
 
 def run_step(function: Callable[..., Any], *inputs: Tensor, mode: str = "train") -> MemoryGraph:
@@ -102,8 +119,22 @@ def estimate(func: OpOverload, *args: Any, **kwargs: Any) -> int:
     return run_kernel(func, *args, **kwargs)[1]
 
 
+Buffers = tuple[str, Callable[[], tuple[Any, ...]], int]
+"""An operator, what makes its arguments, and the bytes of its buffers."""
+
+
 def check_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
     """Holds an operator's buffers, for arguments that are made on the GPU, to a number of bytes."""
     (func,) = find_operators(operator)
     with on_gpu():
         assert estimate(func, *make()) == expected
+
+
+def make_buffers_test(cases: list[Buffers]) -> Callable[[Buffers], None]:
+    """A test of such cases."""
+
+    @pytest.mark.parametrize("case", cases, ids=[name for name, _, _ in cases])
+    def test(case: Buffers) -> None:
+        check_buffers(*case)
+
+    return test

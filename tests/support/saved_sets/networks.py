@@ -69,16 +69,19 @@ _ATTENTION = (
 )
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
     """Attends to itself."""
 
-    def __init__(self, need_weights: bool, dropout: float = 0.0) -> None:
+    def __init__(self, *masks: str, dropout: float = 0.0, **settings: Any) -> None:
         super().__init__()
         self.core = nn.MultiheadAttention(64, 4, dropout=dropout, batch_first=True)
-        self._need_weights = need_weights
+        for name in masks:
+            self.register_buffer(name, settings.pop(name))
+        self._masks, self._settings = masks, settings
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.core(x, x, x, need_weights=self._need_weights)[0]
+        masks = {name: getattr(self, name) for name in self._masks}
+        result: Tensor = self.core(x, x, x, **masks, **self._settings)[0]
         return result
 
 
@@ -96,7 +99,7 @@ _MODULES = (
     # time first again, is copied for the last linear.
     row(
         "attention module",
-        _Attention(need_weights=False),
+        Attention(need_weights=False),
         _X,
         f"{_WEIGHTS} 10x2x64 3x10x2x64 2x4x10x16 2x4x32 10x2x4x16",
     ),
@@ -104,7 +107,7 @@ _MODULES = (
     # the weights after dropout and the values what the second one does; softmax and mask.
     row(
         "attention module with weights",
-        _Attention(need_weights=True, dropout=0.1),
+        Attention(need_weights=True, dropout=0.1),
         _X,
         f"{_WEIGHTS} 10x2x64 3x10x2x64 8x10x16 8x10x10 8x10x10:bool 8x10x10 10x8x16",
     ),
@@ -121,12 +124,12 @@ _MODULES = (
         "2x10x64 2x10x64 2x10x64 2x10x1 2x10x1 2x10x1 2x10x1 2x10x128 2x10x128",
     ),
     # In inference nothing is saved: the layers' fast paths.
-    row("attention module, inference", _Attention(need_weights=True), _X, mode="infer"),
+    row("attention module, inference", Attention(need_weights=True), _X, mode="infer"),
     row("encoder, inference", _encoder(), _X, mode="infer"),
 )
 
 
-class _Recurrent(nn.Module):
+class Recurrent(nn.Module):
     """A network or a cell that gives its outputs, and not its states."""
 
     def __init__(self, kind: type[nn.Module], *sizes: int, **settings: Any) -> None:
@@ -149,7 +152,7 @@ _KEPT = "in0 core.weight_ih_l0 2x8x32 10x8x32"
 
 
 def _rnn(name: str, kind: type[nn.RNNBase], saved: str, x: str = "10x8x16", **more: Any) -> Row:
-    return row(name, _Recurrent(kind, 2, **more), x, saved)
+    return row(name, Recurrent(kind, 2, **more), x, saved)
 
 
 _RECURRENT = (
@@ -186,14 +189,14 @@ _RECURRENT = (
 # weight of the input, which needs a gradient. Zeros are state and cell in one.
 _CELL = "in0 core.weight_ih core.bias_ih core.bias_hh 8x32"
 _CELLS = (
-    row("LSTM cell", _Recurrent(nn.LSTMCell), "8x16", f"{_CELL} 8x128 8x128 8x32 8x128"),
+    row("LSTM cell", Recurrent(nn.LSTMCell), "8x16", f"{_CELL} 8x128 8x128 8x32 8x128"),
     row(
         "LSTM cell without biases",
-        _Recurrent(nn.LSTMCell, bias=False),
+        Recurrent(nn.LSTMCell, bias=False),
         "8x16",
         "in0 core.weight_ih 8x32 8x32 8x128 8x128 8x128",
     ),
-    row("GRU cell", _Recurrent(nn.GRUCell), "8x16", f"{_CELL} 8x96 8x96 8x160"),
+    row("GRU cell", Recurrent(nn.GRUCell), "8x16", f"{_CELL} 8x96 8x96 8x160"),
 )
 
 ROWS = (*_ATTENTION, *_MODULES, *_RECURRENT, *_CELLS)

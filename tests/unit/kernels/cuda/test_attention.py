@@ -10,12 +10,11 @@ from unittest import mock
 
 import pytest
 import torch
-from cuda_steps import made, run_step, saved
+from cuda_steps import Watch, made, run_step, saved
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.errors import TraceError
 from fxmem.graph import MemoryGraph, Phase
@@ -178,19 +177,9 @@ def test_math() -> None:
     assert [what for what in made(graph) if what[0] == "clone"] == [("clone", ELEMENTS * 4)] * 2
 
 
-class Operators(TorchDispatchMode):
-    """The operators below autograd and their results' shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, object]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        # Native code does not add in place while it is watched.
-        name = func._overloadpacket.__name__.removesuffix("_")
-        self.seen.append((name, tuple(result.shape)))
-        return result
+def describe_operator(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, object]:
+    """Its name and its result's shape; native code works in none of them in place when watched."""
+    return func._overloadpacket.__name__.removesuffix("_"), tuple(result.shape)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -210,12 +199,12 @@ def test_math_is_that_of_the_native_composite(settings: dict[str, Any], dtype: t
     heads = 2 if settings.get("enable_gqa") else 4
     q = torch.randn(2, 4, 6, 8, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(2, heads, 10, 8, dtype=dtype, requires_grad=True) for _ in range(2))
-    with sdpa_kernel(SDPBackend.MATH), Operators() as native:
+    with sdpa_kernel(SDPBackend.MATH), Watch(describe_operator) as native:
         expected = functional.scaled_dot_product_attention(q, k, v, **settings)
-    with Operators() as own:
+    with Watch(describe_operator) as own:
         additive = attention._make_additive(mask, dtype)
         result = attention._run_math(AttentionCall(q, k, v, **settings), additive)
-    assert own.seen == native.seen
+    assert own.calls == native.calls
     assert torch.equal(result, expected)
 
 
@@ -247,17 +236,15 @@ def test_autocast_casts_before_the_choice() -> None:
 
 
 def test_the_scale_is_that_before_padding() -> None:
-    scales = []
+    flash = aten._scaled_dot_product_flash_attention.default
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
-            if func is aten._scaled_dot_product_flash_attention.default:
-                scales.append(kwargs["scale"])
-            return func(*args, **(kwargs or {}))
+    def find_scale(func: Any, args: Any, kwargs: Any, result: Any) -> object:
+        return kwargs["scale"] if func is flash else None
 
     def attend(x: Tensor) -> Tensor:
-        with Watch():
-            return functional.scaled_dot_product_attention(x, x, x)
+        with Watch(find_scale) as watch:
+            y = functional.scaled_dot_product_attention(x, x, x)
+        assert watch.calls == [pytest.approx(1 / math.sqrt(60))]
+        return y
 
     run_step(attend, leaf(B, H, S, 60))
-    assert scales[-1] == pytest.approx(1 / math.sqrt(60))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_steps import Watch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -27,19 +27,12 @@ BF16 = torch.bfloat16
 Autocast = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
-class Watch(TorchDispatchMode):
-    """Notes operators, and shapes and types of what they return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is not torch.ops.prim.device.default:
-            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-            self.calls.append((func, *[(tuple(t.shape), t.dtype) for t in leaves]))
-        return result
+def describe(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """An operator, and shapes and types of what it returns."""
+    if func is torch.ops.prim.device.default:
+        return None
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    return func, *[(tuple(t.shape), t.dtype) for t in leaves]
 
 
 def record(run: Any, make: Callable[..., Tensor], autocast: Autocast) -> Any:
@@ -52,7 +45,10 @@ def record(run: Any, make: Callable[..., Tensor], autocast: Autocast) -> Any:
         saved.append((tuple(tensor.shape), tensor.dtype, number))
         return tensor
 
-    with Watch() as watch, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        Watch(describe) as watch,
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
         x, parameters = make(4, 8), [make(8, 8).requires_grad_() for _ in range(3)]
         loss = run(autocast, x, *parameters)
         if loss.requires_grad:

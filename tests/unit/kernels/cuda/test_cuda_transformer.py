@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_steps import made, run_step
+from saved_sets.networks import Attention
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -20,22 +21,6 @@ ROWS = BATCH * LENGTH
 X = ROWS * WIDTH * 4
 """Bytes of an input of floats."""
 SCORES = BATCH * HEADS * LENGTH * LENGTH * 4
-
-
-class Attention(nn.Module):
-    """Attends to itself."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.masks = [name for name in settings if name.endswith("mask")]
-        for name in self.masks:
-            self.register_buffer(name, settings.pop(name))
-        self.settings = settings
-
-    def forward(self, x: Tensor) -> Any:
-        masks = {name: getattr(self, name) for name in self.masks}
-        return self.attention(x, x, x, **masks, **self.settings)
 
 
 def infer(model: nn.Module, *inputs: Tensor) -> MemoryGraph:
@@ -102,7 +87,7 @@ def after_scores(model: nn.Module, *inputs: Tensor) -> list[tuple[str, int]]:
 def test_a_mask_is_for_the_softmax(sizes: Any, name: str, expected: list[int]) -> None:
     mask = {name: torch.zeros(sizes, dtype=torch.bool)}
     x = torch.zeros(1 if sizes[0] == 1 else BATCH, sizes[1], WIDTH)
-    found = after_scores(Attention(need_weights=False, **mask), x)
+    found = after_scores(Attention(name, need_weights=False, **mask), x)
     assert found == list(zip(("_to_copy", "_masked_softmax"), expected, strict=True))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_steps import check_buffers, estimate, made, on_gpu, run_step, saved, workspaces
+from cuda_steps import estimate, made, make_buffers_test, on_gpu, run_step, saved, workspaces
 from torch import Tensor, nn
 
 from fxmem import analyze
@@ -153,9 +153,7 @@ EMBEDDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "make", "expected"), INDEXING + SORTING + EMBEDDINGS)
-def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
-    check_buffers(operator, make, expected)
+test_buffers = make_buffers_test(INDEXING + SORTING + EMBEDDINGS)
 
 
 def test_deterministic_algorithms_do_not_add_atomically(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from cuda_steps import check_buffers, on_gpu, run_kernel, run_step, workspaces
+from cuda_steps import make_buffers_test, on_gpu, run_kernel, run_step, workspaces
 from torch import Tensor, nn
 
 from fxmem import analyze
@@ -26,32 +23,28 @@ def batch() -> Tensor:
     return empty(2, 6, 4)
 
 
-@pytest.mark.parametrize(
-    ("operator", "make", "expected"),
-    [
-        # cuBlasCommonArgs.h, prepare_matrix_for_cublas: gaps between rows, but no others.
-        ("mm", lambda: (empty(8, 6), empty(6, 4)), 0),
-        ("mm", lambda: (empty(6, 8).t(), empty(6, 4)), 0),
-        ("mm", lambda: (empty(8, 12)[:, :6], empty(6, 4)), 0),
-        ("mm", lambda: (empty(8, 12)[:, ::2], empty(6, 4)), 192),
-        ("mm", lambda: (empty(1).expand(8, 6), empty(6, 4)), 192),
-        ("mm", lambda: (empty(6).expand(8, 6), empty(6, 4)), 192),  # no leading dimension
-        ("addmm", lambda: (empty(4), empty(8, 6), empty(1).expand(6, 4)), 96),
-        # prepare_batch_matrix_for_cublas: an expanded batch, and rows that are 12 apart.
-        ("bmm", lambda: (empty(2, 8, 6), empty(2, 4, 6).mT), 0),
-        ("bmm", lambda: (empty(8, 6).expand(2, 8, 6), batch()), 0),
-        ("bmm", lambda: (empty(2, 8, 2, 6).transpose(1, 2)[:, 0], batch()), 0),
-        ("bmm", lambda: (empty(2, 8, 12)[:, :, ::2], batch()), 384),
-        ("bmm", lambda: (empty(2, 1, 6).expand(2, 8, 6), batch()), 384),
-        ("baddbmm", lambda: (empty(4).expand(2, 8, 4), empty(2, 8, 6), batch()), 0),
-        # Blas.cpp, addmv_out_cuda.
-        ("mv", lambda: (empty(8, 6), empty(1).expand(6)), 24),
-        ("mv", lambda: (empty(8, 12)[:, ::2], empty(6)), 192),
-        ("addmv", lambda: (empty(8), empty(8, 6), empty(6)), 0),
-    ],
-)
-def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
-    check_buffers(operator, make, expected)
+BUFFERS = [
+    # cuBlasCommonArgs.h, prepare_matrix_for_cublas: gaps between rows, but no others.
+    ("mm", lambda: (empty(8, 6), empty(6, 4)), 0),
+    ("mm", lambda: (empty(6, 8).t(), empty(6, 4)), 0),
+    ("mm", lambda: (empty(8, 12)[:, :6], empty(6, 4)), 0),
+    ("mm", lambda: (empty(8, 12)[:, ::2], empty(6, 4)), 192),
+    ("mm", lambda: (empty(1).expand(8, 6), empty(6, 4)), 192),
+    ("mm", lambda: (empty(6).expand(8, 6), empty(6, 4)), 192),  # no leading dimension
+    ("addmm", lambda: (empty(4), empty(8, 6), empty(1).expand(6, 4)), 96),
+    # prepare_batch_matrix_for_cublas: an expanded batch, and rows that are 12 apart.
+    ("bmm", lambda: (empty(2, 8, 6), empty(2, 4, 6).mT), 0),
+    ("bmm", lambda: (empty(8, 6).expand(2, 8, 6), batch()), 0),
+    ("bmm", lambda: (empty(2, 8, 2, 6).transpose(1, 2)[:, 0], batch()), 0),
+    ("bmm", lambda: (empty(2, 8, 12)[:, :, ::2], batch()), 384),
+    ("bmm", lambda: (empty(2, 1, 6).expand(2, 8, 6), batch()), 384),
+    ("baddbmm", lambda: (empty(4).expand(2, 8, 4), empty(2, 8, 6), batch()), 0),
+    # Blas.cpp, addmv_out_cuda.
+    ("mv", lambda: (empty(8, 6), empty(1).expand(6)), 24),
+    ("mv", lambda: (empty(8, 12)[:, ::2], empty(6)), 192),
+    ("addmv", lambda: (empty(8), empty(8, 6), empty(6)), 0),
+]
+test_buffers = make_buffers_test(BUFFERS)
 
 
 def test_the_gradient_of_a_sum_is_copied_for_each_product() -> None:

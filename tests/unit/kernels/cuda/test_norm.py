@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cuda_steps import check_buffers, made, on_gpu, run_kernel, run_step, saved
+from cuda_steps import check_buffers, made, make_buffers_test, on_gpu, run_kernel, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import MemoryGraph, Phase
@@ -225,9 +224,7 @@ BUFFERS = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "make", "expected"), BUFFERS)
-def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
-    check_buffers(operator, make, expected)
+test_buffers = make_buffers_test(BUFFERS)
 
 
 def test_few_multiprocessors_sum_no_rows_in_parts() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from cuda_steps import check_buffers, made, run_step, saved
+from cuda_steps import made, make_buffers_test, run_step, saved
 from torch import Tensor, nn
 
 from fxmem.graph import Phase
@@ -30,29 +29,25 @@ def leaf(*sizes: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.zeros(sizes or (4, 6), dtype=dtype, requires_grad=True)
 
 
-@pytest.mark.parametrize(
-    ("operator", "make", "expected"),
-    [
-        # SoftMax.cu, host_softmax and host_softmax_backward: dense operands; grad * output.
-        ("_softmax", lambda: (square(), -1, False), 0),
-        ("_softmax", lambda: (square().t(), -1, False), 256),
-        ("_softmax_backward_data", lambda: (square(), square(), *TAIL), 256),
-        ("_softmax_backward_data", lambda: (square().t(), square(), *TAIL), 512),  # as grad lies
-        ("_softmax_backward_data", lambda: (spread(), square(), *TAIL), 256),
-        ("_log_softmax_backward_data", lambda: (square(), square(), *TAIL), 0),
-        ("_log_softmax_backward_data", lambda: (spread(), square(), *TAIL), 256),
-        # DistanceKernel.cu: what each of 5 x 7 pairs contributes to 3 elements.
-        ("_cdist_backward", lambda: (e(5, 7), e(5, 3), e(7, 3), 1.0, e(5, 7)), 5 * 7 * 3 * 4),
-        # ForeachReduceOp.cu: chunks of 65536, as many for each tensor as the largest has.
-        ("_foreach_norm.Scalar", lambda: ([e(200000), e(10)], 2), 2 * 4 * 4),
-        # TensorTransformations.cu, roll_cuda: what was rolled first, or a dense input.
-        ("roll", lambda: (e(2, 8, 8, 3), [1], [1]), 0),
-        ("roll", lambda: (e(2, 8, 8, 3), [1, 1], [1, 2]), 384 * 4),
-        ("roll", lambda: (e(2, 8, 8, 3).transpose(1, 2), [1], [1]), 384 * 4),
-    ],
-)
-def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
-    check_buffers(operator, make, expected)
+BUFFERS = [
+    # SoftMax.cu, host_softmax and host_softmax_backward: dense operands; grad * output.
+    ("_softmax", lambda: (square(), -1, False), 0),
+    ("_softmax", lambda: (square().t(), -1, False), 256),
+    ("_softmax_backward_data", lambda: (square(), square(), *TAIL), 256),
+    ("_softmax_backward_data", lambda: (square().t(), square(), *TAIL), 512),  # as grad lies
+    ("_softmax_backward_data", lambda: (spread(), square(), *TAIL), 256),
+    ("_log_softmax_backward_data", lambda: (square(), square(), *TAIL), 0),
+    ("_log_softmax_backward_data", lambda: (spread(), square(), *TAIL), 256),
+    # DistanceKernel.cu: what each of 5 x 7 pairs contributes to 3 elements.
+    ("_cdist_backward", lambda: (e(5, 7), e(5, 3), e(7, 3), 1.0, e(5, 7)), 5 * 7 * 3 * 4),
+    # ForeachReduceOp.cu: chunks of 65536, as many for each tensor as the largest has.
+    ("_foreach_norm.Scalar", lambda: ([e(200000), e(10)], 2), 2 * 4 * 4),
+    # TensorTransformations.cu, roll_cuda: what was rolled first, or a dense input.
+    ("roll", lambda: (e(2, 8, 8, 3), [1], [1]), 0),
+    ("roll", lambda: (e(2, 8, 8, 3), [1, 1], [1, 2]), 384 * 4),
+    ("roll", lambda: (e(2, 8, 8, 3).transpose(1, 2), [1], [1]), 384 * 4),
+]
+test_buffers = make_buffers_test(BUFFERS)
 
 
 def dropout_in_place(x: Tensor) -> Tensor:

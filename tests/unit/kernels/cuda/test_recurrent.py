@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_steps import made, run_step, saved, workspaces
+from cuda_steps import Watch, made, run_step, saved, workspaces
+from saved_sets.networks import Recurrent
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem import analyze
 from fxmem.graph import Category, MemoryGraph, Phase
@@ -23,18 +23,6 @@ FP16, FP32 = torch.float16, torch.float32
 STEPS, BATCH, INPUT, HIDDEN = 10, 8, 16, 32
 STATE = BATCH * HIDDEN * 4
 """Bytes of a state of floats."""
-
-
-class Recurrent(nn.Module):
-    """A network or a cell that gives its outputs, and not its states."""
-
-    def __init__(self, kind: type[nn.Module], *layers: int, **settings: Any) -> None:
-        super().__init__()
-        self.core = kind(INPUT, HIDDEN, *layers, **settings)
-
-    def forward(self, x: Tensor) -> Any:
-        result = self.core(x)
-        return result[0] if isinstance(self.core, nn.RNNBase) else result
 
 
 def analyse(kind: type[nn.RNNBase] = nn.LSTM, mode: str = "train", **settings: Any) -> MemoryGraph:
@@ -148,16 +136,12 @@ def make_arguments(module: nn.RNNBase, dtype: torch.dtype = FP32) -> list[Any]:
     ]
 
 
-class Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (aten.zeros.default, aten.copy_.default, aten._to_copy.default):
-            numel = args[0].numel() if isinstance(args[0], Tensor) else args[0][0]
-            self.calls.append(f"{func.overloadpacket.__name__} {numel}")
-        return func(*args, **(kwargs or {}))
+def describe_copy(func: Any, args: Any, *_: Any) -> str | None:
+    """Its name and the number of elements."""
+    if func not in (aten.zeros.default, aten.copy_.default, aten._to_copy.default):
+        return None
+    numel = args[0].numel() if isinstance(args[0], Tensor) else args[0][0]
+    return f"{func.overloadpacket.__name__} {numel}"
 
 
 @pytest.mark.usefixtures("lowered")
@@ -174,7 +158,7 @@ class Watch(TorchDispatchMode):
 )
 def test_the_buffer_holds_all_weights(module: nn.RNNBase, count: int) -> None:
     args = make_arguments(module)
-    with Watch() as watch, torch.autocast("cuda", dtype=FP16):
+    with Watch(describe_copy) as watch, torch.autocast("cuda", dtype=FP16):
         aten._cudnn_rnn(*args)
     assert watch.calls[0] == f"zeros {count}"
 
@@ -183,7 +167,7 @@ def test_the_buffer_holds_all_weights(module: nn.RNNBase, count: int) -> None:
 @pytest.mark.parametrize("dtype", [FP16, torch.bfloat16])
 def test_everything_is_float16_whatever_the_dtype(dtype: torch.dtype) -> None:
     args = make_arguments(nn.LSTM(W, H))
-    with Watch() as watch, torch.autocast("cuda", dtype=dtype):
+    with Watch(describe_copy) as watch, torch.autocast("cuda", dtype=dtype):
         output, hy, cy, _, buffer = aten._cudnn_rnn(*args)
     assert {t.dtype for t in (output, hy, cy, buffer)} == {FP16}
     # The buffer, each weight into it (16x3, 16x4, 16, 16), then cx, hx and the input.
@@ -199,7 +183,7 @@ def test_everything_is_float16_whatever_the_dtype(dtype: torch.dtype) -> None:
     assert gradient.dtype == FP32
     # What is of float16 already stays where it is.
     args = make_arguments(nn.LSTM(W, H), FP16)
-    with Watch() as watch, torch.autocast("cuda", dtype=FP16):
+    with Watch(describe_copy) as watch, torch.autocast("cuda", dtype=FP16):
         aten._cudnn_rnn(*args)
     assert watch.calls == []
 

@@ -6,12 +6,10 @@ Reductions were also held against ``Reduce.cuh`` itself, compiled with a real ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
-from cuda_steps import check_buffers, estimate, made, on_gpu, run_kernel, run_step, workspaces
+from cuda_steps import estimate, made, make_buffers_test, on_gpu, run_kernel, run_step, workspaces
 from torch import Tensor, nn
 
 from fxmem.graph import Blocks, Phase
@@ -123,9 +121,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "make", "expected"), REDUCTIONS + LOSSES)
-def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
-    check_buffers(operator, make, expected)
+test_buffers = make_buffers_test(REDUCTIONS + LOSSES)
 
 
 def test_named_types_are_cast_to() -> None:

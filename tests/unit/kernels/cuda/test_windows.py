@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_steps import check_buffers, on_gpu, run_kernel, run_step
+from cuda_steps import make_buffers_test, on_gpu, run_kernel, run_step
 from torch import Tensor, nn
 
 aten = torch.ops.aten
@@ -41,34 +41,30 @@ def pooled(gradient: Callable[[], Tensor], last: bool = False) -> Any:
     return lambda: (gradient(), image(last=last), *GEOMETRY, [1, 1], False, indices())
 
 
-@pytest.mark.parametrize(
-    ("operator", "make", "expected"),
-    [
-        # DilatedMaxPool2d.cu, AveragePool2d.cu: operands in the input's format.
-        ("max_pool2d_with_indices", lambda: (image(last=True), *GEOMETRY), 0),
-        ("max_pool2d_with_indices_backward", pooled(lambda: image(side=3)), 0),
-        ("max_pool2d_with_indices_backward", pooled(lambda: spread(2, 8, 3, 3)), 144 * 4),
-        ("max_pool2d_with_indices_backward", pooled(lambda: image(8, True, 3), True), 0),
-        ("max_pool2d_with_indices_backward", pooled(lambda: image(8, False, 3), True), 144 * 4),
-        ("avg_pool2d_backward", lambda: (spread(2, 8, 3, 3), image(), *AVERAGE), 144 * 4),
-        # AdaptiveAveragePooling.cu: channels last by their strides; else, and in 3d, planes.
-        ("_adaptive_avg_pool2d", lambda: (image(last=True), [3, 3]), 0),
-        ("_adaptive_avg_pool2d", lambda: (image().transpose(2, 3), [3, 3]), 576 * 4),
-        ("_adaptive_avg_pool2d_backward", lambda: (spread(2, 8, 3, 3), image()), 144 * 4),
-        ("_adaptive_avg_pool2d_backward", lambda: (spread(2, 8, 3, 3), image(last=True)), 0),
-        ("_adaptive_avg_pool3d", lambda: (volume(), [2, 2, 2]), 1024 * 4),
-        # AdaptiveMaxPooling2d.cu: planes, results by a copy: 144 floats and 144 indices.
-        ("adaptive_max_pool2d", lambda: (image(last=True), [3, 3]), 576 * 4 + 144 * 12),
-        # UpSampleNearest2d.cu from 4 channels on, UpSampleBilinear2d.cu by strides.
-        ("upsample_nearest2d", lambda: (image(3, last=True), [12, 12]), 216 * 4),
-        ("upsample_nearest2d", lambda: (image(8, last=True), [12, 12]), 0),
-        ("upsample_bilinear2d", lambda: (image(3, last=True), [12, 12], False), 0),
-        ("upsample_bilinear2d_backward", resampled(12, 12), 864 * 4),
-        ("upsample_linear1d_backward", resampled(12), 72 * 4),
-    ],
-)
-def test_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: int) -> None:
-    check_buffers(operator, make, expected)
+BUFFERS = [
+    # DilatedMaxPool2d.cu, AveragePool2d.cu: operands in the input's format.
+    ("max_pool2d_with_indices", lambda: (image(last=True), *GEOMETRY), 0),
+    ("max_pool2d_with_indices_backward", pooled(lambda: image(side=3)), 0),
+    ("max_pool2d_with_indices_backward", pooled(lambda: spread(2, 8, 3, 3)), 144 * 4),
+    ("max_pool2d_with_indices_backward", pooled(lambda: image(8, True, 3), True), 0),
+    ("max_pool2d_with_indices_backward", pooled(lambda: image(8, False, 3), True), 144 * 4),
+    ("avg_pool2d_backward", lambda: (spread(2, 8, 3, 3), image(), *AVERAGE), 144 * 4),
+    # AdaptiveAveragePooling.cu: channels last by their strides; else, and in 3d, planes.
+    ("_adaptive_avg_pool2d", lambda: (image(last=True), [3, 3]), 0),
+    ("_adaptive_avg_pool2d", lambda: (image().transpose(2, 3), [3, 3]), 576 * 4),
+    ("_adaptive_avg_pool2d_backward", lambda: (spread(2, 8, 3, 3), image()), 144 * 4),
+    ("_adaptive_avg_pool2d_backward", lambda: (spread(2, 8, 3, 3), image(last=True)), 0),
+    ("_adaptive_avg_pool3d", lambda: (volume(), [2, 2, 2]), 1024 * 4),
+    # AdaptiveMaxPooling2d.cu: planes, results by a copy: 144 floats and 144 indices.
+    ("adaptive_max_pool2d", lambda: (image(last=True), [3, 3]), 576 * 4 + 144 * 12),
+    # UpSampleNearest2d.cu from 4 channels on, UpSampleBilinear2d.cu by strides.
+    ("upsample_nearest2d", lambda: (image(3, last=True), [12, 12]), 216 * 4),
+    ("upsample_nearest2d", lambda: (image(8, last=True), [12, 12]), 0),
+    ("upsample_bilinear2d", lambda: (image(3, last=True), [12, 12], False), 0),
+    ("upsample_bilinear2d_backward", resampled(12, 12), 864 * 4),
+    ("upsample_linear1d_backward", resampled(12), 72 * 4),
+]
+test_buffers = make_buffers_test(BUFFERS)
 
 
 @pytest.mark.parametrize(
