@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Call
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,17 +22,6 @@ from fxmem.tracing.fakes import make_fake_mode
 
 Saved = tuple[tuple[int, ...], str]
 """Shape and dtype."""
-
-
-class Call(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self._function(*args)
 
 
 class Watch(TorchDispatchMode):

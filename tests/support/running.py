@@ -1,4 +1,4 @@
-"""A module whose forward a test gives, with layers that it may use."""
+"""Modules whose forward a test gives, with layers that it may use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+class Call(nn.Module):
+    """Calls a function of the inputs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+class Runs(nn.Module):
+    """Runs a function of itself and its inputs; holds by name what it is given."""
+
+    def __init__(self, run: Callable[..., Any], **held: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
 
 
 class Running(nn.Module):

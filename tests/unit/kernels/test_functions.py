@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from cuda_steps import Call
+from running import Call, Runs
 from side_by_side import compare, run_fake, run_real
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -150,8 +151,8 @@ def test_adding_in_place_changes_no_other_operator(name: str) -> None:
 def test_attention_takes_its_fast_path() -> None:
     attention = nn.MultiheadAttention(16, 4, batch_first=True).eval().requires_grad_(False)
     for need_weights in (False, True):
-        model = Call(lambda x, need=need_weights: attention(x, x, x, need_weights=need)[0])
-        model.attention = attention  # type: ignore[assignment]
+        take = functools.partial(attention, need_weights=need_weights)
+        model = Runs(lambda _, x, take=take: take(x, x, x)[0], attention=attention)
         with torch.no_grad():
             operators = compare(model.eval(), torch.randn(3, 5, 16), mode="infer")
         assert operators == ["aten._native_multi_head_attention.default"]

@@ -206,10 +206,18 @@ def test_what_a_checkpoint_makes_again_says_so(use_reentrant: bool) -> None:
         for storage in list_temporaries(analysis)
         if analysis.labels[storage.index] == "recompute of checkpoint"
     ]
-    assert made_again == [
-        *["aten.addmm.default", "aten.relu.default"],
-        *["aten.addmm.default", "aten.sigmoid.default"],
-    ]
+    run = ["aten.addmm.default", "aten.relu.default", "aten.addmm.default", "aten.sigmoid.default"]
+    assert made_again == run
+    recomputed = [o for o in analysis.graph.operations if o.recomputed]
+    assert {o.phase for o in recomputed} == {Phase.BACKWARD}
+    names = [o.name for o in recomputed if "detach" not in o.name]
+    assert [name for name in names if name != "aten.t.default"] == run
+    assert names.count("aten.t.default") == 2
+
+
+def test_without_a_checkpoint_nothing_is_computed_again() -> None:
+    analysis = fxmem.analyze(nn.Sequential(nn.Linear(8, 8), nn.Sigmoid()), ("4x8",), device="cpu")
+    assert not any(o.recomputed for o in analysis.graph.operations)
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
 from fxmem.graph import Phase
 
+Run = Callable[[Any, Tensor], Tensor]
 
-class Model(nn.Module):
-    def __init__(self, run: Callable[[Model, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.run = run
-        self.layer = nn.Linear(4, 5, bias=False)
-        self.frozen = nn.Linear(4, 6, bias=False).requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
+def build(run: Run) -> nn.Module:
+    frozen = nn.Linear(4, 6, bias=False).requires_grad_(False)
+    return Runs(run, layer=nn.Linear(4, 5, bias=False), frozen=frozen)
 
 
 class CastByHand(torch.autograd.Function):
@@ -34,8 +32,8 @@ class CastByHand(torch.autograd.Function):
         return None, None
 
 
-def list_kept(run: Callable[[Model, Tensor], Tensor], **options: object) -> list[tuple[int, ...]]:
-    graph = fxmem.analyze(Model(run), ("3x4",), **options).graph  # type: ignore[arg-type]
+def list_kept(run: Run, **options: Any) -> list[tuple[int, ...]]:
+    graph = fxmem.analyze(build(run), ("3x4",), **options).graph
     kept = [storage for storage in graph.storages if storage.cast_until is not None]
     stop = next((o.index for o in graph.operations if o.phase is Phase.BACKWARD), None)
     last = (len(graph.operations) if stop is None else stop) - 1
@@ -46,7 +44,7 @@ def list_kept(run: Callable[[Model, Tensor], Tensor], **options: object) -> list
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_weight_s_cast_is_kept_to_the_end(device: str, mode: str) -> None:
-    def run(model: Model, x: Tensor) -> Tensor:
+    def run(model: Any, x: Tensor) -> Tensor:
         return model.layer(x) + model.layer(x * 2)
 
     options = {"device": device, "mode": mode, "loss": lambda output: output.float().sum()}
@@ -54,7 +52,7 @@ def test_a_weight_s_cast_is_kept_to_the_end(device: str, mode: str) -> None:
     assert list_kept(run, **options) == []
 
 
-def run_without_cache(model: Model, x: Tensor) -> Tensor:
+def run_without_cache(model: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         return model.layer(x)
 
@@ -70,17 +68,17 @@ def run_without_cache(model: Model, x: Tensor) -> Tensor:
     ],
     ids=["frozen", "by hand", "computed", "by hand in a function", "without a cache"],
 )
-def test_other_casts_are_not(run: Callable[[Model, Tensor], Tensor]) -> None:
+def test_other_casts_are_not(run: Run) -> None:
     assert list_kept(run, device="cpu", autocast="bf16") == []
 
 
 def test_the_end_is_that_of_the_model_s_own_autocast() -> None:
-    def run(model: Model, x: Tensor) -> Tensor:
+    def run(model: Any, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             x = model.layer(x).float()
         return x.exp().sin()
 
-    graph = fxmem.analyze(Model(run), ("3x4",), device="cpu").graph
+    graph = fxmem.analyze(build(run), ("3x4",), device="cpu").graph
     (cast,) = [storage for storage in graph.storages if storage.cast_until is not None]
     assert cast.cast_until is not None
     assert graph.operations[cast.cast_until + 1].name == "aten.exp.default"

@@ -6,25 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from running import Runs
 from torch import nn
 
 import fxmem
 
 
-class Asking(nn.Module):
-    """A model whose forward is a function of its one weight and its inputs."""
-
-    def __init__(self, ask: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.ask = ask
-        self.weight = nn.Parameter(torch.ones(4, 4))
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.ask(self.weight, *inputs)
-
-
 def find_output_shape(ask: Callable[..., torch.Tensor], *inputs: object) -> tuple[int, ...] | None:
-    analysis = fxmem.analyze(Asking(ask), inputs, device="cpu")
+    weight = nn.Parameter(torch.ones(4, 4))
+    model = Runs(lambda net, *inputs: ask(net.weight, *inputs), weight=weight)
+    analysis = fxmem.analyze(model, inputs, device="cpu")
     return [node for node in analysis.nodes if node.phase.value == "forward"][-1].shape
 
 
@@ -143,13 +134,8 @@ def test_where_a_draw_drops_everything_it_is_told(loss: str | None) -> None:
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Calls(nn.Module):
-    def __init__(self, forward: Forward) -> None:
-        super().__init__()
-        self.body, self.scale = forward, nn.Parameter(torch.ones(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x * self.scale)
+def make(forward: Forward) -> nn.Module:
+    return Runs(lambda net, x: forward(x * net.scale), scale=nn.Parameter(torch.ones(1)))
 
 
 SEARCHES: dict[str, tuple[Forward, tuple[int, ...]]] = {
@@ -173,17 +159,17 @@ SEARCHES: dict[str, tuple[Forward, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_finds_as_many_as_was_said(name: str) -> None:
     search, shape = SEARCHES[name]
-    analysis = fxmem.analyze(Calls(search), ("4x6",), size_hint=5, mode="infer", device="cpu")
+    analysis = fxmem.analyze(make(search), ("4x6",), size_hint=5, mode="infer", device="cpu")
     assert analysis.nodes[-1].shape == shape
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_without_a_hint_the_line_is_named(name: str) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"test_constants\.py:\d+ needs tensor"):
-        fxmem.analyze(Calls(SEARCHES[name][0]), ("4x6",), mode="infer", device="cpu")
+        fxmem.analyze(make(SEARCHES[name][0]), ("4x6",), mode="infer", device="cpu")
 
 
 @pytest.mark.parametrize("hint", [None, 5])
 def test_a_float_is_no_size(hint: int | None) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"test_constants\.py"):
-        fxmem.analyze(Calls(lambda x: x * x.max().item()), ("4x6",), size_hint=hint, device="cpu")
+        fxmem.analyze(make(lambda x: x * x.max().item()), ("4x6",), size_hint=hint, device="cpu")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -20,33 +21,30 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Net(nn.Module):
-    def __init__(self, code: Callable[..., Any]) -> None:
-        super().__init__()
-        self.scale, self.code = nn.Parameter(torch.ones(1)), code
-        self.list = nn.ModuleList([nn.Linear(4, 4)])
+def make(code: Callable[..., Any]) -> nn.Module:
+    def run(net: Any, x: Tensor, *inputs: Tensor) -> Any:
+        return code(net, x * net.scale, *inputs)
 
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.code(self, inputs[0] * self.scale, *inputs[1:])
+    return Runs(run, scale=nn.Parameter(torch.ones(1)), list=nn.ModuleList([nn.Linear(4, 4)]))
 
 
-def branch(net: Net, x: Tensor) -> Tensor:
+def branch(net: Any, x: Tensor) -> Tensor:
     if x.mean() > 0:
         return x
     return -x
 
 
-def branch_on_any(net: Net, x: Tensor) -> Tensor:
+def branch_on_any(net: Any, x: Tensor) -> Tensor:
     if (x > 0).any():
         return x
     return -x
 
 
-def choose_among_many(net: Net, x: Tensor) -> Tensor:
+def choose_among_many(net: Any, x: Tensor) -> Tensor:
     return [x, -x][(x.sum() + x.mean() + x.std() + x.var() + x.amax() + x.amin()).item() > 0]
 
 
-def compare(net: Net, x: Tensor) -> Tensor:
+def compare(net: Any, x: Tensor) -> Tensor:
     return x if torch.equal(x, x * 2) else -x
 
 
@@ -85,7 +83,7 @@ def test_a_value_that_is_asked_for_is_quoted(
     code: Callable[..., Any], quote: str, hint: str
 ) -> None:
     with pytest.raises(fxmem.DataDependentError) as caught:
-        fxmem.analyze(Net(code), ("3x4",), mode="infer")
+        fxmem.analyze(make(code), ("3x4",), mode="infer")
     assert str(caught.value) == (
         f"`{quote}` at test_failures.py:{_find_line(code, quote)} needs tensor values; "
         f"fxmem analyses shapes only ({hint})"
@@ -102,11 +100,11 @@ def _find_line(code: Callable[..., Any], quote: str) -> int:
 
 def test_a_size_hint_that_does_not_help_is_not_offered_again() -> None:
     with pytest.raises(fxmem.DataDependentError) as caught:
-        fxmem.analyze(Net(branch), ("3x4",), size_hint=3)
+        fxmem.analyze(make(branch), ("3x4",), size_hint=3)
     assert caught.value.hint == DECIDE
 
 
-def checks_its_values(net: Net, x: Tensor) -> Tensor:
+def checks_its_values(net: Any, x: Tensor) -> Tensor:
     assert (x < 100).all(), "too large"
     assert not (x > 100).any()
     if x.min() < 0 or x.max() > 1:
@@ -114,31 +112,31 @@ def checks_its_values(net: Net, x: Tensor) -> Tensor:
     return x
 
 
-def samples(net: Net, x: Tensor) -> Tensor:
+def samples(net: Any, x: Tensor) -> Tensor:
     distribution = torch.distributions.Categorical(logits=x)
     return distribution.log_prob(distribution.sample())
 
 
 @pytest.mark.parametrize("code", [checks_its_values, samples])
 def test_checks_that_only_raise_pass(code: Callable[..., Any]) -> None:
-    assert fxmem.analyze(Net(code), ("3x4",)).peak_bytes > 0
+    assert fxmem.analyze(make(code), ("3x4",)).peak_bytes > 0
 
 
-def changes_what_backward_needs(net: Net, x: Tensor) -> Tensor:
+def changes_what_backward_needs(net: Any, x: Tensor) -> Tensor:
     y = x.exp()
     y.add_(1)
     return y
 
 
-def leave(net: Net, x: Tensor) -> Tensor:
+def leave(net: Any, x: Tensor) -> Tensor:
     raise SystemExit(3)
 
 
-def fail(net: Net, x: Tensor) -> Tensor:
+def fail(net: Any, x: Tensor) -> Tensor:
     raise RuntimeError("expects a square\nimage")
 
 
-def run_compiled(net: Net, x: Tensor) -> Tensor:
+def run_compiled(net: Any, x: Tensor) -> Tensor:
     raise type("Unsupported", (RuntimeError,), {"__module__": "torch._dynamo.exc"})
 
 
@@ -163,7 +161,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
         (fail, "the step failed at {}: RuntimeError: expects a square", DEBUG),
         (
             lambda net, x: net.missing(x),
-            "the step failed at {}: AttributeError: 'Net' object has no attribute 'missing'",
+            "the step failed at {}: AttributeError: 'Runs' object has no attribute 'missing'",
             DEBUG,
         ),
         (
@@ -212,7 +210,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
 )
 def test_what_else_goes_wrong(code: Callable[..., Any], cause: str, hint: str) -> None:
     with pytest.raises(fxmem.TraceError) as caught:
-        fxmem.analyze(Net(code), ("3x4",))
+        fxmem.analyze(make(code), ("3x4",))
     first = code.__code__.co_firstlineno
     places = [f"test_failures.py:{line}" for line in (first, first + 1)]
     assert caught.value.cause in [cause.format(place) for place in places]
@@ -247,7 +245,7 @@ def test_a_graph_kept_from_step_to_step() -> None:
 
 def test_what_a_fake_kernel_raises_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(fxmem.TraceError, match="expected scalar type"):
-        fxmem.analyze(Net(lambda net, x: torch.bmm(x, x.long())), ("3x4x4",))
+        fxmem.analyze(make(lambda net, x: torch.bmm(x, x.long())), ("3x4x4",))
     assert caplog.records == []
     with FakeTensorMode(), pytest.raises(RuntimeError):
         torch.bmm(torch.ones(3, 4, 4), torch.ones(3, 4, 4).long())
@@ -255,11 +253,11 @@ def test_what_a_fake_kernel_raises_is_not_logged_as_well(caplog: pytest.LogCaptu
 
 
 def test_what_fails_only_while_it_is_traced_is_tried_without() -> None:
-    def count(net: Net, x: Tensor) -> Tensor:
+    def count(net: Any, x: Tensor) -> Tensor:
         if type(x.shape[0]) is not int:
             raise ValueError
         return x
 
-    analysis = fxmem.analyze(Net(count), ("3x4",))
+    analysis = fxmem.analyze(make(count), ("3x4",))
     assert analysis.frontend == "record"
     assert "ValueError" in analysis.setup.frontend_reason

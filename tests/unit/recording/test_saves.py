@@ -7,21 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from running import Call, Runs
+from torch import Tensor, nn
 
 from fxmem import analyze
 from fxmem.graph import Category, Effect, MemoryGraph, Phase
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.norm = nn.BatchNorm2d(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.norm(self.conv(x)))
-        return y * torch.sigmoid(y)
 
 
 def record(model: nn.Module, *inputs: str) -> MemoryGraph:
@@ -29,7 +19,11 @@ def record(model: nn.Module, *inputs: str) -> MemoryGraph:
 
 
 def test_what_is_saved_dies_with_the_last_function_that_keeps_it() -> None:
-    graph = record(Net(), "2x3x8x8")
+    def run(net: Any, x: Tensor) -> Tensor:
+        y = torch.relu(net.norm(net.conv(x)))
+        return y * torch.sigmoid(y)
+
+    graph = record(Runs(run, conv=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8)), "2x3x8x8")
     for storage in graph.storages:
         kept = [save for save in graph.saves if save.storage == storage.index]
         if storage.category is Category.ACTIVATION:
@@ -53,13 +47,8 @@ def test_an_argument_is_kept_before_its_operator_runs_and_a_result_after_it() ->
 
 
 def test_results_of_views_and_of_operators_in_place_lie_on_what_they_were_made_from() -> None:
-    class Views(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = x * 2
-            z = y.view(-1)
-            return z.relu_()
-
-    graph = record(nn.Sequential(nn.Linear(2, 2), Views()), "2x2")
+    views = Call(lambda x: (x * 2).view(-1).relu_())
+    graph = record(nn.Sequential(nn.Linear(2, 2), views), "2x2")
     mul, view, relu = (node for node in graph.nodes if node.target in ("mul", "view", "relu_"))
     assert mul.results == view.results == relu.results
     (operation,) = (o for o in graph.operations if o.name == "aten.relu_.default")
@@ -67,12 +56,10 @@ def test_results_of_views_and_of_operators_in_place_lie_on_what_they_were_made_f
 
 
 def test_what_an_operator_draws_on() -> None:
-    class Draws(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            own = torch.rand(x.shape, generator=torch.Generator())
-            return x * own * torch.rand_like(x)
+    def draw(x: Tensor) -> Tensor:
+        return x * torch.rand(x.shape, generator=torch.Generator()) * torch.rand_like(x)
 
-    graph = record(nn.Sequential(nn.Linear(2, 2), Draws()), "2x2")
+    graph = record(nn.Sequential(nn.Linear(2, 2), Call(draw)), "2x2")
     effects = {o.name: o.effect for o in graph.operations if o.name.startswith("aten.rand")}
     assert effects == {
         "aten.rand.generator": Effect.GENERATOR,
@@ -94,16 +81,11 @@ def test_a_function_returns_before_the_engine_adds_up_gradients_in_its_name() ->
     """``addmm``'s own formulas end with a view; torch/csrc/autograd/engine.cpp sums for the bias
     (``validate_outputs``) and adds what comes from elsewhere (``InputBuffer::add``)."""
 
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
+    def share(net: Any, x: Tensor) -> Any:
+        y = net.layer(x).tanh()
+        return net.layer(y) * y
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.layer(x).tanh()
-            return self.layer(y) * y
-
-    graph = record(Shared(), "8x4")
+    graph = record(Runs(share, layer=nn.Linear(4, 4)), "8x4")
     names = [operation.name for operation in graph.operations]
     y = graph.nodes[2].results[0]
     save = next(s for s in graph.saves if s.storage == y and s.node == 3)
@@ -145,18 +127,16 @@ def test_what_runs_in_place_on_a_view_lets_go_with_what_copies_its_gradient(
 def test_the_gradient_of_a_view_that_was_changed_is_a_new_tensor() -> None:
     """``AsStridedBackward0`` of eager: ``as_strided_backward`` in FunctionsManual.cpp."""
 
-    class Residual(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = torch.relu_((x * 2).view(2, 32))
-            return x + y.view_as(x)
+    def add(x: Tensor) -> Tensor:
+        return x + torch.relu_((x * 2).view(2, 32)).view_as(x)
 
-    def run(model: nn.Module, x: torch.Tensor) -> list[int]:
+    def run(model: nn.Module, x: Tensor) -> list[int]:
         with torch.profiler.profile(profile_memory=True) as prof:
             model(x).sum().backward()
         tree = prof.profiler.kineto_results.experimental_event_tree()
         return sorted(size for size in _iterate_sizes(tree) if size == x.nbytes)
 
-    model = nn.Sequential(nn.Linear(8, 8), Residual())
+    model = nn.Sequential(nn.Linear(8, 8), Call(add))
     graph = record(model, "8x8")
     made = [s for s in graph.storages if s.nbytes == 256 and s.born >= 0]
     run(model, torch.randn(8, 8))

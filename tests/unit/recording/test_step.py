@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, nn
 
 import fxmem
@@ -14,28 +15,20 @@ from fxmem.analysis import Analysis
 from fxmem.graph import RESIDENT, Category, Phase
 
 
-class Net(nn.Module):
+def build(body: Callable[..., Any]) -> Any:
     """Calls a function with itself; has a frozen layer, a buffer and an unregistered tensor."""
-
-    def __init__(self, body: Callable[..., Any]) -> None:
-        super().__init__()
-        self.body = body
-        self.first, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
-        self.register_buffer("table", torch.zeros(4))
-        self.plain = torch.ones(4)
-        self.cache: Any = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.body(self, *args, **kwargs)
+    first, frozen = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+    table = nn.Buffer(torch.zeros(4))
+    return Runs(body, first=first, frozen=frozen, table=table, plain=torch.ones(4), cache=None)
 
 
-def default(net: Net, x: Tensor) -> Tensor:
+def default(net: Any, x: Tensor) -> Tensor:
     result: Tensor = net.frozen(net.first(x) + net.table + net.plain).relu()
     return result
 
 
 def analyse(body: Callable[..., Any] = default, *args: Any, **settings: Any) -> Analysis:
-    return fxmem.analyze(Net(body), args or ("8x4",), device="cpu", **settings)
+    return fxmem.analyze(build(body), args or ("8x4",), device="cpu", **settings)
 
 
 def names_of(analysis: Analysis, category: Category, *, resident: bool = True) -> set[str]:
@@ -108,7 +101,7 @@ def test_output_and_loss_outlive_the_step() -> None:
 
 
 def test_a_cache_that_the_model_keeps_is_resident_and_replaced() -> None:
-    def body(net: Net, x: Tensor) -> Tensor:
+    def body(net: Any, x: Tensor) -> Tensor:
         y: Tensor = net.first(x)
         net.cache = [y.detach() * 2]
         return y
@@ -126,7 +119,7 @@ def test_a_reference_cycle_lives_to_the_end_of_its_step() -> None:
         def __init__(self, held: Tensor) -> None:
             self.held, self.me = held, self
 
-    def body(net: Net, x: Tensor) -> Tensor:
+    def body(net: Any, x: Tensor) -> Tensor:
         y: Tensor = net.first(x)
         Ring(y.detach() * 2)
         return y
@@ -140,7 +133,7 @@ def test_a_reference_cycle_lives_to_the_end_of_its_step() -> None:
 def test_the_steady_step_is_reported() -> None:
     """A model that does more the first time."""
 
-    def body(net: Net, x: Tensor) -> Tensor:
+    def body(net: Any, x: Tensor) -> Tensor:
         if net.cache is None:
             net.cache = torch.zeros(1000)
         y: Tensor = net.first(x) + net.cache[0]
@@ -156,7 +149,7 @@ def test_recordings_of_one_model_are_equal() -> None:
 
 
 def test_what_hooks_reach_is_resident_and_named() -> None:
-    net = Net(default)
+    net = build(default)
     optimizer = torch.optim.Adam(net.first.parameters())
     mask = torch.ones(4, 4)
     net.first.weight.register_hook(lambda grad: grad * mask)
@@ -190,7 +183,7 @@ def test_what_hooks_reach_is_resident_and_named() -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.ASGD, torch.optim.Adafactor])
 def test_an_optimizer_in_backward_may_ask_for_values(kind: Any) -> None:
-    net = Net(default)
+    net = build(default)
     optimizer = kind(net.first.parameters())
     net.first.weight.register_post_accumulate_grad_hook(lambda p: optimizer.step() and None)
     assert fxmem.analyze(net, ("8x4",), device="cpu").optimizer_state_bytes > 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from running import Call
 from torch import Tensor, nn
 
 from fxmem import analyze
@@ -100,15 +101,14 @@ def test_obstacles_to_calling_twice_are_told() -> None:
 
 
 def test_when_the_code_lets_go_is_seen_though_autograd_keeps_it() -> None:
-    class Holding(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            scale = x.sigmoid()
-            y = scale.exp()
-            z = y.sin()
-            del y  # which sin and exp save
-            return z.cos() * scale
+    def hold(x: Tensor) -> Tensor:
+        scale = x.sigmoid()
+        y = scale.exp()
+        z = y.sin()
+        del y  # which sin and exp save
+        return z.cos() * scale
 
-    model = nn.Sequential(nn.Linear(4, 4), Holding(), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), Call(hold), nn.Linear(4, 4))
     graph = record(model)
     by_name = {node.name: graph.let_go[node.results[0]] for node in graph.nodes if node.results}
     at = {o.node: o.index for o in graph.operations[:20] if o.node is not None}

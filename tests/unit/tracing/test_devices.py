@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import nn
 from torch.utils import _device
 
@@ -68,28 +70,23 @@ def test_an_accelerator_means_the_cpu(name: str) -> None:
     assert named == expected
 
 
-class Moves(nn.Module):
-    def __init__(self, code: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.linear, self.code = nn.Linear(2, 2), code
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(self.code(x).to(x.dtype))
+def make(code: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return Runs(lambda model, x: model.linear(code(x).to(x.dtype)), linear=nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("name", ["cuda(1)", "to", "module.to", "with torch.device", "zeros"])
 def test_a_model_that_names_devices_is_analysed_and_the_report_says_so(name: str) -> None:
     code, named = MOVES[name]
-    analysis = fxmem.analyze(Moves(code), ("2x2",), device="cpu")
+    analysis = fxmem.analyze(make(code), ("2x2",), device="cpu")
     note = f"The code names devices ({', '.join(named)}): taken as the target, cpu."
     assert analysis.setup.notes == ((note,) if named else ())
-    analysis = fxmem.analyze(Moves(code), ("2x2",))
+    analysis = fxmem.analyze(make(code), ("2x2",))
     assert (analysis.setup.device, analysis.setup.notes) == ("cuda", ())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_module_may_be_moved_in_forward(device: str) -> None:
-    model = Moves(lambda x: model.linear.to(x.device)(x))
+    model = make(lambda x: model.linear.to(x.device)(x))
     analysis = fxmem.analyze(model, ("2x2",), device=device, optimizer="sgd-momentum")
     # What is there already stays, and is the optimizer's.
     assert analysis.gradient_bytes == analysis.optimizer_state_bytes == 4 * (2 * 2 + 2)
@@ -97,7 +94,7 @@ def test_a_module_may_be_moved_in_forward(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_default_device_of_the_user_s_is_no_obstacle(device: str) -> None:
-    model = Moves(lambda x: x + torch.zeros(2))
+    model = make(lambda x: x + torch.zeros(2))
     torch.set_default_device("cuda")
     analysis = fxmem.analyze(model, ("2x2",), device=device, optimizer="adam")
     note = "The code names devices (cuda): taken as the target, cpu."
@@ -107,6 +104,7 @@ def test_a_default_device_of_the_user_s_is_no_obstacle(device: str) -> None:
 
 PLAIN = """
 import torch
+from running import Runs
 from torch import nn
 
 class Net(nn.Module):

@@ -8,31 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from running import Runs
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.analysis import Analysis
 from fxmem.graph import Node, Phase
+from fxmem.tracing.modules import is_leaf
 
 
-class Calls(nn.Module):
+def build(function: Callable[..., Any]) -> Any:
     """A function as a model, with a few modules to call."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.linear = nn.Linear(4, 4)
-        self.act = nn.ReLU()
-        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        self.norm = nn.BatchNorm1d(4)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return Runs(function, linear=nn.Linear(4, 4), act=nn.ReLU(), block=block)
 
 
 def analyse(function: Callable[..., Any], *args: Any, **settings: Any) -> Analysis:
-    return fxmem.analyze(Calls(function), args or ("3x4",), device="cpu", **settings)
+    return fxmem.analyze(build(function), args or ("3x4",), device="cpu", **settings)
 
 
 def forward_nodes(analysis: Analysis) -> list[Node]:
@@ -48,7 +42,7 @@ def find(analysis: Analysis, name: str) -> Node:
 
 
 def test_leaf_modules_functions_and_methods_are_nodes() -> None:
-    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         return torch.sin(m.act(m.linear(x))).mul(2)
 
     analysis = analyse(forward)
@@ -69,7 +63,7 @@ def test_names_count_occurrences_and_carry_the_module_around() -> None:
 
 
 def test_edges_lead_to_the_nodes_whose_results_are_taken() -> None:
-    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         left, right = x.chunk(2, dim=1)
         return torch.cat([right, m.linear(x)[:, :2], left])
 
@@ -81,8 +75,8 @@ def test_edges_lead_to_the_nodes_whose_results_are_taken() -> None:
 
 def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
     @torch.enable_grad()  # a wrapper, whose lines are not the user's
-    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
-        def nested(y: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        def nested(y: Tensor) -> Tensor:
             return y.exp()  # in a nested function
 
         y = m.block(x)  # through torch's Sequential
@@ -105,7 +99,7 @@ def test_a_node_has_the_line_of_the_user_that_made_it() -> None:
 
 class Double(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         y = x * 2
         ctx.save_for_backward(x, y)
         return y
@@ -129,9 +123,9 @@ def test_an_autograd_function_is_one_node_and_its_backward_belongs_to_it() -> No
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpointed_region_is_one_node(reentrant: bool) -> None:
-    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         y = checkpoint(m.block, m.linear(x), use_reentrant=reentrant)
-        assert isinstance(y, torch.Tensor)
+        assert isinstance(y, Tensor)
         return y * 2
 
     analysis = analyse(forward)
@@ -145,11 +139,11 @@ def test_a_checkpointed_region_is_one_node(reentrant: bool) -> None:
 
 
 def test_keyword_and_nested_inputs_are_placeholders() -> None:
-    def forward(m: Calls, pair: list[torch.Tensor], *, extra: dict[str, torch.Tensor]) -> Any:
+    def forward(m: Any, pair: list[Tensor], *, extra: dict[str, Tensor]) -> Any:
         return m.linear(pair[0]) + pair[1] + extra["bias"]
 
     analysis = fxmem.analyze(
-        Calls(forward),
+        build(forward),
         ([torch.ones(3, 4), torch.ones(3, 4)],),
         {"extra": {"bias": "4"}},
         device="cpu",
@@ -160,7 +154,7 @@ def test_keyword_and_nested_inputs_are_placeholders() -> None:
 
 
 def test_views_and_in_place_results_have_no_output_bytes() -> None:
-    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         y = m.linear(x)
         y[0] = 1
         return y.relu_().t().T.data
@@ -173,10 +167,10 @@ def test_views_and_in_place_results_have_no_output_bytes() -> None:
 
 
 def test_forward_hooks_are_part_of_the_module_they_hang_on() -> None:
-    model = Calls(lambda m, x: m.block(x))
+    model = build(lambda m, x: m.block(x))
     model.linear.register_forward_hook(lambda module, args, output: output * 2)
     model.block.register_forward_hook(lambda module, args, output: output.sin())
-    model.function = lambda m, x: m.block(m.linear(x))
+    model.run = lambda m, x: m.block(m.linear(x))
     analysis = fxmem.analyze(model, ("3x4",), device="cpu")
     assert names(analysis)[1:] == ["linear", "block.0", "block.1", "block.sin"]
 
@@ -194,10 +188,37 @@ def read_patched() -> list[object]:
 
 
 def test_what_is_patched_is_restored_after_a_failure() -> None:
-    def forward(m: Calls, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         raise KeyError("no such thing")
 
     before = read_patched()
     with pytest.raises(fxmem.TraceError, match=r"test_nodes.py:\d+: KeyError: 'no such thing'"):
         analyse(forward)
     assert read_patched() == before
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+class Block(nn.Module):
+    """Has a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.linear = nn.Linear(8, 8)
+        parametrize.register_parametrization(self, "weight", Doubled())
+        parametrizations.weight_norm(self.linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x @ self.weight)
+
+
+def test_a_parametrized_module_is_a_leaf_where_its_class_is_pytorch_s() -> None:
+    block = Block()
+    assert not is_leaf(block) and is_leaf(block.linear)
+    analysis = fxmem.analyze(nn.Sequential(block), ("3x8",), device="cpu")
+    names = {node.name for node in analysis.nodes}
+    assert names > {"0.linear", "0.parametrizations.weight"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from side_by_side import compare
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -63,17 +65,11 @@ def test_lstm_under_autocast() -> None:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no such LSTM on this CPU: PyTorch ends in an error")
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(8, 16)
+    def run(model: Any, x: Tensor) -> Any:
+        with torch.autocast("cpu"):
+            return model.lstm(x)[0]
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu"):
-                output: Tensor = self.lstm(x)[0]
-            return output
-
-    compare(Model(), torch.randn(5, 3, 8))
+    compare(Runs(run, lstm=nn.LSTM(8, 16)), torch.randn(5, 3, 8))
 
 
 @pytest.mark.parametrize("cell", [nn.GRU, nn.RNN])
@@ -89,18 +85,14 @@ def test_other_cells_run_the_native_loop(
 def test_packed_sequences_of_one_length_are_a_tensor(sizes: list[int]) -> None:
     batch_sizes = torch.tensor(sizes)
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(8, 16)
-
+    class Model(nn.LSTM):
         def forward(self, data: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
             packed = PackedSequence(data, batch_sizes)
-            output: Tensor = self.lstm(packed, (hidden, cell))[0].data
+            output: Tensor = super().forward(packed, (hidden, cell))[0].data
             return output
 
     states = torch.randn(1, 2, 16), torch.randn(1, 2, 16)
-    operators = compare(Model(), torch.randn(sum(sizes), 8), *states)
+    operators = compare(Model(8, 16), torch.randn(sum(sizes), 8), *states)
     assert ("aten.mkldnn_rnn_layer.default" in operators) == (len(set(sizes)) == 1)
 
 

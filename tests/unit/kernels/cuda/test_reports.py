@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_steps import Call, run_step
+from cuda_steps import run_step
+from running import Call
 from torch import Tensor, nn
 
 from fxmem import analyze
