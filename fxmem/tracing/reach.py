@@ -57,14 +57,15 @@ LEAVES = (
 """Types of values that hold nothing that code reaches."""
 
 CONTAINERS = (list, tuple, set, frozenset, deque)
-_LIBRARIES = frozenset({"torch", *sys.stdlib_module_names}) - {"__main__"}
+_LIBRARIES = frozenset({"torch", "fxmem", *sys.stdlib_module_names}) - {"__main__"}
 
 
 def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Iterator[object]:
     """Yields the objects that code reaches from a value, itself included, once, depth first.
 
     Classes, Python modules, numbers and texts are not entered or yielded; nor are the globals
-    of torch's own functions. What was seen before, by id, is passed over, and the rest added to it.
+    of functions of torch and fxmem. What was seen before, by id, is passed over, and the rest added
+    to it.
     """
     seen = {} if seen is None else seen  # the objects too, so that no id is used again
     stack = [value]
@@ -78,7 +79,7 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
 
 
 def find_globals(function: FunctionType) -> dict[str, Any]:
-    """Finds the globals that a function's code names; of functions of torch and Python none."""
+    """Finds the globals that a function's code names; of torch's, fxmem's and Python's own none."""
     if (function.__module__ or "").split(".")[0] in _LIBRARIES:
         return {}
     names = _find_names(function.__code__)
