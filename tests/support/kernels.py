@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
+from profiled import list_changes
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,14 +28,8 @@ def measure_peak(call: Callable[[], object]) -> tuple[int, object]:
     """Bytes at the peak of a call, beyond what was live before, and the outputs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         outputs = call()
-    result = profiler.profiler
-    assert result is not None and result.kineto_results is not None
-    events = [e for e in result.kineto_results.events() if e.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak, outputs
+    sizes = [nbytes for _, nbytes in list_changes(profiler)]
+    return max(accumulate(sizes, initial=0)), outputs
 
 
 def check(

@@ -23,12 +23,15 @@ def measure_peaks(run: Callable[[], None], names: Sequence[str]) -> list[int]:
             run()
     finally:
         gc.enable()
-    events = prof.profiler.kineto_results.events()  # type: ignore[union-attr]
-    memory = sorted(
-        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"),
-        key=lambda event: event[0],
-    )
+    memory, events = list_changes(prof), prof.profiler.kineto_results.events()
     return [_find_peak(memory, next(e for e in events if e.name() == name)) for name in names]
+
+
+def list_changes(prof: Any) -> list[tuple[int, int]]:
+    """When the allocator took or gave back memory, and how many bytes."""
+    events = prof.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    return sorted(changes, key=lambda change: change[0])
 
 
 def _find_peak(memory: list[tuple[int, int]], mark: Any) -> int:

@@ -37,6 +37,13 @@ def make_mlp(layers: int = 3) -> nn.Sequential:
     return nn.Sequential(*(module for pair in pairs for module in pair))
 
 
+def hook_gradients(model: nn.Module, update: Callable[[Any], object]) -> nn.Module:
+    """Calls a function with each parameter whose gradient is there."""
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    return model
+
+
 def make_optimizers(model: nn.Module) -> dict[Any, torch.optim.Optimizer]:
     """One optimizer for each parameter, by parameter."""
     return {p: torch.optim.Adam([p], foreach=False) for p in model.parameters()}
@@ -47,10 +54,7 @@ def make_optimizers(model: nn.Module) -> dict[Any, torch.optim.Optimizer]:
 
 @builder
 def drops_gradients() -> nn.Module:
-    model = make_mlp()
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    return model
+    return hook_gradients(make_mlp(), lambda p: setattr(p, "grad", None))
 
 
 @builder
@@ -62,9 +66,7 @@ def steps_from_a_closure() -> nn.Module:
         optimizers[parameter].step()
         optimizers[parameter].zero_grad()
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
-    return model
+    return hook_gradients(model, update)
 
 
 def _update_global(parameter: Tensor) -> None:
@@ -77,24 +79,20 @@ def steps_from_a_global() -> nn.Module:
     model = make_mlp()
     _OPTIMIZERS.clear()
     _OPTIMIZERS.update(make_optimizers(model))
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(_update_global)
-    return model
+    return hook_gradients(model, _update_global)
 
 
 @builder
 def steps_from_an_attribute() -> nn.Module:
-    model = make_mlp()
+    model: Any = make_mlp()
     for parameter in model.parameters():
-        held: Any = parameter
-        held.optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+        parameter.optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
 
-        def update(p: Any) -> None:
-            p.optimizer.step()
-            p.grad = None
+    def update(p: Any) -> None:
+        p.optimizer.step()
+        p.grad = None
 
-        parameter.register_post_accumulate_grad_hook(update)
-    return model
+    return hook_gradients(model, update)
 
 
 class Trainer:
@@ -113,10 +111,7 @@ class Trainer:
 @builder
 def steps_from_a_method() -> nn.Module:
     model = make_mlp()
-    trainer = Trainer(model)
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(trainer.update)
-    return model
+    return hook_gradients(model, Trainer(model).update)
 
 
 # -- hooks that see or change gradients ------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernels import measure_peak
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -15,40 +16,23 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import fxmem
 
 
-class Packs(nn.Module):
-    def __init__(self, cell: type[nn.RNNBase], **options: Any) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.cell = cell(8, 16, **options)
-        self.options = options
-
-    def forward(self, x: Tensor, lengths: Any) -> Tensor:
-        first = self.cell.batch_first
-        packed = pack_padded_sequence(self.linear(x), lengths, first, enforce_sorted=False)
-        output: Tensor = pad_packed_sequence(self.cell(packed)[0], first)[0]
-        return output
+def pack(model: Any, x: Tensor, lengths: Any) -> Any:
+    first = model.cell.batch_first
+    packed = pack_padded_sequence(model.linear(x), lengths, first, enforce_sorted=False)
+    return pad_packed_sequence(model.cell(packed)[0], first)[0]
 
 
-class Aligns(nn.Module):
-    def __init__(self, lengths: Callable[[], Any], autocast: bool, **options: Any) -> None:
-        super().__init__()
-        self.linear, self.autocast = nn.Linear(8, 5), autocast
-        self.lengths, self.options = lengths, options
+def make_aligner(lengths: Callable[[], Any], autocast: bool, **options: Any) -> nn.Module:
+    def align(model: Any, x: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=autocast):
+            scores = model.linear(x).log_softmax(-1)
+            return functional.ctc_loss(scores, targets, *lengths(), **options)
 
-    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=self.autocast):
-            scores = self.linear(x).log_softmax(-1)
-            return functional.ctc_loss(scores, targets, *self.lengths(), **self.options)
+    return Runs(align, linear=nn.Linear(8, 5))
 
 
-class Inverts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        spectrum = torch.view_as_complex(self.linear(x))
-        return torch.istft(spectrum, 100, window=torch.ones(100))
+def invert(model: Any, x: Tensor) -> Tensor:
+    return torch.istft(torch.view_as_complex(model.linear(x)), 100, window=torch.ones(100))
 
 
 def measure(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> int:
@@ -84,7 +68,7 @@ PACKED = [
 def test_packed_sequences(
     cell: type[nn.RNNBase], options: dict[str, Any], lengths: list[int], mode: str
 ) -> None:
-    model = Packs(cell, **options)
+    model = Runs(pack, linear=nn.Linear(8, 8), cell=cell(8, 16, **options))
     inputs = torch.rand(4, 6, 8) if "batch_first" in options else torch.rand(6, 4, 8)
     real = (inputs, torch.tensor(lengths))
     assert predict_peak(model, real, mode) == measure(model, real, mode)
@@ -100,13 +84,13 @@ NUMBERS = [
 @pytest.mark.parametrize("lengths", NUMBERS)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_ctc_loss(autocast: bool, lengths: Callable[[], Any], options: dict[str, Any]) -> None:
-    model = Aligns(lengths, autocast, **options)
+    model = make_aligner(lengths, autocast, **options)
     real = (torch.rand(10, 3, 8), torch.ones(3, 3, dtype=torch.int64))
     assert predict_peak(model, real, "train") == measure(model, real, "train")
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_istft(mode: str) -> None:
-    model, real = Inverts(), (torch.rand(2, 51, 41, 2),)
+    model, real = Runs(invert, linear=nn.Linear(2, 2)), (torch.rand(2, 51, 41, 2),)
     # The transform's own scratch is not counted.
     assert predict_peak(model, real, mode) == pytest.approx(measure(model, real, mode), 0.01)

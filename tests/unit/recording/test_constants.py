@@ -7,54 +7,51 @@ from collections.abc import Callable
 import pytest
 import torch
 from running import Runs
-from torch import nn
+from torch import Tensor, nn
 
 import fxmem
 
+Ask = Callable[..., Tensor]
 
-def find_output_shape(ask: Callable[..., torch.Tensor], *inputs: object) -> tuple[int, ...] | None:
+
+def find_output_shape(ask: Ask, *inputs: object) -> tuple[int, ...] | None:
     weight = nn.Parameter(torch.ones(4, 4))
     model = Runs(lambda net, *inputs: ask(net.weight, *inputs), weight=weight)
     analysis = fxmem.analyze(model, inputs, device="cpu")
     return [node for node in analysis.nodes if node.phase.value == "forward"][-1].shape
 
 
-def real_output_shape(ask: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[int, ...]:
+def real_output_shape(ask: Ask, *inputs: Tensor) -> tuple[int, ...]:
     return tuple(ask(torch.ones(4, 4), *inputs).shape)
 
 
-def use_item(weight: torch.Tensor) -> torch.Tensor:
+def use_item(weight: Tensor) -> Tensor:
     lengths = torch.ones(3, 5).cumsum(1).long()
     return weight * weight.new_ones(int(lengths.max()) - 1)
 
 
-def use_nonzero(weight: torch.Tensor) -> torch.Tensor:
-    return weight[torch.eye(4).sum(0).nonzero().flatten()] * 2
-
-
-def use_mask(weight: torch.Tensor) -> torch.Tensor:
-    return weight[torch.arange(4) > 1] * 2
-
-
-def use_masked_select(weight: torch.Tensor) -> torch.Tensor:
-    return weight.masked_select(torch.ones_like(weight).tril().bool()) * 2
-
-
-def use_in_place(weight: torch.Tensor) -> torch.Tensor:
+def use_in_place(weight: Tensor) -> Tensor:
     count = torch.zeros(4, dtype=torch.int64)
     count[1:].add_(1)  # through a view
     return weight[: int(count.sum())] * 2
 
 
-@pytest.mark.parametrize("ask", [use_item, use_nonzero, use_mask, use_masked_select, use_in_place])
-def test_shapes_from_constants_are_those_of_a_real_run(
-    ask: Callable[..., torch.Tensor],
-) -> None:
+USES: dict[str, Ask] = {
+    "item": use_item,
+    "in place": use_in_place,
+    "nonzero": lambda weight: weight[torch.eye(4).sum(0).nonzero().flatten()] * 2,
+    "mask": lambda weight: weight[torch.arange(4) > 1] * 2,
+    "masked_select": lambda w: w.masked_select(torch.ones_like(w).tril().bool()) * 2,
+}
+
+
+@pytest.mark.parametrize("ask", USES.values(), ids=USES)
+def test_shapes_from_constants_are_those_of_a_real_run(ask: Ask) -> None:
     assert find_output_shape(ask) == real_output_shape(ask)
 
 
 def test_an_integer_input_given_as_a_real_tensor_keeps_its_values() -> None:
-    def ask(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def ask(weight: Tensor, mask: Tensor) -> Tensor:
         return weight[mask.bool()] * 2
 
     mask = torch.tensor([1, 0, 1, 1])
@@ -63,7 +60,7 @@ def test_an_integer_input_given_as_a_real_tensor_keeps_its_values() -> None:
 
 @pytest.mark.parametrize("given", ["4:int64", torch.rand(4)])
 def test_an_input_without_values_is_refused(given: object) -> None:
-    def ask(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def ask(weight: Tensor, mask: Tensor) -> Tensor:
         return weight[mask > 0] * 2
 
     with pytest.raises(fxmem.DataDependentError, match=r"^`weight\[mask > 0\]` at test_constants"):
@@ -71,7 +68,7 @@ def test_an_input_without_values_is_refused(given: object) -> None:
 
 
 def test_a_constant_overwritten_with_data_is_forgotten() -> None:
-    def ask(weight: torch.Tensor) -> torch.Tensor:
+    def ask(weight: Tensor) -> Tensor:
         mask = torch.zeros(4)
         whole = mask[:]
         mask.copy_(weight.detach()[0])
@@ -82,7 +79,7 @@ def test_a_constant_overwritten_with_data_is_forgotten() -> None:
 
 
 def test_activations_are_taken_to_be_finite() -> None:
-    def ask(weight: torch.Tensor) -> torch.Tensor:
+    def ask(weight: Tensor) -> Tensor:
         healthy = torch.isfinite(weight).all()
         sick = torch.isinf(weight).any() or torch.isnan(weight).any()
         return weight * 2 if healthy and not sick else weight[:1] * 2
@@ -91,7 +88,7 @@ def test_activations_are_taken_to_be_finite() -> None:
 
 
 def test_a_layer_dropped_at_random_is_there() -> None:
-    def ask(weight: torch.Tensor) -> torch.Tensor:
+    def ask(weight: Tensor) -> Tensor:
         return weight[:1] * 2 if torch.rand([]) < 0.1 else weight * 2
 
     assert find_output_shape(ask) == (4, 4)
@@ -103,7 +100,7 @@ class DropsLayers(nn.Module):
         self.probability = probability
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             if torch.rand(1) > self.probability:
                 x = layer(x)
@@ -131,7 +128,7 @@ def test_where_a_draw_drops_everything_it_is_told(loss: str | None) -> None:
     assert caught.value.hint == "a layer that is dropped with a probability below 0.5 is kept"
 
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
+Forward = Callable[[Tensor], Tensor]
 
 
 def make(forward: Forward) -> nn.Module:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fxmem.graph import NEXT_RESULT, RESIDENT, Category
 from fxmem.kernels.cuda import CUDA
@@ -17,12 +17,18 @@ from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode
 
 
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
+@contextlib.contextmanager
+def record(target: Target | None = None) -> Iterator[Recorder]:
     """A recorder in the middle of a step."""
-    recorder = Recorder(Target("cpu"))
+    recorder = Recorder(target or Target("cpu"))
     with make_fake_mode(), recorder:
         recorder.begin_step()
+        yield recorder
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    with record() as recorder:
         yield recorder
 
 
@@ -69,9 +75,7 @@ def test_a_stranger_was_there_all_the_time() -> None:
 def test_workspace_rises_and_falls_within_its_operator() -> None:
     target = Target("cpu")
     target.workspace(torch.ops.aten.exp.default)(lambda *_: 100)
-    recorder = Recorder(target)
-    with make_fake_mode(), recorder:
-        recorder.begin_step()
+    with record(target) as recorder:
         x = torch.zeros(4)
         y = x.exp()
     assert recorder.ledger.live_bytes == [16, 32, 132, 32]
@@ -84,9 +88,7 @@ def test_blocks_and_results_come_in_the_order_of_the_kernel() -> None:
     # A block that goes before the second result, which comes before the first; then another block.
     blocks = ((0, 100), (0, -100), (~1, 0), (~0, 0), (1, 7), (1, -7))
     target.workspace(torch.ops.aten.max.dim)(lambda *_: blocks)
-    recorder = Recorder(target)
-    with make_fake_mode(), recorder:
-        recorder.begin_step()
+    with record(target) as recorder:
         x = torch.zeros(4, 2)
         y = x.max(0)
     assert recorder.ledger.live_bytes == [32, 132, 32, 48, 56, 63, 56]
@@ -102,11 +104,6 @@ def test_blocks_and_results_come_in_the_order_of_the_kernel() -> None:
     del y
 
 
-def run(function: Any, tensor: Tensor) -> Tensor:
-    result: Tensor = function(tensor)
-    return result
-
-
 @pytest.mark.parametrize(
     "function", [torch.sigmoid, torch.exp, torch.sqrt, lambda x: x.softmax(-1)]
 )
@@ -116,7 +113,7 @@ def test_an_output_that_its_own_operator_saves_dies_with_it(
     """A pack hook that returns its tensor would keep such an output in a cycle."""
     x = torch.zeros(4, requires_grad=True)
     with recorder.watch_saved():
-        y = run(function, x)
+        y = function(x)
     died = len(recorder.operations) - 1
     del y
     assert recorder.ledger.storages[1].died == died
@@ -158,9 +155,7 @@ def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
 
 
 def test_another_device_s_tensors_are_not_counted() -> None:
-    recorder = Recorder(CUDA)
-    with make_fake_mode(), recorder:
-        recorder.begin_step()
+    with record(CUDA) as recorder:
         host = torch.zeros(1000)
         on_gpu = torch.zeros(2, device=CUDA.device)
         assert recorder.track(host) == NO_STORAGE != recorder.track(on_gpu)

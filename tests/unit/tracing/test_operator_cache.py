@@ -46,13 +46,7 @@ class _Cached(TorchDispatchMode):
         super().__init__()
         self.cache = OperatorCache()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.cache.run(func, args, kwargs or {})
 
 

@@ -1,9 +1,19 @@
+"""Fixtures of the tests of kernels."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+from cuda_steps import on_gpu
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    """Fake tensors that are made lie on a GPU."""
+    with on_gpu():
+        yield
 
 
 @pytest.fixture(params=[1, 2, 5])
