@@ -30,7 +30,7 @@ class Segment:
         fqn: The module whose call they are; empty where they are no module's.
         source: The user's line of the first node.
         saving_bytes: The rise of the plan's peak without the segment.
-        recompute_s: Seconds of the recomputation, by the roofline.
+        recompute_s: Seconds that it adds: by the roofline, and for running again at all.
         recompute_flops: FLOPs of the recomputation.
         random: Whether it draws random numbers, whose generator's state is then kept.
         norms: Modules of its batch normalisations, which the recomputation must not update.
@@ -131,7 +131,7 @@ class Plan:
         baseline_peak_bytes: The peak without the plan.
         peak_bytes: The peak with the plan.
         reserved_bytes: The caching allocator's share of the device then; the peak on the CPU.
-        overhead: Added seconds, over those of the step, by the roofline of the target.
+        overhead: Added seconds, over those of the step by the roofline of the target.
         overhead_flops: Added FLOPs, over those of the step.
         segments: The nodes that are recomputed.
         inplace: Operations that run in place under :func:`fxmem.apply`; part of ``peak_bytes``.

@@ -12,7 +12,9 @@ from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.code_changes import add_changes, plan_changes
+from fxmem.planning.model.costs import SEGMENT_S
 from fxmem.planning.model.modules import name_spans
+from fxmem.planning.model.recomputation import iterate_runs, plan_runs
 from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.plan import MODULES, Plan
 from fxmem.planning.step import PlanningStep, check_analysis, describe_segments, prepare_step
@@ -38,7 +40,7 @@ def pareto(
     step = prepare_step(analysis, style)
     problem = make_problem(step, by_flops)
     run_strategy(problem, resolve_strategy(strategy), time_limit_s)
-    front: Sequence[Candidate] = problem.front
+    front: Sequence[Candidate] = problem.price_runs(step.price_run(by_flops))
     if len(front) > points:  # both ends, and peaks between them closer to each other as they fall
         most, least = front[0].peak_bytes, front[-1].peak_bytes
         goals = [most * (least / most) ** (at / (points - 1)) for at in range(points)]
@@ -83,12 +85,13 @@ def plan(
     most = max_overhead_flops if by_flops else max_overhead
     problem = make_problem(step, by_flops, Goal(budget_bytes, most))
     is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
+    front = problem.price_runs(step.price_run(by_flops))
     if budget_bytes is not None:
-        return add_changes(analysis, _choose_within(step, problem.front, budget_bytes, is_over))
+        return add_changes(analysis, _choose_within(step, front, budget_bytes, is_over))
     assert most is not None
     leanest = next(
         candidate
-        for candidate in reversed(problem.front)  # the first adds nothing
+        for candidate in reversed(front)  # the first adds nothing
         if _measure_overhead(step, candidate)[by_flops] <= most
     )
     return add_changes(analysis, _describe(step, leanest, _measure(step, leanest)))
@@ -139,9 +142,10 @@ def _choose_within(
 
 def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
     """Measures the seconds and FLOPs that a candidate adds, over those of the step."""
-    again = [*simulate_segments(step.index, candidate.segments).recomputed]
+    runs = [*iterate_runs(plan_runs(step.index, candidate.segments))]
+    again = [operation for run in runs for operation in run.list_operations(step.index)]
     flops = sum(step.index.graph.operations[index].flops for index in again)
-    seconds = sum(step.costs_s[index] for index in again)
+    seconds = sum(step.costs_s[index] for index in again) + len(runs) * SEGMENT_S
     return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
 
 
@@ -170,6 +174,7 @@ def _describe(
     bound = None
     if in_full:
         bound_s = bound_cost(step.index, step.limits, step.costs_s, candidate.peak_bytes)
+        bound_s += SEGMENT_S * (bound_s > 0)  # whatever is computed again, at least once
         # The plan is one of those that it bounds, but for rounding.
         bound = min(bound_s / (step.step_s or 1.0), measured.overhead)
     return replace(

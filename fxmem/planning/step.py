@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.planning.model.costs import find_roofline, price_operations
+from fxmem.planning.model.costs import SEGMENT_S, find_roofline, price_operations
 from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, find_limits
 from fxmem.planning.model.modules import ModuleChoice, list_calls, list_modules
@@ -54,6 +54,11 @@ class PlanningStep:
             operation.flops / step_flops + _TIE * cost / step_s
             for operation, cost in zip(self.index.graph.operations, self.costs_s, strict=True)
         )
+
+    def price_run(self, by_flops: bool) -> float:
+        """Prices a run of a segment beside its operations, in the unit of their costs."""
+        is_time = not by_flops or not self.step_flops
+        return SEGMENT_S / (self.step_s or 1.0) * (1.0 if is_time else _TIE)
 
 
 def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
@@ -164,13 +169,13 @@ def describe_segments(
             savings[at] = without - peak_bytes
     described = []
     for segment, saving_bytes in zip(segments, savings, strict=True):
-        runs = iterate_runs(plan_runs(index, [segment]))
+        runs = [*iterate_runs(plan_runs(index, [segment]))]
         again = [operation for run in runs for operation in run.list_operations(index)]
         described.append(
             replace(
                 _describe(index, segment, names),
                 saving_bytes=saving_bytes,
-                recompute_s=sum(costs_s[operation] for operation in again),
+                recompute_s=sum(costs_s[operation] for operation in again) + len(runs) * SEGMENT_S,
                 recompute_flops=sum(index.graph.operations[each].flops for each in again),
             )
         )

@@ -1,4 +1,4 @@
-"""Costs of running an operator again: time by a roofline of the target, and FLOPs.
+"""Costs of recomputation: operators by a roofline of the target, and segments by their runs.
 
 Williams, Waterman and Patterson, "Roofline" (2009): an operator takes as long as its arithmetic at
 the device's rate, or as moving its operands to and from memory, whichever is longer. Normalisations
@@ -26,6 +26,9 @@ class Roofline:
     launch_s: float  # the least time of an operator
 
 
+SEGMENT_S = 50e-6
+"""What a run of a segment takes beside its operators, in Python and in autograd, on any device: as
+``python -m benchmarks.overhead --calls`` measures on a CPU."""
 CPU_ROOFLINE = Roofline(500e9, 1000e9, 40e9, 2e-6)
 """A desktop processor; only ratios count."""
 

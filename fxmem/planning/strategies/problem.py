@@ -12,7 +12,7 @@ import random
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from fxmem.errors import UsageError
@@ -125,6 +125,16 @@ class PlanProblem:
             if at == 0 or self.front[at - 1].peak_bytes > candidate.peak_bytes:
                 self.front = prune_candidates((*self.front, candidate))
         return candidate
+
+    def price_runs(self, run_cost: float) -> tuple[Candidate, ...]:
+        """Returns the front where each segment also costs something for running again at all.
+
+        The search does without: plans of many small segments lead to better ones of fewer.
+        """
+        return prune_candidates(
+            replace(c, cost=c.cost + run_cost * sum(1 for _ in iterate_segments(c.segments)))
+            for c in self.found.values()
+        )
 
     def limit_trials(self, proposals: Iterator[Segments], trials: int) -> Iterator[Segments]:
         """Takes proposals until so many were new, or twice as many were proposed."""

@@ -125,6 +125,14 @@ def test_a_budget_is_kept_at_the_least_cost(
         assert plan.lower_bound_overhead <= plan.overhead + 1e-9
 
 
+def test_segments_add_time_beside_their_operations(front: tuple[fxmem.Plan, ...]) -> None:
+    added = [s.recompute_s for plan in front for s in plan.segments if not s.children]
+    assert min(added) > 50e-6  # python -m benchmarks.overhead --calls
+    assert all(a.overhead < b.overhead for a, b in pairwise(front))
+    steps_s = [sum(s.recompute_s for s in plan.segments) / plan.overhead for plan in front[1:]]
+    assert steps_s == pytest.approx([steps_s[0]] * len(steps_s))
+
+
 def test_an_overhead_is_kept_in_the_least_memory(
     analysis: fxmem.Analysis, front: tuple[fxmem.Plan, ...]
 ) -> None:
