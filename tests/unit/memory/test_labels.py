@@ -10,6 +10,7 @@ import pytest
 import torch
 from hand_made import make_analysis, make_graph, make_node, memory_graphs
 from hypothesis import given
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -128,25 +129,22 @@ class Residual(nn.Module):
         return self.head(wide[:, 2:6].flatten(1))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant: bool) -> None:
-        super().__init__()
-        self.use_reentrant = use_reentrant
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+def make_checkpointed(use_reentrant: bool) -> nn.Module:
+    def run(model: Any, x: Tensor) -> Any:
+        y = torch.sigmoid(model.first(x))
+        return checkpoint(model.recompute, y, use_reentrant=use_reentrant) * y
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.sigmoid(self.first(x))
-        z = checkpoint(self.run, y, use_reentrant=self.use_reentrant)
-        return z * y
+    def recompute(y: Tensor) -> Tensor:
+        return torch.sigmoid(model.second(torch.relu(model.first(y))))
 
-    def run(self, y: Tensor) -> Tensor:
-        return torch.sigmoid(self.second(torch.relu(self.first(y))))
+    model: Any = Runs(run, first=nn.Linear(8, 8), second=nn.Linear(8, 8), recompute=recompute)
+    return model
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "residual": (Residual, "2x4x8x8"),
-    "checkpoint": (lambda: Checkpointed(False), "4x8"),
-    "reentrant checkpoint": (lambda: Checkpointed(True), "4x8"),
+    "checkpoint": (lambda: make_checkpointed(False), "4x8"),
+    "reentrant checkpoint": (lambda: make_checkpointed(True), "4x8"),
 }
 
 
@@ -200,7 +198,7 @@ def test_gradients_are_those_that_autograd_hands_to_hooks(
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_what_a_checkpoint_makes_again_says_so(use_reentrant: bool) -> None:
-    analysis = fxmem.analyze(Checkpointed(use_reentrant), ("4x8",), device="cpu")
+    analysis = fxmem.analyze(make_checkpointed(use_reentrant), ("4x8",), device="cpu")
     made_again = [
         analysis.graph.operations[storage.born].name
         for storage in list_temporaries(analysis)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -107,7 +108,6 @@ def test_nothing_fits_where_the_result_is_no_plain_tensor() -> None:
         assert [*find_overwritable((LEAF,), {}, LEAF + 1)]
 
 
-aten = torch.ops.aten
 Make = Callable[..., Tensor]
 
 
@@ -145,19 +145,13 @@ def fails(call: Callable[..., Any], *arguments: Any) -> bool:
     return False
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.linear(x))
-
-
 def test_a_linear_layer_refuses_integers_and_names_the_line() -> None:
+    def run(model: Any, x: Tensor) -> Tensor:
+        return functional.relu(model.linear(x))
+
     with pytest.raises(fxmem.TraceError) as caught:
-        fxmem.analyze(Net(), ("2x4:int64",), device="cpu")
-    line = Net.forward.__code__.co_firstlineno + 1
+        fxmem.analyze(Runs(run, linear=nn.Linear(4, 4)), ("2x4:int64",), device="cpu")
+    line = run.__code__.co_firstlineno + 1
     assert str(caught.value) == (
         f"the step failed at test_operators.py:{line}: RuntimeError: two tensors must have the "
         "same dtype, but got int64 and float32 (check shapes and dtypes of the inputs: 2x4:int64)"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from profiled import list_changes
 from running import Call, Runs
 from torch import Tensor, nn
 
@@ -130,22 +130,9 @@ def test_the_gradient_of_a_view_that_was_changed_is_a_new_tensor() -> None:
     def add(x: Tensor) -> Tensor:
         return x + torch.relu_((x * 2).view(2, 32)).view_as(x)
 
-    def run(model: nn.Module, x: Tensor) -> list[int]:
-        with torch.profiler.profile(profile_memory=True) as prof:
-            model(x).sum().backward()
-        tree = prof.profiler.kineto_results.experimental_event_tree()
-        return sorted(size for size in _iterate_sizes(tree) if size == x.nbytes)
-
-    model = nn.Sequential(nn.Linear(8, 8), Call(add))
-    graph = record(model, "8x8")
-    made = [s for s in graph.storages if s.nbytes == 256 and s.born >= 0]
-    run(model, torch.randn(8, 8))
-    assert len(made) == len(run(model, torch.randn(8, 8)))
-
-
-def _iterate_sizes(tree: Any) -> Iterator[int]:
-    for event in tree:
-        kind, fields = event.typed
-        if kind == torch._C._profiler._EventType.Allocation:
-            yield fields.alloc_size
-        yield from _iterate_sizes(event.children)
+    model, x = nn.Sequential(nn.Linear(8, 8), Call(add)), torch.randn(8, 8)
+    made = [s for s in record(model, "8x8").storages if s.nbytes == 256 and s.born >= 0]
+    model(x).sum().backward()
+    with torch.profiler.profile(profile_memory=True) as prof:
+        model(x).sum().backward()
+    assert len(made) == [nbytes for _, nbytes in list_changes(prof)].count(x.nbytes)

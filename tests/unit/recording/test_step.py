@@ -39,21 +39,20 @@ def names_of(analysis: Analysis, category: Category, *, resident: bool = True) -
     }
 
 
+PARAMETERS = ["first.weight", "first.bias", "frozen.weight", "frozen.bias"]
+ADAM_STATES = {
+    f"first.{parameter}.{state}"
+    for parameter in ("weight", "bias")
+    for state in ("step", "exp_avg", "exp_avg_sq")
+}
+
+
 def test_what_is_resident_is_named() -> None:
     analysis = analyse(optimizer="adam", loss="mse")
-    assert names_of(analysis, Category.PARAMETER) == {
-        "first.weight",
-        "first.bias",
-        "frozen.weight",
-        "frozen.bias",
-    }
+    assert names_of(analysis, Category.PARAMETER) == set(PARAMETERS)
     assert names_of(analysis, Category.BUFFER) == {"table", "plain"}
     assert names_of(analysis, Category.INPUT) == {"args_0", "target"}
-    assert names_of(analysis, Category.OPTIMIZER_STATE) == {
-        f"first.{parameter}.{state}"
-        for parameter in ("weight", "bias")
-        for state in ("step", "exp_avg", "exp_avg_sq")
-    }
+    assert names_of(analysis, Category.OPTIMIZER_STATE) == ADAM_STATES
 
 
 def test_a_module_s_own_tensors_are_allocated_after_its_children_s() -> None:
@@ -61,7 +60,7 @@ def test_a_module_s_own_tensors_are_allocated_after_its_children_s() -> None:
     order = [
         analysis.graph.storages[at].name for at, _ in analysis.graph.warmup[:5] if at is not None
     ]
-    assert order == ["first.weight", "first.bias", "frozen.weight", "frozen.bias", "table"]
+    assert order == [*PARAMETERS, "table"]
 
 
 def test_gradients_are_made_in_the_step_and_not_for_what_is_frozen() -> None:
@@ -164,11 +163,7 @@ def test_what_hooks_reach_is_resident_and_named() -> None:
     net.spare = [torch.ones(9, requires_grad=True)]
     net.spare[0].grad = torch.ones(9)
     analysis = fxmem.analyze(net, ("8x4",), device="cpu")
-    assert names_of(analysis, Category.OPTIMIZER_STATE) == {
-        f"first.{parameter}.{state}"
-        for parameter in ("weight", "bias")
-        for state in ("step", "exp_avg", "exp_avg_sq")
-    }
+    assert names_of(analysis, Category.OPTIMIZER_STATE) == ADAM_STATES
     assert analysis.optimizer_state_bytes == 2 * 20 * 4 + 2 * 4
     assert names_of(analysis, Category.BUFFER) == {
         "table",

@@ -65,34 +65,25 @@ def test_a_spec_has_a_memory_format(fake_mode: FakeTensorMode) -> None:
 
 
 def test_inputs_are_described_as_they_are_written() -> None:
-    texts = describe_inputs(
-        [
-            None,
-            "2x3",
-            [torch.ones(3), True],
-            {"how": "mean"},
-            object(),
-            "2x3x4x4:channels_last",
-            torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    image = torch.ones(2, 3, 4, 4)
+    cases: list[tuple[Any, tuple[str, ...]]] = [
+        (None, ("None",)),
+        ("2x3", ("2x3:float32",)),
+        ([torch.ones(3), True], ("[2][0]=3:float32", "[2][1]=True")),
+        ({"how": "mean"}, ("[3]['how']='mean'",)),
+        (object(), ("object",)),
+        ("2x3x4x4:channels_last", ("2x3x4x4:float32:channels_last",)),
+        (image.to(memory_format=torch.channels_last), ("2x3x4x4:float32:channels_last",)),
+        (
             torch.ones(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d),
-            torch.ones(2, 3, 4, 4).transpose(2, 3),
-        ],
-        {"ids": torch.zeros(1, dtype=torch.int64), "s": torch.tensor(1.0)},
-    )
-    assert texts == (
-        "None",
-        "2x3:float32",
-        "[2][0]=3:float32",
-        "[2][1]=True",
-        "[3]['how']='mean'",
-        "object",
-        "2x3x4x4:float32:channels_last",
-        "2x3x4x4:float32:channels_last",
-        "2x3x4x4x4:float32:channels_last_3d",
-        "2x3x4x4:float32",
-        "ids=1:int64",
-        "s=scalar:float32",
-    )
+            ("2x3x4x4x4:float32:channels_last_3d",),
+        ),
+        (image.transpose(2, 3), ("2x3x4x4:float32",)),
+    ]
+    named = {"ids": torch.zeros(1, dtype=torch.int64), "s": torch.tensor(1.0)}
+    texts = describe_inputs([given for given, _ in cases], named)
+    expected = [text for _, parts in cases for text in parts]
+    assert texts == (*expected, "ids=1:int64", "s=scalar:float32")
 
 
 def test_a_text_that_starts_with_a_size_is_no_other_argument() -> None:

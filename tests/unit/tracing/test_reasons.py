@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,22 +28,17 @@ class Counter:
         self.turns = 0
 
 
-class Net(nn.Module):
+def build(run: Callable[..., Any]) -> nn.Module:
     """A layer, and what some function makes of its result."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        super().__init__()
-        self.layer, self.other, self.run = nn.Linear(4, 4), nn.Linear(4, 4), run
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-        self.counter = Counter()
-
-    def forward(self, x: Tensor, **others: Any) -> Any:
-        return self.run(self, self.layer(x), **others)
+    layers = {"layer": nn.Linear(4, 4), "other": nn.Linear(4, 4)}
+    count = nn.Buffer(torch.zeros((), dtype=torch.long))
+    forward = lambda net, x, **others: run(net, net.layer(x), **others)  # noqa: E731
+    return Runs(forward, **layers, count=count, counter=Counter())
 
 
 def analyse(run: Callable[..., Any], *given: Any, **others: Any) -> fxmem.Analysis:
     size_hint = others.pop("size_hint", None)
-    return fxmem.analyze(Net(run), given or ("3x4",), others, device="cpu", size_hint=size_hint)
+    return fxmem.analyze(build(run), given or ("3x4",), others, device="cpu", size_hint=size_hint)
 
 
 def find_line(run: Callable[..., Any]) -> str:
@@ -52,36 +48,36 @@ def find_line(run: Callable[..., Any]) -> str:
     return f"test_reasons.py:{start + at}"
 
 
-def warm_up(net: Net, y: Tensor) -> Tensor:
+def warm_up(net: Any, y: Tensor) -> Tensor:
     net.count += 1
     return y * min(1.0, net.count.item() / 4)  # here
 
 
-def look_at_input(net: Net, y: Tensor, mask: Tensor) -> Tensor:
+def look_at_input(net: Any, y: Tensor, mask: Tensor) -> Tensor:
     return y * 2 if mask.all() else y  # here
 
 
-def clamp_overflow(net: Net, y: Tensor) -> Tensor:
+def clamp_overflow(net: Any, y: Tensor) -> Tensor:
     if not torch.isfinite(y).all():  # here
         y = y.clamp(-1e4, 1e4)
     return y
 
 
-def guess_size(net: Net, y: Tensor, lengths: Tensor) -> Tensor:
+def guess_size(net: Any, y: Tensor, lengths: Tensor) -> Tensor:
     return y[: lengths.max().item()]  # here
 
 
-def seed(net: Net, y: Tensor) -> Tensor:
+def seed(net: Any, y: Tensor) -> Tensor:
     torch.manual_seed(0)  # here
     return F.dropout(y, 0.5)
 
 
-def hook(net: Net, y: Tensor) -> Tensor:
+def hook(net: Any, y: Tensor) -> Tensor:
     y.register_hook(lambda grad: grad.clamp(-1, 1))  # here
     return y * 2
 
 
-def ask_for_gradient(net: Net, y: Tensor) -> Tensor:
+def ask_for_gradient(net: Any, y: Tensor) -> Tensor:
     z = y.detach()
     z.requires_grad = True  # here
     return y + z
@@ -106,42 +102,42 @@ def test_the_line_is_told(run: Callable[..., Any], others: dict[str, Any], reaso
     assert found == ("record", f"{reason} at {find_line(run)}")
 
 
-def count_in_slots(net: Net, y: Tensor) -> Tensor:
+def count_in_slots(net: Any, y: Tensor) -> Tensor:
     net.counter.turns += 1
     return y * net.counter.turns
 
 
-def choose_kernels(net: Net, y: Tensor) -> Tensor:
+def choose_kernels(net: Any, y: Tensor) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(y[None], y[None], y[None])
 
 
-def round_saved(net: Net, y: Tensor) -> Tensor:
+def round_saved(net: Any, y: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.round(), lambda t: t):
         return torch.sin(y)
 
 
-def cast(net: Net, y: Tensor) -> Tensor:
+def cast(net: Any, y: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return net.other(y).float()
 
 
-def freeze(net: Net, y: Tensor) -> Tensor:
+def freeze(net: Any, y: Tensor) -> Tensor:
     with torch.no_grad():
         shift = net.other(y)
     return y + shift
 
 
-def remember(net: Net, y: Tensor) -> Tensor:
+def remember(net: Any, y: Tensor) -> Tensor:
     net.last = y.detach()
     return y * 2
 
 
-def draw_number(net: Net, y: Tensor) -> Tensor:
+def draw_number(net: Any, y: Tensor) -> Tensor:
     return y * random.random()
 
 
-def drop(net: Net, y: Tensor) -> Tensor:
+def drop(net: Any, y: Tensor) -> Tensor:
     return net.other(y) if torch.rand([]) < 0.9 else y * 2
 
 
@@ -165,18 +161,18 @@ def test_what_a_graph_would_leave_out_is_told(run: Callable[..., Any], reason: s
     assert (analysis.frontend, analysis.setup.frontend_reason) == ("record", reason)
 
 
-def ask_own(net: Net, y: Tensor) -> Tensor:
+def ask_own(net: Any, y: Tensor) -> Tensor:
     return y * torch.arange(3).max().item()
 
 
-def check(net: Net, y: Tensor) -> Tensor:
+def check(net: Any, y: Tensor) -> Tensor:
     assert net.count < 10
     if not torch.isfinite(y).all():
         raise ValueError("diverged")
     return y
 
 
-def warn(net: Net, y: Tensor, ids: Tensor) -> Tensor:
+def warn(net: Any, y: Tensor, ids: Tensor) -> Tensor:
     if 0 in ids:
         text = "an input is"
         text += " padded"
@@ -192,7 +188,7 @@ def test_what_every_step_does_alike_has_a_graph(run: Any, others: dict[str, Any]
     assert (analysis.frontend, analysis.setup.frontend_reason) == ("fx", "")
 
 
-def seed_and_raise(net: Net, y: Tensor) -> Tensor:
+def seed_and_raise(net: Any, y: Tensor) -> Tensor:
     random.seed(0)
     np.random.random()
     raise ValueError("never")
@@ -200,7 +196,7 @@ def seed_and_raise(net: Net, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("run", [seed, seed_and_raise])
 def test_an_analysis_sets_no_state(run: Callable[..., Any]) -> None:
-    model = Net(run)
+    model = build(run)
     random.seed(3)
     random.gauss()  # keeps a second number
     np.random.seed(3)
@@ -212,7 +208,7 @@ def test_an_analysis_sets_no_state(run: Callable[..., Any]) -> None:
 
 
 def test_hooks_that_the_first_call_installs_are_in_the_graph() -> None:
-    def install(net: Net, y: Tensor) -> Tensor:
+    def install(net: Any, y: Tensor) -> Tensor:
         if not hasattr(net, "installed"):
             net.layer.register_forward_hook(lambda module, args, output: output * 2)
             net.installed = True

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -174,20 +175,13 @@ def test_casts_of_weights_live_until_the_outermost_autocast_ends(x: Tensor) -> N
 # -- In a step --
 
 
-class Own(nn.Module):
-    """Turns autocast on by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 32, bias=False), nn.Linear(32, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cuda", dtype=BF16):
-            return self.down(self.up(x).relu()).float()
-
-
 def test_what_a_step_saves() -> None:
-    analysis = analyze(Own(), ("16x8",), device="cuda")
+    def run(model: Any, x: Tensor) -> Any:
+        with torch.autocast("cuda", dtype=BF16):
+            return model.down(model.up(x).relu()).float()
+
+    model = Runs(run, up=nn.Linear(8, 32, bias=False), down=nn.Linear(32, 4, bias=False))
+    analysis = analyze(model, ("16x8",), device="cuda")
     # mm: its input, cast, and the second one's weight, cast and transposed (the input of the
     # model needs no gradient); relu: its result, which is the second product's input.
     found = sorted((s.shape, s.dtype) for s in analysis.saved)

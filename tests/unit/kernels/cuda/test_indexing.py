@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_steps import estimate, made, make_buffers_test, on_gpu, run_step, saved, workspaces
+from running import Runs
 from torch import Tensor, nn
 
 from fxmem import analyze
@@ -198,28 +199,19 @@ def test_masks_of_which_the_result_tells_the_count_and_the_host_s_indices() -> N
         assert ask(put, x(), [at], rows, True, True) == 4 * 400 + 1
 
 
-class Reading(nn.Module):
-    """Reads a parameter of 4 MiB at indices that the code makes in the host's memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1 << 20))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.weight[torch.arange(1 << 20)] * x).sum()
-
-
 def test_indices_of_the_host_are_copied_to_the_gpu() -> None:
     # TensorAdvancedIndexingUtils.h, make_info: 8 MiB of indices beside weight and result.
-    x = torch.zeros(())
-    reading = analyze(Reading(), (x,), device="cuda", mode="infer", alloc_conf="")
+    # The parameter of 4 MiB is read at indices that the code makes in the host's memory.
+    weight, x = nn.Parameter(torch.zeros(1 << 20)), torch.zeros(())
+    model = Runs(lambda net, x: (net.weight[torch.arange(1 << 20)] * x).sum(), weight=weight)
+    reading = analyze(model, (x,), device="cuda", mode="infer", alloc_conf="")
     assert reading.peak_bytes == (4 + 8 + 4) * MIB + 512
     (index,) = (o for o in reading.graph.operations if o.name == "aten.index.Tensor")
     assert index.blocks == ((0, 8 * MIB), (NEXT_RESULT, 0), (0, -8 * MIB))
     # Indexing.cu, computeLinearIndex: computed on the host, the index is one copy; then those in
     # order, where they were, their range, and CUB's storage. Beside them lie the weight, its
     # gradient and the result's; x, the loss and its gradient have a block of 512 bytes each.
-    adding = analyze(Reading(), (x,), device="cuda", alloc_conf="")
+    adding = analyze(model, (x,), device="cuda", alloc_conf="")
     sort = radix_sort_bytes(1 << 20, 8, 8, 20)
     assert workspaces(adding.graph)["aten.index_put.default"] == 4 * 8 * MIB + sort
     assert adding.peak_bytes == (4 + 4 + 4 + 4 * 8) * MIB + -(-sort // 512) * 512 + 3 * 512

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from cuda_steps import make_buffers_test, on_gpu, run_kernel, run_step, workspaces
+from running import Runs
 from torch import Tensor, nn
 
 from fxmem import analyze
@@ -67,19 +70,15 @@ def test_the_default_follows_the_architecture(monkeypatch: pytest.MonkeyPatch) -
     assert cublas_workspace_bytes() == 32 << 20
 
 
-class Forces(nn.Module):
+def make_forces(multithreaded: bool = True) -> nn.Module:
     """An interatomic potential, as in SchNetPack: forces are the gradient of the energy."""
 
-    def __init__(self, multithreaded: bool = True) -> None:
-        super().__init__()
-        self.energy = nn.Linear(8, 8, bias=False)
-        self.multithreaded = multithreaded
+    def run(model: Any, positions: Tensor) -> Tensor:
+        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(multithreaded):
+            energy = model.energy(positions.requires_grad_()).square().sum()
+            return -torch.autograd.grad(energy, positions, create_graph=model.training)[0]
 
-    def forward(self, positions: Tensor) -> Tensor:
-        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(self.multithreaded):
-            energy = self.energy(positions.requires_grad_()).square().sum()
-            (gradient,) = torch.autograd.grad(energy, positions, create_graph=self.training)
-        return -gradient
+    return Runs(run, energy=nn.Linear(8, 8, bias=False))
 
 
 @pytest.mark.parametrize(
@@ -89,8 +88,8 @@ class Forces(nn.Module):
         (nn.Linear(8, 4), "train", 2),
         (nn.Linear(8, 4, bias=False), "infer", 1),
         (nn.ReLU(), "infer", 0),
-        (Forces(), "infer", 2),
-        (Forces(multithreaded=False), "infer", 1),
+        (make_forces(), "infer", 2),
+        (make_forces(multithreaded=False), "infer", 1),
     ],
 )
 def test_each_thread_keeps_a_workspace(model: nn.Module, mode: str, count: int) -> None:
@@ -105,22 +104,15 @@ def test_each_thread_keeps_a_workspace(model: nn.Module, mode: str, count: int) 
 TOKENS, EXPERTS, WIDTH, INNER = 32, 4, 16, 24
 
 
-class Experts(nn.Module):
+def choose_experts(model: Any, x: Tensor) -> Tensor:
     """The core of ``transformers.integrations.moe.grouped_mm_experts_forward``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(WIDTH, EXPERTS)
-        self.up = nn.Parameter(torch.empty(EXPERTS, INNER, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0):
-            raise NotImplementedError("no grouped products")
-        chosen, order = self.gate(x).argmax(dim=-1).sort()
-        chosen = chosen.int() if x.is_cuda else chosen.float()
-        counted = torch.histc(chosen, bins=EXPERTS, min=0, max=EXPERTS - 1)
-        offsets = counted.cumsum(0, dtype=torch.int32)
-        return nn.functional.grouped_mm(x[order], self.up.transpose(-2, -1), offs=offsets)
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0):
+        raise NotImplementedError("no grouped products")
+    chosen, order = model.gate(x).argmax(dim=-1).sort()
+    chosen = chosen.int() if x.is_cuda else chosen.float()
+    counted = torch.histc(chosen, bins=EXPERTS, min=0, max=EXPERTS - 1)
+    offsets = counted.cumsum(0, dtype=torch.int32)
+    return nn.functional.grouped_mm(x[order], model.up.transpose(-2, -1), offs=offsets)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +126,15 @@ class Experts(nn.Module):
     ],
 )
 def test_experts(gpu: str, dtype: str | None, kept: list[int]) -> None:
-    analysis = analyze(Experts(), (f"{TOKENS}x{WIDTH}",), device="cuda", gpu=gpu, dtype=dtype)
+    up = nn.Parameter(torch.empty(EXPERTS, INNER, WIDTH))
+    model, spec = Runs(choose_experts, gate=nn.Linear(WIDTH, EXPERTS), up=up), f"{TOKENS}x{WIDTH}"
+    analysis = analyze(model, (spec,), device="cuda", gpu=gpu, dtype=dtype)
     found = [s.nbytes for s in analysis.graph.storages if s.category is Category.WORKSPACE]
     assert found == kept
     assert any("CUTLASS" in note for note in analysis.setup.notes)
     # Code sees the capability of the target GPU.
     with pytest.raises(Exception, match="no grouped products"):
-        analyze(Experts(), (f"{TOKENS}x{WIDTH}",), device="cuda", gpu="t4")
+        analyze(model, (spec,), device="cuda", gpu="t4")
 
 
 @pytest.mark.parametrize(("dtype", "padded"), [(torch.float32, 12), (torch.bfloat16, 16)])
