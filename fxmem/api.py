@@ -159,8 +159,9 @@ def plan(
             ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
             model's code as it is. None for the first where the ``fx`` frontend served, else the
             second.
-        strategy: Function that proposes segments, or the name of one of fxmem's; None for the best
-            of these. See :class:`fxmem.planning.strategies.problem.Strategy`.
+        strategy: Function that proposes segments, or ``"search"``, ``"schedules"``, ``"changes"``
+            or ``"modules"``; None for the first, which has all others as its parts. See
+            :class:`fxmem.planning.strategies.problem.Strategy`.
 
     Raises:
         InfeasibleError: No plan within the budget was found.

@@ -17,7 +17,7 @@ class Category(str, Enum):
     """Purpose of a storage, in the words of torch's own memory profiler.
 
     A further one is labelled where ``recording/`` makes it, and has its look in
-    ``report/categories.py``.
+    ``report/categories.py`` and a line in ``docs/json.md``.
 
     Source of the words: ``torch/profiler/_memory_profiler.py``, ``Category``.
     """

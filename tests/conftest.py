@@ -54,6 +54,6 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         assert path.exists(), f"{path} is missing: run pytest --overwrite"
-        assert text == path.read_text(encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), "pytest --overwrite writes it anew"
 
     return check

@@ -20,7 +20,7 @@ from fxmem.planning.plan import MODULES, Plan
 from fxmem.planning.step import PlanningStep, check_analysis, describe_segments, prepare_step
 from fxmem.planning.strategies.bound import bound_cost
 from fxmem.planning.strategies.problem import Candidate, Goal, PlanProblem, Strategy, run_strategy
-from fxmem.planning.strategies.search import resolve_strategy
+from fxmem.planning.strategies.registry import resolve_strategy
 from fxmem.units import format_bytes, resolve_bytes
 
 _SLACK = 1.02

@@ -21,7 +21,7 @@ from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.strategies.bound import bound_cost
 from fxmem.planning.strategies.problem import Candidate, PlanProblem, prune_candidates, run_strategy
-from fxmem.planning.strategies.search import search
+from fxmem.planning.strategies.registry import search
 
 BATCH = 16384
 WIDTHS = (64, 128, 256, 512)

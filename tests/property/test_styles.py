@@ -18,7 +18,7 @@ from examples.gpt import GPT
 from fxmem.planning.planner import make_problem
 from fxmem.planning.step import PlanningStep, prepare_step
 from fxmem.planning.strategies.problem import Candidate, run_strategy
-from fxmem.planning.strategies.search import search
+from fxmem.planning.strategies.registry import search
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 WIDTH = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -61,4 +62,4 @@ SegmentRange(start=6, stop=8, children=()))
             segments.append(SegmentRange(start, end, children))
         return tuple(segments), at
 
-    return nest(0, max((stop for _, stop in ordered), default=0))[0]
+    return nest(0, sys.maxsize)[0]

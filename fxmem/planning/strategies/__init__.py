@@ -1,1 +1,1 @@
-"""Searches for plans: one strategy a file, each a generator of candidates."""
+"""Strategies that propose segments for plans, one a file; `registry.py` names them."""

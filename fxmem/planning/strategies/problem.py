@@ -189,7 +189,10 @@ def check_proposals(strategy: Strategy) -> Proposer:
     """
 
     def propose(problem: PlanProblem) -> Iterator[Segments]:
-        for proposed in strategy(problem):
+        proposals = strategy(problem)
+        if proposals is None:
+            raise UsageError("the strategy returned nothing", hint="yield segments")
+        for proposed in proposals:
             yield _check_segments(problem, proposed)
 
     return propose
@@ -202,7 +205,7 @@ def _check_segments(problem: PlanProblem, proposed: Iterable[SegmentRange | Span
     except TypeError:
         raise UsageError(
             f"the strategy proposed {proposed!r}",
-            hint="pairs of a first node and the node after the last",
+            hint="for each plan a list of pairs: a first node and the node after the last",
         ) from None
     reason = next(_find_obstacles(problem, segments), None)
     if reason is not None:

@@ -12,7 +12,7 @@ from torch import nn
 import fxmem
 from benchmarks.planner_cases import CASES
 from fxmem.planning.strategies.problem import PlanProblem
-from fxmem.planning.strategies.search import STRATEGIES
+from fxmem.planning.strategies.registry import STRATEGIES
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +63,18 @@ def test_a_strategy_sees_what_its_proposals_scored(analysis: fxmem.Analysis) -> 
     ("segments", "message"),
     [
         ([(1, 99)], "nodes 1 to 99 of"),
+        ([(1, 3), (4, 2)], "nodes 4 to 2 of"),
         ([(1, 5), (3, 7)], "segments lie apart or within each other"),
-        ([3], "pairs of a first node and the node after the last"),
+        ([3], "a list of pairs: a first node and the node after the last"),
     ],
-    ids=["beyond", "crossing", "no pairs"],
+    ids=["beyond", "reversed", "crossing", "no pairs"],
 )
 def test_bad_proposals_are_refused(analysis: fxmem.Analysis, segments: Any, message: str) -> None:
     with pytest.raises(fxmem.UsageError, match=re.escape(message)):
         fxmem.pareto(analysis, strategy=lambda problem: iter([segments]))
 
 
-@pytest.mark.parametrize("strategy", ["none", 3])
+@pytest.mark.parametrize("strategy", ["none", 3, lambda problem: None])
 def test_a_strategy_is_a_name_or_a_function(analysis: fxmem.Analysis, strategy: Any) -> None:
     with pytest.raises(fxmem.UsageError, match="strategy"):
         fxmem.pareto(analysis, strategy=strategy)

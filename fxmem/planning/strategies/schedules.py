@@ -1,29 +1,18 @@
-"""The search for plans: its strategies, that of schedules of chains, and their names."""
+"""The strategy of schedules: the step as chains of stages, solved for many budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from fxmem.errors import UsageError
 from fxmem.planning.model.segments import Segments
 from fxmem.planning.strategies.chains.chain import keep_stages, measure_schedule
 from fxmem.planning.strategies.chains.solver import find_least_memory, solve_chain
 from fxmem.planning.strategies.chains.stages import StagedStep, cut_step, list_cuts
-from fxmem.planning.strategies.problem import PlanProblem, Proposer, Strategy, check_proposals
-from fxmem.planning.strategies.small_changes import change_segments
-from fxmem.planning.strategies.whole_modules import choose_modules
+from fxmem.planning.strategies.problem import PlanProblem
 
 _BUDGETS = 40
 _MOST_STAGES = 96
 """The chain's solver takes time in the third power of the number of stages."""
-
-
-def search(problem: PlanProblem) -> Iterator[Segments]:
-    """Proposes modules, schedules of chains and small changes to the best; or modules alone."""
-    yield from choose_modules(problem)
-    if not problem.whole_modules:
-        yield from propose_schedules(problem)
-        yield from change_segments(problem)
 
 
 def propose_schedules(problem: PlanProblem) -> Iterator[Segments]:
@@ -54,31 +43,3 @@ def _solve(staged: StagedStep) -> Iterator[Segments]:
     for schedule in solve_chain(staged.chain, budgets):
         if schedule is not None:
             yield staged.list_segments(schedule)
-
-
-STRATEGIES: Mapping[str, Proposer] = {
-    "search": search,
-    "modules": choose_modules,
-    "schedules": check_proposals(propose_schedules),  # of which none are whole modules
-    "changes": check_proposals(change_segments),
-}
-
-
-def resolve_strategy(strategy: str | Strategy | None) -> Proposer:
-    """Finds the strategy of a name, or wraps the user's own, whose proposals are checked.
-
-    Raises:
-        UsageError: There is no strategy of that name, or it is no function.
-    """
-    if strategy is None:
-        return search
-    if isinstance(strategy, str):
-        if strategy not in STRATEGIES:
-            raise UsageError(f"unknown strategy {strategy!r}", hint=" or ".join(STRATEGIES))
-        return STRATEGIES[strategy]
-    if not callable(strategy):
-        raise UsageError(
-            f"strategy must be a function or a name, got {type(strategy).__name__}",
-            hint=" or ".join(STRATEGIES),
-        )
-    return check_proposals(strategy)
