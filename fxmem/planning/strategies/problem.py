@@ -191,7 +191,7 @@ def check_proposals(strategy: Strategy) -> Proposer:
     def propose(problem: PlanProblem) -> Iterator[Segments]:
         proposals = strategy(problem)
         if proposals is None:
-            raise UsageError("the strategy returned nothing", hint="yield segments")
+            raise UsageError("the strategy returned nothing", hint="yield each plan's segments")
         for proposed in proposals:
             yield _check_segments(problem, proposed)
 
