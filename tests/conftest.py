@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Threads of kernels that spin while they wait hold up the tests beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -321,12 +321,11 @@ def programs(draw: Callable[..., Any], most: int = 24) -> Program:
     for _ in range(draw(st.integers(most // 2, most))):
         writer.write()
     names = list(dict.fromkeys(writer.pick() for _ in range(draw(st.integers(1, 3)))))
-    output = draw(st.sampled_from(OUTPUTS)) if len(names) > 1 else "{0}"
-    if output.startswith("{{"):
-        text = "{" + ", ".join(f"'{n}': {n}" for n in names) + "}"
-    else:
-        text = output.format(*names)
-        text = "(" + ", ".join(names) + ")" if output == "({0}, {1})" else text
+    text = names[0]
+    if len(names) > 1:
+        named = ", ".join(f"'{name}': {name}" for name in names)
+        outputs = [f"({', '.join(names)})", f"[{names[0]}, {names[1]}]", f"{{{named}}}"]
+        text = draw(st.sampled_from(outputs))
     if not any(writer.scope[name].requires_grad for name in names):
         text = f"({names[0]}, (self.scale * {names[0]}))"
     return Program(
@@ -336,9 +335,6 @@ def programs(draw: Callable[..., Any], most: int = 24) -> Program:
         writer.inputs,
         draw(st.booleans()),
     )
-
-
-OUTPUTS = ["({0}, {1})", "[{0}, {1}]", "{{}}"]
 
 
 def runs(program: Program) -> bool:

@@ -23,10 +23,10 @@ from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fxgraph import iterate_tensors
 
 
-def change(graph: MemoryGraph, operation: int, **fields: object) -> MemoryGraph:
-    operations = list(graph.operations)
-    operations[operation] = dataclasses.replace(operations[operation], **fields)
-    return dataclasses.replace(graph, operations=tuple(operations))
+def change(graph: MemoryGraph, index: int, of: str = "operations", **fields: object) -> MemoryGraph:
+    changed = list(getattr(graph, of))
+    changed[index] = dataclasses.replace(changed[index], **fields)
+    return dataclasses.replace(graph, **{of: tuple(changed)})
 
 
 class TestHandMade:
@@ -63,9 +63,7 @@ class TestHandMade:
 
     def test_the_first_gradient_is_made_by_no_node(self) -> None:
         graph = change(make_graph(), 5, node=None, name="aten.ones_like.default")
-        storages = list(graph.storages)
-        storages[11] = dataclasses.replace(storages[11], node=None, name="")
-        graph = dataclasses.replace(graph, storages=tuple(storages))
+        graph = change(graph, 11, "storages", node=None, name="")
         assert label_storages(graph)[11] == "gradient of fc1"
         assert label_storages(change(graph, 6, reads=()))[11] == "aten.ones_like"
 
@@ -104,10 +102,7 @@ class TestUpdated:
         assert find_updated(graph, division) == ("fc2.weight",)
 
     def test_the_peak_in_the_optimizer_names_the_parameter(self) -> None:
-        graph = make_graph()
-        storages = list(graph.storages)
-        storages[13] = dataclasses.replace(storages[13], nbytes=2**30)
-        analysis = make_analysis(dataclasses.replace(graph, storages=tuple(storages)))
+        analysis = make_analysis(change(make_graph(), 13, "storages", nbytes=2**30))
         assert analysis.peak.parameters == ("fc2.weight",)
         assert analysis.to_dict()["peak"]["parameters"] == ["fc2.weight"]
 

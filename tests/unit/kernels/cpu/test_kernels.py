@@ -36,6 +36,9 @@ def test_reductions_cast_as_a_whole(sizes: tuple[int, ...]) -> None:
     check(aten.mean.dim, x.bfloat16(), [0])
     for func in (aten.prod, aten.nansum, aten.logsumexp):
         check(func.default, x, *(([0, 1],) if func is aten.logsumexp else ()))
+    for y in (x, x.t(), (x > 0).int()):
+        check(aten.prod.dim_int, y, 1)
+        check(aten.cumprod.default, y, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -67,6 +70,28 @@ def test_batch_norm_with_strided_gradients(dtype: torch.dtype) -> None:
             for mask in ([True] * 3, [True, False, False]):
                 operands = (gradient, x, weight, *numbers, mean, scale, True, 1e-5, mask)
                 check(aten.native_batch_norm_backward.default, *operands)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gelu_backward(dtype: torch.dtype, approximate: str) -> None:
+    x, columns_first = torch.randn(30, 40).to(dtype), strided(30, 40, dtype=dtype)
+    for gradient in (x, columns_first, spread(30, 40).to(dtype)):
+        for y in (x, columns_first):
+            check(aten.gelu_backward.default, gradient, y, approximate=approximate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padding", [-1, 3])
+def test_weighted_bags(padding: int, dtype: torch.dtype) -> None:
+    table, weights = torch.randn(20, 6).to(dtype), torch.randn(48).to(dtype)
+    gradient, indices = torch.randn(12, 6).to(dtype), torch.arange(48) % 7
+    offsets, rest = torch.arange(0, 48, 4), (False, 0, False, weights)
+    out = check(aten._embedding_bag.default, table, indices, offsets, *rest, False, padding)
+    operands = (gradient, indices, offsets, *out[1:], 20)  # type: ignore[index]
+    check(aten._embedding_bag_backward.default, *operands, *rest, padding)
+    backward = aten._embedding_bag_per_sample_weights_backward.default
+    check(backward, gradient, table, indices, offsets, out[1], 0, padding)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -30,6 +30,12 @@ def geometry(stride: int = 1, groups: int = 1, **changed: Any) -> Geometry:
     return dataclasses.replace(plain, **changed)
 
 
+def arguments(dims: int = 2, groups: int = 1, *, padding: int = 0, flip: bool = False) -> Any:
+    """Stride, padding, dilation, whether transposed, output padding, groups."""
+    ones, zeros = [1] * dims, [0] * dims
+    return ones, [padding] * dims, ones, flip, zeros, groups
+
+
 def empty(*sizes: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.empty(sizes, dtype=dtype)
 
@@ -74,10 +80,9 @@ class TestBackend:
 
 
 class TestForward:
-    def convolve(self, x: Tensor, weight: Tensor, groups: int = 1, **flags: object) -> int:
-        dims = x.dim() - 2
-        args = (None, [1] * dims, [0] * dims, [1] * dims, False, [0] * dims, groups)
-        return estimate(aten.convolution.default, x, weight, *args)
+    def convolve(self, x: Tensor, weight: Tensor, groups: int = 1) -> int:
+        args = arguments(x.dim() - 2, groups)
+        return estimate(aten.convolution.default, x, weight, None, *args)
 
     def test_operands_are_copied_for_their_layout(self, gpu: None) -> None:
         x, weight = empty(2, 8, 9, 9), empty(4, 8, 3, 3)
@@ -107,8 +112,8 @@ class TestForward:
 
     def test_what_is_not_measured_is_a_range_alone(self, gpu: None) -> None:
         x, weight = empty(2, 4, 9, 9, dtype=torch.half), empty(4, 4, 3, 3, dtype=torch.half)
-        transposed = (None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)
-        assert estimate(aten.convolution.default, x, weight, *transposed) == 0
+        transposed = arguments(flip=True)
+        assert estimate(aten.convolution.default, x, weight, None, *transposed) == 0
         assert self.convolve(x, weight[:, :2], groups=2) == 2 * 4 * 2 * 9  # the weight is not dense
         block = empty(2, 4, 9, 9, 9, dtype=torch.half), empty(4, 4, 3, 3, 3, dtype=torch.half)
         assert self.convolve(*block) == 0
@@ -121,7 +126,7 @@ class TestForward:
             assert self.convolve(x, weight) == 0
 
     def test_the_range_goes_on_above_what_is_counted(self, gpu: None) -> None:
-        args = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        args = (None, *arguments())
         limit = CUDA.libraries[aten.convolution.default]
         for dtype in (torch.float32, torch.half):
             x, weight = empty(2, 8, 9, 9, dtype=dtype), empty(8, 8, 3, 3, dtype=dtype)
@@ -139,8 +144,8 @@ class TestForward:
 
 class TestBackward:
     def backward(self, grad: Tensor, x: Tensor, weight: Tensor, *mask: bool) -> int:
-        args = ([4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, list(mask))
-        return estimate(aten.convolution_backward.default, grad, x, weight, *args)
+        args = (grad, x, weight, [4], *arguments(), list(mask))
+        return estimate(aten.convolution_backward.default, *args)
 
     def test_copies_for_each_kernel(self, gpu: None) -> None:
         grad, x, weight = empty(2, 4, 7, 7), empty(2, 8, 9, 9), empty(4, 8, 3, 3)
@@ -164,7 +169,7 @@ class TestBackward:
         assert self.backward(grad, x, weight, True, True, True) == reordered - 2 * 4
         assert self.backward(grad, x, weight, True, True, False) == reordered
         assert self.backward(grad, x, weight, False, True, False) == reordered
-        args = (grad, x, weight, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True] * 3)
+        args = (grad, x, weight, [4], *arguments(), [True] * 3)
         limit = CUDA.libraries[aten.convolution_backward.default]
         assert limit(Call(args, {})) == weight.numel() * 4  # of the range the weight's parts
 
@@ -180,8 +185,7 @@ class TestFormat:
     """ConvShared.cpp: channels last if input or weight are, but not for float64."""
 
     def convolve(self, x: Tensor, weight: Tensor, groups: int = 1) -> list[Tensor]:
-        dims = x.dim() - 2
-        args = ([1] * dims, [1] * dims, [1] * dims, False, [0] * dims, groups)
+        args = arguments(x.dim() - 2, groups, padding=1)
         result, _ = run_kernel(aten.convolution.default, x, weight, None, *args)
         operands = (torch.empty_like(result), x, weight, None, *args, [True, True, False])
         gradients, _ = run_kernel(aten.convolution_backward.default, *operands)
@@ -220,7 +224,7 @@ class TestFormat:
 def test_the_host_s_convolution_is_left_alone() -> None:
     with make_fake_mode():
         x, weight = torch.empty(2, 4, 6, 6), torch.empty(8, 4, 3, 3)
-        args = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        args = arguments(padding=1)
         assert CUDA.kernels[aten.convolution.default](x, weight, None, *args) is NotImplemented
         backward = CUDA.kernels[aten.convolution_backward.default]
         assert backward(x, x, weight, None, *args, [True] * 3) is NotImplemented
