@@ -41,12 +41,8 @@ class Scaled(torch.autograd.Function):
         return grad * gate + grad * x * gate * (1 - gate) * ctx.factor, None
 
 
-def _split(templates: str) -> list[str]:
-    return [t.strip() for t in templates.replace("\n", "|").split("|") if t.strip()]
-
-
-UNARY = _split(
-    """
+_TEMPLATES = {
+    "unary": """
 F.relu({a}) | F.gelu({a}) | torch.tanh({a}) | {a}.sigmoid() | {a} * 2 | {a} + 1.5 | {a}.exp()
 F.silu({a}) | F.dropout({a}, 0.1, self.training) | {a}.softmax(-1) | {a}.square() | -{a}
 {a}.clamp(min=0) | ({a} * {a} + 1).sqrt() | F.leaky_relu({a}, 0.1) | {a}.log_softmax(-1) | {a} / 3
@@ -74,11 +70,8 @@ F.mse_loss({a}, {a}.detach() * 0.5, reduction='none') | {a}.mean((0, -1), keepdi
 {a}.triu(1) | {a}.neg().exp() | {a}.erf() | {a}.sin() * {a}.cos()
 {a}.addcmul({a}, {a}, value=0.5) | torch.lerp({a}, {a} * 2, 0.3) | torch.baddbmm({a}, {a}, {a})
 {a}.sign() * {a}
-"""
-)
-
-VIEWS = _split(
-    """
+""",
+    "view": """
 {a}.transpose(0, -1) | {a}.view(-1) | {a}.flatten(1) | {a}.unsqueeze(0) | {a}[:, ::2]
 {a}[..., 1:] | {a}.unsqueeze(1).expand(-1, 2, *{a}.shape[1:])
 {a}.permute(*range({a}.dim() - 1, -1, -1)) | {a}[0] | {a}.reshape({a}.shape[0], -1)
@@ -87,32 +80,23 @@ VIEWS = _split(
 {a}.unflatten(-1, (-1, 2)) | {a}.diagonal() | {a}.chunk(2, -1)[1] | {a}.unbind(0)[0]
 {a}.split(2, 0)[0] | {a}.view({a}.size(0), {a}.size(1), -1, 4, 4)
 {a}.view({a}.size(0), -1, 4, 4) | {a}.expand(2, *{a}.shape)
-"""
-)
-
-BINARY = _split(
-    """
+""",
+    "binary": """
 {a} + {b} | {a} * {b} | {a} - {b} | torch.maximum({a}, {b}) | torch.cat([{a}, {b}], -1)
 {a} @ {b} | torch.stack([{a}, {b}]) | torch.where({a} > {b}, {a}, {b}) | {a} / ({b}.abs() + 1)
 torch.cat(({a}, {b}), 0) | torch.matmul({a}, {b}.transpose(-1, -2))
 {a} * {b}.mean(-1, keepdim=True) | {a} + {b}.detach() | F.linear({a}, {b})
 torch.einsum('bij,bkj->bik', {a}, {b}) | {a}.where({b} > 0, {b}) | {a} * {b}.sigmoid()
 torch.addmm({a}, {a}, {b}) | {a}.lerp({b}, 0.5) | {a}.expand_as({b}) + {b} | {a} + {b} + {a}
-"""
-)
-
-IN_PLACE = _split(
-    """
+""",
+    "in_place": """
 {a}.relu_() | {a}.mul_(2) | {a}.add_(1) | F.relu({a}, inplace=True) | {a}.clamp_(0)
 {a}.add_({b}) | {a}.masked_fill_({a} > 0, 0.5) | {a}.mul_({b}) | F.silu({a}, inplace=True)
 {a}.copy_({b}) | {a}.zero_() | F.dropout({a}, 0.1, self.training, inplace=True) | {a}.t_()
 {a}.sub_({b}.detach()) | {a}.div_(2) | F.leaky_relu({a}, inplace=True) | {a}.sigmoid_()
 {a}.fill_(1.0) | {a}.unsqueeze_(0) | {a}.tanh_()
-"""
-)
-
-STATEMENTS = _split(
-    """
+""",
+    "statement": """
 {a}[..., :1] = 0 | {a}[:, 1:] = {a}[:, 1:] * 2 | {a}[0] = {b}[0] | {a}[..., 0].add_(1) | {a} += 1
 {a} *= {b} | {new} = {a}.clone(); {new}[..., 0] = {b}[..., 0] | {new}, *_ = {a}.chunk(2, -1)
 {new}, {new}_rest = {a}.split([1, {a}.shape[-1] - 1], -1) | {new}, {new}_at = {a}.max(-1)
@@ -132,8 +116,12 @@ xs.append({a}) | xs.append({a} * 2) | {new} = torch.cat(xs, -1) | {new} = sum(xs
 {new} = checkpoint(helper, {a}, use_reentrant=True) | self.kept = {a}.detach()
 self.kept = {a}.detach() * 2 | {new} = {a} * len(xs)
 {new} = F.relu({a}) if {a}.dim() > 2 else {a}
-"""
-)
+""",
+}
+TEMPLATES = {
+    kind: [t.strip() for t in text.replace("\n", "|").split("|") if t.strip()]
+    for kind, text in _TEMPLATES.items()
+}
 
 MODULES: dict[str, Callable[[torch.Size], str | None]] = {
     "linear": lambda s: f"nn.Linear({s[-1]}, 16)",
@@ -298,13 +286,6 @@ class _Writer:
         return True
 
 
-TEMPLATES = {
-    "unary": UNARY,
-    "view": VIEWS,
-    "binary": BINARY,
-    "in_place": IN_PLACE,
-    "statement": STATEMENTS,
-}
 KINDS = ["unary"] * 4 + ["module"] * 3 + ["view"] * 2 + ["binary"] * 2
 KINDS += ["in_place", "statement", "statement", "del"]
 SHAPES = [(4, 16), (2, 8, 16), (4, 6, 8, 8), (3, 16, 16)]

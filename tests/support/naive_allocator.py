@@ -7,7 +7,7 @@ is free, reserved or oldest is found by looking at every block of every segment.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 from fxmem.memory.allocator import AllocatorSettings
 
@@ -103,14 +103,11 @@ class NaiveAllocator:
                     return
 
     def release(self) -> None:
-        for small in (False, True):
-            for segment in list(self.segments):
-                if segment.small != small:
-                    continue
-                if segment.page:
-                    self.unmap(segment)
-                elif len(segment.pieces) == 1 and segment.pieces[0].name is None:
-                    self.segments.remove(segment)
+        for segment in sorted(self.segments, key=lambda segment: segment.small):
+            if segment.page:
+                self.unmap(segment)
+            elif len(segment.pieces) == 1 and segment.pieces[0].name is None:
+                self.segments.remove(segment)
 
     # How it finds room.
 
@@ -142,9 +139,8 @@ class NaiveAllocator:
 
     def search(self, small: bool, stream: int, size: int) -> tuple[Segment, Piece] | None:
         fitting = [item for item in self.free_pieces(small, stream) if item[1].size >= size]
-        if fitting and fitting[0][0].page and not self.settings.expandable_segments:
-            while fitting and fitting[0][0].page:
-                fitting.pop(0)
+        if not self.settings.expandable_segments:
+            fitting = list(dropwhile(lambda item: item[0].page, fitting))
         if not fitting:
             return None
         chosen = fitting[0]
