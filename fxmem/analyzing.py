@@ -24,6 +24,7 @@ from fxmem.loading.target import load_target, prepare_targets
 from fxmem.memory.allocator import AllocatorSettings, parse_settings
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.failures import is_traced
+from fxmem.recording.isolation import stop_garbage_collection
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import (
@@ -133,6 +134,7 @@ def trace_model(
 def isolate_analysis(*choices: object, target: Target = CPU) -> Iterator[None]:
     """Runs an analysis of arguments that may be a TARGET as in a process of its own."""
     with (
+        stop_garbage_collection(),
         torch.inference_mode(False),
         torch.enable_grad(),
         leave_autocast(),

@@ -159,9 +159,8 @@ def plan(
             ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
             model's code as it is. None for the first where the ``fx`` frontend served, else the
             second.
-        strategy: Function that proposes segments, or ``"search"``, ``"schedules"``, ``"changes"``
-            or ``"modules"``; None for the first, which has all others as its parts. See
-            :class:`fxmem.planning.strategies.problem.Strategy`.
+        strategy: A :class:`fxmem.planning.strategies.problem.Strategy` of your own, or
+            ``"search"`` (None too), ``"schedules"``, ``"changes"`` or ``"modules"``.
 
     Raises:
         InfeasibleError: No plan within the budget was found.

@@ -27,7 +27,6 @@ from fxmem.loop import PLAIN, Loop
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import (
     replace_inference_mode,
-    stop_garbage_collection,
     watch_random_state,
 )
 from fxmem.recording.losses import Loss, NoGradientError
@@ -122,7 +121,6 @@ def trace_forward(
 def _watch(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
     """Runs PyTorch as on the target, and yields notes on what runs otherwise."""
     with (
-        stop_garbage_collection(),
         watch_random_state(recorder),
         recorder.casts.watch_exits(),
         lower_functions(target) as notes,

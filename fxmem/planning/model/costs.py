@@ -27,8 +27,7 @@ class Roofline:
 
 
 SEGMENT_S = 50e-6
-"""What a run of a segment takes beside its operators, in Python and in autograd, on any device: as
-``python -m benchmarks.overhead --calls`` measures on a CPU."""
+"""A run of a segment beside its operators, in Python and autograd: benchmarks/overhead.py."""
 CPU_ROOFLINE = Roofline(500e9, 1000e9, 40e9, 2e-6)
 """A desktop processor; only ratios count."""
 

@@ -1,8 +1,7 @@
 """The planning problem that strategies propose segments for, and the protocol of strategies.
 
 A strategy is a function of the problem that yields segments, each time all segments of one plan.
-What it yields is scored before it goes on, so that it can look at the front that it has reached.
-The score alone decides what becomes a plan.
+Each plan is scored before the strategy goes on, which sees the front so far. Only scores decide.
 """
 
 from __future__ import annotations
