@@ -227,19 +227,14 @@ def test_sequences_packed_outside_are_to_be_packed_inside() -> None:
     )
 
 
-class Remembers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.state = nn.Linear(4, 4), torch.zeros(())
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.state = torch.tanh(self.linear(x) * self.state)
-        return self.state
-
-
 def test_a_graph_kept_from_step_to_step() -> None:
+    def remember(net: Any, x: Tensor) -> Tensor:
+        net.state = torch.tanh(net.linear(x) * net.state)
+        return net.state
+
+    model = Runs(remember, linear=nn.Linear(4, 4), state=torch.zeros(()))
     with pytest.raises(fxmem.TraceError, match=r"^backward runs a second time") as caught:
-        fxmem.analyze(Remembers(), ("3x4",))
+        fxmem.analyze(model, ("3x4",))
     assert "detach()" in caught.value.hint
 
 

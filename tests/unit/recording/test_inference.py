@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernels import measure_peak
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -20,21 +21,6 @@ from fxmem.units import format_bytes
 
 Use = Callable[[], None]
 BF16 = torch.bfloat16
-
-
-class Within(nn.Module):
-    """Runs a function inside a context, as ``@torch.inference_mode()`` on a method does.
-
-    ``Sam2VideoModel.forward`` of transformers is decorated so.
-    """
-
-    def __init__(self, run: Callable[[nn.Linear, Tensor], Tensor], context: Any) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64, bias=False)
-        self.run = context()(run)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self.layer, x)  # type: ignore[no-any-return]
 
 
 def chunk(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -60,7 +46,9 @@ def analyze(model: nn.Module, **options: Any) -> fxmem.Analysis:
 def test_the_peak_is_that_of_real_inference_mode(
     run: Callable[[nn.Linear, Tensor], Tensor],
 ) -> None:
-    model, x = Within(run, torch.inference_mode), torch.ones(64, 64)
+    # As ``Sam2VideoModel.forward`` of transformers is decorated.
+    infer, layer = torch.inference_mode()(run), nn.Linear(64, 64, bias=False)
+    model, x = Runs(lambda net, x: infer(net.layer, x), layer=layer), torch.ones(64, 64)
     resident = 2 * 64 * 64 * 4
     assert analyze(model, device="cpu").peak_bytes - resident == measure(lambda: model(x))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, fx, nn
 
 import fxmem
@@ -110,16 +111,10 @@ def test_both_frontends_give_the_same_nodes() -> None:
 # -- outputs -------------------------------------------------------------------------------------
 
 
-class Net(nn.Module):
+def build(run: Callable[[Any, Tensor], Any]) -> Any:
     """A layer, and what some function makes of its result."""
-
-    def __init__(self, run: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        self.layer, self.run = nn.Linear(4, 4), run
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.run(self, self.layer(x).relu())
+    forward = lambda net, x: run(net, net.layer(x).relu())  # noqa: E731
+    return Runs(forward, layer=nn.Linear(4, 4), mean=nn.Buffer(torch.zeros(4)))
 
 
 Pair = namedtuple("Pair", "first second")
@@ -161,7 +156,7 @@ class Scored:
     unset: Tensor = dataclasses.field(init=False)
 
 
-def set_later(net: Net, y: Tensor) -> Scored:
+def set_later(net: Any, y: Tensor) -> Scored:
     scored = Scored(y)
     scored.unset = y * 2
     return scored
@@ -188,7 +183,7 @@ OUTPUTS: dict[str, Callable[[Any, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_keep_their_types(name: str) -> None:
-    model = Net(OUTPUTS[name])
+    model = build(OUTPUTS[name])
     replayed = fx.GraphModule(model, fxmem.analyze(model, ("3x4",), device="cpu").fx_graph)
     for batch in (3, 5):
         x = torch.randn(batch, 4)
@@ -196,7 +191,7 @@ def test_outputs_keep_their_types(name: str) -> None:
 
 
 def test_functions_of_the_user_s_get_sizes_as_they_are() -> None:
-    model, x = Net(lambda net, y: Measure.apply(y, y.shape)), torch.randn(3, 4)
+    model, x = build(lambda net, y: Measure.apply(y, y.shape)), torch.randn(3, 4)
     analysis = fxmem.analyze(model, (x,), device="cpu")
     planned = fxmem.apply(model, fxmem.pareto(analysis, style="graph", time_limit_s=0.1)[0])
     assert torch.equal(planned(x), model(x))
@@ -212,7 +207,7 @@ def test_functions_of_the_user_s_get_sizes_as_they_are() -> None:
     ],
 )
 def test_what_its_class_would_make_otherwise_is_in_no_graph(wrap: Any) -> None:
-    analysis = fxmem.analyze(Net(wrap), ("3x4",), device="cpu")
+    analysis = fxmem.analyze(build(wrap), ("3x4",), device="cpu")
     kind = type(wrap(None, torch.ones(1))).__name__
     assert analysis.setup.frontend_reason == f"no graph holds the {kind} in the output"
 
@@ -220,14 +215,14 @@ def test_what_its_class_would_make_otherwise_is_in_no_graph(wrap: Any) -> None:
 # -- contexts and devices ------------------------------------------------------------------------
 
 
-def gate_without_gradients(net: Net, y: Tensor) -> Tensor:
+def gate_without_gradients(net: Any, y: Tensor) -> Tensor:
     with torch.no_grad():
         gate = torch.sigmoid(y * 2)
         net.mean.lerp_(y.float().mean(0), 0.1)
     return y * gate + net.mean
 
 
-def cosine_without_autocast(net: Net, y: Tensor) -> Tensor:
+def cosine_without_autocast(net: Any, y: Tensor) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         scores = y.float() @ y.float().t()
     return scores @ y
@@ -237,7 +232,7 @@ def cosine_without_autocast(net: Net, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("run", [gate_without_gradients, cosine_without_autocast])
 def test_what_leaves_a_context_does_in_the_graph(run: Any, dtype: torch.dtype | None) -> None:
     torch.manual_seed(0)
-    model, x, found = Net(run), torch.randn(3, 4), []
+    model, x, found = build(run), torch.randn(3, 4), []
     autocast = "bf16" if dtype else None
     analysis = fxmem.analyze(model, (x,), device="cpu", autocast=autocast)
     assert analysis.frontend == "fx", analysis.setup.frontend_reason
@@ -252,17 +247,17 @@ def test_what_leaves_a_context_does_in_the_graph(run: Any, dtype: torch.dtype | 
 
 
 def test_a_graph_traced_for_a_gpu_runs_on_the_cpu() -> None:
-    def run(net: Net, y: Tensor) -> Tensor:
+    def run(net: Any, y: Tensor) -> Tensor:
         steps = torch.arange(y.shape[0], device=y.device)
         return y * steps[:, None] + torch.zeros((), device="cpu")
 
-    model, x = Net(run), torch.randn(3, 4)
+    model, x = build(run), torch.randn(3, 4)
     analysis = fxmem.analyze(model, (x,), device="cuda")
     module = fx.GraphModule(model, analysis.fx_graph)
     assert torch.equal(module(x), model(x))
     assert "cuda" not in module.code
     # Beside the input that it is of, so that no run of nodes is cut in two by it.
-    assert [node.name for node in module.graph.nodes][:2] == ["x", "getattr_1"]
+    assert [node.name for node in module.graph.nodes][:2] == ["args_0", "getattr_1"]
     assert "device = 'cpu'" in module.code, "what the code says itself stays"
 
 

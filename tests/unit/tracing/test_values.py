@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from typing import Any
 
 import pytest
 import raising
 import torch
+from running import Runs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -75,17 +77,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-class Masked(nn.Module):
-    def __init__(self, library: types.ModuleType) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.library = library
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        y = self.linear(x)
-        if not self.library.is_fake_tensor(mask) and (mask == 1).all():
-            return y
-        return torch.tanh(y) * mask
+def apply_mask(model: Any, x: Tensor, mask: Tensor) -> Tensor:
+    y = model.linear(x)
+    if not model.library.is_fake_tensor(mask) and (mask == 1).all():
+        return y
+    return torch.tanh(y) * mask
 
 
 @pytest.mark.parametrize("mask, is_masked", [(torch.ones(3, 4), False), ("3x4:int64", True)])
@@ -93,6 +89,7 @@ def test_a_mask_that_is_given_is_looked_into(
     library: types.ModuleType, mask: Tensor | str, is_masked: bool
 ) -> None:
     mask = mask.long() if isinstance(mask, Tensor) else mask
-    analysis = fxmem.analyze(Masked(library), ("3x4", mask), device="cpu")
+    model = Runs(apply_mask, linear=nn.Linear(4, 4), library=library)
+    analysis = fxmem.analyze(model, ("3x4", mask), device="cpu")
     assert any(node.target == "tanh" for node in analysis.nodes) is is_masked
     assert library.is_fake_tensor is is_fake_tensor
