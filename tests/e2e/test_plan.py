@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from steps import are_equal, take_step
 from suggested_code import load_net, write_suggestions
 
 import fxmem
@@ -79,13 +80,8 @@ def test_a_plan_for_a_row_of_the_table_gives_the_peak_that_it_says(run: Run) -> 
 
 def compare_results() -> None:
     """Checks that nets.py and changed.py compute the same."""
-    results = []
-    for net in load_net("nets.py"), load_net("changed.py"):
-        x = torch.linspace(-1, 1, 32 * 64).reshape(32, 64).requires_grad_()
-        output = net(x)
-        output.sum().backward()
-        results.append([output, x.grad, *(p.grad for p in net.parameters())])
-    assert all(a.equal(b) for a, b in zip(*results, strict=True))
+    x = torch.linspace(-1, 1, 32 * 64).reshape(32, 64).requires_grad_()
+    assert are_equal(*(take_step(load_net(name), (x,)) for name in ("nets.py", "changed.py")))
 
 
 def write_code(plan: fxmem.Plan, analysis: fxmem.Analysis) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from planned_models import Attention, Residual
+from leanest import plan_leanest
+from planned_models import Attention, Residual, Stages
+from steps import train_steps
 from torch import Tensor, nn
 
 import fxmem
@@ -25,44 +27,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 TRAIN = """
 import sys, torch
-from test_lives import take_steps
-model = torch.load(sys.argv[1], weights_only=False)
-torch.save(take_steps(model, torch.load(sys.argv[2])), sys.argv[3])
+from steps import train_steps
+model, x = torch.load(sys.argv[1], weights_only=False), torch.load(sys.argv[2])
+torch.save(train_steps(model, (x, x[:-1])), sys.argv[3])
 """
 
 
-class Stages(nn.Module):
-    """Stages of one kind, so that a plan of modules has something to choose."""
-
-    def __init__(self, make: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(make() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = [stage(x) for stage in self.stages]
-        found = [o if isinstance(o, Tensor) else o["hidden"] for o in outputs]
-        return torch.stack([part.flatten(1) for part in found]).sum(0)
-
-
-def sum_squares(output: Tensor) -> Tensor:
-    return output.float().square().mean()
-
-
 def take_steps(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """What two steps compute and leave behind."""
-    torch.manual_seed(5)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-    left = []
-    for size in (len(x), len(x) - 1):
-        optimizer.zero_grad()
-        output = model(x[:size])
-        sum_squares(output).backward()
-        optimizer.step()
-        left.append(output.detach().clone())
-    left += [value.detach().clone() for value in model.state_dict().values()]
-    left += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return [*left, torch.get_rng_state()]
+    return train_steps(model, (x, x[:-1]))
 
 
 def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
@@ -78,10 +50,7 @@ def style(request: pytest.FixtureRequest) -> str:
 @functools.cache
 def make_plan(name: str, style: str) -> fxmem.Plan:
     make, shape = MODELS[name]
-    analysis = fxmem.analyze(Stages(make), (torch.randn(shape),), device="cpu")
-    plan: fxmem.Plan = fxmem.pareto(analysis, style=style, time_limit_s=1)[-1]
-    assert plan.segments
-    return plan
+    return plan_leanest(Stages(make), (torch.randn(shape),), style=style)
 
 
 @pytest.fixture(params=MODELS)
@@ -112,7 +81,7 @@ def test_a_file_is_read_by_another_process(
     paths = [tmp_path / name for name in ("model.pt", "x.pt", "left.pt")]
     torch.save(planned, paths[0])
     torch.save(x, paths[1])
-    here = [str(ROOT), str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
+    here = [str(ROOT), str(ROOT / "tests" / "support")]
     done = subprocess.run(
         [sys.executable, "-W", "error::fxmem.FxmemWarning", "-c", TRAIN, *map(str, paths)],
         capture_output=True,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
-from planned_models import UNet
+from leanest import apply_leanest
+from planned_models import Stages, UNet
+from steps import check_same_step, sum_squares
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -108,18 +109,6 @@ class Patches(nn.Module):
         return y.reshape(n, c, h, w).expand(n, c, h, w) + torch.zeros_like(x)
 
 
-class Both(nn.Module):
-    """Two that hold what they save at the same time, so that one is worth computing again."""
-
-    def __init__(self, make: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.first = make()
-        self.second = make()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) + self.second(x)
-
-
 def draw_images(*sizes: tuple[int, int, int]) -> list[Tensor]:
     return [torch.randn(n, 3, height, width) for n, height, width in sizes]
 
@@ -140,45 +129,17 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Tensor]]] = {
 """By name, a model and its inputs, the first of which it is traced with."""
 
 
-def make_planned(model: nn.Module, x: Tensor, style: str) -> nn.Module:
-    analysis = fxmem.analyze(model, (x,), device="cpu")
-    plan = fxmem.pareto(analysis, style=style, time_limit_s=1)[-1]
-    assert plan.segments
-    return fxmem.apply(model, plan)
-
-
-def take_step(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """What a step computes and leaves behind."""
-    torch.manual_seed(3)
-    output = model(x)
-    output.square().mean().backward()
-    left = [output.detach(), *(b.clone() for b in model.buffers())]
-    left += [p.grad for p in model.parameters() if p.grad is not None]
-    return [*left, torch.get_rng_state()]
-
-
-def check_same(model: nn.Module, planned: nn.Module, x: Tensor) -> None:
-    state = copy.deepcopy(model.state_dict())
-    model.zero_grad()
-    expected = take_step(model, x)
-    model.load_state_dict(state)
-    model.zero_grad()
-    found = take_step(planned, x)
-    assert len(expected) == len(found)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-
-
 @pytest.mark.parametrize("style", ["graph", "modules"])
 @pytest.mark.parametrize("name", CASES)
 def test_other_sizes_run_by_the_plan(name: str, style: str) -> None:
     make, inputs = CASES[name]
     torch.manual_seed(0)
-    model = Both(make) if style == "modules" else make()
-    planned = make_planned(model, inputs[0], style)
+    model = Stages(make) if style == "modules" else make()
+    planned = apply_leanest(model, (inputs[0],), style=style)
     with warnings.catch_warnings():
         warnings.simplefilter("error", fxmem.FxmemWarning)  # which a step without the plan gives
         for x in (*inputs, inputs[0]):
-            check_same(model, planned, x)
+            check_same_step(model, planned, x, loss_of=sum_squares)
     assert style == "modules" or planned.plan_calls == len(inputs) + 1
 
 
@@ -226,17 +187,17 @@ def test_sizes_by_which_code_decides_otherwise_run_without_the_plan(kind: str) -
     traced, other = (torch.randn(*size, 8) for size in DECISIONS[kind])
     torch.manual_seed(0)
     model = Decides(kind)
-    planned = make_planned(model, traced, "graph")
+    planned = apply_leanest(model, (traced,))
     with pytest.warns(fxmem.FxmemWarning, match=r"dimension \d of x is not .*: this step runs"):
-        check_same(model, planned, other)
-    check_same(model, planned, traced)
+        check_same_step(model, planned, other, loss_of=sum_squares)
+    check_same_step(model, planned, traced, loss_of=sum_squares)
     assert planned.plan_calls == 1
 
 
 def test_modules_decide_for_themselves() -> None:
     torch.manual_seed(0)
-    model = Both(lambda: nn.Sequential(Decides("if"), Decides("loop")))
-    planned = make_planned(model, torch.randn(5, 3, 8), "modules")
+    model = Stages(lambda: nn.Sequential(Decides("if"), Decides("loop")))
+    planned = apply_leanest(model, (torch.randn(5, 3, 8),), style="modules")
     with warnings.catch_warnings():
         warnings.simplefilter("error", fxmem.FxmemWarning)
-        check_same(model, planned, torch.randn(4, 6, 8))
+        check_same_step(model, planned, torch.randn(4, 6, 8), loss_of=sum_squares)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from drawn_regions import draw_plan
 from planned_models import PLANNED
+from steps import train_steps
 from torch import Tensor, nn
 
 from fxmem import analyze
@@ -18,8 +19,6 @@ from fxmem.planning.model.index import build_index
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.step import describe_segments
-from fxmem.recording.losses import resolve_loss
-from fxmem.tracing.fxgraph import iterate_tensors
 
 SEEDS = range(6)
 
@@ -63,21 +62,11 @@ def test_the_rewritten_step_computes_the_same(name: str) -> None:
 
 
 def train(model: nn.Module, name: str) -> list[Tensor]:
-    """Losses, gradients, buffers and the next random number of two steps."""
-    torch.manual_seed(1)
     sizes, _, dtype = PLANNED[name][1].partition(":")
     shape = [int(size) for size in sizes.split("x")]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss_of = resolve_loss(None)
-    left = []
-    for _ in range(2):
-        x = torch.randint(0, 50, shape) if dtype else torch.randn(shape)
-        optimizer.zero_grad()
-        loss = loss_of.compute(model(x), None)
-        loss.backward()
-        optimizer.step()
-        left += [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    return [*left, *iterate_tensors(model.state_dict()), torch.rand(1)]
+    torch.manual_seed(1)
+    x = torch.randint(0, 50, shape) if dtype else torch.randn(shape)
+    return train_steps(model, (x, x))
 
 
 def test_what_a_module_that_does_nothing_takes_is_an_input_of_its_region() -> None:

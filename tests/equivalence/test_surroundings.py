@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from leanest import apply_leanest
 from planned_models import Attention, Dense, Residual
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,20 +27,12 @@ MODELS = {
 }
 
 
-def apply_leanest(model: nn.Module, x: Tensor, autocast: str | None = None) -> Any:
-    """The model with the plan of the least memory."""
-    analysis = fxmem.analyze(model, (x,), device="cpu", autocast=autocast)
-    plan = fxmem.pareto(analysis, style="graph", time_limit_s=2)[-1]
-    assert plan.segments
-    return fxmem.apply(model, plan)
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request: pytest.FixtureRequest) -> Pair:
     torch.manual_seed(0)
     make, x = MODELS[request.param]
     model = make().train()
-    return model, apply_leanest(model, x), x
+    return model, apply_leanest(model, (x,)), x
 
 
 def sum_output(output: Any) -> Tensor:
@@ -97,7 +90,7 @@ def test_a_scaler_with_autocast(pair: Pair) -> None:
             scaler.update()
 
     model, _, x = pair
-    compare((model, apply_leanest(model, x, "bf16"), x), train)
+    compare((model, apply_leanest(model, (x,), autocast="bf16"), x), train)
 
 
 def test_parameters_given_by_a_functional_call_are_refused(
@@ -159,9 +152,7 @@ TRANSFORMS: dict[str, Transformed] = {
 def test_under_a_transform_the_model_s_own_code_runs(name: str, style: str) -> None:
     blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(2)]
     model, x = nn.Sequential(*blocks), torch.randn(64, 8)
-    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=0.5)[-1]
-    assert plan.segments
-    planned = fxmem.apply(model, plan)
+    planned = apply_leanest(model, (x,), style=style)
     expected = TRANSFORMS[name](model, x)
     with pytest.warns(fxmem.FxmemWarning, match=r"torch.func's transforms do not allow"):
         found = TRANSFORMS[name](planned, x)
@@ -180,7 +171,7 @@ def train_distributed(rank: int, store: str, results: Any) -> None:
             torch.manual_seed(0)
             model: nn.Module = make().train()
             if is_planned:
-                model = apply_leanest(model, x)
+                model = apply_leanest(model, (x,))
             wrapped = DistributedDataParallel(model, static_graph=static_graph)
             optimizer = torch.optim.Adam(wrapped.parameters())
             torch.manual_seed(10 + rank)

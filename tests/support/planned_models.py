@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -164,6 +166,19 @@ class Counting(nn.Module):
             layer.steps += 1
             x = torch.sin(layer(x) * layer.steps).exp()
         return x
+
+
+class Stages(nn.Module):
+    """Stages of one kind, of which a plan of modules recomputes some."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(make() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [stage(x) for stage in self.stages]
+        found = [o if isinstance(o, Tensor) else o["hidden"] for o in outputs]
+        return torch.stack([part.flatten(1) for part in found]).sum(0)
 
 
 PLANNED = {

@@ -1,8 +1,9 @@
-"""One step of a model on real tensors, and whether two of them are equal to the bit."""
+"""Steps of a model on real tensors, and whether what they leave is equal to the bit."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,7 +13,18 @@ from benchmarks.cases import SEED
 from benchmarks.step import default_loss, tensors_of
 
 
-def take_step(model: nn.Module, args: tuple[Any, ...], *, train: bool = True) -> list[Any]:
+def sum_squares(output: Any) -> Tensor:
+    """A loss whose gradient depends on the output."""
+    return sum((t.float().square().mean() for t in tensors_of(output)), torch.zeros(()))
+
+
+def take_step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    *,
+    train: bool = True,
+    loss_of: Callable[[Any], Tensor] = default_loss,
+) -> list[Any]:
     """What a step leaves behind, from the same random numbers each time.
 
     Returns:
@@ -26,10 +38,16 @@ def take_step(model: nn.Module, args: tuple[Any, ...], *, train: bool = True) ->
         output = model.train(train)(*args)
     left: list[Any] = []
     if train:
-        loss = default_loss(output)
+        loss = loss_of(output)
         loss.backward()
         left = [loss, *(t.grad for t in (*model.parameters(), *tensors_of(args)))]
-    return [*tensors_of(output), *left, *model.buffers(), *tensors_of(args), torch.rand(1)]
+    return [
+        *tensors_of(output),
+        *left,
+        *map(torch.clone, model.buffers()),
+        *tensors_of(args),
+        torch.rand(1),
+    ]
 
 
 def are_equal(ours: list[Any], theirs: list[Any]) -> bool:
@@ -42,3 +60,32 @@ def are_equal(ours: list[Any], theirs: list[Any]) -> bool:
         return same and torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num())
 
     return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+
+
+def check_same_step(model: nn.Module, planned: nn.Module, *args: Any, **options: Any) -> None:
+    """Asserts that a step leaves the same with a plan, of a model that shares its state with it."""
+    state = copy.deepcopy(model.state_dict())
+    expected = take_step(model, args, **options)
+    model.load_state_dict(state)
+    assert are_equal(expected, take_step(planned, args, **options))
+
+
+def train_steps(model: nn.Module, batches: Iterable[Tensor]) -> list[Tensor]:
+    """Takes a step for each batch.
+
+    Returns:
+        Outputs, state, the last gradients, and the state of the random generator.
+    """
+    torch.manual_seed(5)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    left: list[Tensor] = []
+    for batch in batches:
+        optimizer.zero_grad()
+        output = model(batch)
+        sum_squares(output).backward()
+        optimizer.step()
+        left += [tensor.detach().clone() for tensor in tensors_of(output)]
+    left += [value.detach().clone() for value in model.state_dict().values()]
+    left += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [*left, torch.get_rng_state()]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
+from leanest import plan_leanest
+from steps import check_same_step
 from torch import Tensor, nn
 
 import fxmem
@@ -27,23 +27,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    analysis = fxmem.analyze(Net(), (INPUT,), device="cpu")
-    leanest = fxmem.pareto(analysis, time_limit_s=5)[-1]
-    assert leanest.segments
-    return leanest
-
-
-def train(model: nn.Module, batch: int = 64) -> list[Tensor]:
-    x = torch.randn(batch, 32, generator=torch.Generator().manual_seed(1))
-    model.zero_grad()
-    y = model(x)
-    y.sum().backward()
-    return [y, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
-
-
-def check_applied(model: nn.Module, planned: nn.Module, batch: int = 64) -> None:
-    expected = train(copy.deepcopy(model), batch)
-    assert all(torch.equal(a, b) for a, b in zip(expected, train(planned, batch), strict=True))
+    return plan_leanest(Net(), (INPUT,))
 
 
 def test_a_plan_from_a_file_is_the_plan(plan: Plan) -> None:
@@ -52,7 +36,7 @@ def test_a_plan_from_a_file_is_the_plan(plan: Plan) -> None:
     planned = fxmem.apply(model, read, (INPUT,))
     assert planned.code == fxmem.apply(Net(), plan).code
     assert [*planned.state_dict()] == [*Net().state_dict()]
-    check_applied(model, planned)
+    check_same_step(model, planned, torch.randn(64, 32))
 
 
 def test_a_plan_from_a_file_needs_inputs_and_a_model_without_one(plan: Plan) -> None:
@@ -70,7 +54,7 @@ def test_a_plan_from_a_file_needs_inputs_and_a_model_without_one(plan: Plan) -> 
 
 def test_a_plan_from_a_file_fits_whatever_the_loss_and_autocast(plan: Plan) -> None:
     analysis = fxmem.analyze(Net(), (INPUT,), autocast="bf16", loss="mse", device="cuda")
-    made = fxmem.plan(analysis, max_overhead=0.3, time_limit_s=1)
+    made = fxmem.plan(analysis, max_overhead=0.3, strategy="schedules")
     assert made.segments
     read = Plan.from_json(made.to_json())
     assert fxmem.apply(Net(), read, (INPUT,)).code == fxmem.apply(Net(), made).code

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from steps import train_steps
 from torch import Tensor, nn
 
 import fxmem
@@ -44,14 +45,8 @@ class Decorated(Net):
 
 
 def take_steps(model: nn.Module, sizes: tuple[int, ...] = (6, 6, 3)) -> list[Tensor]:
-    """What a few steps of training leave behind."""
     torch.manual_seed(1)
-    optimizer = torch.optim.Adam(model.parameters())
-    for size in sizes:
-        optimizer.zero_grad()
-        model(torch.randn(size, 8)).square().sum().backward()
-        optimizer.step()
-    return [*(value.clone() for value in model.state_dict().values()), torch.get_rng_state()]
+    return train_steps(model, [torch.randn(size, 8) for size in sizes])
 
 
 def make(kind: Any = Net) -> nn.Module:

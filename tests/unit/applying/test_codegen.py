@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from steps import check_same_step, sum_squares
 from torch import Tensor, nn
 
 import fxmem
@@ -39,23 +40,8 @@ def build(model: nn.Module, segments: tuple[Segment, ...], *inputs: str) -> Plan
     return build_module(model, analysis.fx_graph, segments)
 
 
-def step(model: nn.Module, *args: Tensor) -> list[Tensor]:
-    torch.manual_seed(0)
-    model.zero_grad()
-    results: Any = model(*args)
-    results = results if isinstance(results, tuple) else (results,)
-    torch.stack([result.sin().sum() for result in results]).sum().backward()
-    return [*results, *(p.grad for p in model.parameters()), *model.buffers()]  # type: ignore[list-item]
-
-
-def check_numbers(model: nn.Module, planned: nn.Module, *args: Tensor) -> None:
-    for a, b in zip(step(model, *args), step(planned, *args), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_each_segment_is_a_function_that_takes_and_gives_what_crosses_it() -> None:
     model = Net()
-    original = copy.deepcopy(model)
     inner = (Segment("cat", "norm", 3, norms=("norm",)), Segment("tanh", "tanh", 1))
     outer = Segment("cat", "mul_1", 6, random=True, norms=("norm",), children=inner)
     planned = build(model, (Segment("layer", "chunk", 3), outer))
@@ -100,7 +86,7 @@ def test_each_segment_is_a_function_that_takes_and_gives_what_crosses_it() -> No
             mul_1 = segment_2_results[1];  segment_2_results = None
             return (mul_1, drop)"""
     ).replace("CHECKPOINT", "fxmem_applying_runtime_checkpoint")
-    check_numbers(original, planned, torch.randn(4, 8))
+    check_same_step(model, planned, torch.randn(4, 8), loss_of=sum_squares)
 
 
 class Colliding(nn.Module):
@@ -121,11 +107,10 @@ class Colliding(nn.Module):
 
 def test_names_of_values_are_not_those_of_segments() -> None:
     model = Colliding()
-    original = copy.deepcopy(model)
     segments = (Segment("segment_2", "sin", 2), Segment("segment_1_results", "chunk", 2))
     planned = build(model, segments, "4x8", "4x8")
     assert "def planned_segment_1(x):" in planned.code
-    check_numbers(original, planned, torch.randn(4, 8), torch.randn(4, 8))
+    check_same_step(model, planned, torch.randn(4, 8), torch.randn(4, 8), loss_of=sum_squares)
 
 
 class Doubled(torch.autograd.Function):
@@ -155,11 +140,10 @@ class Powers(nn.Module):
 @pytest.mark.parametrize("segments", [(), (Segment("layer", "pow", 3),)], ids=["plain", "segment"])
 def test_functions_are_called_whatever_torch_fx_names_them(segments: tuple[Segment, ...]) -> None:
     model = Powers()
-    original = copy.deepcopy(model)
     planned = build(model, segments)
     x = torch.randn(4, 8)
-    check_numbers(original, planned, x)
-    check_numbers(original, copy.deepcopy(planned), x)
+    check_same_step(model, planned, x, loss_of=sum_squares)
+    check_same_step(model, copy.deepcopy(planned), x, loss_of=sum_squares)
 
 
 def test_a_segment_that_the_graph_lacks_is_told() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from leanest import apply_leanest
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -68,10 +69,7 @@ def make(*args: Any, autocast: str | None = None, **kwargs: Any) -> Pair:
     """A model, and its twin with a plan for these arguments."""
     torch.manual_seed(0)
     model = Net()
-    analysis = fxmem.analyze(model, args or (X,), kwargs, device="cpu", autocast=autocast)
-    plan = fxmem.pareto(analysis, style="graph", time_limit_s=0.2)[-1]
-    assert plan.segments
-    planned = fxmem.apply(model, plan)
+    planned = apply_leanest(model, args or (X,), kwargs, autocast=autocast)
     assert isinstance(planned, PlannedModule)
     return copy.deepcopy(model), planned
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from leanest import apply_leanest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,10 +41,7 @@ class Net(nn.Module):
 def make() -> tuple[Net, PlannedModule]:
     torch.manual_seed(0)
     model = Net()
-    analysis = fxmem.analyze(model, ("5x4",), device="cpu")
-    leanest = fxmem.pareto(analysis, time_limit_s=2)[-1]
-    assert leanest.segments
-    return model, fxmem.apply(model, leanest)
+    return model, apply_leanest(model, ("5x4",))
 
 
 def test_state_is_the_model_s_own() -> None:
@@ -120,7 +118,7 @@ def test_what_is_set_on_a_planned_model_is_set(style: str, name: str) -> None:
     torch.manual_seed(0)
     model = Scaled()
     plain, x = copy.deepcopy(model), torch.randn(5, 4)
-    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style, time_limit_s=1)[-1]
+    plan = fxmem.pareto(fxmem.analyze(model, (x,), device="cpu"), style=style)[-1]
     planned = fxmem.apply(model, plan, (x,))
     assert torch.equal(planned(x), plain(x))
     for one in (planned, plain):
@@ -164,7 +162,7 @@ class Frozen(nn.Module):
 def test_a_model_s_own_train_decides_what_trains() -> None:
     model = Frozen().train()
     analysis = fxmem.analyze(model, ("3x4",), device="cpu")
-    planned = fxmem.apply(model, fxmem.pareto(analysis, time_limit_s=0.1)[0])
+    planned = fxmem.apply(model, fxmem.pareto(analysis, strategy="schedules")[0])
     planned.train()
     assert (planned.training, model.training, model.norm.training) == (True, True, False)
     planned.eval()
@@ -219,7 +217,7 @@ class Overriding(nn.Module):
 
 def plan_graph(model: nn.Module) -> Any:
     analysis = fxmem.analyze(model, "5x4", device="cpu")
-    return fxmem.apply(model, fxmem.pareto(analysis, style="graph", time_limit_s=1)[-1])
+    return fxmem.apply(model, fxmem.pareto(analysis, style="graph", strategy="schedules")[-1])
 
 
 def test_methods_of_modules_that_a_model_overrides_are_the_model_s() -> None:

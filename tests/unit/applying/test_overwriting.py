@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from steps import are_equal, take_step
+from steps import check_same_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,11 +48,6 @@ def overwrite(model: nn.Module, *shapes: str, mode: str = "train") -> PlannedMod
     return build_module(model, analysis.fx_graph, (), changes, mode=mode)
 
 
-def check(model: nn.Module, applied: nn.Module, *inputs: Tensor, train: bool = True) -> None:
-    plain = take_step(copy.deepcopy(model), inputs, train=train)
-    assert are_equal(plain, take_step(applied, inputs, train=train))
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "method": lambda x: x.relu(),
     "of torch": lambda x: torch.sub(input=x, other=2.0),
@@ -78,7 +72,7 @@ def test_each_form_computes_the_same_in_place(mode: str, name: str) -> None:
     model = Net(FUNCTIONS[name])
     applied = overwrite(model, "8x8", mode=mode)
     assert "overwrite_by" in applied.code
-    check(model, applied, torch.randn(8, 8), train=mode == "train")
+    check_same_step(model, applied, torch.randn(8, 8), train=mode == "train")
 
 
 @pytest.mark.parametrize(
@@ -90,12 +84,12 @@ def test_modules_are_left_as_they_are_and_read_each_time(module: nn.Module) -> N
     applied = overwrite(model, "8x8", mode=mode)
     assert "overwrite_by_module(module" in applied.code
     before = dict(vars(module))
-    check(model, applied, torch.randn(8, 8), train=mode == "train")
+    check_same_step(model, applied, torch.randn(8, 8), train=mode == "train")
     assert vars(module) == {**before, "training": module.training}
     for name, value in (("p", 0.9), ("p", 0.0), ("negative_slope", 0.7), ("alpha", 3.0)):
         if hasattr(module, name):
             setattr(module, name, value)
-            check(model, applied, torch.randn(8, 8), train=mode == "train")
+            check_same_step(model, applied, torch.randn(8, 8), train=mode == "train")
 
 
 def test_it_does_run_in_place() -> None:
@@ -120,7 +114,7 @@ def test_inputs_and_parameters_are_never_changed(mode: str, batch: int) -> None:
     model.module.p = 0.0
     inputs = (torch.randn(batch, 8), torch.randn(batch, 8))
     before = [t.clone() for t in (*inputs, *model.parameters())]
-    check(model, applied, *inputs, train=mode == "train")
+    check_same_step(model, applied, *inputs, train=mode == "train")
     for p in (0.0, 1.0):
         model.module.p = p
         with torch.set_grad_enabled(mode == "train"):
@@ -166,7 +160,7 @@ def test_what_hooks_have_seen_stays_as_they_saw_it(name: str, kind: str, is_seen
         applied(torch.randn(4, 8))
     assert seen and all(torch.equal(now, then) for now, then in seen)
     handle.remove()
-    check(model, applied, torch.randn(4, 8))
+    check_same_step(model, applied, torch.randn(4, 8))
 
 
 def test_a_plan_of_inference_is_for_inference_and_comes_back_from_a_file() -> None:

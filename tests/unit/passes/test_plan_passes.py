@@ -12,7 +12,7 @@ from fxmem.passes import CheckpointPass, InplacePass
 def test_passes_follow_one_another_in_any_order() -> None:
     model = nn.Sequential(nn.Linear(8, 64), *[nn.Tanh() for _ in range(8)], nn.Linear(64, 1))
     analysis = fxmem.analyze(model, "64x8", device="cpu")
-    segments = fxmem.pareto(analysis, style="graph", time_limit_s=1)[-1]
+    segments = fxmem.pareto(analysis, style="graph", strategy="schedules")[-1]
     inplace = fxmem.plan(fxmem.analyze(model, "64x8", device="cpu", mode="infer"))
     assert segments.segments and inplace.inplace
     passes = [CheckpointPass(segments), InplacePass(inplace)]

@@ -35,7 +35,7 @@ def step() -> fxmem.Analysis:
 
 @pytest.fixture(scope="module")
 def front(step: fxmem.Analysis) -> tuple[fxmem.Plan, ...]:
-    return fxmem.pareto(step, time_limit_s=1)
+    return fxmem.pareto(step)
 
 
 def test_snapshots_and_plots_are_of_the_step_with_the_plan(

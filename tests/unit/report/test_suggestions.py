@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from steps import are_equal, take_step
 from suggested_code import load_net, write_suggestions
-from torch import nn
 
 import fxmem
 from fxmem.graph import Node, SourceLocation
@@ -93,20 +93,12 @@ def suggest(analysis: fxmem.Analysis, plan: Plan, path: Path) -> tuple[Suggestio
     return suggest_code(plan, analysis.nodes, {str(path): path.read_text(encoding="utf-8")})
 
 
-def run(model: nn.Module) -> list[Any]:
-    torch.manual_seed(1)
-    x = torch.randn(512, 32, requires_grad=True)
-    output = model(x)
-    output.sum().backward()
-    return [output, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
-
-
 def check_results(path: Path, suggestions: tuple[Suggestion, ...]) -> None:
     """Writes suggestions into the file and checks that the model computes the same."""
-    before = run(load_net(path))
+    x = torch.randn(512, 32, requires_grad=True)
+    before = take_step(load_net(path), (x,))
     path.write_text(write_suggestions(path.read_text(encoding="utf-8"), suggestions), "utf-8")
-    after = run(load_net(path))
-    assert all(a.equal(b) for a, b in zip(before, after, strict=True))
+    assert are_equal(before, take_step(load_net(path), (x,)))
 
 
 def test_calls_of_modules_are_checkpointed(path: Path) -> None:
