@@ -25,7 +25,7 @@ Saved = tuple[tuple[int, ...], str]
 
 
 class Watch(TorchDispatchMode):
-    """Lists what a function finds to say of each operator, its arguments and its result."""
+    """Lists what a function returns for each operator, its arguments and its result."""
 
     def __init__(self, describe: Callable[[Any, Any, Any, Any], Any]) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def check_buffers(operator: str, make: Callable[[], tuple[Any, ...]], expected: 
 
 
 def make_buffers_test(cases: list[Buffers]) -> Callable[[Buffers], None]:
-    """A test of such cases."""
+    """Makes a test of such cases, to be called ``test_...`` in a module."""
 
     @pytest.mark.parametrize("case", cases, ids=[name for name, _, _ in cases])
     def test(case: Buffers) -> None:

@@ -28,7 +28,7 @@ def measure_peaks(run: Callable[[], None], names: Sequence[str]) -> list[int]:
 
 
 def list_changes(prof: Any) -> list[tuple[int, int]]:
-    """When the allocator took or gave back memory, and how many bytes."""
+    """Lists when the allocator took or gave back memory, and how many bytes."""
     events = prof.profiler.kineto_results.events()
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     return sorted(changes, key=lambda change: change[0])

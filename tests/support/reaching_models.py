@@ -38,7 +38,7 @@ def make_mlp(layers: int = 3) -> nn.Sequential:
 
 
 def hook_gradients(model: nn.Module, update: Callable[[Any], object]) -> nn.Module:
-    """Calls a function with each parameter whose gradient is there."""
+    """Has a function called with each parameter once its gradient is there."""
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
     return model

@@ -21,7 +21,7 @@ class Call(nn.Module):
 
 
 class Runs(nn.Module):
-    """Runs a function of itself and its inputs; holds by name what it is given."""
+    """Runs a function of itself and its inputs; holds modules and tensors by their names."""
 
     def __init__(self, run: Callable[..., Any], **held: Any) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from fxmem.graph import RESIDENT, Category, Phase
 
 
 def build(body: Callable[..., Any]) -> Any:
-    """Calls a function with itself; has a frozen layer, a buffer and an unregistered tensor."""
+    """Makes a model of a function, with a frozen layer, a buffer and an unregistered tensor."""
     first, frozen = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
     table = nn.Buffer(torch.zeros(4))
     return Runs(body, first=first, frozen=frozen, table=table, plain=torch.ones(4), cache=None)

@@ -112,7 +112,7 @@ def test_both_frontends_give_the_same_nodes() -> None:
 
 
 def build(run: Callable[[Any, Tensor], Any]) -> Any:
-    """A layer, and what some function makes of its result."""
+    """Makes a model of a layer and a function of its result."""
     forward = lambda net, x: run(net, net.layer(x).relu())  # noqa: E731
     return Runs(forward, layer=nn.Linear(4, 4), mean=nn.Buffer(torch.zeros(4)))
 

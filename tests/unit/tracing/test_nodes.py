@@ -20,7 +20,7 @@ from fxmem.tracing.modules import is_leaf
 
 
 def build(function: Callable[..., Any]) -> Any:
-    """A function as a model, with a few modules to call."""
+    """Makes a model of a function, with a few modules to call."""
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     return Runs(function, linear=nn.Linear(4, 4), act=nn.ReLU(), block=block)
 

@@ -29,7 +29,7 @@ class Counter:
 
 
 def build(run: Callable[..., Any]) -> nn.Module:
-    """A layer, and what some function makes of its result."""
+    """Makes a model of a layer and a function of its result."""
     layers = {"layer": nn.Linear(4, 4), "other": nn.Linear(4, 4)}
     count = nn.Buffer(torch.zeros((), dtype=torch.long))
     forward = lambda net, x, **others: run(net, net.layer(x), **others)  # noqa: E731

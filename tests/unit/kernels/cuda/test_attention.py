@@ -178,7 +178,7 @@ def test_math() -> None:
 
 
 def describe_operator(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, object]:
-    """Its name and its result's shape; native code works in none of them in place when watched."""
+    """Names an operator, as if not in place (native code is not while watched), and its shape."""
     return func._overloadpacket.__name__.removesuffix("_"), tuple(result.shape)
 
 

@@ -28,7 +28,7 @@ Autocast = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
 def describe(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """An operator, and shapes and types of what it returns."""
+    """Lists an operator with shapes and types of its results."""
     if func is torch.ops.prim.device.default:
         return None
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]

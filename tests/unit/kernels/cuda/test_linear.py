@@ -71,7 +71,7 @@ def test_the_default_follows_the_architecture(monkeypatch: pytest.MonkeyPatch) -
 
 
 def make_forces(multithreaded: bool = True) -> nn.Module:
-    """An interatomic potential, as in SchNetPack: forces are the gradient of the energy."""
+    """Makes an interatomic potential, as in SchNetPack: forces are the gradient of the energy."""
 
     def run(model: Any, positions: Tensor) -> Tensor:
         with torch.enable_grad(), torch.autograd.set_multithreading_enabled(multithreaded):
@@ -105,7 +105,7 @@ TOKENS, EXPERTS, WIDTH, INNER = 32, 4, 16, 24
 
 
 def choose_experts(model: Any, x: Tensor) -> Tensor:
-    """The core of ``transformers.integrations.moe.grouped_mm_experts_forward``."""
+    """Does as ``transformers.integrations.moe.grouped_mm_experts_forward`` in its core."""
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0):
         raise NotImplementedError("no grouped products")
     chosen, order = model.gate(x).argmax(dim=-1).sort()

@@ -137,7 +137,7 @@ def make_arguments(module: nn.RNNBase, dtype: torch.dtype = FP32) -> list[Any]:
 
 
 def describe_copy(func: Any, args: Any, *_: Any) -> str | None:
-    """Its name and the number of elements."""
+    """Names a copy, a cast or zeros, with the number of elements."""
     if func not in (aten.zeros.default, aten.copy_.default, aten._to_copy.default):
         return None
     numel = args[0].numel() if isinstance(args[0], Tensor) else args[0][0]
