@@ -1,4 +1,4 @@
-"""Examples that train: each compares its curves with and without a plan, bit for bit."""
+"""Examples; those that train compare their curves with and without a plan, bit for bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,13 @@ def run_example(name: str, *needs: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
+    assert needs or done.stderr == ""
     return done.stdout
+
+
+def test_the_api_analyses_batches_of_three_sizes() -> None:
+    lines = run_example("python_api.py").splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["batch 64", "batch 512", "batch 4096"]
 
 
 def test_the_curve_is_the_same_in_less_than_half_of_the_memory() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from pages import BLOCKS, PAGES, ROOT, Block, list_blocks, list_commands
 
+import fxmem
 from benchmarks.cases import import_torchvision
 from fxmem.cli import main
 
@@ -93,6 +94,17 @@ def is_exact(command: str) -> bool:
     return (torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()) == RECORDED_ON
 
 
+ANALYZED: dict[str, fxmem.Analysis] = {}
+
+
+def analyze_once(*args: Any, **options: Any) -> fxmem.Analysis:
+    """Commands about one step share its analysis."""
+    step = repr((args, options))
+    if step not in ANALYZED:
+        ANALYZED[step] = fxmem.analyze(*args, **options)
+    return ANALYZED[step]
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as the pages take it for granted, and their width of a terminal."""
@@ -101,22 +113,40 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train" / "model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(fxmem.api, "analyze", analyze_once)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
-def run(command: str) -> tuple[int, str, str]:
+Result = tuple[int, str, str]
+RAN: dict[str, tuple[Result, dict[str, bytes]]] = {}
+"""By command, its exit code, stdout and stderr, and what it wrote: each is run once."""
+
+
+def run(command: str) -> Result:
     """Exit code, stdout and stderr of an fxmem command, run in this process."""
+    if command not in RAN:
+        result = run_anew(command)
+        paths = re.findall(r"-o (\S+)", command)
+        RAN[command] = result, {path: Path(path).read_bytes() for path in paths}
+    result, written = RAN[command]
+    for path, data in written.items():
+        Path(path).write_bytes(data)
+    return result
+
+
+def run_anew(command: str) -> Result:
+    """Runs a command after those that write the files that it reads."""
     program, *arguments = shlex.split(command)
     assert program == "fxmem"
     step = "fxmem plan examples/unet.py:UNet --input 4x3x256x256 --optimizer adamw"
     if arguments[0] == "verify":
         step = command.partition(" --plan ")[0].replace("verify", "plan", 1)
     elif arguments[0] == "render" and arguments[1].endswith(".json"):
-        prepare(f"{step.replace('plan', 'analyze', 1)} --json -o {arguments[1]}", arguments[1])
+        assert run(f"{step.replace('plan', 'analyze', 1)} --json -o {arguments[1]}")[0] == 0
     if "--plan" in arguments:
-        prepare(f"{step} --max-overhead 10% -o plan.json", "plan.json")
+        assert run(f"{step} --max-overhead 10% -o plan.json")[0] == 0
     if "hugging_face" in command:
         pytest.importorskip("transformers")
         import_torchvision()  # transformers looks for it
@@ -124,14 +154,6 @@ def run(command: str) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
     return code, out.getvalue(), err.getvalue()
-
-
-def prepare(command: str, path: str, written: dict[str, bytes] = {}) -> None:  # noqa: B006
-    """Writes what the pages have written before; the work is done once."""
-    if command not in written:
-        assert run(command)[0] == 0
-        written[command] = Path(path).read_bytes()
-    Path(path).write_bytes(written[command])
 
 
 def check(block: Block, output: str, request: pytest.FixtureRequest, is_exact: bool) -> None:
@@ -214,6 +236,14 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
         with contextlib.redirect_stdout(out):
             exec(compile(block.text, str(block), "exec"), namespace)
         printed = out.getvalue()
+
+
+def test_the_readme_sets_up_once_and_shows_the_command_that_it_sets_up_for() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if re.match(r"python3 -m venv .*pytest", line)]) == 1
+    blocks = list_blocks(ROOT / "README.md")
+    (sample,) = (block for block in blocks if block.mark.startswith("output of: "))
+    assert sample.mark.removeprefix("output of: ") == list_commands(blocks[0])[0]
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "a file for pytest"], ids=str)

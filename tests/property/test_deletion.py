@@ -1,6 +1,6 @@
 """Each ``del`` that is proposed can be written there, and lowers the peak by what was said.
 
-``FXMEM_EXAMPLES=2000`` runs more examples, with random seeds.
+``FXMEM_EXAMPLES=2000`` runs more and larger examples, with random seeds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from generated_modules import Program, programs, runs
 from generated_steps import analyse
 from hypothesis import assume, given
-from trials import try_examples
+from trials import EXAMPLES, try_examples
 
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.dels.deletion import apply_deletions, find_deletions
@@ -22,7 +22,7 @@ STRICT = try_examples(20, are_slow=True)
 
 
 @STRICT
-@given(programs())
+@given(programs(most=24 if EXAMPLES else 12))
 def test_a_del_in_the_source_does_what_is_said(program: Program) -> None:
     assume(runs(program))
     for mode in ("train", "infer"):
