@@ -40,12 +40,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def frozen_heap() -> Iterator[None]:
-    """Measurements collect garbage again and again; what is loaded by now is none."""
+@pytest.fixture(autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Keeps what is loaded out of collections of garbage, of which measurements make many."""
     gc.freeze()
     yield
-    gc.unfreeze()
+    gc.collect()  # the test's own objects alone
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ small ones, each with something that an analysis gets wrong easily.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -51,14 +49,6 @@ CASES = {name: (find(name), "") for name in OWN} | {
         "transformers",
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """The measurements collect garbage again and again; what is loaded by now is none."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @cache

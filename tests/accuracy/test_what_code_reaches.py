@@ -9,7 +9,7 @@ from benchmarks.accuracy import analyse
 from benchmarks.cases import Case, image
 from benchmarks.measure import measure_allocator
 
-pytestmark = pytest.mark.usefixtures("one_thread", "frozen_heap")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # A hook on a module whose input needs no gradient.

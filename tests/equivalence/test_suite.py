@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterator
 
@@ -42,11 +41,9 @@ NOT_COUNTED = {
 def models_of_others() -> Iterator[None]:
     """Imports what they need, which is no garbage, and leaves their warnings to them."""
     import_torchvision()
-    gc.freeze()  # the collector runs before each measurement
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 from generated_modules import Program, programs, runs
 from hypothesis import assume, given
@@ -32,15 +29,11 @@ STRICT = try_examples(40, are_slow=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick_collections(one_thread: None) -> Iterator[None]:
-    """The measurements collect garbage again and again; what torch loaded is none."""
+def _warm_up(one_thread: None) -> None:
+    """Has torch loaded before the first test."""
     warm_up = Program((("nn.Linear(16, 16)", False),), (), "self.m0(x0)", (Spec((4, 16)),))
     check_numbers(warm_up, "train+adam")
     measure_flops(warm_up.case(), "train")
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def record(program: Program, mode: Mode, *, symbolic_sizes: bool = True) -> Recording:

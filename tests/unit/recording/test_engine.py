@@ -14,7 +14,7 @@ from benchmarks.cases import Case, Spec
 from benchmarks.catalogue.core import Apply
 from benchmarks.step import Mode
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("frozen_heap")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROWS, COLUMNS = 64, 256
 

@@ -63,7 +63,6 @@ def test_numbers_in_tensors_and_what_modules_hold_are_no_part_of_a_snapshot() ->
     assert before == take_snapshot([tensor, module, [tensor]])
 
 
-@pytest.mark.usefixtures("frozen_heap")
 def test_nothing_is_kept_alive() -> None:
     holder = [torch.ones(1)]
     gone = weakref.ref(holder[0])

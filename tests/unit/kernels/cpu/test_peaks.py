@@ -15,7 +15,7 @@ from benchmarks.catalogue import modules  # noqa: F401 - fills the catalogue
 from benchmarks.catalogue.core import Apply, make_case
 from benchmarks.step import Mode
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("frozen_heap")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 SIZES = (40, 300)
 
