@@ -45,6 +45,8 @@ from fxmem.tracing.state import save_random_states
 from fxmem.tracing.swapping import restore_user_state
 from fxmem.units import format_bytes
 
+_HINTED = "its code goes by a size that depends on data"
+
 
 def analyze_model(
     model: nn.Module | str,
@@ -180,10 +182,14 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
     users = [*kinds, blueprint.loss, blueprint.make_optimizer]
     with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
         after.callback(save_random_states())
-        return record_with_frontend(
-            lambda symbolic_sizes: blueprint.record(symbolic_sizes, inputs),
-            blueprint.options.frontend,
-        )
+
+        def record(symbolic_sizes: bool) -> Recording:
+            recording = blueprint.record(symbolic_sizes, inputs)
+            if not symbolic_sizes or recording.reason or blueprint.options.size_hint is None:
+                return recording
+            return replace(recording, reason=_HINTED * blueprint.is_hinted(recording.fx_graph))
+
+        return record_with_frontend(record, blueprint.options.frontend)
 
 
 def record_with_frontend(record: Callable[[bool], Recording], frontend: str | None) -> Served:
@@ -230,6 +236,8 @@ def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -
     if held:
         nbytes = format_bytes(sum(storage.nbytes for storage in held))
         yield f"Results of the step before take {nbytes} until those of this one are there."
+    if blueprint.options.size_hint is not None:
+        yield f"Sizes that depend on data are taken as {blueprint.options.size_hint:,} (size_hint)."
     yield from recording.notes
     reasons = {str(operator): reason for operator, reason in target.unmodelled.items()}
     names = dict.fromkeys(o.name for o in graph.operations if o.name in reasons)

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fxmem.analyzing import trace_model
 from fxmem.specs import TensorSpec
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import CONTEXT, TraceContext
+from fxmem.tracing.fxgraph import list_calls
 
 _RANGES = "fxmem_size_ranges"
 """Key of the output's ``meta``: the ranges, which later plans of one analysis take from there."""
@@ -76,7 +76,7 @@ class _Trials:
         self, model: nn.Module, graph: fx.Graph, context: Any, mode: str, size_hint: int | None
     ) -> None:
         self._model, self._left = model, _MOST_TRACES
-        self._calls = [*_list_calls(graph)]
+        self._calls = [*list_calls(graph)]
         cpu, cuda = context.autocast
         device = "cpu" if cuda is None else "cuda"
         self._options: dict[str, Any] = {
@@ -191,18 +191,4 @@ class _Trials:
                 graph, reason = trace_model(self._model, args, kwargs, **self._options)
             except Exception:  # the code does not take this size
                 return _FAILS
-        return _SAME if not reason and [*_list_calls(graph)] == self._calls else _OTHER
-
-
-def _list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
-    """The nodes of a graph with their arguments: nodes as positions, numbers with their type."""
-    positions = {node: at for at, node in enumerate(graph.nodes)}
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return ("node", positions[value])
-        return (type(value), repr(value)) if isinstance(value, bool | int | float) else value
-
-    for node in graph.nodes:
-        arguments = map_aggregate(node.args, convert), map_aggregate(node.kwargs, convert)
-        yield node.op, node.target, *arguments
+        return _SAME if not reason and [*list_calls(graph)] == self._calls else _OTHER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from fxmem.recording.options import Options
 from fxmem.recording.step import Recording, Step, record_step, trace_forward
 from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
 from fxmem.tracing.fakes import make_fake_inputs
+from fxmem.tracing.fxgraph import list_calls
 from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 from fxmem.tracing.values import answer_fake_checks
 
@@ -113,6 +114,19 @@ class Blueprint:
         options = self.options
         with self.make_step() as step, self._replace_functions():
             return trace_forward(step, options.target, size_hint=options.size_hint)
+
+    def is_hinted(self, graph: fx.Graph) -> bool:
+        """Tells whether another size hint leads to another graph, with the fake mode active."""
+        hint, calls = self.options.size_hint or 0, [*list_calls(graph)]
+        for other in (0, 2 * hint, 2 * hint + 1):
+            options = replace(self.options, size_hint=other)
+            try:
+                found, reason = replace(self, options=options).trace()
+            except Exception:  # the code does not take this size
+                continue
+            if reason or [*list_calls(found)] != calls:
+                return True
+        return False
 
     @contextlib.contextmanager
     def _replace_functions(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_aggregate
 
 from fxmem.tracing.sizes import Arithmetic, SizeInt
 
@@ -257,3 +258,17 @@ def _is_plain(value: Any) -> bool:
         filled = [name for name in names if getattr(value, name) is not None]
         return "__post_init__" not in vars(kind) and [*value] == filled
     return not hasattr(kind, "__post_init__") and not isinstance(value, dict)
+
+
+def list_calls(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
+    """Lists the calls of a graph: nodes as positions, numbers with their types."""
+    positions = {node: at for at, node in enumerate(graph.nodes)}
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return ("node", positions[value])
+        return (type(value), repr(value)) if isinstance(value, bool | int | float) else value
+
+    for node in graph.nodes:
+        arguments = map_aggregate(node.args, convert), map_aggregate(node.kwargs, convert)
+        yield node.op, node.target, *arguments

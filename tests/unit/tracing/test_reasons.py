@@ -102,6 +102,30 @@ def test_the_line_is_told(run: Callable[..., Any], others: dict[str, Any], reaso
     assert found == ("record", f"{reason} at {find_line(run)}")
 
 
+def find_mean(net: Any, y: Tensor) -> Tensor:
+    found = y[y[:, 0] > 0]
+    return found.sum() / max(len(found), 1)
+
+
+def skip_idle_expert(net: Any, y: Tensor) -> Tensor:
+    """The loop over experts of transformers' and Mixtral's mixtures."""
+    (tokens,) = torch.where(y[:, 0] > 0)
+    return y.index_add(0, tokens, net.other(y[tokens])) if tokens.numel() > 0 else y
+
+
+def embed_found(net: Any, y: Tensor) -> Tensor:
+    found = y[y[:, 0] > 0]
+    return net.other(found).mean() + torch.arange(found.shape[0]).sum()
+
+
+@pytest.mark.parametrize("run", [find_mean, skip_idle_expert, embed_found])
+def test_a_graph_goes_by_no_size_hint(run: Callable[..., Any]) -> None:
+    analysis = analyse(run, size_hint=2)
+    reason = "" if run is embed_found else "its code goes by a size that depends on data"
+    assert analysis.setup.frontend_reason == reason
+    assert "Sizes that depend on data are taken as 2 (size_hint)." in analysis.setup.notes
+
+
 def count_in_slots(net: Any, y: Tensor) -> Tensor:
     net.counter.turns += 1
     return y * net.counter.turns
