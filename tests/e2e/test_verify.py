@@ -39,17 +39,7 @@ class Net(nn.Module):
         for block in self.blocks:
             x = torch.tanh(block(x))
         return x
-
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words = nn.Embedding(1, 4)
-        self.net = Net(4)
-
-    def forward(self, ids):
-        return self.net(self.words(ids))
 """
-LOOKS_UP = "        return self.net(self.words(ids))"
 INPUT = ("nets.py:Net", "--input", "256x16")
 Run = Callable[..., tuple[int, str, str]]
 
@@ -153,16 +143,3 @@ def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: st
     assert line.count("\n") == 1
     if "--" in arguments[-2] and arguments[-2] != "--input":  # told before the file is imported
         assert line == err
-
-
-def test_a_step_that_fails_for_real_says_where(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    step = ("nets.py:Words", "--input", "64:int64")
-    limit = ("--max-overhead", "50%", "--time-limit", "1", "-o", "words.json")
-    assert run(*step, *limit, command="plan")[0] == 0
-    code, out, err = run(*step, "--plan", "words.json")
-    assert (code, out) == (2, "")
-    line = err.removeprefix("on import\n")
-    assert line.startswith("fxmem: error: the model's step fails: IndexError: index out of range ")
-    assert f"nets.py:{NETS.splitlines().index(LOOKS_UP) + 1}" in line

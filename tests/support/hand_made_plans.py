@@ -1,6 +1,8 @@
-"""Plans made by hand, for the step of hand_made and others."""
+"""Plans and verifications made by hand, for the step of hand_made and others."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fxmem.graph import SourceLocation
 from fxmem.planning.plan import (
@@ -11,6 +13,7 @@ from fxmem.planning.plan import (
     Plan,
     Segment,
 )
+from fxmem.verifying.verification import StepFigures, Verification
 
 MIB = 1024**2
 
@@ -73,3 +76,24 @@ def make_front(count: int = 3) -> tuple[Plan, ...]:
         )
         for index in range(count)
     )
+
+
+def make_verification(**fields: Any) -> Verification:
+    """Three steps that are equal bit for bit, in 20 MiB with the plan and 30 MiB without."""
+    defaults = {
+        "equal": True,
+        "model": "nets/net.py:Net",
+        "inputs": ("8x3:float32",),
+        "mode": "train",
+        "device": "cpu",
+        "optimizer": "adam",
+        "loss": None,
+        "autocast": None,
+        "seed": 7,
+        "steps": 3,
+        "compared": {"output": 1, "loss": 2, "gradient": 4, "optimizer state": 12},
+        "differences": (),
+        "baseline": StepFigures(30 << 20, 31 << 20, 0.25),
+        "planned": StepFigures(20 << 20, None, 0.5),
+    }
+    return Verification(**{**defaults, **fields})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Call, Runs
 from torch import nn
 
 import fxmem
@@ -23,23 +24,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return self.linear(x) * scale
-
-
-class Holds(nn.Module):
-    """Gives a torch function something that no graph holds."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return x * 2, object()
-
-
-class Finds(nn.Module):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.find = FINDS[how][0]
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.find(self.linear(x))
 
 
 FINDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
@@ -88,7 +72,7 @@ def test_a_forward_that_raises_is_told_with_its_line() -> None:
 
 def test_what_the_fx_frontend_cannot_express() -> None:
     with pytest.raises(fxmem.TraceError) as raised:
-        fxmem.analyze(Holds(), ("3x4",), mode="infer", frontend="fx")
+        fxmem.analyze(Call(lambda x: (x * 2, object())), ("3x4",), mode="infer", frontend="fx")
     reason = "no graph holds the object in the output"
     assert raised.value.cause == f"the fx frontend cannot express this model: {reason}"
 
@@ -102,11 +86,13 @@ def test_a_forced_record_frontend_gives_the_same_numbers() -> None:
 
 @pytest.mark.parametrize(("how", "size"), [(how, size) for how, (_, size) in FINDS.items()])
 def test_sizes_that_depend_on_data_need_a_hint(how: str, size: int) -> None:
+    find = FINDS[how][0]
+    model = Runs(lambda m, x: find(m.linear(x)), linear=nn.Linear(4, 4))
     with pytest.raises(fxmem.DataDependentError, match=r"^`.+` at test_api.py:\d+ needs tensor"):
         # A value that is no size is refused even with a hint.
-        fxmem.analyze(Finds(how), ("3x4",), size_hint=7 if how == "float" else None)
+        fxmem.analyze(model, ("3x4",), size_hint=7 if how == "float" else None)
     if how != "float":
-        analysis = fxmem.analyze(Finds(how), ("3x4",), size_hint=size)
+        analysis = fxmem.analyze(model, ("3x4",), size_hint=size)
         output = next(s for s in analysis.graph.storages if s.category is Category.OUTPUT)
         # The result of "item" is a view of what the linear made.
         assert output.shape[0] == size or how == "item"
@@ -157,12 +143,9 @@ def test_the_device_is_cuda_or_the_cpu_where_nothing_is_reserved() -> None:
 
 
 def test_a_tensor_that_stays_on_the_cpu_fails_as_on_a_gpu() -> None:
-    class Adds(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.zeros(4)
-
+    adds = Call(lambda x: x + torch.zeros(4))
     with pytest.raises(fxmem.TraceError) as raised:
-        fxmem.analyze(Adds(), ("3x4",), mode="infer")
+        fxmem.analyze(adds, ("3x4",), mode="infer")
     assert raised.value.cause.endswith(
         "Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
         "and cpu!"
@@ -171,7 +154,7 @@ def test_a_tensor_that_stays_on_the_cpu_fails_as_on_a_gpu() -> None:
         "a tensor is where it was made: give it the device of the others; "
         "--device cpu or device='cpu' if all of it is to run on the CPU"
     )
-    assert fxmem.analyze(Adds(), ("3x4",), mode="infer", device="cpu").peak_bytes > 0
+    assert fxmem.analyze(adds, ("3x4",), mode="infer", device="cpu").peak_bytes > 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -197,11 +180,8 @@ def test_inference_says_what_it_leaves_out() -> None:
 
 
 def test_kernels_whose_workspace_only_the_library_knows_are_told_once() -> None:
-    class Singular(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.svdvals(x) + torch.linalg.svdvals(x + 1)
-
-    notes = fxmem.analyze(Singular(), ("8x8",), mode="infer", device="cuda").setup.notes
+    model = Call(lambda x: torch.linalg.svdvals(x) + torch.linalg.svdvals(x + 1))
+    notes = fxmem.analyze(model, ("8x8",), mode="infer", device="cuda").setup.notes
     assert [note.split(": ")[0] for note in notes] == [
         "Memory inside aten._linalg_svd.default is not counted"
     ]

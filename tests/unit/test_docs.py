@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hand_made import add_first_step, make_analysis, make_graph
-from hand_made_plans import make_plan
+from hand_made_plans import make_plan, make_verification
 
 import fxmem
 from benchmarks.cuda_accuracy import DATA, list_measurements
@@ -29,7 +29,7 @@ from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
-from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
+from fxmem.verifying.verification import Difference, Kind, Promise, Verification
 
 ROOT = Path(__file__).parents[2]
 JSON_DOC = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
@@ -44,11 +44,8 @@ def make_examples() -> dict[str, Any]:
     """An object of each kind by its title in the page on JSON, with the marks of the title."""
     result = make_analysis(add_first_step(make_graph(), 1)).to_dict()
     plan = json.loads(make_plan().to_json())
-    figures = StepFigures(1, 1, 1.0)
-    verification = Verification(
-        **{field.name: () for field in dataclasses.fields(Verification)}
-        | {"differences": (Difference(1, Kind.LOSS, "loss"),), "compared": {}}
-        | {"baseline": figures, "planned": figures, "promise": Promise(1, True, 0.0, True)}
+    verification = make_verification(
+        differences=(Difference(1, Kind.LOSS, "loss"),), promise=Promise(1, True, 0.0, True)
     ).to_dict()
     return {
         "## analysis": result,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from leanest import plan_leanest
+from running import Runs
 from steps import check_same_step
 from torch import Tensor, nn
 
@@ -67,15 +68,12 @@ def test_a_model_whose_graph_cannot_be_run_takes_no_plan() -> None:
         def __init__(self, value: Tensor) -> None:
             self.value = value
 
-    class Bags(Net):
-        def forward(self, x: Tensor) -> dict[str, object]:  # type: ignore[override]
-            return {"loss": super().forward(x).sum(), "bag": Bag(x)}
-
-    analysis = fxmem.analyze(Bags(), (INPUT,), device="cpu")
+    model = Runs(lambda m, x: {"loss": m.net(x).sum(), "bag": Bag(x)}, net=Net())
+    analysis = fxmem.analyze(model, (INPUT,), device="cpu")
     assert analysis.frontend == "record"
     plan = Plan(fingerprint_graph(analysis.graph), 1, 1)
     with pytest.raises(fxmem.UsageError) as caught:
-        fxmem.apply(Bags(), plan, (INPUT,))
+        fxmem.apply(model, plan, (INPUT,))
     assert str(caught.value) == (
         "no plan can be applied to this model: no graph holds the Bag in the output"
         " (make the plan with style='modules')"

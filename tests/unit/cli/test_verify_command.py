@@ -11,29 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hand_made_plans import make_verification
 
 from fxmem.cli import main
 from fxmem.planning.plan import Plan, Segment
-from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
+from fxmem.verifying.verification import Difference, Kind, Promise, Verification
 
 PLAN = Plan("0123", 200, 100, segments=(Segment("a", "b", 2),))
-FIGURES = StepFigures(3 << 20, 2 << 20, 0.1)
-EQUAL = Verification(
-    equal=True,
-    model="net.py:Net",
-    inputs=("8x3:float32",),
-    mode="train",
-    device="cpu",
-    optimizer=None,
-    loss=None,
-    autocast=None,
-    seed=0,
-    steps=3,
-    compared={},
-    differences=(),
-    baseline=FIGURES,
-    planned=FIGURES,
-)
+EQUAL = make_verification()
 DIFFERENT = replace(
     EQUAL, equal=False, differences=(Difference(1, Kind.LOSS, "loss", "value", (), "1", "2"),)
 )
@@ -66,13 +51,13 @@ COMMAND = ["verify", "net.py:Net", "--input", "8x3", "--plan", "plan.json"]
 @pytest.mark.parametrize(
     ("result", "code", "line"),
     [
-        (EQUAL, 0, "Equal bit for bit in 3 steps, measured peak 3.00 MiB -> 3.00 MiB"),
+        (EQUAL, 0, "Equal bit for bit in 3 steps, measured peak 30.00 MiB -> 20.00 MiB"),
         (DIFFERENT, 1, "Different in step 1: loss loss is 1, with the plan 2"),
         (
-            replace(EQUAL, promise=Promise(3 << 20, True, -0.02, False)),
+            replace(EQUAL, promise=Promise(21 << 20, True, -0.02, False)),
             1,
-            "Equal bit for bit in 3 steps, measured peak 3.00 MiB -> 3.00 MiB, 2.0% below the "
-            "promised 3.00 MiB",
+            "Equal bit for bit in 3 steps, measured peak 30.00 MiB -> 20.00 MiB, 2.0% below the "
+            "promised 21.00 MiB",
         ),
     ],
 )

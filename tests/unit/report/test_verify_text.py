@@ -5,25 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hand_made_plans import make_verification
 
 from fxmem.report.verify_text import describe_difference, render_verification
-from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
+from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures
 
-EQUAL = Verification(
-    equal=True,
-    model="nets/net.py:Net",
-    inputs=("8x3:float32",),
-    mode="train",
-    device="cpu",
-    optimizer="adam",
-    loss=None,
-    autocast=None,
-    seed=7,
-    steps=3,
-    compared={"output": 1, "loss": 2, "gradient": 4, "optimizer state": 12},
-    differences=(),
-    baseline=StepFigures(30 << 20, 31 << 20, 0.25),
-    planned=StepFigures(20 << 20, None, 0.5),
+EQUAL = make_verification(
     promise=Promise(20 << 20, is_plans_own=True, deviation=0.0, is_kept=True),
     notes=("No peak is predicted: the step failed.",),
 )

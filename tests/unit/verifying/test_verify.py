@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from planned_models import PLANNED
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -324,10 +325,14 @@ def test_what_is_refused(model: Any, other: Any, options: dict[str, Any], messag
 
 
 def test_a_step_that_fails_by_itself_is_an_error() -> None:
-    layer = nn.Embedding(1, 3)
+    def look_up(model: Runs, ids: Tensor) -> Tensor:
+        return model.words(ids)  # type: ignore[no-any-return]
+
+    model = Runs(look_up, words=nn.Embedding(1, 3))
     with pytest.raises(TraceError) as caught:
-        fxmem.verify(layer, layer, "64:int64")
+        fxmem.verify(model, model, "64:int64")
     assert str(caught.value).startswith("the model's step fails: IndexError: index out of range")
+    assert f" at test_verify.py:{look_up.__code__.co_firstlineno + 1}" in str(caught.value)
     assert caught.value.hint == (
         "inputs without values are random, integers 0 or 1; fxmem.verify takes tensors too"
     )
