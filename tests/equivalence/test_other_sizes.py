@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from leanest import apply_leanest
 from planned_models import Stages, UNet
+from running import Runs
 from steps import check_same_step, sum_squares
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,21 +19,17 @@ from torch.nn import functional as F
 import fxmem
 
 
-class Convolutions(nn.Module):
+def make_convolutions() -> nn.Module:
     """The batch's size in a view, a mean over what is left."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.second = nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8 * 16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm(self.first(x)))
-        y = F.dropout(torch.tanh(self.second(y)), 0.2, self.training)
+    def run(net: Any, x: Tensor) -> Tensor:
+        y = F.relu(net.norm(net.first(x)))
+        y = F.dropout(torch.tanh(net.second(y)), 0.2, net.training)
         y = F.adaptive_avg_pool2d(y, 4)
-        return self.head(y.view(y.shape[0], -1))
+        return net.head(y.view(y.shape[0], -1))  # type: ignore[no-any-return]
+
+    first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    return Runs(run, first=first, norm=nn.BatchNorm2d(8), second=second, head=nn.Linear(128, 5))
 
 
 class Positions(nn.Module):
@@ -61,33 +59,28 @@ class Positions(nn.Module):
         return x + y.transpose(1, 2).reshape(batch, length, -1)
 
 
-class Encoder(nn.Module):
+def make_encoder(width: int = 16) -> nn.Module:
     """PyTorch's own transformer, with a mask of the length."""
 
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.words = nn.Embedding(40, width)
-        layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-
-    def forward(self, ids: Tensor) -> Tensor:
+    def run(net: Any, ids: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(ids.size(1))
-        return self.encoder(self.words(ids), mask=mask).mean(1)
+        return net.encoder(net.words(ids), mask=mask).mean(1)  # type: ignore[no-any-return]
+
+    layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True)
+    return Runs(run, words=nn.Embedding(40, width), encoder=nn.TransformerEncoder(layer, 2))
 
 
-class Recurrent(nn.Module):
+def make_recurrent(width: int = 12) -> nn.Module:
     """A state as long as the batch."""
 
-    def __init__(self, width: int = 12) -> None:
-        super().__init__()
-        self.words = nn.Embedding(40, width)
-        self.rnn = nn.GRU(width, width, batch_first=True)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, 4))
+    def run(net: Any, ids: Tensor) -> Tensor:
+        state = torch.zeros(1, ids.size(0), net.rnn.hidden_size)
+        y, _ = net.rnn(net.words(ids), state)
+        return net.feed(y)  # type: ignore[no-any-return]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        state = torch.zeros(1, ids.size(0), self.rnn.hidden_size)
-        y, _ = self.rnn(self.words(ids), state)
-        return self.feed(y)
+    feed = nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, 4))
+    rnn = nn.GRU(width, width, batch_first=True)
+    return Runs(run, words=nn.Embedding(40, width), rnn=rnn, feed=feed)
 
 
 class Patches(nn.Module):
@@ -119,10 +112,13 @@ def draw_words(*sizes: tuple[int, int]) -> list[Tensor]:
 
 WORDS = ((6, 12), (2, 12), (6, 7), (1, 19), (3, 1))
 CASES: dict[str, tuple[Callable[[], nn.Module], list[Tensor]]] = {
-    "convolutions": (Convolutions, draw_images((6, 16, 16), (2, 16, 16), (3, 8, 12), (1, 20, 16))),
+    "convolutions": (
+        make_convolutions,
+        draw_images((6, 16, 16), (2, 16, 16), (3, 8, 12), (1, 20, 16)),
+    ),
     "positions": (Positions, draw_words(*WORDS)),
-    "encoder": (Encoder, draw_words(*WORDS)),
-    "recurrent": (Recurrent, draw_words(*WORDS)),
+    "encoder": (make_encoder, draw_words(*WORDS)),
+    "recurrent": (make_recurrent, draw_words(*WORDS)),
     "unet": (UNet, draw_images((2, 32, 32), (1, 32, 32), (5, 16, 32), (3, 64, 48))),
     "patches": (Patches, draw_images((4, 16, 16), (1, 16, 16), (7, 8, 12), (3, 32, 4))),
 }

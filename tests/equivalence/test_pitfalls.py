@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,113 +24,79 @@ def make_feed() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
 
-class Net(nn.Module):
+def make_net(block: nn.Module) -> nn.Module:
     """A layer, a block that somebody puts under a checkpoint, and what is simple to plan."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.first, self.block, self.feed = nn.Linear(WIDTH, WIDTH), block, make_feed()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.feed(self.block(self.first(x)))
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), block, make_feed())
 
 
-class Norm(nn.Module):
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, **options)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.norm(self.layer(x)))
+def make_block(run: Callable[[Any, Tensor], Tensor], **held: Any) -> nn.Module:
+    return make_net(Runs(run, layer=nn.Linear(WIDTH, WIDTH), **held))
 
 
-class OwnGenerator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sin(x * torch.rand(x.shape, generator=self.generator))
+def normalise(block: Any, x: Tensor) -> Tensor:
+    return torch.tanh(block.norm(block.layer(x)))
 
 
-class InPlace(nn.Module):
-    def __init__(self, *, by_view: bool) -> None:
-        super().__init__()
-        self.layer, self.by_view = nn.Linear(WIDTH, WIDTH), by_view
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.view(-1, WIDTH).mul_(0.5) if self.by_view else x.sigmoid_()
-        return self.layer(x).tanh()
+def draw_by_itself(block: Any, x: Tensor) -> Tensor:
+    return torch.sin(x * torch.rand(x.shape, generator=block.generator))
 
 
-class Running(nn.Module):
+def change_in_place(block: Any, x: Tensor) -> Tensor:
+    return block.layer(x.sigmoid_()).tanh()  # type: ignore[no-any-return]
+
+
+def change_a_view(block: Any, x: Tensor) -> Tensor:
+    return block.layer(x.view(-1, WIDTH).mul_(0.5)).tanh()  # type: ignore[no-any-return]
+
+
+def choose_by_mean(block: Any, x: Tensor) -> Tensor:
     """Compares with a mean that it updates: how many rows it keeps depends on the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        chosen = y[y.mean(-1) > self.mean]
-        with torch.no_grad():
-            self.mean += 0.5
-        return torch.sin(y) + chosen.cos().sum(0)
+    y = block.layer(x)
+    chosen = y[y.mean(-1) > block.mean]
+    with torch.no_grad():
+        block.mean += 0.5
+    return torch.sin(y) + chosen.cos().sum(0)
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        cache.append(k)
-        return torch.tanh(q @ torch.cat(cache).transpose(-2, -1)).sum(-1, keepdim=True) + v
+def attend(block: Any, x: Tensor, cache: list[Tensor]) -> Tensor:
+    q, k, v = block.qkv(x).chunk(3, -1)
+    cache.append(k)
+    return torch.tanh(q @ torch.cat(cache).transpose(-2, -1)).sum(-1, keepdim=True) + v
 
 
-class Cached(nn.Module):
+def make_cached() -> nn.Module:
     """Two blocks that append to one cache."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.other, self.feed = Attention(), Attention(), make_feed()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def run(model: Any, x: Tensor) -> Tensor:
         cache: list[Tensor] = []
-        return self.feed(self.other(self.block(x, cache), cache))
+        return model.feed(model.other(model.block(x, cache), cache))  # type: ignore[no-any-return]
+
+    block, other = (Runs(attend, qkv=nn.Linear(WIDTH, 3 * WIDTH)) for _ in range(2))
+    return Runs(run, block=block, other=other, feed=make_feed())
 
 
-class Casting(nn.Module):
+def make_casting() -> nn.Module:
     """A block within autocast; backward is outside of it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.block, self.feed = nn.Linear(WIDTH, WIDTH), make_feed(), make_feed()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def run(model: Any, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            y = self.block(F.gelu(self.first(x)))
-        return self.feed(y.float())
+            y = model.block(F.gelu(model.first(x)))
+        return model.feed(y.float())  # type: ignore[no-any-return]
+
+    return Runs(run, first=nn.Linear(WIDTH, WIDTH), block=make_feed(), feed=make_feed())
 
 
 PITFALLS: dict[str, Callable[[], nn.Module]] = {
-    "statistics": lambda: Net(Norm()),
-    "counted statistics": lambda: Net(Norm(momentum=None)),
-    "own generator": lambda: Net(OwnGenerator()),
-    "in place": lambda: Net(InPlace(by_view=False)),
-    "in place by a view": lambda: Net(InPlace(by_view=True)),
-    "data": lambda: Net(Running()),
-    "cache": Cached,
-    "autocast": Casting,
+    "statistics": lambda: make_block(normalise, norm=nn.BatchNorm1d(WIDTH)),
+    "counted statistics": lambda: make_block(normalise, norm=nn.BatchNorm1d(WIDTH, momentum=None)),
+    "own generator": lambda: make_block(draw_by_itself, generator=torch.Generator().manual_seed(3)),
+    "in place": lambda: make_block(change_in_place),
+    "in place by a view": lambda: make_block(change_a_view),
+    "data": lambda: make_block(choose_by_mean, mean=nn.Buffer(torch.zeros(()))),
+    "cache": make_cached,
+    "autocast": make_casting,
 }
 """Models of which a block under ``torch.utils.checkpoint`` would fail, or other numbers result."""
-
-
-def make_net(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return PITFALLS[name]()
 
 
 def iterate_plans(model: nn.Module, x: Tensor) -> Iterator[fxmem.Plan]:
@@ -141,7 +108,8 @@ def iterate_plans(model: nn.Module, x: Tensor) -> Iterator[fxmem.Plan]:
 
 @pytest.mark.parametrize("name", PITFALLS)
 def test_with_a_plan_all_is_equal(name: str) -> None:
-    model, x = make_net(name).train(), torch.randn(8, WIDTH)
+    torch.manual_seed(0)
+    model, x = PITFALLS[name]().train(), torch.randn(8, WIDTH)
     baseline = Baseline(model, (x,), {})
     held = [baseline.hold(plan) for plan in iterate_plans(model, x)]
     assert len(held) >= 2 and any(h.plan.segments for h in held)
