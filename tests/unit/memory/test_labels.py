@@ -193,7 +193,8 @@ def test_gradients_are_those_that_autograd_hands_to_hooks(
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_what_a_checkpoint_makes_again_says_so(use_reentrant: bool) -> None:
-    analysis = fxmem.analyze(make_checkpointed(use_reentrant), ("4x8",), device="cpu")
+    model = make_checkpointed(use_reentrant)
+    analysis = fxmem.analyze(model, ("4x8",), optimizer="adam", device="cpu")
     made_again = [
         analysis.graph.operations[storage.born].name
         for storage in list_temporaries(analysis)
