@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import zlib
 from collections.abc import Callable
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from deletion_nets import INPUT, PAIRS
+from running import Runs
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from benchmarks.cases import Case
 from fxmem.api import analyze
 from fxmem.graph import SourceLocation
 from fxmem.memory.timeline import build_timeline
@@ -21,34 +22,75 @@ from fxmem.planning.dels.variables import find_last_read
 from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import DelPoint
 
-TWINS = [(name, mode) for name, pair in PAIRS.items() for mode in pair[-1]]
+Run = Callable[[Any, Tensor], object]
 
 
-@pytest.mark.parametrize(("name", "mode"), TWINS)
-def test_the_step_becomes_that_of_the_module_with_a_del(name: str, mode: str) -> None:
-    build, build_changed, value, variable, _ = PAIRS[name]
-    inputs = Case(name, build, INPUT).inputs()[0]
+class Wide(nn.Module):
+    """Makes its input wide and narrow again, in a frame of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 512, bias=False)
+        self.down = nn.Linear(512, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).tanh())
+
+
+def sum_halves(net: Any, x: Tensor) -> Any:
+    hidden = net.first(x) * 0.5
+    summed = hidden.view(-1, 24, 64).sum(1)
+    y = torch.cat([summed, summed])
+    return net.wide(y)
+
+
+def hold_in_rounds(net: Any, x: Tensor) -> Any:
+    """Each round holds the value of the one before until it makes its own."""
+    for _ in range(3):
+        hidden = net.first(x) + 1.0
+        y = hidden.view(-1, 24, 64).amax(1)
+        x = torch.cat([y] * 48).cos()[: len(x)]
+    return net.wide(x)
+
+
+def change_in_place(net: Any, x: Tensor) -> Any:
+    """The value is changed in place, under the same name."""
+    hidden = net.first(x)
+    hidden = F.relu(hidden, inplace=True)
+    hidden.mul_(2)
+    y = hidden.view(-1, 24, 64).sum(1)
+    return net.wide(torch.cat([y, y]))
+
+
+def add_del(run: Run) -> Run:
+    """Writes ``del hidden`` after the line that reads it last."""
+    lines = inspect.getsource(run).splitlines()
+    at = max(index for index, line in enumerate(lines) if "= hidden.view" in line)
+    indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+    names: dict[str, Run] = {}
+    exec("\n".join([*lines[: at + 1], f"{indent}del hidden", *lines[at + 1 :]]), globals(), names)
+    return names[run.__name__]
+
+
+@pytest.mark.parametrize(
+    ("run", "value", "mode"),
+    [
+        (sum_halves, "mul", "train"),
+        (hold_in_rounds, "add", "infer"),
+        (change_in_place, "first", "infer"),
+    ],
+)
+def test_the_step_becomes_that_of_the_module_with_a_del(run: Run, value: str, mode: str) -> None:
+    first_layer, x = nn.Linear(64, 1536, bias=False), torch.zeros(256, 64)
     analysis, written = (
-        analyze(make(), inputs, device="cpu", mode=mode) for make in (build, build_changed)
+        analyze(Runs(each, first=first_layer, wide=Wide()), x, device="cpu", mode=mode)
+        for each in (run, add_del(run))
     )
     first = find_deletions(build_index(analysis.graph))[0]
-    assert (first.value, first.variable) == (value, variable)
+    assert (first.value, first.variable) == (value, "hidden")
     assert first.saving_bytes == analysis.peak_bytes - written.peak_bytes > 0
     applied = build_timeline(apply_deletions(analysis.graph, [first])).profile()
     assert applied == written.timeline.profile()
-
-
-class Net(nn.Module):
-    """Runs a function where a linear layer's result, four times as wide, is needed for a while."""
-
-    def __init__(self, run: Callable[[Any, Tensor], object]) -> None:
-        super().__init__()
-        self.run = run
-        self.wide = nn.Linear(8, 512, bias=False)
-        self.drop = nn.Dropout()
-
-    def forward(self, x: Tensor) -> object:
-        return self.run(self, x)
 
 
 def finish(y: Tensor) -> Tensor:
@@ -59,12 +101,14 @@ def pool(h: Tensor) -> Tensor:
     return h.mean(1, keepdim=True)
 
 
-def find(run: Callable[[Any, Tensor], object], mode: str = "infer") -> dict[str, DelPoint]:
-    analysis = analyze(Net(run).eval(), torch.zeros(32, 8), device="cpu", mode=mode)
+def find(run: Run, mode: str = "infer") -> dict[str, DelPoint]:
+    """Finds points where a linear layer's result, much wider, is needed for a while."""
+    net = Runs(run, wide=nn.Linear(8, 512, bias=False), drop=nn.Dropout())
+    analysis = analyze(net.eval(), torch.zeros(32, 8), device="cpu", mode=mode)
     return {point.value: point for point in find_deletions(build_index(analysis.graph))}
 
 
-def run_plain(net: Net, x: Tensor) -> Tensor:
+def run_plain(net: Any, x: Tensor) -> Tensor:
     h = net.wide(x)
     y = h.mean(1, keepdim=True)
     return finish(y)
@@ -78,7 +122,7 @@ def test_the_point_is_named() -> None:
     assert point.source == SourceLocation(__file__, line, "run_plain")
 
 
-def hold_a_view(net: Net, x: Tensor) -> Tensor:
+def hold_a_view(net: Any, x: Tensor) -> Tensor:
     h = net.wide(x)
     g = h.view(-1, 4)
     g.abs_()
@@ -86,25 +130,25 @@ def hold_a_view(net: Net, x: Tensor) -> Tensor:
     return finish(y)
 
 
-def pass_it_on(net: Net, x: Tensor) -> Tensor:
+def pass_it_on(net: Any, x: Tensor) -> Tensor:
     """A function that is given it reads it last."""
     h = net.wide(x)
     y = pool(h)
     return finish(y)
 
 
-def make_both(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+def make_both(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     h = net.wide(x)
     return h.mean(1, keepdim=True), h
 
 
-def hold_what_was_returned(net: Net, x: Tensor) -> Tensor:
+def hold_what_was_returned(net: Any, x: Tensor) -> Tensor:
     y, h = make_both(net, x)
     assert h is not None
     return finish(y)
 
 
-def hold_what_dropout_returns(net: Net, x: Tensor) -> Tensor:
+def hold_what_dropout_returns(net: Any, x: Tensor) -> Tensor:
     h = net.wide(x)
     g = net.drop(h)  # which is its input, where it does nothing
     y = h.mean(1, keepdim=True)
@@ -112,7 +156,7 @@ def hold_what_dropout_returns(net: Net, x: Tensor) -> Tensor:
     return finish(y)
 
 
-def hold_an_argument(net: Net, x: Tensor) -> Tensor:
+def hold_an_argument(net: Any, x: Tensor) -> Tensor:
     def use(h: Tensor) -> Tensor:
         y = h.mean(1, keepdim=True)
         return finish(y)
@@ -138,7 +182,7 @@ def test_no_variable_is_named_where_del_would_not_do(run: Any) -> None:
 
 
 def test_an_output_that_nothing_reads_is_listed_in_training() -> None:
-    def run(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+    def run(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         h = net.wide(x).detach()
         y = x.mean(1, keepdim=True).requires_grad_()
         return finish(y), h
@@ -149,13 +193,13 @@ def test_an_output_that_nothing_reads_is_listed_in_training() -> None:
     assert "wide" not in find(run)  # what inference returns is its result
 
 
-def save(net: Net, x: Tensor) -> Tensor:
+def save(net: Any, x: Tensor) -> Tensor:
     h = net.wide(x)
     y = h.square().mean(1, keepdim=True)
     return finish(y)
 
 
-def come_to_nothing(net: Net, x: Tensor) -> Tensor:
+def come_to_nothing(net: Any, x: Tensor) -> Tensor:
     """Autograd holds it for a value that backward does not come through."""
     h = net.wide(x)
     y = h.mean(1, keepdim=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from in_place_nets import PAIRS
+from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.cases import Case
+from benchmarks.cases import Case, Spec
 from benchmarks.step import Mode
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
@@ -37,16 +39,114 @@ def find_peak(graph: MemoryGraph) -> int:
     return max(build_timeline(graph).profile())
 
 
-class Called(nn.Module):
+def make_called(function: Callable[[Tensor], object], *, bias: bool = False) -> Any:
     """A linear layer, and a function of its result."""
+    linear = nn.Linear(8, 8, bias=bias)
+    return Runs(lambda net, x: net.function(net.linear(x)), linear=linear, function=function)
 
-    def __init__(self, function: object, *, bias: bool = False) -> None:
+
+def make_convolutions(activate: Callable[[Tensor, bool], Tensor]) -> nn.Module:
+    """Forward's frame holds the first result until it returns."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        wide = net.first(x)
+        active = activate(wide, net.training)
+        return net.second(active)  # type: ignore[no-any-return]
+
+    first, second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 4, 3, padding=1)
+    return Runs(run, first=first, second=second)
+
+
+def make_leaky(*, inplace: bool) -> nn.Module:
+    """Backward keeps the inputs of leaky ReLU, and the results where it is in place."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.LeakyReLU(0.1, inplace=inplace),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.Sigmoid(),
+    )
+
+
+def make_residual(add: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+    """The sum's first operand is needed later, and its second is not."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        x = net.stem(x)
+        y = net.block(x)
+        return add(x, y).mean(-1) + x.amax(-1)
+
+    stem, block = nn.Linear(16, 256, bias=False), nn.Linear(256, 256, bias=False)
+    return Runs(run, stem=stem, block=block)
+
+
+def make_shifted(shift: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Backward needs nothing of the two largest, so training peaks where both are there."""
+    first = nn.Conv2d(3, 32, 3, padding=1)
+    return Runs(lambda net, x: shift(net.first(x)).mean((2, 3)), first=first)
+
+
+class Attention(nn.Module):
+    """Scores are scaled and masked before the softmax, one of both in place if so named."""
+
+    def __init__(self, in_place: str = "") -> None:
         super().__init__()
-        self.linear = nn.Linear(8, 8, bias=bias)
-        self.function = function
+        self.inner = nn.Linear(16, 48)
+        self.register_buffer("mask", torch.ones(64, 64, dtype=torch.bool).triu(1))
+        self.in_place = in_place
 
-    def forward(self, x: Tensor) -> object:
-        return self.function(self.linear(x))
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner(x).chunk(3, -1)
+        scores = q @ k.transpose(-2, -1)
+        scaled = scores.div_(4.0) if self.in_place == "div_" else scores / 4.0
+        hide = scaled.masked_fill_ if self.in_place == "masked_fill_" else scaled.masked_fill
+        hidden = hide(self.mask, float("-inf"))
+        return hidden.softmax(-1) @ v
+
+
+Pair = tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[Spec, ...], str, str]
+
+IMAGE = (Spec((4, 3, 32, 32)),)
+SCORES = (Spec((8, 64, 16)),)
+PAIRS: dict[str, Pair] = {
+    "relu": (
+        lambda: make_convolutions(lambda x, _: F.relu(x)),
+        lambda: make_convolutions(lambda x, _: F.relu(x, inplace=True)),
+        *(IMAGE, "relu", "relu_"),
+    ),
+    "dropout": (
+        lambda: make_convolutions(lambda x, training: F.dropout(x, 0.5, training)),
+        lambda: make_convolutions(lambda x, training: F.dropout(x, 0.5, training, inplace=True)),
+        *(IMAGE, "dropout", "F.dropout(inplace=True)"),
+    ),
+    # Backward needs the input, so only inference can do it in place.
+    "silu": (
+        lambda: make_convolutions(lambda x, _: F.silu(x)),
+        lambda: make_convolutions(lambda x, _: F.silu(x, inplace=True)),
+        *(IMAGE, "silu", "F.silu(inplace=True)"),
+    ),
+    "leaky_relu": (
+        partial(make_leaky, inplace=False),
+        partial(make_leaky, inplace=True),
+        *(IMAGE, "1", "LeakyReLU(inplace=True)"),
+    ),
+    "shift": (
+        lambda: make_shifted(lambda x: 1.0 + x),
+        lambda: make_shifted(lambda x: x.add_(1.0)),
+        *(IMAGE, "add", "add_"),
+    ),
+    "residual": (
+        lambda: make_residual(lambda x, y: x + y),
+        lambda: make_residual(lambda x, y: y.add_(x)),
+        *((Spec((64, 16)),), "add", "add_"),
+    ),
+    "div": (Attention, partial(Attention, "div_"), SCORES, "div", "div_"),
+    "masked_fill": (
+        Attention,
+        partial(Attention, "masked_fill_"),
+        *(SCORES, "masked_fill", "masked_fill_"),
+    ),
+}
+"""By name: the module, the same with a change, its inputs, the changed node, and the call."""
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -100,8 +200,8 @@ def test_the_step_becomes_that_of_the_changed_module(name: str, mode: Mode, devi
         (lambda x: F.leaky_relu(x, 0.2), "F.leaky_relu(inplace=True)"),
     ],
 )
-def test_the_call_is_named(function: object, call: str) -> None:
-    found = find(Called(function), 2, 4, 8)
+def test_the_call_is_named(function: Any, call: str) -> None:
+    found = find(make_called(function), 2, 4, 8)
     assert [change.call for change in found.values()] == ([call] if call else [])
     assert all(change.overwrites == "linear" for change in found.values())
 
@@ -129,15 +229,17 @@ def test_the_call_is_named(function: object, call: str) -> None:
         lambda x: torch.add(torch.ones(8), x, alpha=2),
     ],
 )
-def test_what_must_not_run_in_place(function: object) -> None:
-    changes = find(Called(lambda x: (function(x), torch.ones(1, requires_grad=True))), 4, 8)
+def test_what_must_not_run_in_place(function: Any) -> None:
+    changes = find(make_called(lambda x: (function(x), torch.ones(1, requires_grad=True))), 4, 8)
     assert not [change for change in changes.values() if change.overwrites == "linear"]
 
 
 def test_a_view_is_overwritten_where_nothing_is_recorded() -> None:
     # A linear layer with a bias and three dimensions returns a view of its product.
-    assert not find(Called(F.relu, bias=True), 2, 4, 8)
-    assert find(Called(F.relu, bias=True), 2, 4, 8, mode="infer")["relu"].overwrites == "linear"
+    assert not find(make_called(F.relu, bias=True), 2, 4, 8)
+    assert (
+        find(make_called(F.relu, bias=True), 2, 4, 8, mode="infer")["relu"].overwrites == "linear"
+    )
 
 
 class Through(torch.autograd.Function):
@@ -171,11 +273,11 @@ def test_what_other_sizes_or_settings_return_themselves_is_not_overwritten(
     mode: str, function: Any
 ) -> None:
     # Neither what such an operation makes, nor what it took while its result is needed.
-    assert "relu" not in find(Called(lambda x: (x.sum(), function(x).relu())), 4, 8, mode=mode)
-    changes = find(Called(lambda x: function(x).sum() * x.relu()), 4, 8, mode=mode)
+    assert "relu" not in find(make_called(lambda x: (x.sum(), function(x).relu())), 4, 8, mode=mode)
+    changes = find(make_called(lambda x: function(x).sum() * x.relu()), 4, 8, mode=mode)
     assert "relu" not in changes
     # A copy that always is one can be.
-    assert "relu" in find(Called(lambda x: (x.sum(), x.clone().relu())), 4, 8, mode=mode)
+    assert "relu" in find(make_called(lambda x: (x.sum(), x.clone().relu())), 4, 8, mode=mode)
 
 
 def add_results(x: Tensor) -> Tensor:
@@ -198,18 +300,18 @@ def compute_again(x: Tensor) -> Tensor:
     ],
 )
 def test_what_is_needed_otherwise_is_not_overwritten(function: Any, node: str, mode: str) -> None:
-    assert node not in find(Called(function), 4, 8, mode=mode)
+    assert node not in find(make_called(function), 4, 8, mode=mode)
 
 
 def test_parameters_buffers_and_inputs_are_not_overwritten() -> None:
-    model = Called(lambda x: (x, model.linear.weight.neg()))
+    model = make_called(lambda x: (x, model.linear.weight.neg()))
     assert not find(model, 4, 8)
     assert not find(nn.Sequential(nn.Flatten(), nn.ReLU()), 4, 8, mode="infer")
 
 
 def test_chains_lie_on_one_storage() -> None:
     # The first is held to the end, by its caller; the peak is where the third is made.
-    graph = analyse(Called(lambda x: (x / 2 + 1).relu()), 4, 8, mode="infer").graph
+    graph = analyse(make_called(lambda x: (x / 2 + 1).relu()), 4, 8, mode="infer").graph
     changes = find_inplace(build_index(graph))
     assert sorted(change.call for change in changes) == ["add_", "div_", "relu_"]
     changed = apply_inplace(graph, changes)
@@ -219,7 +321,7 @@ def test_chains_lie_on_one_storage() -> None:
 
 
 def test_what_leaky_relu_keeps_is_not_overwritten_after_it() -> None:
-    graph = analyse(Called(lambda x: F.leaky_relu(x).neg().exp()), 512, 8).graph
+    graph = analyse(make_called(lambda x: F.leaky_relu(x).neg().exp()), 512, 8).graph
     changes = {change.node: change for change in find_inplace(build_index(graph))}
     assert set(changes) == {"leaky_relu", "exp"}
 
@@ -230,7 +332,7 @@ def test_the_most_is_first() -> None:
         wide = x.repeat(1, 100)
         return wide.neg().sum() * narrow.sin().sum()
 
-    found = find(Called(function), 4, 8, mode="infer")
+    found = find(make_called(function), 4, 8, mode="infer")
     assert next(iter(found)) == "neg"
     savings = [change.saving_bytes for change in found.values()]
     assert savings == sorted(savings, reverse=True)
