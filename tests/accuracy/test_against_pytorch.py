@@ -24,7 +24,7 @@ from benchmarks.step import MODES, Mode
 from fxmem.analysis import Analysis
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread", "frozen_heap"),
+    pytest.mark.usefixtures("one_thread"),
     # A reentrant checkpoint warns where nothing requires grad, as in inference.
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
 ]
