@@ -17,8 +17,9 @@ import bisect
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxmem.graph import NEXT_RESULT, measure_blocks
 from fxmem.kernels.cpu import CPU
+from fxmem.kernels.registry import Call, Target
 
 Build = Callable[[], tuple[nn.Module, tuple[object, ...], dict[str, object]]]
 
@@ -54,6 +57,19 @@ class Row:
     worst_bytes: int = 0
     worst: str = ""
     layouts: set[str] = field(default_factory=set)
+
+
+def estimate_workspace_bytes(
+    target: Target, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any
+) -> int:
+    """Estimates the bytes that a kernel needs at its peak beyond the new tensors it returns."""
+    workspace = target.estimate_workspace(func, Call(args, kwargs, outputs))
+    if isinstance(workspace, int):
+        return workspace
+    results: list[Any] = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    named = [~block for block, _ in workspace if block < 0]
+    blocks = tuple((max(block, NEXT_RESULT), nbytes) for block, nbytes in workspace)
+    return measure_blocks(blocks, [results[at].untyped_storage().nbytes() for at in named])
 
 
 def storages(values: object) -> dict[int, int]:
@@ -119,7 +135,7 @@ class Watch(TorchDispatchMode):
                 fakes = CPU.kernels.get(func, func)(*fake_args, **fake_kwargs)
         except Exception:  # an operator that needs data
             return 0, None
-        return CPU.estimate_workspace_bytes(func, fake_args, fake_kwargs, fakes), fakes
+        return estimate_workspace_bytes(CPU, func, fake_args, fake_kwargs, fakes), fakes
 
 
 def read_memory(profiler: profile, cases: list[Case]) -> None:

@@ -314,12 +314,6 @@ class Analysis:
         """
         return _METHODS["to_graphviz"](self, depth=depth, expand=expand, plan=plan)
 
-    def to_dot(
-        self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None
-    ) -> str:
-        """Writes :meth:`to_graphviz` in DOT."""
-        return str(self.to_graphviz(depth=depth, expand=expand, plan=plan).source)
-
     def to_networkx(self) -> networkx.DiGraph[str]:
         """Builds the graph of the traced nodes, annotated with their memory, for networkx.
 

@@ -45,8 +45,6 @@ from fxmem.tracing.state import save_random_states
 from fxmem.tracing.swapping import restore_user_state
 from fxmem.units import format_bytes
 
-_HINTED = "its code goes by a size that depends on data"
-
 
 def analyze_model(
     model: nn.Module | str,
@@ -187,7 +185,9 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
             recording = blueprint.record(symbolic_sizes, inputs)
             if not symbolic_sizes or recording.reason or blueprint.options.size_hint is None:
                 return recording
-            return replace(recording, reason=_HINTED * blueprint.is_hinted(recording.fx_graph))
+            is_hinted = blueprint.is_hinted(recording.fx_graph)
+            reason = "its code goes by a size that depends on data" if is_hinted else ""
+            return replace(recording, reason=reason)
 
         return record_with_frontend(record, blueprint.options.frontend)
 

@@ -34,8 +34,6 @@ _Choices = Mapping[str, _Choice]
 
 
 class _Planned:
-    """Calls of a planned model."""
-
     _fxmem_original: nn.Module
     _fxmem_choices: _Choices
     _fxmem_plan: Plan | None

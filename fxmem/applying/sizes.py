@@ -70,8 +70,6 @@ def find_size_ranges(
 
 
 class _Trials:
-    """Traces of a model with other sizes."""
-
     def __init__(
         self, model: nn.Module, graph: fx.Graph, context: Any, mode: str, size_hint: int | None
     ) -> None:

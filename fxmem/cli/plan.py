@@ -14,10 +14,10 @@ from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
-    advise_step,
     analyze_step,
     parse_budget,
     parse_step,
+    run_user_code,
 )
 from fxmem.errors import UsageError
 
@@ -138,7 +138,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
         if arguments.advice:
             from fxmem.report.plan_text import render_advice
 
-            setup, advice = None if is_one else analysis.setup, advise_step(step, analysis)
+            with run_user_code(step.target):
+                from fxmem.advice.advising import find_advice
+
+                given = (step.target, step.args, step.kwargs, step.options)
+                advice = find_advice(analysis, *given)
+            setup = None if is_one else analysis.setup
             advised = render_advice(advice, analysis.peak_bytes, setup, width=choose_width(None))
             text = f"{text}\n{advised}" if is_one else advised
     if chosen is not None and arguments.output is not None:

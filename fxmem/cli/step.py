@@ -17,7 +17,6 @@ from fxmem.specs import parse_dtype, parse_input
 from fxmem.units import parse_bytes
 
 if TYPE_CHECKING:
-    from fxmem.advice.record import Advice
     from fxmem.analysis import Analysis
 
 TARGET_HELP = """\
@@ -249,14 +248,6 @@ def analyze_step(step: StepChoice) -> Analysis:
         from fxmem.api import analyze
 
         return analyze(step.target, step.args, step.kwargs, **step.options)
-
-
-def advise_step(step: StepChoice, analysis: Analysis) -> tuple[Advice, ...]:
-    """Finds what else lowers a step's peak; what the user's code prints goes to stderr."""
-    with run_user_code(step.target):
-        from fxmem.advice.advising import find_advice
-
-        return find_advice(analysis, step.target, step.args, step.kwargs, step.options)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from fxmem.graph import NEXT_RESULT, Blocks, measure_blocks
+from fxmem.graph import Blocks
 
 Function = Callable[..., Any]
 Mover = Callable[[Any], None]
@@ -192,18 +192,6 @@ class Target:
         """Returns what a kernel of this device holds inside itself; 0 where it has no buffers."""
         estimator = self.estimators.get(func)
         return 0 if estimator is None else estimator(call)
-
-    def estimate_workspace_bytes(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any
-    ) -> int:
-        """Returns the bytes that a kernel needs at its peak beyond the new tensors it returns."""
-        workspace = self.estimate_workspace(func, Call(args, kwargs, outputs))
-        if isinstance(workspace, int):
-            return workspace
-        results: list[Any] = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-        named = [~block for block, _ in workspace if block < 0]
-        blocks = tuple((max(block, NEXT_RESULT), nbytes) for block, nbytes in workspace)
-        return measure_blocks(blocks, [results[at].untyped_storage().nbytes() for at in named])
 
 
 def import_modules(package: ModuleType) -> None:

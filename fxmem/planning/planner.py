@@ -113,7 +113,6 @@ def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -
 def _choose_within(
     step: PlanningStep, front: Sequence[Candidate], budget_bytes: int, is_over: bool
 ) -> Plan:
-    """Chooses the cheapest plan within a budget."""
     for candidate in front:
         # The search adds up blocks as the plain step has them; another order may give others.
         if candidate.peak_bytes <= budget_bytes * _SLACK:
@@ -136,7 +135,9 @@ def _choose_within(
     raise InfeasibleError(
         f"no plan within {format_bytes(budget_bytes)} {found}; the leanest takes"
         f" {format_bytes(leanest.peak_bytes)}, in {peak.phase.value}{node}{source}: {held}",
-        hint="" if is_over or math.isinf(bound_s) else "with a longer time limit one may be found",
+        hint="a smaller batch, or what `fxmem plan --advice` and fxmem.advise list"
+        if is_over or math.isinf(bound_s)
+        else "with a longer time limit one may be found",
     )
 
 

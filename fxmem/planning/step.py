@@ -57,8 +57,7 @@ class PlanningStep:
 
     def price_run(self, by_flops: bool) -> float:
         """Prices a run of a segment beside its operations, in the unit of their costs."""
-        weight = _TIE if by_flops and self.step_flops else 1.0
-        return weight * SEGMENT_S / (self.step_s or 1.0)
+        return SEGMENT_S / (self.step_s or 1.0) * (_TIE if by_flops and self.step_flops else 1.0)
 
 
 def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:

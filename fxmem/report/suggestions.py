@@ -46,6 +46,8 @@ def suggest_code(
     """
     trees = {}
     for path, text in sources.items():
+        if "site-packages" in path:  # a package's code is not the user's to change
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's escape sequences, for instance
             try:

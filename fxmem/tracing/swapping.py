@@ -178,9 +178,8 @@ def _iterate_holders(roots: Iterable[object]) -> Iterator[object]:
                 continue
             # Classes of installed packages name each other without end.
             module = sys.modules.get(current.__module__)
-            is_installed = f"{os.sep}site-packages{os.sep}" in (
-                getattr(module, "__file__", None) or ""
-            )
+            path = getattr(module, "__file__", None) or ""
+            is_installed = f"{os.sep}site-packages{os.sep}" in path
             if current in own or not is_installed:
                 yield current
                 for held in vars(current).values():

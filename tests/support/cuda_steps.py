@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.kernel_workspace import estimate_workspace_bytes
 from fxmem import analyze
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda import CUDA
@@ -101,7 +102,7 @@ def run_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, int]:
     result = kernel(*args, **kwargs) if kernel else NotImplemented
     if result is NotImplemented:
         result = func(*args, **kwargs)
-    return result, CUDA.estimate_workspace_bytes(func, args, kwargs, result)
+    return result, estimate_workspace_bytes(CUDA, func, args, kwargs, result)
 
 
 def estimate(func: OpOverload, *args: Any, **kwargs: Any) -> int:

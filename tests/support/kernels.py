@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from benchmarks.kernel_workspace import estimate_workspace_bytes
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.registry import storage_bytes
 
@@ -51,7 +52,7 @@ def check(
             fake_outputs = kernel(*fakes, **fake_kwargs) if kernel else NotImplemented
             if fake_outputs is NotImplemented:
                 fake_outputs = func(*fakes, **fake_kwargs)
-        predicted = CPU.estimate_workspace_bytes(func, fakes, fake_kwargs, fake_outputs)
+        predicted = estimate_workspace_bytes(CPU, func, fakes, fake_kwargs, fake_outputs)
     compare(func, predicted, peak, (args, kwargs), outputs)
     assert storage_bytes(fake_outputs) == storage_bytes(outputs), f"{func}: {fake_outputs}"
     assert not layouts or describe(fake_outputs) == describe(outputs), func
@@ -73,7 +74,7 @@ def check_workspace(func: OpOverload, *args: object, **kwargs: object) -> object
     """As ``check``, for an operator whose outputs' sizes depend on values."""
     with torch.no_grad():
         peak, outputs = measure(lambda: func(*args, **kwargs))
-    compare(func, CPU.estimate_workspace_bytes(func, args, kwargs, outputs), peak, args, outputs)
+    compare(func, estimate_workspace_bytes(CPU, func, args, kwargs, outputs), peak, args, outputs)
     return outputs
 
 

@@ -66,8 +66,6 @@ def _list_expanded(indices: Sequence[Tensor | None], rows: int) -> list[_Index]:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The index of a dimension."""
-
     tensor: Tensor  # the index itself, or the mask in which it is found
     nbytes: int  # of what is copied where it lies on another device, or of what is found
     is_found: bool = False  # whether it is made of a mask

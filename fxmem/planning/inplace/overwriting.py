@@ -130,7 +130,6 @@ def choose_inplace(
 
 
 def _find_chosen(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Iterator[_Overwrite]:
-    """Finds the overwrite of each change, in order."""
     uses = _Uses(graph)
     chosen = {change.node: change.overwrites for change in changes}
     for node in graph.nodes:

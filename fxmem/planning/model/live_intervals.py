@@ -157,7 +157,6 @@ class SegmentIntervals:
         return LiveInterval(storage, run.base, max([run.end, *self._list_saved_ends(storage, run)]))
 
     def _list_states(self, segment: SegmentRange) -> list[int]:
-        """Lists the states that a checkpoint keeps copies of."""
         nodes = range(segment.start, segment.stop)
         return [*dict.fromkeys(index for node in nodes for index in self._step.states[node])]
 

@@ -126,14 +126,12 @@ class PlanProblem:
         return candidate
 
     def price_runs(self, run_cost: float) -> tuple[Candidate, ...]:
-        """Returns the front where each segment also costs something for running again at all.
+        """Returns the front if segments cost something besides; the search finds more without."""
 
-        The search does without: plans of many small segments lead to better ones of fewer.
-        """
-        return prune_candidates(
-            replace(c, cost=c.cost + run_cost * sum(1 for _ in iterate_segments(c.segments)))
-            for c in self.found.values()
-        )
+        def price(c: Candidate) -> Candidate:
+            return replace(c, cost=c.cost + run_cost * len([*iterate_segments(c.segments)]))
+
+        return prune_candidates(map(price, self.found.values()))
 
     def limit_trials(self, proposals: Iterator[Segments], trials: int) -> Iterator[Segments]:
         """Takes proposals until so many were new, or twice as many were proposed."""

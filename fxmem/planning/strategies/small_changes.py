@@ -29,6 +29,17 @@ _WITHIN = 0.3  # change what lies within a segment
 
 def change_segments(problem: PlanProblem) -> Iterator[Segments]:
     """Changes the best candidates: all of the front, or those next to the goal."""
+    yield from _change_near(problem)
+    for candidate in problem.front:  # segments without which the peak is no higher
+        segments = candidate.segments
+        for segment in segments:
+            fewer = tuple(s for s in segments if s is not segment)
+            yield fewer
+            if problem.score_segments(fewer).peak_bytes <= candidate.peak_bytes:
+                segments = fewer
+
+
+def _change_near(problem: PlanProblem) -> Iterator[Segments]:
     cuts = list_cuts(problem.step, problem.limits)
     positions = sorted({start for starts in cuts for start in starts})
     goal = problem.goal

@@ -51,7 +51,7 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_without_a_file_stdout_is_the_graph(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
-    assert capsys.readouterr() == (make_analysis().to_dot(), "")
+    assert capsys.readouterr() == (make_analysis().to_graphviz().source, "")
 
 
 def test_the_suffix_of_the_file_says_how(tmp_path: Path, calls: list[dict[str, Any]]) -> None:
@@ -66,16 +66,16 @@ def test_the_format_comes_before_the_suffix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*COMMAND, "-o", str(tmp_path / "a.txt"), "--format", "DOT"]) == 0
-    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == make_analysis().to_dot()
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == make_analysis().to_graphviz().source
     assert main([*COMMAND, "--format", "dot", "--depth", "1", "--expand"]) == 0
-    assert capsys.readouterr().out == make_analysis().to_dot(depth=1, expand=True)
+    assert capsys.readouterr().out == make_analysis().to_graphviz(depth=1, expand=True).source
 
 
 def test_a_saved_report_is_drawn_without_the_model(
     report: Path, calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["render", str(report)]) == 0
-    assert (capsys.readouterr().out, calls) == (make_analysis().to_dot(), [])
+    assert (capsys.readouterr().out, calls) == (make_analysis().to_graphviz().source, [])
 
 
 def test_a_plan_is_laid_over_it(
@@ -88,7 +88,7 @@ def test_a_plan_is_laid_over_it(
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     assert main(["render", str(report), "--plan", str(path)]) == 0
-    assert capsys.readouterr().out == analysis.to_dot(plan=plan)
+    assert capsys.readouterr().out == analysis.to_graphviz(plan=plan).source
 
 
 def test_the_command_works_out_the_trade_offs(

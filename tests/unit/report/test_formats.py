@@ -20,7 +20,7 @@ from fxmem.report.plots import draw_timeline, draw_tradeoff
 
 def test_a_plan_for_another_model_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        make_analysis().to_dot(plan=make_plan())
+        make_analysis().to_graphviz(plan=make_plan())
     assert str(caught.value) == (
         "the plan was made for another model or other inputs (make a new one with fxmem plan -o)"
     )

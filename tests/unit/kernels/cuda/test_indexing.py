@@ -11,6 +11,7 @@ from cuda_steps import estimate, made, make_buffers_test, on_gpu, run_step, save
 from running import Runs
 from torch import Tensor, nn
 
+from benchmarks.kernel_workspace import estimate_workspace_bytes
 from fxmem import analyze
 from fxmem.graph import NEXT_RESULT, Phase
 from fxmem.kernels.cuda import CUDA
@@ -185,7 +186,7 @@ def test_permutations(count: int, dtype: torch.dtype, key_bytes: int, bits: int)
 
 def test_masks_of_which_the_result_tells_the_count_and_the_host_s_indices() -> None:
     def ask(func: Any, *args: Any, result: Tensor | None = None) -> int:
-        return CUDA.estimate_workspace_bytes(func, args, {}, args[0] if result is None else result)
+        return estimate_workspace_bytes(CUDA, func, args, {}, args[0] if result is None else result)
 
     with on_gpu():
         select, index = aten.masked_select.default, aten.index.Tensor
