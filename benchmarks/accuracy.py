@@ -282,6 +282,7 @@ Errors are fxmem's, in percent of what was measured; `0` is equal to the byte.
 - resident: what is live when the step starts, against the tensors measured.
 - saved: the storages that autograd saves for backward, by size and dtype, are the same ones.
 - FLOPs: forward and backward are equal to `torch.utils.flop_counter`'s.
+- s: seconds of the analysis, on a machine that is at other work too ([speed](speed.md)).
 """
 
 
