@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import bisect
-import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from benchmarks.cases import import_torchvision
 from fxmem.graph import NEXT_RESULT, measure_blocks
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.registry import Call, Target
@@ -133,6 +133,8 @@ class Watch(TorchDispatchMode):
                 convert = self.mode.from_tensor
                 fake_args, fake_kwargs = tree_map_only(Tensor, convert, (args, kwargs))
                 fakes = CPU.kernels.get(func, func)(*fake_args, **fake_kwargs)
+                if fakes is NotImplemented:
+                    fakes = func(*fake_args, **fake_kwargs)
         except Exception:  # an operator that needs data
             return 0, None
         return estimate_workspace_bytes(CPU, func, fake_args, fake_kwargs, fakes), fakes
@@ -209,11 +211,7 @@ def run_model(build: Build, train: bool, rows: dict[str, Row], name: str) -> Non
 
 def vision_models(size: int) -> dict[str, Build]:
     """torchvision's classification, segmentation, video and flow models."""
-    for missing in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):  # fmt: skip
-        with contextlib.suppress(RuntimeError):
-            LIBRARY.define(missing)
-    from torchvision import models
+    models = import_torchvision().models
 
     def image(factory: Callable[..., nn.Module], side: int, **options: object) -> Build:
         return lambda: (factory(**options), (torch.randn(2, 3, side, side),), {})
@@ -242,9 +240,6 @@ def vision_models(size: int) -> dict[str, Build]:
         {"num_flow_updates": 2},
     )
     return found
-
-
-LIBRARY = torch.library.Library("torchvision", "DEF")
 
 
 def timm_models(size: int) -> dict[str, Build]:

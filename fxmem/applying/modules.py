@@ -120,8 +120,10 @@ def _gather_choices(model: nn.Module, segments: Iterable[Segment]) -> dict[str, 
         choice.norms = (*dict.fromkeys((*choice.norms, *segment.norms)),)
         states = find_holders(model, segment.states)
         choice.states = (*dict.fromkeys((*choice.states, *states)),)
-    for name, choice in choices.items():
-        choice.inner = [other for other in choices if other.startswith(f"{name}.")]
+        within = [*segment.children]  # under names of their own, where a module has several
+        for child in within:
+            within += child.children
+        choice.inner = [*dict.fromkeys((*choice.inner, *(child.fqn for child in within)))]
     return choices
 
 

@@ -105,8 +105,7 @@ class _Record:
             raise self.refuse(reason)
         self.refilled += 1
         tensor = tensor.detach() if now[2] else tensor
-        slot = reference()
-        if slot is not None:
+        if (slot := reference()) is not None:
             slot.tensor = tensor
         if self.refilled == len(self.slots):
             raise _Stop
@@ -136,7 +135,8 @@ class _Frame:
         # One that is given twice stays one object, as nn.MultiheadAttention wants.
         kept = {id(value): _keep(value) for value in inputs}
         self.inputs = [kept[id(value)] for value in inputs]
-        self.record = _Record(self.name, (*kept,))
+        bases = [id(v._base) for v in inputs if isinstance(v, Tensor)]  # no views in the second run
+        self.record = _Record(self.name, (*kept, *bases))
         self.autocast = _read_autocast()
         self.drawn = [(generator, read_state(generator)) for generator in list_generators(inputs)]
         with saved_tensors_hooks(self.record.pack, self.unpack):

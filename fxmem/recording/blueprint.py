@@ -118,12 +118,14 @@ class Blueprint:
     def is_hinted(self, graph: fx.Graph) -> bool:
         """Tells whether another size hint leads to another graph, with the fake mode active."""
         hint, calls = self.options.size_hint or 0, [*list_calls(graph)]
-        for other in (0, 2 * hint, 2 * hint + 1):
+        for other in (None, 0, 2 * hint, 2 * hint + 1):
             options = replace(self.options, size_hint=other)
             try:
                 found, reason = replace(self, options=options).trace()
             except Exception:  # the code does not take this size
                 continue
+            if other is None:  # no size depends on data
+                return False
             if reason or [*list_calls(found)] != calls:
                 return True
         return False

@@ -20,6 +20,7 @@ from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import Adam8bit, OptimizerFactory
 from fxmem.specs import TensorSpec
 from fxmem.tracing.fakes import read_leaf
+from fxmem.tracing.modules import HOOK_TABLES
 from fxmem.verifying.comparing import Record, compare_values, iterate_leaves
 from fxmem.verifying.measuring import measure_peak
 from fxmem.verifying.verification import Kind
@@ -64,7 +65,7 @@ def keep_state(*models: nn.Module) -> Iterator[None]:
     """Restores models and random numbers at the end; within, no parameter has a gradient.
 
     Restored are the values of the tensors that modules hold, the modules' own attributes (modes,
-    counters, generators) and gradients, but no other Python state.
+    counters, generators, hooks) and gradients, but no other Python state.
 
     >>> layer = nn.Linear(2, 2)
     >>> with keep_state(layer):
@@ -74,7 +75,9 @@ def keep_state(*models: nn.Module) -> Iterator[None]:
     """
     gradients = [(p, p.grad) for model in models for p in model.parameters()]
     modules = {module for model in models for module in model.modules()}
-    tables = [table for m in modules for table in (vars(m), m._parameters, m._buffers)]
+    # Hooks too: transformers installs some in a model's first forward, and notes that it did.
+    names = ("_parameters", "_buffers", *HOOK_TABLES)
+    tables = [table for m in modules for table in (vars(m), *(vars(m)[n] for n in names))]
     attributes = [(table, {**table}) for table in tables]
     values = [(tensor, tensor.detach().clone()) for tensor in _list_tensors(tables)]
     generators = {g for g in tree_iter(tables) if isinstance(g, torch.Generator)}

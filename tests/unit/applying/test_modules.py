@@ -79,6 +79,20 @@ def test_chosen_modules_within_one_run_again_in_its_second_run() -> None:
         assert torch.equal(one, other)
 
 
+def test_a_shared_module_within_a_chosen_one_runs_again_under_its_other_name() -> None:
+    shared = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+    model = nn.Sequential(shared, nn.Sequential(nn.LayerNorm(4), shared))
+    inner = Segment("a", "b", 1, fqn="0.1")
+    outer = Segment("a", "b", 4, fqn="1", children=(inner,))
+    plan = Plan("", 2, 1, segments=(inner, outer), style="modules")
+    planned, x = fxmem.apply(copy.deepcopy(model), plan), torch.randn(3, 4)
+    planned(x).sum().backward()
+    model(x).sum().backward()
+    for one, other in zip(model.parameters(), planned.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+
 @pytest.mark.parametrize("prepare", ["eval", "no_grad"])
 def test_where_there_is_no_training_nothing_is_checkpointed(prepare: str) -> None:
     model = Model()

@@ -217,6 +217,22 @@ def test_inputs_that_are_one_object_are_one_again() -> None:
     assert seen == [(True, False), (True, False)]
 
 
+def test_an_inner_segment_may_take_a_view_of_a_parameter() -> None:
+    """As timm's attention pooling has it, whose queries are latents that are parameters."""
+    latent, layer = nn.Parameter(torch.randn(1, 4)), nn.Linear(4, 4)
+    gradients = []
+    for inner in (checkpoint, run_by_hand):
+
+        def run(x: Tensor, inner: Run = inner) -> Tensor:
+            query = inner(lambda query: layer(query).tanh(), latent.expand(3, 4))
+            return query.softmax(-1) * x.exp()
+
+        latent.grad = None
+        inner(run, torch.ones(3, 4, requires_grad=True)).pow(2).sum().backward()
+        gradients.append(get_gradient(latent))
+    assert torch.equal(*gradients)
+
+
 def change_input(layer: nn.Linear, x: Tensor) -> None:
     x.data_ptr()
     with torch.no_grad():

@@ -59,3 +59,26 @@ def test_state_is_put_back() -> None:
     assert [*numbers] == ["torch", "python", "numpy"]
     assert str(list_random_states()) == str(numbers)
     assert torch.equal(keeper(torch.ones(2)), first)  # so is its own generator
+
+
+class Capturing(nn.Sequential):
+    """Installs hooks in its first forward and notes that it did, as transformers' models do."""
+
+    captured = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "is_installed"):
+            self.is_installed = True
+            self[0].register_forward_hook(self.capture)
+        return super().forward(x)  # type: ignore[no-any-return]
+
+    def capture(self, *_: Any) -> None:
+        self.captured += 1
+
+
+def test_hooks_that_a_first_forward_installs_are_taken_out_with_its_note() -> None:
+    model = Capturing(nn.Linear(2, 2))
+    for _ in range(2):
+        with keep_state(model):
+            model(torch.ones(2)), model(torch.ones(2))
+            assert model.captured == 2
