@@ -153,7 +153,6 @@ def _draw_blueprint(
     optimizer: OptimizerChoice,
     options: Options,
 ) -> Blueprint:
-    """Loads what is given as a TARGET."""
     fake_mode, named_devices = make_fake_mode(), set[str]()
     with replace_devices(named_devices):
         source = load_target(model, fake_mode) if isinstance(model, str) else model

@@ -61,8 +61,6 @@ def watch_random_state(recorder: Recorder) -> Iterator[None]:
 
 
 class _Inference(threading.local):
-    """A thread's own inference mode."""
-
     is_on = False
     caches_outside = True
 

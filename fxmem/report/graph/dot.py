@@ -172,7 +172,6 @@ def _count_copies(copies: int) -> str:
 
 
 def _describe_box(box: Box, view: GraphView) -> dict[str, str]:
-    """Describes the look of a box, with its label, as Graphviz takes it."""
     live_bytes, is_saved = sum(box.list_bytes("live")), any(box.list_bytes("saved"))
     look = {**_SAVED} if is_saved else {}
     if live_bytes:

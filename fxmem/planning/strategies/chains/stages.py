@@ -238,8 +238,6 @@ def cut_step(
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """Bytes around stages, by stage."""
-
     gradients: tuple[int, ...]  # of its input
     held: tuple[int, ...]  # while backward stands there
     forward_peaks: tuple[int, ...]  # of a forward that saves nothing, above its input and output
