@@ -190,7 +190,12 @@ def test_an_interrupt_is_quiet_and_the_progress_line_goes(folder: Path) -> None:
     os.mkfifo(folder / "running")
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fxmem", "analyze", "models.py:Slow", "--input", "64x256"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background
+    )
     os.close(theirs)
     with open(folder / "running"):  # returns once the model's forward runs
         pass
