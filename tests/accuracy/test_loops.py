@@ -138,7 +138,7 @@ def test_a_plan_is_for_the_loop_of_its_analysis(loop: str, style: str) -> None:
     model = nn.Sequential(*[nn.Sequential(*layers) for _ in range(6)])
     options: dict[str, Any] = {"device": "cpu", "optimizer": "adam", "loss": "mse", "loop": loop}
     analysis = fxmem.analyze(model, ("4096x64",), **options)
-    plan = fxmem.plan(analysis, max_overhead=0.5, style=style, time_limit_s=1)
+    plan = fxmem.plan(analysis, max_overhead_flops=0.5, style=style, time_limit_s=1)
     assert plan.peak_bytes < analysis.peak_bytes
     planned = fxmem.apply(model, plan)
     assert fxmem.analyze(planned, ("4096x64",), **options).peak_bytes == plan.peak_bytes

@@ -92,13 +92,13 @@ def write_code(plan: fxmem.Plan, analysis: fxmem.Analysis) -> None:
 
 def test_suggested_checkpoints_lower_the_peak_and_change_no_result(run: Run) -> None:
     before = fxmem.analyze("nets.py:Net", ("4096x64",))
-    options = ("--max-overhead", "20%", "--style", "modules", "-o", "plan.json")
+    options = ("--max-overhead-flops", "20%", "--style", "modules", "-o", "plan.json")
     code, out, err = run(*COMMAND, *options)
     assert (code, err) == (0, "")
     line = "x = torch.relu(torch.utils.checkpoint.checkpoint(feed, x, use_reentrant=False))"
     assert f"\n  nets.py:24  {line}" in out
     plan = fxmem.Plan.from_json(Path("plan.json").read_text())
-    assert plan.overhead <= 0.2
+    assert plan.overhead_flops <= 0.2
     write_code(plan, before)
     assert line in Path("changed.py").read_text()
     assert fxmem.analyze("changed.py:Net", ("4096x64",)).peak_bytes < 0.8 * before.peak_bytes

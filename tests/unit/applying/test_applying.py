@@ -55,7 +55,7 @@ def test_a_plan_from_a_file_needs_inputs_and_a_model_without_one(plan: Plan) -> 
 
 def test_a_plan_from_a_file_fits_whatever_the_loss_and_autocast(plan: Plan) -> None:
     analysis = fxmem.analyze(Net(), (INPUT,), autocast="bf16", loss="mse", device="cuda")
-    made = fxmem.plan(analysis, max_overhead=0.3, strategy="schedules")
+    made = fxmem.plan(analysis, max_overhead_flops=0.3, strategy="schedules")
     assert made.segments
     read = Plan.from_json(made.to_json())
     assert fxmem.apply(Net(), read, (INPUT,)).code == fxmem.apply(Net(), made).code

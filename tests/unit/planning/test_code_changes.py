@@ -63,7 +63,7 @@ def test_training_lists_changes_beside_the_segments() -> None:
             return small.sum() + (self.linear(x) * 3.0).sum()
 
     analysis = fxmem.analyze(Trains(), ("1024x1024",), device="cpu")
-    plan = fxmem.plan(analysis, max_overhead=0.5, strategy="schedules")
+    plan = fxmem.plan(analysis, max_overhead_flops=0.5, strategy="schedules")
     assert plan.peak_bytes <= analysis.peak_bytes
     # Autograd keeps neither sum nor product, so relu and the product can take their places.
     assert {(c.node, c.call) for c in plan.inplace} == {("relu", "relu_"), ("mul", "mul_")}
@@ -99,7 +99,7 @@ class Headed(Chain):
 
 def test_changes_beside_segments_are_part_of_the_peak() -> None:
     analysis = fxmem.analyze(Headed(), ("4x128x16",), device="cpu")
-    plan = fxmem.plan(analysis, max_overhead=0.5, strategy="schedules")
+    plan = fxmem.plan(analysis, max_overhead_flops=0.5, strategy="schedules")
     assert plan.segments
     assert "add_3" in {change.node for change in plan.inplace}
     without = replace(plan, inplace=())
@@ -130,7 +130,7 @@ def test_no_segment_begins_where_its_input_is_overwritten() -> None:
 
 def test_with_style_modules_changes_are_for_the_user_s_code() -> None:
     analysis = fxmem.analyze(Chain(), ("4x128x16",), device="cpu")
-    plan = fxmem.plan(analysis, max_overhead=0.5, style="modules")
+    plan = fxmem.plan(analysis, max_overhead_flops=0.5, style="modules")
     alone = [c for c in find_inplace(build_index(analysis.graph)) if c.saving_bytes]
     assert [*plan.inplace] == alone
     assert plan.peak_bytes == measure_plan(analysis, plan)[0]

@@ -222,7 +222,7 @@ def test_plans_change_nothing_and_take_what_they_promise(name: str) -> None:
 
 def plan_net(spec: str = "512x6", **options: Any) -> tuple[Net, nn.Module, fxmem.Plan]:
     net = Net()
-    plan = fxmem.plan(fxmem.analyze(net, spec, **options), max_overhead=0.5, time_limit_s=0.2)
+    plan = fxmem.plan(fxmem.analyze(net, spec, **options), max_overhead_flops=0.5, time_limit_s=0.2)
     return net, fxmem.apply(net, plan), plan
 
 
