@@ -339,7 +339,7 @@ def _tabulate(cells: Sequence[dict[str, Any]]) -> str:
     return str(tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True))
 
 
-COMMAND = "python -m benchmarks.planner -o docs/results/planner.md"
+COMMAND = "python -m benchmarks.planner --rounds 0 -o docs/results/planner.md"
 LEGEND = """\
 Plans of fxmem and what people do by hand, each applied to a model and run on one thread.
 
