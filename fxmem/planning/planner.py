@@ -12,7 +12,6 @@ from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.code_changes import add_changes, plan_changes
-from fxmem.planning.model.costs import SEGMENT_S
 from fxmem.planning.model.modules import name_spans
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
 from fxmem.planning.model.simulate import build_graph, simulate_segments
@@ -146,7 +145,7 @@ def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, 
     runs = [*iterate_runs(plan_runs(step.index, candidate.segments))]
     again = [operation for run in runs for operation in run.list_operations(step.index)]
     flops = sum(step.index.graph.operations[index].flops for index in again)
-    seconds = sum(step.costs_s[index] for index in again) + len(runs) * SEGMENT_S
+    seconds = sum(step.costs_s[index] for index in again) + len(runs) * step.run_s
     return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
 
 
@@ -175,7 +174,7 @@ def _describe(
     bound = None
     if in_full:
         bound_s = bound_cost(step.index, step.limits, step.costs_s, candidate.peak_bytes)
-        bound_s += SEGMENT_S * (bound_s > 0)  # whatever is computed again, at least once
+        bound_s += step.run_s * (bound_s > 0)  # whatever is computed again, at least once
         # The plan is one of those that it bounds, but for rounding.
         bound = min(bound_s / (step.step_s or 1.0), measured.overhead)
     return replace(
@@ -184,6 +183,7 @@ def _describe(
             step.index,
             candidate.segments,
             step.costs_s,
+            step.run_s,
             with_savings=in_full,
             names=name_spans(step.modules) if step.base.style == MODULES else None,
         ),

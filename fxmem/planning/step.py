@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.planning.model.costs import SEGMENT_S, find_roofline, price_operations
+from fxmem.planning.model.costs import find_roofline, price_operations, price_run
 from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, find_limits
 from fxmem.planning.model.modules import ModuleChoice, list_calls, list_modules
@@ -39,6 +39,7 @@ class PlanningStep:
     limits: Limits  # the nodes that may not be recomputed
     costs_s: tuple[float, ...]  # seconds of each operation by the roofline; ``step_s`` of them all
     step_s: float
+    run_s: float  # of each run of a segment, beside its operations
     step_flops: int
     requested: StepIndex  # ``index``, with sizes as they are asked for
     settings: AllocatorSettings | None  # the allocator's; None where none caches
@@ -57,7 +58,7 @@ class PlanningStep:
 
     def price_run(self, by_flops: bool) -> float:
         """Prices a run of a segment beside its operations, in the unit of their costs."""
-        return SEGMENT_S / (self.step_s or 1.0) * (_TIE if by_flops and self.step_flops else 1.0)
+        return self.run_s / (self.step_s or 1.0) * (_TIE if by_flops and self.step_flops else 1.0)
 
 
 def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
@@ -112,7 +113,8 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         index=index,
         limits=limits,
         costs_s=costs_s,
-        step_s=sum(costs_s),
+        step_s=(step_s := sum(costs_s)),
+        run_s=price_run(analysis.setup.device, len(costs_s), step_s),
         step_flops=sum(operation.flops for operation in index.graph.operations),
         requested=requested,
         settings=analysis.settings,
@@ -142,6 +144,7 @@ def describe_segments(
     index: StepIndex,
     segments: Sequence[SegmentRange],
     costs_s: Sequence[float],
+    run_s: float = 0.0,
     *,
     with_savings: bool = True,
     names: Mapping[Span, str] | None = None,
@@ -152,6 +155,7 @@ def describe_segments(
         index: The step.
         segments: The ranges.
         costs_s: Seconds of each operation, by its index.
+        run_s: Seconds of each run of a segment beside them.
         with_savings: Whether to measure the peak without each of them.
         names: Modules by the nodes of their calls; None for those that are called once.
     """
@@ -174,7 +178,7 @@ def describe_segments(
             replace(
                 _describe(index, segment, names),
                 saving_bytes=saving_bytes,
-                recompute_s=sum(costs_s[operation] for operation in again) + len(runs) * SEGMENT_S,
+                recompute_s=sum(costs_s[operation] for operation in again) + len(runs) * run_s,
                 recompute_flops=sum(index.graph.operations[each].flops for each in again),
             )
         )

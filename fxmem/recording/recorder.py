@@ -204,7 +204,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _watch(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
     ) -> Any:
-        """Runs an operator and records it."""
         running, result = torch._C._current_autograd_node(), None
         in_backward = self._phase is Phase.BACKWARD
         if running is not None or in_backward:  # forward may run a backward of its own

@@ -28,6 +28,7 @@ class Roofline:
 
 SEGMENT_S = 50e-6
 """A run of a segment beside its operators, in Python and autograd: benchmarks/overhead.py."""
+_HOST_S = 10e-6  # eager PyTorch's own work for an operator, from Python to the kernel's launch
 CPU_ROOFLINE = Roofline(500e9, 1000e9, 40e9, 2e-6)
 """A desktop processor; only ratios count."""
 
@@ -48,6 +49,11 @@ def find_roofline(device: str, gpu: GpuModel | None) -> Roofline:
         bandwidth_bytes_per_s=float(gpu.bandwidth_bytes_per_s),
         launch_s=4e-6,
     )
+
+
+def price_run(device: str, operations: int, step_s: float) -> float:
+    """Prices a run of a segment beside its operators: nothing where the host waits for a GPU."""
+    return 0.0 if device == "cuda" and operations * _HOST_S < step_s else SEGMENT_S
 
 
 def price_operations(graph: MemoryGraph, roofline: Roofline) -> tuple[float, ...]:

@@ -211,7 +211,6 @@ def _check_segments(problem: PlanProblem, proposed: Iterable[SegmentRange | Span
 
 
 def _find_obstacles(problem: PlanProblem, segments: Segments) -> Iterator[str]:
-    """Finds reasons why segments cannot be a plan's."""
     every = [*iterate_segments(segments)]
     if problem.whole_modules:
         spans = {(segment.start, segment.stop) for segment in every}

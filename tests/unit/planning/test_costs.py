@@ -6,7 +6,13 @@ import pytest
 
 from fxmem.gpus import find_gpu
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
-from fxmem.planning.model.costs import CPU_ROOFLINE, Roofline, find_roofline, price_operations
+from fxmem.planning.model.costs import (
+    CPU_ROOFLINE,
+    Roofline,
+    find_roofline,
+    price_operations,
+    price_run,
+)
 
 ROOFLINE = Roofline(
     flops_per_s=1e12, half_flops_per_s=4e12, bandwidth_bytes_per_s=1e9, launch_s=1e-6
@@ -59,3 +65,8 @@ def test_a_target_has_the_rates_of_its_gpu() -> None:
     assert h100.half_flops_per_s == pytest.approx(989e12, rel=0.01)
     assert find_roofline("cuda", None) == find_roofline("cuda", find_gpu("a100-40gb"))
     assert find_roofline("cpu", None) is CPU_ROOFLINE
+
+
+def test_segments_cost_nothing_besides_where_a_gpu_has_work_to_go_on_with() -> None:
+    assert price_run("cpu", 100, 1.0) == price_run("cuda", 100, 0.5e-3) == 50e-6
+    assert price_run("cuda", 100, 2e-3) == 0.0
