@@ -17,6 +17,7 @@ from torch import nn
 
 from fxmem.applying.runtime import checkpoint
 from fxmem.errors import UsageError
+from fxmem.planning.model.segments import iterate_segments
 from fxmem.planning.plan import Plan, Segment
 
 
@@ -112,18 +113,13 @@ def find_holders(model: nn.Module, names: Iterable[str]) -> tuple[tuple[str, str
 
 def _gather_choices(model: nn.Module, segments: Iterable[Segment]) -> dict[str, _Choice]:
     choices: dict[str, _Choice] = {}
-    waiting = [*segments]
-    while waiting:
-        segment = waiting.pop(0)
-        waiting += segment.children
+    for segment in iterate_segments(segments):
         choice = choices.setdefault(segment.fqn, _Choice())
         choice.norms = (*dict.fromkeys((*choice.norms, *segment.norms)),)
         states = find_holders(model, segment.states)
         choice.states = (*dict.fromkeys((*choice.states, *states)),)
-        within = [*segment.children]  # under names of their own, where a module has several
-        for child in within:
-            within += child.children
-        choice.inner = [*dict.fromkeys((*choice.inner, *(child.fqn for child in within)))]
+        inner = (child.fqn for child in iterate_segments(segment.children))
+        choice.inner = [*dict.fromkeys((*choice.inner, *inner))]
     return choices
 
 

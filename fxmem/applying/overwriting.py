@@ -59,7 +59,6 @@ def overwrite_by_module(module: nn.Module, value: Tensor) -> Any:
 
 
 def _may_overwrite(value: Tensor) -> bool:
-    """Tells whether autograd lets a value be changed."""
     if torch.compiler.is_compiling():  # which decides that itself
         return False
     return not (

@@ -297,7 +297,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _list_storages(
         self, tensors: Iterable[torch.Tensor], born: int | None = None
     ) -> tuple[int, ...]:
-        """Tracks tensors and lists their storages, each once."""
         indices = [self.track(tensor, born) for tensor in tensors]
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from fxmem.graph import Node
 from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, read_form
+from fxmem.planning.model.segments import iterate_segments
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
 from fxmem.report.tables import escape_controls
 
@@ -86,9 +87,7 @@ def _suggest_checkpoints(
     """Suggests ``checkpoint`` of modules, one line for all modules that a loop runs."""
     called = _find_module_calls(nodes, trees)
     planned: dict[tuple[str, ast.Call], list[str]] = {}
-    waiting = [*segments]
-    for segment in waiting:
-        waiting.extend(segment.children)
+    for segment in iterate_segments(segments):
         places = [place for place, fqns in called.items() if segment.fqn in fqns]
         # Of one operation, torch.utils.checkpoint keeps the result beside the input.
         if len(places) == 1 and segment.nodes > 1 and not (segment.norms or segment.states):

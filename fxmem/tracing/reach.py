@@ -105,7 +105,6 @@ def find_attributes(tensor: Tensor) -> dict[str, Any]:
 
 @functools.cache
 def _list_internal() -> frozenset[str]:
-    """Lists the attributes that every fake tensor has."""
     with FakeTensorMode():
         return frozenset(vars(torch.empty(0))) | {"_is_param", "_is_buffer"}
 

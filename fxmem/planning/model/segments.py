@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+_Segment = TypeVar("_Segment")
 Span: TypeAlias = tuple[int, int]
 """Indices of a first node and of the node after the last."""
 
@@ -38,11 +39,11 @@ Segments: TypeAlias = tuple[SegmentRange, ...]
 """All segments of a plan, or within one segment: apart from each other and in order."""
 
 
-def iterate_segments(segments: Iterable[SegmentRange]) -> Iterator[SegmentRange]:
-    """Iterates over all segments, each before those within it."""
+def iterate_segments(segments: Iterable[_Segment]) -> Iterator[_Segment]:
+    """Iterates over all segments, of a search or of a plan, each before those within it."""
     for segment in segments:
         yield segment
-        yield from iterate_segments(segment.children)
+        yield from iterate_segments(segment.children)  # type: ignore[attr-defined]
 
 
 def nest_spans(spans: Iterable[Span]) -> Segments:

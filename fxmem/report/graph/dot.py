@@ -22,7 +22,6 @@ _MANY_EDGES = 400
 
 
 def _look(attributes: str) -> dict[str, str]:
-    """Reads attributes of DOT, separated by spaces."""
     return dict(pair.split("=") for pair in attributes.split())
 
 
