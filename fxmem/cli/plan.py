@@ -153,7 +153,6 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 
 def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Reads the limit as :func:`fxmem.plan` takes it."""
     limit: dict[str, Any] = {}
     if arguments.budget is not None:
         limit["budget"] = parse_budget(arguments.budget)

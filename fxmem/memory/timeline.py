@@ -106,7 +106,6 @@ def _run_operation(
 
 
 def _run_kernel(operation: Operation, results: list[Storage]) -> Iterable[Event]:
-    """Results and blocks of a kernel, in its order."""
     step, phase = operation.index, operation.phase
     named = sum(block == NEXT_RESULT for block, _ in operation.blocks)
     at = max(len(results) - named, 0)

@@ -96,7 +96,9 @@ class AutogradLog:
             made: Any = function
             while made is not None and made._sequence_nr() >= self._entered:
                 if made.name() == _COPY_SLICES:
-                    function.register_prehook(_copy_gradients)  # type: ignore[union-attr]
+                    function.register_prehook(  # type: ignore[union-attr]
+                        lambda gradients: tuple(g if g is None else g.clone() for g in gradients)
+                    )
                     break
                 made = made.next_functions[0][0] if made.next_functions else None
         sequence = _get_sequence_nr()
@@ -188,10 +190,6 @@ class AutogradLog:
 def is_own_output(maker: Any) -> bool:
     """Tells whether a tensor with this ``grad_fn`` is saved by the function that made it."""
     return maker is not None and maker._sequence_nr() == _get_sequence_nr() - 1
-
-
-def _copy_gradients(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
-    return tuple(None if gradient is None else gradient.clone() for gradient in gradients)
 
 
 # -- gradients that eager autograd writes in place, and not while Python watches -------------------

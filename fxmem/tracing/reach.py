@@ -187,7 +187,25 @@ class Place:
             self.write(contents)
 
 
-def list_places(holder: Any) -> Iterator[Place]:
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The place of a dict's entries: a model has so many that each is one object."""
+
+    holder: Any
+    kind: Any = dict  # or OrderedDict: a subclass may do anything in its own methods
+
+    def read(self) -> list[Any]:
+        return [*self.kind.items(self.holder)]
+
+    def write(self, items: list[Any]) -> None:
+        self.kind.clear(self.holder)
+        for key, value in items:
+            self.kind.__setitem__(self.holder, key, value)
+
+    restore = Place.restore
+
+
+def list_places(holder: Any) -> Iterator[Place | Entries]:
     """Lists the places of an object: elements, attributes, slots, cells, defaults, globals."""
     if isinstance(holder, Tensor):
         return
@@ -215,10 +233,8 @@ def list_places(holder: Any) -> Iterator[Place]:
         )
     if isinstance(holder, (CellType, functools.partial, FunctionType, type)):
         return
-    # The methods of the base: a subclass may do anything in its own.
     if isinstance(holder, dict):
-        table: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
-        yield Place(lambda: [*table.items(holder)], functools.partial(_write_dict, table, holder))
+        yield Entries(holder, OrderedDict if isinstance(holder, OrderedDict) else dict)
     bases: tuple[Any, ...] = (list, deque, set)
     for base in bases:
         if isinstance(holder, base):
@@ -226,7 +242,7 @@ def list_places(holder: Any) -> Iterator[Place]:
             yield Place(read, functools.partial(_write_elements, base, holder))
     attributes = getattr(holder, "__dict__", None)
     if isinstance(attributes, dict):
-        yield Place(lambda: [*attributes.items()], functools.partial(_write_dict, dict, attributes))
+        yield Entries(attributes)
     kind: Any = type(holder)
     if list_slots(kind):
         yield Place(
@@ -240,12 +256,6 @@ def list_places(holder: Any) -> Iterator[Place]:
 def _write_elements(base: Any, holder: Any, elements: list[Any]) -> None:
     base.clear(holder)
     (base.update if base is set else base.extend)(holder, elements)
-
-
-def _write_dict(kind: Any, holder: Any, items: list[Any]) -> None:
-    kind.clear(holder)
-    for key, value in items:
-        kind.__setitem__(holder, key, value)
 
 
 def _write_names(held: dict[str, Any], items: list[Any], holder: Any, kind: Any) -> None:

@@ -29,6 +29,7 @@ from fxmem.tracing.fakes import TensorCopier, find_dtype, make_fake_inputs, refu
 from fxmem.tracing.reach import (
     HOOKS,
     LEAVES,
+    Entries,
     Place,
     are_same,
     find_attributes,
@@ -270,7 +271,7 @@ def _take_again(view: Any, base: Tensor) -> Tensor:
 
 
 def _write_fakes(
-    before: Iterable[tuple[Place, list[Any]]], tensors: Iterable[Tensor], fakes: Fakes
+    before: Iterable[tuple[Place | Entries, list[Any]]], tensors: Iterable[Tensor], fakes: Fakes
 ) -> None:
     """Writes fakes wherever tensors are held, and hangs on each what hangs on its original."""
     for tensor in tensors:

@@ -155,7 +155,9 @@ def _make_kernel(
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         on_gpu = reach_gpu(args, kwargs)
         raises = on_gpu and policy is None
-        if (not on_gpu) if key is _HOST_KEY else (raises or not _is_lowered()):
+        # Another thread may be at work on a GPU meanwhile.
+        is_lowered = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+        if (not on_gpu) if key is _HOST_KEY else (raises or not is_lowered):
             return original.call_boxed(keys, *args, **kwargs)
         run = operator
         with exclude_key(key), torch._C.DisableTorchFunction():
@@ -164,11 +166,6 @@ def _make_kernel(
             return run(*args, **kwargs)
 
     return kernel
-
-
-def _is_lowered() -> bool:
-    """Tells whether this thread is within; another one may be at work on a GPU meanwhile."""
-    return torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
 
 
 def cast_rnn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:

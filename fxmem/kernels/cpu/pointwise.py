@@ -22,7 +22,6 @@ _WRAPPED = {
 
 
 def _overloads(*names: str) -> tuple[OpOverload, ...]:
-    """Overloads of operators of two arguments, of those that exist."""
     kinds = ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode", "default")
     packets = (getattr(_aten, name + suffix, None) for name in names for suffix in ("", "_"))
     return tuple(

@@ -119,7 +119,6 @@ class _DeviceView(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _turn(self, value: Any) -> Any:
-        """An accelerator becomes where its fake tensors lie."""
         if type(value) is torch.device:
             return self._device if value.type == "cuda" else value
         if type(value) is str and _ACCELERATOR.fullmatch(value):

@@ -71,7 +71,6 @@ def _choose_next(current: Candidate, more: Sequence[Candidate]) -> Candidate | N
 def _mutate(
     rng: Random, parents: Sequence[Chosen], groups: Sequence[Sequence[int]], count: int
 ) -> Chosen:
-    """Varies one of some choices, or puts two together."""
     at = rng.randrange(len(parents))
     chosen = set(parents[at])
     if len(parents) > 1 and rng.random() < 0.3:

@@ -309,7 +309,6 @@ def _measure_options(
     costs: Sequence[float],
     edges: _Edges,
 ) -> list[StageOption]:
-    """Measures each stage's way to run in a simulated step."""
     stages, forward, backward = _find_spans(step, bounds, simulation)
     live = np.array(simulation.live_bytes, dtype=np.int64)
     turn = max(span[1] for span in forward)  # the last of forward
