@@ -49,7 +49,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether fxmem gave no number at all."""
+        """Tells whether fxmem gave no number at all."""
         return self.peak_bytes is None
 
 

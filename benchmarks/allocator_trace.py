@@ -73,7 +73,7 @@ class TraceMemory(DeviceMemory):
 
 @dataclass
 class Before:
-    """What was there before a trace.
+    """The state before a trace.
 
     Attributes:
         segments: By address, their bytes, whether they are small, and their stream.
@@ -88,7 +88,7 @@ class Before:
 
 @dataclass
 class Result:
-    """How far a trace was followed; no difference means to its end."""
+    """The part of a trace that was followed; no difference means to its end."""
 
     device: int
     events: int = 0
@@ -105,7 +105,7 @@ class Difference(Exception):
 
 @dataclass(frozen=True)
 class DeviceTrace:
-    """What a snapshot has of one device.
+    """A snapshot's record of one device.
 
     Attributes:
         device: Its index.
@@ -119,7 +119,7 @@ class DeviceTrace:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """What was reserved and free when memory ran out; None where it did not.
+        """The bytes reserved and free when memory ran out; None where it did not.
 
         From a trace that begins with nothing.
         """

@@ -1,4 +1,4 @@
-"""What a benchmark case is, and the helpers that turn its specifications into tensors."""
+"""Benchmark cases, and helpers that turn their specifications into tensors."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def predict(name: str, machine: Result) -> Analysis:
 
 
 def list_measured_figures(result: Result) -> Figures:
-    """What a measurement says, under the names of :func:`list_predicted_figures`."""
+    """Lists the figures of a measurement, under the names of :func:`list_predicted_figures`."""
     figures = {
         f"{step} {kind}": result[step][key]
         for step in ("first", "second")
@@ -282,7 +282,7 @@ def describe(rows: Sequence[Row]) -> str:
 
 
 def trace(measurement: Measurement) -> str:
-    """How the allocations of a traced case differ from those predicted."""
+    """Compares the allocations of a traced case with those predicted."""
     if "trace" not in measurement.result:
         return f"{measurement}: no events were written down"
     analysis = predict(measurement.name, measurement.machine)

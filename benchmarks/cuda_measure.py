@@ -82,7 +82,7 @@ class CudaStep:
         yield "optimizer"
 
     def release(self) -> None:
-        """What comes between two steps."""
+        """Releases output, loss and gradients between two steps."""
         self.output = self.loss = None
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
@@ -260,7 +260,7 @@ def _clean_device() -> Iterator[None]:
 
 
 def describe_machine() -> Result:
-    """What the numbers depend on."""
+    """Describes the environment that the numbers depend on."""
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info()
     return {

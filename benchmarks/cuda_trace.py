@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the simulated allocator makes of the measured events.
+    """The run of the simulated allocator on the measured events.
 
     Attributes:
         events: How many there are.
@@ -190,7 +190,7 @@ def describe_trace(trace: Result, graph: MemoryGraph) -> str:
 
 
 def describe_replay(result: Replay) -> str:
-    """Whether the simulated allocator is right, given the measured events."""
+    """Tells whether the simulated allocator is right, given the measured events."""
     if result.differs_at is None:
         return (
             f"The simulated allocator reserves what PyTorch's did after each of {result.events} "

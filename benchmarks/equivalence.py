@@ -74,7 +74,7 @@ def run_case(case: Case) -> list[Row]:
 
 
 def summarize(rows: Sequence[Row]) -> str:
-    """What all rows come to, in a few lines."""
+    """Sums all rows up, in a few lines."""
     ran = [row for row in rows if row["plans"] != "0"]
     plans, equal = (sum(int(row[key]) for row in ran) for key in ("plans", "equal"))
     errors = [float(row["worst error %"]) for row in ran]
@@ -107,7 +107,7 @@ Over 1 %: `orthogonal` runs LAPACK, whose scratch memory is not modelled ([limit
 and `one_operation` is a step of 2 KiB, beside which the state of the random numbers that its
 segment keeps takes 5 KiB.
 
-What plans add in time is measured at sizes where arithmetic takes it: [overhead](overhead.md).
+The time that plans add is measured on larger steps: [overhead](overhead.md).
 """
 
 

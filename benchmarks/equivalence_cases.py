@@ -21,7 +21,7 @@ _HUGGING_FACE = """
     swin convnext resnet segformer wav2vec2 whisper clip patchtst
 """
 _LEFT_OUT = ("checkpoint_reentrant", "unet")
-"""Of the accuracy benchmark's own models: what is no plan's to run, and what is here smaller."""
+"""The accuracy benchmark's own models that no plan runs, and those that are smaller here."""
 
 
 def _torchvision(name: str, **kwargs: Any) -> Callable[[], nn.Module]:

@@ -51,7 +51,7 @@ class Held:
 
     @property
     def error(self) -> float | None:
-        """How far the promised peak is from the measured one, over that."""
+        """The distance of the promised peak from the measured one, over that."""
         return None if self.peak_bytes is None else self.plan.peak_bytes / self.peak_bytes - 1
 
 
@@ -169,7 +169,7 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
 
 
 def _is_idle(step: PlanningStep, region: SegmentRange) -> bool:
-    """Whether backward needs nothing of some part of a region: no search finds such."""
+    """Tells whether backward needs nothing of some part of a region: no search finds such."""
     saves = step.index.saves_by_node
     return not all(
         any(save.unpacked is not None for node in range(r.start, r.stop) for save in saves[node])

@@ -31,7 +31,7 @@ FILLS = {
     torch.ops.aten._index_put_impl.default: torch.ops.aten._index_put_impl_.default,
     torch.ops.aten.put.default: torch.Tensor.put_,
 }
-"""What fills zeros in the backward of an indexing or a selecting reduction, and in place as what.
+"""Operators that fill zeros in the backward of indexing and selecting reductions, as in place.
 
 Backward formulas write into the zeros that they have just made, and under a mode they do not
 (`isTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp).
@@ -101,11 +101,11 @@ class EngineAdds:
             raise RuntimeError("the engine's addition was not seen")
 
     def is_engine_add(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether this call is the engine's addition of two gradients."""
+        """Tells whether this call is the engine's addition of two gradients."""
         return func is ADD and self.between_nodes and not torch.is_grad_enabled()
 
     def runs_in_place(self, old: torch.Tensor) -> bool:
-        """Whether eager would add to `old` in place: nobody else holds it or its storage."""
+        """Tells whether eager would add to `old` in place: nobody else holds it or its storage."""
         counts = use_counts(old)
         if self._sole_counts is None:
             self._sole_counts = counts
@@ -157,7 +157,7 @@ class BiasAdds:
                 setattr(place, name, original)
 
     def is_bias_add(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether this call adds a bias to the product that the last operator returned."""
+        """Tells whether this call adds a bias to the product that the last operator returned."""
         if func is not ADD or self.product is None or not isinstance(args[1], torch.Tensor):
             return False
         return args[1].dim() == 1 and args[0].untyped_storage()._cdata == self.product

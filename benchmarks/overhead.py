@@ -113,6 +113,19 @@ def time_calls(rounds: int) -> list[dict[str, str]]:
     return rows
 
 
+def time_operator(rounds: int) -> float:
+    """Times an operator that computes next to nothing: seconds of the host, in a plain step."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(_LAYERS)))
+    x = torch.randn(1, 4, requires_grad=True)
+    operators = len(fxmem.analyze(model, x, device="cpu").graph.operations)
+    least = float("inf")
+    for _ in range(rounds):
+        start = time.process_time()
+        model(x).sum().backward()
+        least = min(least, time.process_time() - start)
+    return least / operators
+
+
 def _plan_layers(model: nn.Module, x: torch.Tensor, style: str) -> fxmem.Plan:
     """Puts each layer under a segment of its own."""
     analysis = fxmem.analyze(model, x, device="cpu")
@@ -158,8 +171,8 @@ def describe(row: Row) -> dict[str, str]:
     }
 
 
-def write_page(rows: Sequence[Row], calls: Sequence[dict[str, str]]) -> str:
-    """The page, as Markdown."""
+def write_page(rows: Sequence[Row], calls: Sequence[dict[str, str]], operator_s: float) -> str:
+    """Writes the page, as Markdown."""
     errors = [100 * abs(row.error) for row in rows]
     summary = (
         f"Estimate and measurement are {statistics.median(errors):.1f} % of the plain step's time"
@@ -173,16 +186,24 @@ def write_page(rows: Sequence[Row], calls: Sequence[dict[str, str]]) -> str:
             summary,
             tabulate([describe(r) for r in rows], "keys", "github", disable_numparse=True),
             "## Beside arithmetic",
-            "What each segment adds in Python and in autograd, forward and backward, whatever it"
-            " computes, beside torch.utils.checkpoint(use_reentrant=False) by hand on the same"
-            " layers:",
+            "Time that each segment adds in Python and in autograd, forward and backward,"
+            " whatever its arithmetic, beside torch.utils.checkpoint(use_reentrant=False) by hand"
+            " on the same layers:",
             tabulate(calls, "keys", "github", disable_numparse=True),
+            write_operator(operator_s),
             "",
         ]
     )
 
 
 COMMAND = "python -m benchmarks.overhead -o docs/results/overhead.md"
+
+
+def write_operator(operator_s: float) -> str:
+    """Writes how long the host takes for an operator."""
+    return f"The host takes {1e6 * operator_s:.1f} µs for an operator of the plain step."
+
+
 _LEGEND = """
 Plans of real sizes, applied and timed in turns with the same step without a plan, on one thread.
 Times are the least of their rounds.
@@ -206,12 +227,14 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     if options.calls:
         print(tabulate(time_calls(20 * options.rounds), "keys", "github", disable_numparse=True))
+        print(write_operator(time_operator(20 * options.rounds)))
         return
     import_torchvision()
     gc.freeze()
     cases = [case for case in CASES if options.only is None or case.case.name in options.only]
     rows = [row for case in cases for row in time_plans(case, options.rounds)]
-    page = write_page(rows, time_calls(20 * options.rounds))
+    rounds = 20 * options.rounds
+    page = write_page(rows, time_calls(rounds), time_operator(rounds))
     if options.output is None:
         print(page)
     else:

@@ -57,7 +57,7 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """How far the predicted peak is from the measured one, over that."""
+        """The distance of the predicted peak from the measured one, over that."""
         if self.plan is None or self.measured is None:
             return None
         return self.plan.peak_bytes / self.measured.peak_bytes - 1
@@ -90,7 +90,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Answer:
-    """What fxmem has for something done by hand, all as measured.
+    """fxmem's answer to something done by hand, all as measured.
 
     Attributes:
         by_hand: That.
@@ -104,7 +104,7 @@ class Answer:
 
     @property
     def is_dominated(self) -> bool:
-        """Whether a plan takes neither more memory nor more FLOPs."""
+        """Tells whether a plan takes neither more memory nor more FLOPs."""
         return self.cheapest is not None and self.leanest is not None and self._beats(self.leanest)
 
     def _beats(self, row: Row) -> bool:
@@ -288,7 +288,7 @@ def tabulate_steps(result: Result) -> str:
 
 
 def tabulate_answers(results: Sequence[Result]) -> str:
-    """What is done by hand against the plans with no more FLOPs or no more peak."""
+    """Tabulates the ways by hand beside the plans with no more FLOPs or no more peak."""
     cells = []
     for result in results:
         for answer in find_answers(result):
@@ -315,7 +315,7 @@ def tabulate_answers(results: Sequence[Result]) -> str:
 
 
 def tabulate_models(results: Sequence[Result]) -> str:
-    """How well each model's plans came out, as a Markdown table."""
+    """Tabulates the plans of each model, as Markdown."""
     cells = []
     for result in results:
         errors = [abs(row.error) for row in result.plans if row.error is not None]

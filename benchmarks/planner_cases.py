@@ -68,7 +68,7 @@ def checkpoint_types(*names: str) -> Prepare:
 
 
 def save_memory_in_dense_layers(model: nn.Module) -> Forward:
-    """What ``memory_efficient=True`` of torchvision's DenseNet sets."""
+    """Sets ``memory_efficient`` as torchvision's DenseNet does."""
     for module in model.modules():
         if hasattr(module, "memory_efficient"):
             module.memory_efficient = True
@@ -138,7 +138,7 @@ CHAINED: dict[str, Prepare] = {
 
 @dataclass(frozen=True)
 class _StageSizes:
-    """What one module takes: bytes, and FLOPs of its forward."""
+    """The cost of one module: bytes, and FLOPs of its forward."""
 
     input_bytes: int
     output_bytes: int

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` makes of a model under PyTorch's own ``activation_memory_budget``."""
+"""Models under ``torch.compile`` with PyTorch's own ``activation_memory_budget``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real step of a model takes: its peak, its FLOPs, its time, and the numbers it computes."""
+"""Real steps of a model: peak, FLOPs, time, and the numbers computed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a step computed, and the statistics it left."""
+    """The numbers that a step computed, and the statistics it left."""
 
     loss: Tensor
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
 
     def compare(self, other: Numbers) -> str:
-        """Whether all is equal to the bit, or else what is not."""
+        """Compares both to the bit: ``yes``, or the first difference."""
         if not torch.equal(self.loss, other.loss):
             return "loss differs"
         if not _are_equal(self.gradients, other.gradients):

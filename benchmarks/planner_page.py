@@ -47,7 +47,7 @@ def merge_pages(older: str, newer: str, names: Sequence[str]) -> str:
 
 
 def _split_page(page: str) -> dict[str, str]:
-    """What stands below each title of the second level, and above the first."""
+    """Splits a page by its titles of the second level."""
     first, *rest = _TITLE.split(page)
     titles = zip(rest[::2], rest[1::2], strict=True)
     return {"": first.strip(), **{title: body.strip() for title, body in titles}}

@@ -42,6 +42,11 @@ class Phase(str, Enum):
     OPTIMIZER = "optimizer"
 
 
+def is_installed(path: str) -> bool:
+    """Tells whether a file is one of a package that pip installed."""
+    return f"{os.sep}site-packages{os.sep}" in path
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
     """A line of the user's code.

@@ -1,4 +1,4 @@
-"""How a function becomes a case: its arguments are parameters and inputs."""
+"""Cases of functions: their arguments are parameters and inputs."""
 
 from __future__ import annotations
 

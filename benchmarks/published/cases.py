@@ -115,7 +115,7 @@ def _read_case(source: str, fields: Mapping[str, Any]) -> Case:
 
 
 def is_equal(case: Case, error_bytes: int) -> bool:
-    """Whether a prediction is the published figure, to the KiB or to its last digit."""
+    """Tells whether a prediction is the published figure, to the KiB or to its last digit."""
     return abs(error_bytes) < max(KIB, case.rounding_bytes)
 
 

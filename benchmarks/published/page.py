@@ -74,19 +74,19 @@ class Row:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the prediction is the published figure."""
+        """Tells whether the prediction is the published figure."""
         return self.error_bytes is not None and is_equal(self.case, self.error_bytes)
 
     @property
     def is_in_range(self) -> bool:
-        """Whether a library's choice, within the stated range, explains what was measured."""
+        """Tells whether a library's choice, within the stated range, explains what was measured."""
         if self.predicted_bytes is None or self.most_bytes is None:
             return self.is_equal
         return self.is_equal or self.predicted_bytes <= self.measured_bytes <= self.most_bytes
 
     @property
     def group(self) -> str:
-        """How well the configuration is known, with differences between versions apart."""
+        """The knowledge of the configuration, with differences between versions apart."""
         is_other = self.case.cause_kind == "torch version" and not self.is_equal
         return f"{self.case.configuration}{OTHER_TORCH if is_other else ''}"
 
@@ -123,7 +123,7 @@ def write_headline(rows: Sequence[Row]) -> str:
 
 
 def write_summary(rows: Sequence[Row]) -> str:
-    """How many figures are equal, by kind and by how well the configuration is known."""
+    """Counts the equal figures, by kind and by the knowledge of the configuration."""
     groups = [name + end for end in ("", OTHER_TORCH) for name in CONFIGURATIONS]
     cells = []
     for group, measure in itertools.product(groups, MEASURES):
@@ -146,7 +146,7 @@ def write_summary(rows: Sequence[Row]) -> str:
 
 
 def write_publications(rows: Sequence[Row]) -> str:
-    """How many figures are equal, by publication."""
+    """Counts the equal figures, by publication."""
     cells = []
     for repository in dict.fromkeys(row.case.repository for row in rows):
         ours = [row for row in rows if row.case.repository == repository]
@@ -243,7 +243,7 @@ def _share(count: int, total: int) -> str:
 
 
 def write_causes(rows: Iterable[Row]) -> str:
-    """How many figures differ, by the kind of cause."""
+    """Counts the figures that differ, by the kind of cause."""
     kinds = Counter(row.case.cause_kind or "none" for row in rows if not row.is_equal)
     cells = [[kind, count] for kind, count in kinds.most_common()]
     return str(tabulate(cells, ["cause of a difference", "figures"], tablefmt="github"))

@@ -90,7 +90,7 @@ def find_peak_in(analysis: Analysis, phases: Collection[Phase]) -> int:
 
 
 def find_allocated_after(analysis: Analysis, phases: Collection[Phase] = ALL_PHASES) -> int:
-    """What ``memory_allocated()`` gives after the last of these phases of the second step.
+    """Predicts ``memory_allocated()`` after the last of these phases of the second step.
 
     Without phases, before its forward.
     """

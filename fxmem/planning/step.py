@@ -108,13 +108,14 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
             for at in sorted(reasons)
         ]
-    costs_s = price_operations(analysis.graph, find_roofline(analysis.setup.device, analysis.gpu))
+    roofline = find_roofline(analysis.setup.device, analysis.gpu)
+    costs_s = price_operations(analysis.graph, roofline)
     return PlanningStep(
         index=index,
         limits=limits,
         costs_s=costs_s,
         step_s=(step_s := sum(costs_s)),
-        run_s=price_run(analysis.setup.device, len(costs_s), step_s),
+        run_s=price_run(roofline, len(costs_s), step_s),
         step_flops=sum(operation.flops for operation in index.graph.operations),
         requested=requested,
         settings=analysis.settings,

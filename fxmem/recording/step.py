@@ -25,10 +25,7 @@ from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Target
 from fxmem.loop import PLAIN, Loop
 from fxmem.recording.assemble import assemble_graph
-from fxmem.recording.isolation import (
-    replace_inference_mode,
-    watch_random_state,
-)
+from fxmem.recording.isolation import replace_inference_mode, watch_random_state
 from fxmem.recording.losses import Loss, NoGradientError
 from fxmem.recording.optimizers import OptimizerFactory, answer_values
 from fxmem.recording.recorder import Recorder

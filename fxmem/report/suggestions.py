@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fxmem.graph import Node
+from fxmem.graph import Node, is_installed
 from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, read_form
 from fxmem.planning.model.segments import iterate_segments
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
@@ -47,7 +47,7 @@ def suggest_code(
     """
     trees = {}
     for path, text in sources.items():
-        if "site-packages" in path:  # a package's code is not the user's to change
+        if is_installed(path):  # a package's code is not the user's to change
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's escape sequences, for instance

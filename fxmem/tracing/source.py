@@ -10,7 +10,7 @@ from types import CodeType, FrameType, TracebackType
 
 import torch
 
-from fxmem.graph import SourceLocation
+from fxmem.graph import SourceLocation, is_installed
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FXMEM = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -26,7 +26,6 @@ _WRAPPERS = tuple(
 )
 _ENTRIES = ("run_model", "run_loss", "_run_model", "_run_loss")
 """Functions of the tracer and of the step before it that call the user's code."""
-_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -43,7 +42,7 @@ def is_user_file(filename: str) -> bool:
     """
     if filename.startswith("<") or is_machinery(filename):
         return False
-    if filename.startswith(_STDLIB) and "site-packages" not in filename:
+    if filename.startswith(_STDLIB) and not is_installed(filename):
         return False
     return not any(wrapper in filename for wrapper in _WRAPPERS)
 
@@ -87,10 +86,8 @@ def find_raising_step(error: BaseException) -> TracebackType | None:
     step = error.__traceback__
     while step is not None:
         filename = step.tb_frame.f_code.co_filename
-        if is_user_file(filename):
-            installed = _SITE_PACKAGES in filename
-            if not (installed and is_own):
-                found, is_own = step, not installed
+        if is_user_file(filename) and not (is_installed(filename) and is_own):
+            found, is_own = step, not is_installed(filename)
         step = step.tb_next
     return found
 

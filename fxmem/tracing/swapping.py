@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import sys
 import weakref
 from collections import OrderedDict, deque
@@ -25,6 +24,7 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError, summarize_error
+from fxmem.graph import is_installed
 from fxmem.tracing.fakes import TensorCopier, find_dtype, make_fake_inputs, refuse_compiled
 from fxmem.tracing.reach import (
     HOOKS,
@@ -179,9 +179,7 @@ def _iterate_holders(roots: Iterable[object]) -> Iterator[object]:
                 continue
             # Classes of installed packages name each other without end.
             module = sys.modules.get(current.__module__)
-            path = getattr(module, "__file__", None) or ""
-            is_installed = f"{os.sep}site-packages{os.sep}" in path
-            if current in own or not is_installed:
+            if current in own or not is_installed(getattr(module, "__file__", None) or ""):
                 yield current
                 for held in vars(current).values():
                     is_property = isinstance(held, property)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 MEASUREMENTS = [m for m in list_measurements(ROOT / DATA) if "error" not in m.result]
 TRACED = [m for m in MEASUREMENTS if "trace" in m.result]
 MOST = 0.01
-"""How far a peak may be off, relative."""
+"""The largest distance of a peak, relative."""
 
 
 @pytest.mark.parametrize(

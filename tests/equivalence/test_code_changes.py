@@ -1,4 +1,4 @@
-"""What plans change in real models: the peak falls by what is said, and the numbers stay.
+"""Changes in the code of real models: the peak falls as promised, and the numbers stay.
 
 Each change is made twice: in the model's own code, which holds its values as it did, and in the
 graph that :func:`fxmem.apply` runs, which lets go of each after its last use. Both are measured

@@ -1,4 +1,4 @@
-"""What happens to a planned model after it was made: the same bits as for the model itself."""
+"""Lives of planned models after they were made: the same bits as for the model itself."""
 
 from __future__ import annotations
 

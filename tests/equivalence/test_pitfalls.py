@@ -1,4 +1,4 @@
-"""What goes wrong where a range is simply put under ``torch.utils.checkpoint``, and not in a plan.
+"""Pitfalls of ranges simply put under ``torch.utils.checkpoint``, which plans avoid.
 
 ``DistributedDataParallel`` is in ``test_surroundings.py``.
 """

@@ -87,6 +87,6 @@ def test_what_a_module_that_does_nothing_takes_is_an_input_of_its_region() -> No
 
 
 def measure_turn(graph: MemoryGraph) -> int:
-    """What is alive when backward begins."""
+    """Sums the bytes alive when backward begins."""
     turn = next(o.index for o in graph.operations if o.phase is Phase.BACKWARD)
     return build_timeline(graph).profile()[turn]

@@ -52,7 +52,7 @@ SETTINGS = st.builds(
 
 @dataclass(frozen=True)
 class Program:
-    """What is asked of an allocator.
+    """The requests to an allocator.
 
     Few sizes, so that blocks are found again; a code for each operation, which ``decode`` reads.
     """

@@ -26,7 +26,7 @@ from fxmem.planning.strategies.registry import search
 BATCH = 16384
 WIDTHS = (64, 128, 256, 512)
 SKIPS = 0.35
-"""How often a step takes what was made before, where there is something of its shape."""
+"""The share of steps that take an earlier result, where there is one of the shape."""
 ACTIVATIONS = (torch.tanh, torch.sigmoid, torch.square, torch.relu, torch.exp)
 
 
@@ -88,7 +88,7 @@ def list_plans(start: int, stop: int, depth: int) -> tuple[tuple[SegmentRange, .
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found for one model, and what there is."""
+    """The plans found for one model, and all that exist."""
 
     facts: StepIndex
     costs: Sequence[float]

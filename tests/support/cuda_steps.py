@@ -1,4 +1,4 @@
-"""What a function of tensors does in a step that is lowered for CUDA."""
+"""Functions of tensors in a step that is lowered for CUDA."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_step(function: Callable[..., Any], *inputs: Tensor, mode: str = "train")
 
 
 def saved(graph: MemoryGraph) -> list[Saved]:
-    """What the step saves that it made itself, in order of allocation."""
+    """Lists the saved storages that the step made itself, in order of allocation."""
     return [
         (storage.shape, storage.dtype)
         for storage in graph.storages

@@ -124,7 +124,7 @@ def write_deletion(
 
 
 def can_be_written(nodes: Sequence[Node], point: DelPoint) -> bool:
-    """Whether a line is suggested for a ``del``: none is where other code reads the variable."""
+    """Tells whether a ``del`` is suggested: none is where other code reads the variable."""
     return bool(point.variable and _suggest_del(nodes, point))
 
 

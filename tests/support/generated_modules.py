@@ -319,7 +319,7 @@ def programs(draw: Callable[..., Any], most: int = 24) -> Program:
 
 
 def runs(program: Program) -> bool:
-    """Whether PyTorch takes the step: it refuses some in-place writes only in backward."""
+    """Tells whether PyTorch takes the step: it refuses some in-place writes only in backward."""
     torch.manual_seed(0)
     model = program.build()
     args, _ = program.case().inputs()

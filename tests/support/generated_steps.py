@@ -15,7 +15,7 @@ def analyse(program: Program, mode: str = "train") -> Analysis:
 
 
 def is_in_graph(program: Program) -> bool:
-    """Whether a graph holds all that the program does.
+    """Tells whether a graph holds all that the program does.
 
     What is kept on the module is no part of the graph; fakes of inputs keep a changed shape.
     """
@@ -23,7 +23,7 @@ def is_in_graph(program: Program) -> bool:
 
 
 def uses_all_values(analysis: Analysis) -> bool:
-    """Whether backward comes to all that autograd keeps.
+    """Tells whether backward comes to all that autograd keeps.
 
     The user's function holds dead values to its end, and the planned module does not.
     """
@@ -31,7 +31,7 @@ def uses_all_values(analysis: Analysis) -> bool:
 
 
 def is_promise_kept(promised_bytes: int, recorded_bytes: int) -> bool:
-    """Whether a planned module takes what was promised.
+    """Tells whether a planned module takes what was promised.
 
     Here and there a few numbers go a moment earlier: the sum of a bias, the mean of a row.
     """

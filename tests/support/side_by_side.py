@@ -23,7 +23,7 @@ _UNSEEN = (torch.ops.prim.device.default, torch.ops.aten.detach.default)
 
 @dataclass
 class Trace:
-    """What one step did.
+    """The record of one step.
 
     Attributes:
         operators: Names, in order.

@@ -25,7 +25,7 @@ def take_step(
     train: bool = True,
     loss_of: Callable[[Any], Tensor] = default_loss,
 ) -> list[Any]:
-    """What a step leaves behind, from the same random numbers each time.
+    """Takes a step from the same random numbers each time, and lists its results.
 
     Returns:
         Results; in training the loss, and the gradients of parameters and inputs, None where there
@@ -51,7 +51,7 @@ def take_step(
 
 
 def are_equal(ours: list[Any], theirs: list[Any]) -> bool:
-    """Whether two steps left the same behind, to the bit; one NaN is like another."""
+    """Tells whether two steps left the same behind, to the bit; one NaN is like another."""
 
     def equal(a: Tensor | None, b: Tensor | None) -> bool:
         if a is None or b is None:

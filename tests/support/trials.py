@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries, and which: the same each time, so that a failure is news.
+"""Examples that Hypothesis tries: the same each time, so that a failure is news.
 
 ``FXMEM_EXAMPLES=5000`` tries so many, with random seeds.
 """

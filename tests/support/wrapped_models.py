@@ -45,7 +45,7 @@ def wrap(model: nn.Module, *fqns: str) -> Any:
 
 
 def count_saved(run: Callable[[], Any]) -> int:
-    """How many tensors autograd keeps."""
+    """Counts the tensors that autograd keeps."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:

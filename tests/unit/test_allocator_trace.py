@@ -16,7 +16,7 @@ MIB = 1024**2
 
 
 def make_snapshot(settings: str, skipped: int) -> dict[str, Any]:
-    """What ``torch.cuda.memory._snapshot`` would tell of a run, its first events forgotten."""
+    """Writes ``torch.cuda.memory._snapshot`` of a run, with its first events forgotten."""
     trace: list[TraceEvent] = []
     allocator = CachingAllocator(parse_settings(settings), trace=trace.append)
     draw, live = random.Random(7), list[Block]()
@@ -90,7 +90,7 @@ def test_the_snapshot_of_an_analysis_replays_to_its_peak(tmp_path: Path) -> None
 
 
 def test_expandable_segments_that_were_recorded_are_followed() -> None:
-    """Of three GPUs in one process; the second had no memory left, gave pages back, and ran out."""
+    """Three GPUs in one process; the second had no memory left, gave pages back, and ran out."""
     folder = Path(__file__).parents[1] / "data" / "cuda" / "published" / "snapshots"
     results = check(folder / "expandable_segments.json.gz")
     assert [(r.device, r.events, r.segments, r.difference) for r in results] == [

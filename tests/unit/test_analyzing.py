@@ -1,4 +1,4 @@
-"""Which frontend serves, and why the first did not."""
+"""The frontend that serves, and the reason why the first did not."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ TRACE: dict[str, Any] = {
 
 
 def make_traced_graph() -> MemoryGraph:
-    """What would be predicted for the step of the trace, without the sort's scratch."""
+    """Predicts the step of the trace, without the sort's scratch."""
     names = ("step.begin", "aten.relu", "aten.topk")
     operations = tuple(Operation(index, name, Phase.FORWARD) for index, name in enumerate(names))
     lives = ((MIB, RESIDENT, None), (1000, 1, None), (9 * MIB, 2, 2))

@@ -57,7 +57,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape and type."""
+        """Keeps shape and type."""
         dtype = x.dtype
         x = x.to(torch.float32)
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
@@ -149,7 +149,7 @@ class SwiGLU(nn.Module):
         self.up = Linear(width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape."""
+        """Keeps the shape."""
         return self.down(_silu(self.gate(x)) * self.up(x))
 
 
@@ -167,7 +167,7 @@ class Block(nn.Module):
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape."""
+        """Keeps the shape."""
         attended = self.attention(self.norm1(x))
         between = x + attended
         fed = self.feed_forward(self.norm2(between))

@@ -15,7 +15,7 @@ from fxmem.graph import Phase
 
 
 def predict(case: Case) -> dict[str, int]:
-    """What is there when forward has returned: the model, its input and output, activations."""
+    """Predicts the bytes after forward: the model, its input and output, activations."""
     import_torchvision()
     from torchvision import models
 

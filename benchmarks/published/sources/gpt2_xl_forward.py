@@ -72,7 +72,7 @@ class Forwards(nn.Module):
 
 
 def predict(case: Case) -> dict[str, int]:
-    """What is allocated before a forward, and the peaks."""
+    """Predicts the bytes before a forward, and the peaks."""
     context = case.config["context"]
     batch = fxmem.TensorSpec((BATCH, context), "int64")
     with torch.device("meta"):

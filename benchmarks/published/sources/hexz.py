@@ -30,7 +30,7 @@ class Residual(nn.Module):
         self.norm2 = nn.BatchNorm2d(FILTERS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape."""
+        """Keeps the shape."""
         residual = x
         x = self.conv1(x)
         x = self.norm1(x)

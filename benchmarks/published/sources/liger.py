@@ -27,7 +27,7 @@ MODES = {
 
 
 class Kernel(NamedTuple):
-    """What a script measures.
+    """The measurement of a script.
 
     Attributes:
         forward: Gives what backward starts from.

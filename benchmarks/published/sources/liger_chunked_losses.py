@@ -34,7 +34,7 @@ def predict(case: Case) -> dict[str, int]:
 
 
 class Parts(NamedTuple):
-    """Of a batch whose first half, or what labels choose, was preferred."""
+    """Parts of a batch whose first half, or what labels choose, was preferred."""
 
     chosen: Tensor
     rejected: Tensor

@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 def predict(case: Case) -> dict[str, int]:
-    """What is there after forwards whose output is held, after steps whose gradients are kept.
+    """Predicts the bytes after forwards that hold output, and after steps that keep gradients.
 
     The last loss of those steps is there too; its graph is not.
     """

@@ -118,7 +118,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
 
 
 def predict(case: Case) -> dict[str, int]:
-    """What is allocated after forward and loss, and after the step; zero_grad comes between."""
+    """Predicts the bytes after forward and loss, and after the step; zero_grad comes between."""
     with torch.device("meta"):
         network = ResNet(case.config["layers"], case.config["bottleneck"])
     with mock.patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":0:0", DISABLE_ADDMM_CUDA_LT="1"):

@@ -69,7 +69,7 @@ MODELS = {"linear": "Linear", "tied": "Tied", "product": "Product", "lstm": "Lst
 
 
 def predict(case: Case) -> dict[str, int]:
-    """What is allocated at the moments of the reports; without cuBLAS's workspaces."""
+    """Predicts the bytes at the moments of the reports, without cuBLAS's workspaces."""
     batch, model = case.config["batch"], case.config["model"]
     shape = (batch, batch, WIDTH) if model == "lstm" else (batch, WIDTH)
     with mock.patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":0:0", DISABLE_ADDMM_CUDA_LT="1"):

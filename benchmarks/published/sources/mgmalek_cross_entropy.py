@@ -14,7 +14,7 @@ CUDA = "cuda"
 
 
 class Measurement(nn.Module):
-    """What the script runs between two readings of the peak: inputs and weights are made there."""
+    """The script between two readings of the peak: inputs and weights are made there."""
 
     def __init__(self, tokens: int, size: int, classes: int) -> None:
         super().__init__()

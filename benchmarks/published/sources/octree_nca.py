@@ -108,7 +108,7 @@ def build(config: Any) -> nn.Module:
 
 
 def predict(case: Case) -> dict[str, int]:
-    """What a forward requests above what there was, at most and in the end."""
+    """Predicts the requests of a forward above those before it, at most and in the end."""
     config = case.config
     shape = config["batch"], *config["sizes"], CHANNELS
     with torch.device("meta"):

@@ -106,7 +106,7 @@ class Layer(nn.Module):
 
 
 def make_mask(attention_mask: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """What is added to attention's weights, of shape (batch, 1, length, all positions)."""
+    """Makes the mask added to attention's weights, of shape (batch, 1, length, all positions)."""
     batch, total = attention_mask.shape
     expanded = attention_mask[:, None, None, :].expand(batch, 1, length, total).to(dtype)
     inverted = 1.0 - expanded

@@ -25,7 +25,7 @@ def build() -> nn.Sequential:
 
 
 def predict(case: Case) -> dict[str, int]:
-    """What is allocated at moments of a step; later ones begin with output and gradients."""
+    """Predicts the bytes at moments of a step; later steps begin with output and gradients."""
     later = case.config["later"]
     with mock.patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":0:0"):
         analysis = fxmem.analyze(

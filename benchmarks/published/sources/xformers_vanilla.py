@@ -23,7 +23,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Backward(nn.Module):
-    """What the benchmark holds, and two backward calls of those that it times."""
+    """Two backward calls of those that the benchmark times, with the tensors that it holds."""
 
     def forward(self, query: Tensor, *results: Tensor) -> None:
         """From one tensor that is query, key and value; ``results`` are those of the check."""

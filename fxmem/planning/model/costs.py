@@ -28,7 +28,7 @@ class Roofline:
 
 SEGMENT_S = 50e-6
 """A run of a segment beside its operators, in Python and autograd: benchmarks/overhead.py."""
-_HOST_S = 10e-6  # eager PyTorch's own work for an operator, from Python to the kernel's launch
+_HOST_S = 2e-6  # of the host for an operator, without a kernel's launch: measured there too
 CPU_ROOFLINE = Roofline(500e9, 1000e9, 40e9, 2e-6)
 """A desktop processor; only ratios count."""
 
@@ -51,9 +51,10 @@ def find_roofline(device: str, gpu: GpuModel | None) -> Roofline:
     )
 
 
-def price_run(device: str, operations: int, step_s: float) -> float:
+def price_run(roofline: Roofline, operations: int, step_s: float) -> float:
     """Prices a run of a segment beside its operators: nothing where the host waits for a GPU."""
-    return 0.0 if device == "cuda" and operations * _HOST_S < step_s else SEGMENT_S
+    host_s = operations * (_HOST_S + roofline.launch_s)
+    return SEGMENT_S if roofline is CPU_ROOFLINE or host_s >= step_s else 0.0
 
 
 def price_operations(graph: MemoryGraph, roofline: Roofline) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What operators save for backward on CUDA, derived by hand from PyTorch 2.13's sources.
+"""Tensors that operators save for backward on CUDA, by hand from PyTorch 2.13's sources.
 
 What a formula in ``tools/autograd/derivatives.yaml`` names is saved if the gradient that it is
 for is asked for; of ``x.sym_sizes()`` and ``zeros_like(x)`` only the sizes are

@@ -63,7 +63,7 @@ def test_a_plan_from_a_file_fits_whatever_the_loss_and_autocast(plan: Plan) -> N
 
 def test_a_model_whose_graph_cannot_be_run_takes_no_plan() -> None:
     class Bag:
-        """What no graph holds."""
+        """An argument that no graph holds."""
 
         def __init__(self, value: Tensor) -> None:
             self.value = value

@@ -75,7 +75,7 @@ def make(*args: Any, autocast: str | None = None, **kwargs: Any) -> Pair:
 
 
 def run(pair: Pair, *args: Any, **kwargs: Any) -> int:
-    """How many calls ran by the plan, of one that computes the same as the model."""
+    """Counts the calls that ran by the plan, of one that computes the same as the model."""
     results = []
     before = pair[1].plan_calls
     for model in pair:

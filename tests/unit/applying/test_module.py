@@ -28,7 +28,6 @@ class Net(nn.Module):
         self.last = nn.Linear(8, 3)
 
     def forward(self, x: Tensor, *, scale: float = 1.0, bias: Tensor | None = None) -> Tensor:
-        """Of the net."""
         y = torch.tanh(self.norm(self.first(x)))
         y = F.dropout(y, 0.5, self.training)
         y = self.last(y) * scale
@@ -87,7 +86,7 @@ def test_evaluation_and_inference_run_the_model_itself() -> None:
 
 
 class Scaled(nn.Module):
-    """What an epoch may change: a number and what sets it, a tensor, a layer."""
+    """Changes what an epoch may: a number and its setter, a tensor, a layer."""
 
     weight: Tensor
 

@@ -1,4 +1,4 @@
-"""What a plan runs in place gives what the model gives, for all sizes, settings and hooks."""
+"""In-place operations of plans: the model's results for all sizes, settings and hooks."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_segment_saves_its_inputs_alone_and_stops_early_when_it_runs_again() -
 
 
 def list_lives(run: Run) -> list[list[bool]]:
-    """Which results of a nested segment are alive whenever backward asks for a gradient."""
+    """Lists the live results of a nested segment whenever backward asks for a gradient."""
     made: list[weakref.ref[Any]] = []
     lives: list[list[bool]] = []
 

@@ -1,4 +1,4 @@
-"""What storages are called, on graphs made by hand and against autograd's own tensor hooks."""
+"""Labels of storages, on graphs made by hand and against autograd's own tensor hooks."""
 
 from __future__ import annotations
 

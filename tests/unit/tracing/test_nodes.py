@@ -1,4 +1,4 @@
-"""What becomes a node, what it is called, where it comes from and what it takes."""
+"""Nodes: their names, origins and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What code reaches from a value."""
+"""Objects that code reaches from a value."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ OPERATIONS = (operator.add, operator.sub, operator.mul, operator.floordiv, opera
 
 
 def evaluate(size: Any, dims: tuple[int, ...]) -> int:
-    """What an expression gives for other dimensions; what the graph's nodes would compute."""
+    """Evaluates an expression for other dimensions, as the graph's nodes would."""
     if not isinstance(size, SizeInt):
         return int(size)
     expression = size.expression

@@ -1,4 +1,4 @@
-"""Which lines are the user's."""
+"""The user's lines."""
 
 from __future__ import annotations
 

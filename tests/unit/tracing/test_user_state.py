@@ -1,4 +1,4 @@
-"""What code keeps outside of the model is as it was found."""
+"""State that code keeps outside of the model: as it was found."""
 
 from __future__ import annotations
 

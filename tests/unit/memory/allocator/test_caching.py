@@ -81,7 +81,7 @@ class Bench:
         )
 
     def held(self) -> str:
-        """What is allocated, and what is reserved."""
+        """The allocated and the reserved bytes."""
         allocator = self.allocator
         return f"{format_size(allocator.allocated_bytes)} {format_size(allocator.reserved_bytes)}"
 

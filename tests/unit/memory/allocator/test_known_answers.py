@@ -1,4 +1,4 @@
-"""What others found: PyTorch's own tests of its allocator, and traces recorded on GPUs."""
+"""Known answers: PyTorch's own tests of its allocator, and traces recorded on GPUs."""
 
 from __future__ import annotations
 
