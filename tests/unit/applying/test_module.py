@@ -28,6 +28,7 @@ class Net(nn.Module):
         self.last = nn.Linear(8, 3)
 
     def forward(self, x: Tensor, *, scale: float = 1.0, bias: Tensor | None = None) -> Tensor:
+        """Of the net."""
         y = torch.tanh(self.norm(self.first(x)))
         y = F.dropout(y, 0.5, self.training)
         y = self.last(y) * scale
