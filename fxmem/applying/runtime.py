@@ -116,7 +116,7 @@ class _Record:
         if not tensor.requires_grad:
             return tensor.shape, tensor.dtype, False
         base: Any = tensor._base if tensor._is_view() else tensor
-        if isinstance(base, nn.Parameter) and id(base) not in self.inputs:
+        if base.is_leaf and isinstance(base, nn.Parameter) and id(base) not in self.inputs:
             return tensor.shape, tensor.dtype, True, id(base), base._version
         return tensor.shape, tensor.dtype, True
 
