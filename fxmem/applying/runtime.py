@@ -30,6 +30,7 @@ from fxmem.applying.warning import warn_caller
 from fxmem.errors import UsageError
 from fxmem.tracing import tracer
 from fxmem.tracing.state import list_generators, read_state, set_state
+from fxmem.versions.fallbacks import save_tensor
 
 _alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
 NO_TRANSFORMS = "torch.func's transforms do not allow checkpoints: this step runs without the plan"
@@ -186,7 +187,7 @@ def _keep(value: Any) -> Callable[[], Any]:
     """Keeps a tensor as autograd does: its version is checked, an outer segment recomputes it."""
     if not isinstance(value, Tensor):
         return lambda: value
-    return _autograd._make_saved_tensor(value, is_output=False).unpack
+    return save_tensor(value)
 
 
 def _read_autocast() -> list[tuple[Any, ...]]:

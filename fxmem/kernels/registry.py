@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from fxmem.graph import Blocks
+from fxmem.versions.operators import find_operators
 
 Function = Callable[..., Any]
 Mover = Callable[[Any], None]
@@ -80,24 +81,6 @@ def storage_bytes(outputs: object) -> int:
     if isinstance(outputs, (tuple, list)):
         return sum(map(storage_bytes, outputs))
     return 0
-
-
-def find_operators(*names: str | OpOverload) -> list[OpOverload]:
-    """Returns ATen's operators by name; those that the installed torch lacks are left out.
-
-    >>> [str(operator) for operator in find_operators("add.Tensor", "relu", "no_such_operator")]
-    ['aten.add.Tensor', 'aten.relu.default']
-    """
-    found = []
-    for name in names:
-        if isinstance(name, str):
-            packet, _, overload = name.partition(".")
-            operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-        else:
-            operator = name
-        if operator is not None:
-            found.append(operator)
-    return found
 
 
 class Target:

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from fxmem.graph import Save
 from fxmem.recording.ledger import Ledger
 from fxmem.specs import strip_torch
+from fxmem.versions.fallbacks import is_dense
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _CLONE = "CloneBackward0"
 _COPY_SLICES = "torch::autograd::CopySlices"
 """Runs the function of an operator that changed a view in place, and copies its results into
@@ -127,9 +127,9 @@ class AutogradLog:
         """Notes an operation that a function of autograd runs."""
         sequence = function._sequence_nr()
         self._ran[sequence] = self._ran.get(sequence, (operation, 0))[0], operation
-        if operator is _aten.clone.default and function.name() == _COPY_SLICES:
+        if operator is aten.clone.default and function.name() == _COPY_SLICES:
             self._copied.setdefault(sequence, operation + 1)  # the gradient it hands on
-        if operator is _aten.detach.default:
+        if operator is aten.detach.default:
             # ``SavedVariable::unpack`` makes a tensor that the function alone holds, or it is a
             # gradient without a number: it dies as the function returns.
             def see_return(_: object) -> None:
@@ -196,14 +196,14 @@ def is_own_output(maker: Any) -> bool:
 
 _FILLS = frozenset(
     {
-        _aten._index_put_impl.default,
-        _aten.index_put.default,
-        _aten.put.default,
-        _aten.scatter.src,
-        _aten.scatter.value,
-        _aten.scatter_add.default,
-        _aten.index_add.default,
-        _aten.index_fill.int_Tensor,
+        aten._index_put_impl.default,
+        aten.index_put.default,
+        aten.put.default,
+        aten.scatter.src,
+        aten.scatter.value,
+        aten.scatter_add.default,
+        aten.index_add.default,
+        aten.index_fill.int_Tensor,
     }
 )
 _OUT_OF_PLACE = frozenset(
@@ -259,7 +259,7 @@ class EngineWatch:
         """
         returned, self._returned = self._returned, False
         is_engine = caller.f_code.co_name == "_engine_run_backward"
-        if func is _aten.add.Tensor and returned and is_engine:
+        if func is aten.add.Tensor and returned and is_engine:
             self._returned = True  # the next gradient of the same node may be added right away
             reused = _is_accumulated_in_place(*args[:2])
         else:
@@ -277,5 +277,5 @@ def _is_accumulated_in_place(older: Tensor, newer: Any) -> bool:
         and older.shape == newer.shape  # else it is part of a formula
         and older._use_count() <= _SOLE_TENSOR_REFERENCES  # type: ignore[attr-defined]
         and uses <= _SOLE_STORAGE_REFERENCES
-        and is_non_overlapping_and_dense_or_false(older)
+        and is_dense(older)
     )

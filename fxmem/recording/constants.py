@@ -38,33 +38,33 @@ from fxmem.tracing.values import (
     find_value,
     remember_constant,
 )
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _FACTORIES = frozenset(
     {
-        _aten.zeros.default,
-        _aten.ones.default,
-        _aten.full.default,
-        _aten.arange.default,
-        _aten.arange.start,
-        _aten.arange.start_step,
-        _aten.linspace.default,
-        _aten.scalar_tensor.default,
-        _aten.eye.default,
+        aten.zeros.default,
+        aten.ones.default,
+        aten.full.default,
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.linspace.default,
+        aten.scalar_tensor.default,
+        aten.eye.default,
     }
 )
 _FILLS: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
-    _aten.zeros_like.default: lambda args: 0,
-    _aten.new_zeros.default: lambda args: 0,
-    _aten.ones_like.default: lambda args: 1,
-    _aten.new_ones.default: lambda args: 1,
-    _aten.full_like.default: lambda args: args[1],
-    _aten.new_full.default: lambda args: args[2],
+    aten.zeros_like.default: lambda args: 0,
+    aten.new_zeros.default: lambda args: 0,
+    aten.ones_like.default: lambda args: 1,
+    aten.new_ones.default: lambda args: 1,
+    aten.full_like.default: lambda args: args[1],
+    aten.new_full.default: lambda args: args[2],
 }
 """Operators whose result depends on no value of their argument, and what they fill it with."""
-_REDUCTIONS = frozenset({_aten.all.default, _aten.any.default})
+_REDUCTIONS = frozenset({aten.all.default, aten.any.default})
 _ALL = "_fxmem_all"  # an attribute of tensors too large for a value: that of each element
-_DRAWS = frozenset({_aten.rand.default, _aten.uniform_.default})
+_DRAWS = frozenset({aten.rand.default, aten.uniform_.default})
 
 
 def remember_inputs(fakes: Any, given: Any) -> None:
@@ -111,17 +111,17 @@ def answer_operator(
     Returns:
         The result in a tuple, or None where the operator must be run.
     """
-    if func is _aten.index.Tensor:
+    if func is aten.index.Tensor:
         return _answer_index(args[0], args[1], size_hint)
     if not looks_at_values(func):
         return None
-    if func is _aten.masked_select.default and args[0].shape == args[1].shape:
+    if func is aten.masked_select.default and args[0].shape == args[1].shape:
         return _answer_index(args[0], [args[1]], size_hint)  # the mask alone decides the size
     if all(map(find_known, list_tensors((args, kwargs)))):
         real = _run_real(func, args, kwargs)
         return (tree_map_only(Tensor, lambda tensor: _make_fake(tensor, args[0]), real),)
-    is_truth = func is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
-    if is_truth or func is _aten.equal.default:
+    is_truth = func is aten._local_scalar_dense.default and args[0].dtype == torch.bool
+    if is_truth or func is aten.equal.default:
         passing = find_passing_answer(sys._getframe(1))
         return None if passing is None else (passing,)
     if size_hint is None or func not in HINTED:
@@ -187,7 +187,7 @@ def _answer_index(
             counted += [index.new_empty((size_hint,), dtype=torch.int64)] * index.dim()
         else:
             return None
-    return (_aten.index.Tensor(tensor, counted),) if masks else None
+    return (aten.index.Tensor(tensor, counted),) if masks else None
 
 
 @functools.cache
@@ -245,21 +245,21 @@ def _hint_unique(
 
 def _hint_item(hint: int, tensor: Tensor) -> int:
     if not is_index(tensor) or tensor.dtype == torch.bool:  # no size
-        raise DataDependentOutputException(_aten._local_scalar_dense.default)
+        raise DataDependentOutputException(aten._local_scalar_dense.default)
     return hint
 
 
 HINTED: dict[Any, Callable[..., Any]] = {
-    _aten.nonzero.default: lambda hint, x: x.new_empty((hint, x.dim()), dtype=torch.int64),
-    _aten.masked_select.default: lambda hint, x, mask: x.new_empty((hint,)),
-    _aten._unique2.default: lambda hint, x, is_sorted=True, *flags: _hint_unique(hint, x, *flags),
-    _aten.unique_consecutive.default: _hint_unique,
-    _aten.repeat_interleave.Tensor: lambda hint, repeats, output_size=None: repeats.new_empty(
+    aten.nonzero.default: lambda hint, x: x.new_empty((hint, x.dim()), dtype=torch.int64),
+    aten.masked_select.default: lambda hint, x, mask: x.new_empty((hint,)),
+    aten._unique2.default: lambda hint, x, is_sorted=True, *flags: _hint_unique(hint, x, *flags),
+    aten.unique_consecutive.default: _hint_unique,
+    aten.repeat_interleave.Tensor: lambda hint, repeats, output_size=None: repeats.new_empty(
         (hint if output_size is None else output_size,)
     ),
-    _aten.bincount.default: lambda hint, x, weights=None, minlength=0: x.new_empty(
+    aten.bincount.default: lambda hint, x, weights=None, minlength=0: x.new_empty(
         (max(hint, minlength),), dtype=torch.int64 if weights is None else weights.dtype
     ),
-    _aten._local_scalar_dense.default: _hint_item,
+    aten._local_scalar_dense.default: _hint_item,
 }
 """Operators that a size hint answers, and functions of the hint and their arguments that do."""

@@ -21,6 +21,7 @@ from fxmem.recording.constants import HINTED, is_index
 from fxmem.tracing import tracer
 from fxmem.tracing.fxgraph import describe_function
 from fxmem.tracing.source import find_raising_source, find_raising_step, find_span, is_machinery
+from fxmem.versions.operators import aten
 
 _LONGEST_QUOTE = 60
 _DEBUG = "see the whole traceback with --debug"
@@ -170,8 +171,8 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
     )
 
 
-_INDEX = torch.ops.aten.index.Tensor
-_ITEM = torch.ops.aten._local_scalar_dense.default
+_INDEX = aten.index.Tensor
+_ITEM = aten._local_scalar_dense.default
 
 
 def _quote(step: TracebackType) -> str:

@@ -26,11 +26,12 @@ from fxmem.graph import (
 from fxmem.kernels.registry import Workspace
 from fxmem.specs import strip_torch
 from fxmem.tracing.conditions import read_autocast_on
+from fxmem.versions.operators import aten
 
 _HOST = torch.device("cpu")
 NO_STORAGE = -2
 """The index of a tensor without memory of its own."""
-_SKIPPED = ("step.begin", "random.get_state", str(torch.ops.aten.detach.default))
+_SKIPPED = ("step.begin", "random.get_state", str(aten.detach.default))
 """Operations of the steady step alone: the recording's own, and what its hooks add to backward."""
 
 
@@ -225,7 +226,7 @@ class FirstStepLog:
     def see(self, func: Any, phase: Phase, start: int) -> None:
         """Notes an operator that has run, after ``start`` allocations and frees."""
         rank = self._counts[phase]
-        if func is torch.ops.aten.detach.default or (phase is Phase.OPTIMIZER and rank):
+        if func is aten.detach.default or (phase is Phase.OPTIMIZER and rank):
             return
         if self._marks and self._marks[-1][0] == start:
             self._marks.pop()  # the operator before neither allocated nor freed
@@ -316,7 +317,7 @@ class CastLog:
 
     def see(self, func: Any, args: tuple[Any, ...], result: Tensor, storage: int) -> None:
         """Notes a cast by an operator that has run, whose result shares that storage."""
-        is_cast = func is torch.ops.aten._to_copy.default and result.dtype == self._dtype
+        is_cast = func is aten._to_copy.default and result.dtype == self._dtype
         if self._dtype is None or not is_cast:
             return
         weight = args[0]

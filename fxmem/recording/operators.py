@@ -27,15 +27,15 @@ from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import find_known, remember_constant
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _SAME_DTYPE = {
-    _aten.mm.default: (0, 1),
-    _aten.addmm.default: (1, 2),
-    _aten.mv.default: (0, 1),
-    _aten.addmv.default: (1, 2),
-    _aten.convolution.default: (0, 1),
+    aten.mm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.mv.default: (0, 1),
+    aten.addmv.default: (1, 2),
+    aten.convolution.default: (0, 1),
 }
 """Positions of two arguments of one dtype; the tests hold this against what real tensors do."""
 _MASKS = (torch.bool, torch.uint8)
@@ -185,7 +185,7 @@ def find_effect(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """
     if kwargs.get("generator") is not None:
         return Effect.GENERATOR
-    if func is _aten.index.Tensor and not any(
+    if func is aten.index.Tensor and not any(
         index is not None and index.dtype in _MASKS for index in args[1]
     ):
         return None

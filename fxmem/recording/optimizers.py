@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from fxmem.errors import UsageError
 from fxmem.specs import parse_call
 from fxmem.tracing.fakes import LeanDispatchMode
+from fxmem.versions.operators import aten
+from fxmem.versions.release import is_release
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
 
@@ -78,7 +80,7 @@ OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
     "rprop": optim.Rprop,
     "adafactor": optim.Adafactor,
     "asgd": optim.ASGD,
-    "muon": optim.Muon,
+    **({"muon": optim.Muon} if is_release(since=(2, 9)) else {}),
     "adam8bit": Adam8bit,
 }
 
@@ -194,7 +196,7 @@ class _AnswerValues(LeanDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **(kwargs or {}))
         except DataDependentOutputException:
-            if func is not torch.ops.aten._local_scalar_dense.default:
+            if func is not aten._local_scalar_dense.default:
                 raise
             is_float = args[0].dtype.is_floating_point
             return 1.0 if is_float else args[0].dtype == torch.bool or 1

@@ -40,10 +40,11 @@ from fxmem.recording.operators import (
 from fxmem.tracing.fakes import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
+from fxmem.versions.operators import aten
 
 _prim_device = torch.ops.prim.device.default
-_detach = torch.ops.aten.detach.default
-_lift_fresh = torch.ops.aten.lift_fresh.default
+_detach = aten.detach.default
+_lift_fresh = aten.lift_fresh.default
 
 
 @dataclass(slots=True)

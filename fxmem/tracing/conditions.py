@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fxmem.errors import UsageError
 from fxmem.specs import TensorSpec, strip_torch
+from fxmem.versions.fallbacks import find_saving_hooks
 
 SIGNATURE = "fxmem_signature"
 """Key of a placeholder's ``meta``: the :class:`Signature` of the argument."""
@@ -87,9 +88,7 @@ def read_settings() -> dict[str, tuple[Any, ...]]:
             read._get_deterministic_algorithms(),
             read._get_float32_matmul_precision(),
         ),
-        "what autograd does with what it saves": (
-            read._autograd._top_saved_tensors_default_hooks(True) or ()
-        ),
+        "what autograd does with what it saves": find_saving_hooks(),
     }
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from fxmem.versions.operators import aten
+
 Key = tuple[Any, ...]
 
 
@@ -40,17 +42,16 @@ class _Layout:
 
 _Kept = tuple[_Layout | None, ...] | list[_Layout | None] | _Layout
 
-_aten = torch.ops.aten
 _SECRET_VIEWS = frozenset(
     {
-        _aten._unsafe_view.default,
-        _aten.unsafe_split.Tensor,
-        _aten.unsafe_split_with_sizes.default,
-        _aten.unsafe_chunk.default,
+        aten._unsafe_view.default,
+        aten.unsafe_split.Tensor,
+        aten.unsafe_split_with_sizes.default,
+        aten.unsafe_chunk.default,
     }
 )
 """Operators whose results share memory with the first argument, and whose schemas do not say so."""
-_INDEXING = frozenset({_aten.select.int, _aten.slice.Tensor})
+_INDEXING = frozenset({aten.select.int, aten.slice.Tensor})
 """Views that a loop over time steps takes at another place each time: quicker made than found."""
 
 

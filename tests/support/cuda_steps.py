@@ -18,8 +18,8 @@ from fxmem import analyze
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
-from fxmem.kernels.registry import find_operators
 from fxmem.tracing.fakes import make_fake_mode
+from fxmem.versions.operators import find_operators
 
 Saved = tuple[tuple[int, ...], str]
 """Shape and dtype."""

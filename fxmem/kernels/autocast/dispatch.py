@@ -42,16 +42,17 @@ from fxmem.kernels.autocast.policies import (
 from fxmem.kernels.common import data_dependent
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.recurrent import count_weights
+from fxmem.versions.fallbacks import find_kernel
+from fxmem.versions.operators import aten
 
 _DEVICE = "cuda"
 _KEY = torch._C.DispatchKey.AutocastCUDA
 _HOST_KEY = torch._C.DispatchKey.AutocastCPU
-_aten = torch.ops.aten
-_cudnn_rnn = _aten._cudnn_rnn.default
+_cudnn_rnn = aten._cudnn_rnn.default
 
 
 CUDA.function(functional.binary_cross_entropy_with_logits)(
-    follow_autocast(_aten.binary_cross_entropy_with_logits.default)(
+    follow_autocast(aten.binary_cross_entropy_with_logits.default)(
         data_dependent.binary_cross_entropy_with_logits
     )
 )
@@ -150,7 +151,7 @@ def _make_kernel(
 
     Under the key of the GPU's autocast, the kernel of an operator without a policy only raises.
     """
-    original = torch.library.get_kernel(operator, key.name)
+    original = find_kernel(operator, key)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         on_gpu = reach_gpu(args, kwargs)
@@ -158,7 +159,7 @@ def _make_kernel(
         # Another thread may be at work on a GPU meanwhile.
         is_lowered = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
         if (not on_gpu) if key is _HOST_KEY else (raises or not is_lowered):
-            return original.call_boxed(keys, *args, **kwargs)
+            return original(keys, *args, **kwargs)
         run = operator
         with exclude_key(key), torch._C.DisableTorchFunction():
             if on_gpu and policy is not None:

@@ -18,11 +18,11 @@ from torch._ops import OpOverload
 
 from fxmem.kernels.autocast import lists
 from fxmem.kernels.cuda.gpu import is_on_gpu
+from fxmem.versions.operators import aten
 
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 Cast = Callable[[tuple[Any, ...], dict[str, Any]], CallArguments]
 
-_aten = torch.ops.aten
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KEY = "AutocastCUDA"
 _DEVICE = "cuda"
@@ -111,11 +111,16 @@ def follow_autocast(operator: OpOverload) -> Callable[[_F], _F]:
 
     For the replacement of a torch function, which runs before the operator is reached: it gets
     the arguments cast, and runs with autocast off, as what the operator calls does. Autocast must
-    cast all tensors of the operator: those of the function are found by their type.
+    cast all tensors of the operator: those of the function are found by their type. A function of
+    an operator that the installed release's autocast leaves alone stays as it is.
     """
-    cast = find_policies()[operator].cast
+    policy = find_policies().get(operator)
 
     def decorate(function: _F) -> _F:
+        if policy is None:
+            return function
+        cast = policy.cast
+
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_autocast_enabled(_DEVICE) or not reach_gpu(args, kwargs):
@@ -143,7 +148,7 @@ def find_operators(names: Iterable[str], key: str = _KEY) -> dict[str, OpOverloa
 
 def _get_operator(name: str) -> OpOverload:
     base, _, overload = name.partition(".")
-    operator: OpOverload = getattr(getattr(_aten, base), overload or "default")
+    operator: OpOverload = getattr(getattr(aten, base), overload or "default")
     return operator
 
 

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from fxmem.kernels.registry import ANY, Function
 from fxmem.tracing.fakes import LeanDispatchMode
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
-_add = _aten.add.Tensor
+_add = aten.add.Tensor
 _device = torch.ops.prim.device.default
 _PRODUCTS = frozenset(
     {
-        _aten.mm.default,
-        _aten.mv.default,
-        _aten.bmm.default,
-        _aten._unsafe_view.default,
-        _aten.view.default,
-        _aten.squeeze.dim,
+        aten.mm.default,
+        aten.mv.default,
+        aten.bmm.default,
+        aten._unsafe_view.default,
+        aten.view.default,
+        aten.squeeze.dim,
     }
 )
 """Last operators of a matrix product: ``matmul`` folds its operands and unfolds the result."""
@@ -50,7 +50,7 @@ class _AddsInPlace(LeanDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args)
         product, self._product = self._product, None
         if func is _add and not kwargs and _storage(args[0]) == product:
-            _aten.add_.Tensor(*args)
+            aten.add_.Tensor(*args)
             return args[0]
         result = func(*args, **(kwargs or {}))
         if func in _PRODUCTS:

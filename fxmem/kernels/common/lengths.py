@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.registry import ANY, CPU, Call
 from fxmem.tracing.values import assume_passing, find_value, remember_constant
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
-_pack = _aten._pack_padded_sequence.default
+_pack = aten._pack_padded_sequence.default
 _NONE, _MEAN, _SUM = range(3)
 """``at::Reduction``."""
 

@@ -25,6 +25,7 @@ from fxmem.kernels.cpu.onednn.convolution import (
 from fxmem.kernels.cpu.unfolding import is_dense, unfolded_backward_bytes, unfolded_forward_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import is_like_channels_last, size_bytes
+from fxmem.versions.operators import aten
 
 _MKLDNN = frozenset({"Mkldnn", "MkldnnTranspose"})
 _CHANNELS_LAST_2D = frozenset({"Slow2d", "SlowDilated2d", "SlowTranspose2d"})
@@ -170,7 +171,6 @@ def _select_backend(
 
 # -- Operators --
 
-_aten = torch.ops.aten
 _TRANSPOSED = 6
 
 
@@ -179,7 +179,7 @@ def _convolve(*args: Any) -> Any:
     """A transposed 3d convolution may leave its output on a larger storage."""
     if not args[_TRANSPOSED] or args[0].dim() != 5:
         return NotImplemented
-    output = _aten.convolution.default(*args)
+    output = aten.convolution.default(*args)
     call, nbytes = _make_forward(args, output), size_bytes(output)
     # ``slow_conv_transpose3d_cpu`` resizes ``empty_like(input)``; groups are concatenated.
     if call.backend == "SlowTranspose3d" and call.problem.groups == 1:

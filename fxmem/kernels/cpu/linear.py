@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._meta_registrations import _create_grouped_mm_output_tensor
 
 from fxmem.kernels.cpu.onednn import library as onednn
 from fxmem.kernels.registry import CPU, Call
@@ -262,7 +261,8 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The output of ``_grouped_mm``: allocated once, whatever the groups are."""
-    output: torch.Tensor = _create_grouped_mm_output_tensor(  # type: ignore[no-untyped-call]
+    make_output = torch._meta_registrations._create_grouped_mm_output_tensor
+    output: torch.Tensor = make_output(  # type: ignore[no-untyped-call]
         mat_a, mat_b, offs, out_dtype or mat_a.dtype
     )
     return output

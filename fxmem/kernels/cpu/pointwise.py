@@ -10,8 +10,8 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from fxmem.kernels.cpu.linear import has_instructions
 from fxmem.kernels.registry import CPU, Call, as_tensor
 from fxmem.kernels.workspace import dense_bytes, size_bytes
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _WRAPPED = {
     bool: torch.bool,
     int: torch.int64,
@@ -23,13 +23,9 @@ _WRAPPED = {
 
 def _overloads(*names: str) -> tuple[OpOverload, ...]:
     kinds = ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode", "default")
-    packets = (getattr(_aten, name + suffix, None) for name in names for suffix in ("", "_"))
+    packets = (getattr(aten, name + suffix) for name in names for suffix in ("", "_"))
     return tuple(
-        getattr(packet, kind)
-        for packet in packets
-        if packet is not None
-        for kind in kinds
-        if kind in packet.overloads()
+        getattr(packet, kind) for packet in packets for kind in kinds if kind in packet.overloads()
     )
 
 

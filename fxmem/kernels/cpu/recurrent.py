@@ -19,10 +19,10 @@ from fxmem.kernels.common.in_place import run_in_place
 from fxmem.kernels.common.recurrent import RecurrentCall, read_call
 from fxmem.kernels.cpu.linear import has_instructions
 from fxmem.kernels.registry import CPU
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
-_mkldnn_rnn_layer = _aten.mkldnn_rnn_layer.default
-_mkldnn_rnn_layer_backward = _aten.mkldnn_rnn_layer_backward.default
+_mkldnn_rnn_layer = aten.mkldnn_rnn_layer.default
+_mkldnn_rnn_layer_backward = aten.mkldnn_rnn_layer_backward.default
 
 _LSTM_MODE = 2
 """``rnn_kind::LSTM`` of oneDNN's header library ideep."""

@@ -11,8 +11,7 @@ from torch._ops import OpOverload
 from fxmem.kernels.cpu.copying import copies_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import dense_bytes
-
-_aten = torch.ops.aten
+from fxmem.versions.operators import aten
 
 # cpu/UpSampleKernel.cpp, ``_use_vectorized_kernel_cond_2d`` and ``..._3d``.
 _SMALL_OUTPUT = 128
@@ -22,7 +21,7 @@ _INDEX_BYTES, _FLOAT_BYTES = 8, 4
 
 def _overloads(name: str) -> tuple[OpOverload, ...]:
     """An operator that takes sizes, and the one that takes sizes or scales."""
-    packet = getattr(_aten, name)
+    packet = getattr(aten, name)
     return tuple(getattr(packet, kind) for kind in ("default", "vec") if kind in packet.overloads())
 
 

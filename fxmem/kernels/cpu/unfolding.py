@@ -19,6 +19,7 @@ from fxmem.kernels.cpu.onednn.convolution import Problem, Sizes, dense_strides, 
 from fxmem.kernels.cpu.reduction import sum_dense_bytes
 from fxmem.kernels.registry import CPU, Call
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
+from fxmem.versions.operators import aten
 
 
 @dataclass(frozen=True)
@@ -243,8 +244,7 @@ _BACKWARD: dict[str, Callable[[_Frame, tuple[bool, ...], PeakTrace], None]] = {
 
 # -- Columns as results --
 
-_aten = torch.ops.aten
-_im2col, _col2im = _aten.im2col.default, _aten.col2im.default
+_im2col, _col2im = aten.im2col.default, aten.col2im.default
 
 
 def _resize(x: Tensor, result: Tensor) -> Tensor:

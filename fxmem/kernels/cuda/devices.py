@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _foreach_utils
 
 from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu
+from fxmem.versions.operators import aten
 
 _SEEN = torch.device("cuda", 0)
 """The device that the user's code sees; never handed to an operator."""
@@ -139,7 +140,7 @@ _ANSWERS: dict[Any, Any] = {
 
 # -- Context managers of a step --
 
-_to_copy = torch.ops.aten._to_copy.default
+_to_copy = aten._to_copy.default
 
 
 @CUDA.kernel(_to_copy)

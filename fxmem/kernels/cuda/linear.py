@@ -18,6 +18,7 @@ from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import is_nonoverlapping_dense
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import size_bytes
+from fxmem.versions.operators import aten
 
 
 def _has_dense_rows(x: Tensor) -> bool:
@@ -117,7 +118,7 @@ def _keep_cublas(call: Call) -> tuple[tuple[str, int], ...]:
 
 # -- Grouped products, as mixture-of-experts layers call them --
 
-_grouped_mm = torch.ops.aten._grouped_mm.default
+_grouped_mm = aten._grouped_mm.default
 _CUTLASS_MAJORS = (9, 10)
 _ALIGNMENT_BYTES = 16
 

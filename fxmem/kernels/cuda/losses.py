@@ -23,8 +23,8 @@ from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import broadcast_sizes, dense_bytes, size_bytes
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).
 _NONE = 0
 _INDEX_BYTES = 8
@@ -157,11 +157,11 @@ def _register(function: Callable[..., Any], operator: OpOverload, fused: OpOverl
 
 
 for _functions, _operator, _fused in (
-    ((torch.softmax, Tensor.softmax, torch.special.softmax), _aten.softmax.int, _aten._softmax),
+    ((torch.softmax, Tensor.softmax, torch.special.softmax), aten.softmax.int, aten._softmax),
     (
         (torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax),
-        _aten.log_softmax.int,
-        _aten._log_softmax,
+        aten.log_softmax.int,
+        aten._log_softmax,
     ),
 ):
     for _function in _functions:

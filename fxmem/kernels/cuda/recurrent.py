@@ -22,10 +22,10 @@ from fxmem.kernels.common.recurrent import RecurrentCall, read_call
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call, Function
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
-_forward = _aten._cudnn_rnn.default
-_backward = _aten._cudnn_rnn_backward.default
+_forward = aten._cudnn_rnn.default
+_backward = aten._cudnn_rnn_backward.default
 
 MODES: Mapping[Function, int] = {
     torch.rnn_relu: 0,
@@ -214,7 +214,7 @@ _GRU_KEPT = 5
 
 
 @CUDA.function(torch.lstm_cell)
-@follow_autocast(_aten.lstm_cell.default)
+@follow_autocast(aten.lstm_cell.default)
 def lstm_cell(
     input: Tensor,
     hx: tuple[Tensor, ...] | list[Tensor],
@@ -227,13 +227,13 @@ def lstm_cell(
     if not is_on_gpu(input):
         return torch.lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh)
     input_gates, hidden_gates = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
-    fused = _aten._thnn_fused_lstm_cell.default
+    fused = aten._thnn_fused_lstm_cell.default
     hy, cy, _ = fused(input_gates, hidden_gates, hx[1], b_ih, b_hh)
     return hy, cy
 
 
 @CUDA.function(torch.gru_cell)
-@follow_autocast(_aten.gru_cell.default)
+@follow_autocast(aten.gru_cell.default)
 def gru_cell(
     input: Tensor,
     hx: Tensor,
@@ -246,7 +246,7 @@ def gru_cell(
     if not is_on_gpu(input):
         return torch.gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh)
     input_gates, hidden_gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
-    fused = _aten._thnn_fused_gru_cell.default
+    fused = aten._thnn_fused_gru_cell.default
     result: Tensor = fused(input_gates, hidden_gates, hx, b_ih, b_hh)[0]
     return result
 

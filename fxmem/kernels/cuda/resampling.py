@@ -17,10 +17,10 @@ from torch._ops import OpOverload
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.layouts import suggest_format
-from fxmem.kernels.registry import Call, find_operators
+from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import dense_bytes
+from fxmem.versions.operators import aten, find_operators
 
-_aten = torch.ops.aten
 _LEAST_NEAREST = 4
 _LEAST_BILINEAR = 16
 
@@ -127,6 +127,6 @@ def _dense_operand(call: Call) -> int:
 
 
 # Im2Col.cu and Col2Im.cu allocate as their counterparts for the CPU do.
-for _operator in (_aten.im2col.default, _aten.col2im.default):
+for _operator in (aten.im2col.default, aten.col2im.default):
     CUDA.kernel(_operator)(CPU.kernels[_operator])
     CUDA.workspace(_operator)(CPU.estimators[_operator])

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch._ops import OpOverload
 
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
 from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import dense_bytes, size_bytes
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _INDEX_BYTES = 8
 # Sort.h, ``should_use_small_sort``; SortStable.cu, ``launch_stable_sort_kernel``.
 _SMALL = 4096
@@ -70,8 +69,8 @@ def _register_sort(overload: OpOverload) -> None:
     CUDA.workspace(overload)(estimate)
 
 
-_register_sort(_aten.sort.default)
-_register_sort(_aten.sort.stable)
+_register_sort(aten.sort.default)
+_register_sort(aten.sort.stable)
 
 
 @CUDA.workspace("topk")

@@ -14,12 +14,12 @@ from torch import Tensor
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import size_bytes
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _FLOAT = 4
 _LENGTH = 4
-_forward = _aten._scaled_dot_product_cudnn_attention.default
-_backward = _aten._scaled_dot_product_cudnn_attention_backward.default
+_forward = aten._scaled_dot_product_cudnn_attention.default
+_backward = aten._scaled_dot_product_cudnn_attention_backward.default
 
 CUDA.unmodelled[_forward] = CUDA.unmodelled[_backward] = (
     "cuDNN may take a workspace, which it chooses at run time"

@@ -25,8 +25,8 @@ from fxmem.kernels.cuda.attention.backends import AttentionCall, choose_backend,
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.pointwise import dropout
 from fxmem.kernels.registry import Call
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _ALIGNMENT = 8
 """Elements that a row of flash attention's inputs, or of a mask, is a multiple of."""
@@ -41,10 +41,10 @@ CUDA.leave_out(
 
 @CUDA.function(
     functional.scaled_dot_product_attention,
-    _aten.scaled_dot_product_attention,
-    _aten.scaled_dot_product_attention.default,
+    aten.scaled_dot_product_attention,
+    aten.scaled_dot_product_attention.default,
 )
-@follow_autocast(_aten.scaled_dot_product_attention.default)
+@follow_autocast(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
     """``scaled_dot_product_attention``; empty inputs, and what any device refuses, go to PyTorch.
 
@@ -66,7 +66,7 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
     mask = _make_additive(mask, call.query.dtype)
     result: Tensor
     if backend is SDPBackend.CUDNN_ATTENTION:
-        result = _aten._scaled_dot_product_cudnn_attention(
+        result = aten._scaled_dot_product_cudnn_attention(
             *call.inputs, mask, call.requires_grad, call.dropout_p, call.is_causal, False,
             scale=call.scale,
         )[0]  # fmt: skip
@@ -76,14 +76,14 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
         missing = -head_dim % _ALIGNMENT
         padded = [torch.constant_pad_nd(x, [0, missing]) if missing else x for x in call.inputs]
         factor = 1 / math.sqrt(head_dim) if call.scale is None else call.scale
-        result = _aten._scaled_dot_product_flash_attention(
+        result = aten._scaled_dot_product_flash_attention(
             *padded, call.dropout_p, call.is_causal, False, scale=factor
         )[0]
         result = result[..., :head_dim] if missing else result
     elif backend is SDPBackend.EFFICIENT_ATTENTION:
         if mask is not None:
             mask = _align_mask(mask, call)
-        result = _aten._scaled_dot_product_efficient_attention(
+        result = aten._scaled_dot_product_efficient_attention(
             *call.inputs, mask, call.requires_grad, call.dropout_p, call.is_causal,
             scale=call.scale,
         )[0]  # fmt: skip
@@ -144,7 +144,7 @@ def _run_math(call: AttentionCall, mask: Tensor | None) -> Tensor:
     wide_query, wide_key, wide_value = (x.to(wide) for x in call.inputs)
     scale = 1 / math.sqrt(wide_query.shape[-1]) if call.scale is None else call.scale
     factor = math.sqrt(abs(scale))
-    query = _aten.mul.Scalar(wide_query, -factor if scale < 0 else factor)
+    query = aten.mul.Scalar(wide_query, -factor if scale < 0 else factor)
     if call.is_causal:
         if mask is not None:
             raise RuntimeError(
@@ -156,7 +156,7 @@ def _run_math(call: AttentionCall, mask: Tensor | None) -> Tensor:
         mask = _make_additive(visible, query.dtype)
         del visible
     key, value = _repeat_heads(call, query, wide_key, wide_value)
-    scores = torch.matmul(query, _aten.mul.Scalar(key.transpose(-2, -1), factor))
+    scores = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), factor))
     if mask is not None:
         scores.add_(mask)
     scores = torch._safe_softmax(scores, -1)

@@ -20,8 +20,8 @@ from fxmem.kernels.cuda.attention.flash import round_up
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
 from fxmem.kernels.registry import Call, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _FLOAT = 4
 _HALVES = (torch.float16, torch.bfloat16)
 _IN_REGISTERS = 128
@@ -100,7 +100,7 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
             "Efficient attention cannot produce valid seed and offset outputs when the batch size "
             f"exceeds ({_MAX_BATCH})."
         )
-    results = _aten._scaled_dot_product_efficient_attention(query, key, value, *args, **kwargs)
+    results = aten._scaled_dot_product_efficient_attention(query, key, value, *args, **kwargs)
     host = [torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2)]
     return (*results[:2], *host)
 
@@ -134,7 +134,7 @@ def _forward(call: Call) -> int:
 @CUDA.kernel("_scaled_dot_product_efficient_attention_backward")
 def _gradients(*args: Any, **kwargs: Any) -> Any:
     """``_efficient_attention_backward``: rows of a mask's gradient are padded, the last one too."""
-    results = _aten._scaled_dot_product_efficient_attention_backward(*args, **kwargs)
+    results = aten._scaled_dot_product_efficient_attention_backward(*args, **kwargs)
     if results[3] is None:
         return results
     mask = args[4]

@@ -17,8 +17,8 @@ from fxmem.kernels.cuda.attention.dispatch import choose, scaled_dot_product_att
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import size_bytes
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _MAX_PERSISTENT = 1024
 _MAX_PERSISTENT_BYTES = 4096
 
@@ -67,7 +67,7 @@ def native_multi_head_attention(
     weights = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(2, 1))  # ``bmm_nt``
     weights = weights.view(*q.shape[:3], k.shape[2])
     if mask is None:  # ``masked_softmax``: in place
-        weights = _aten._softmax.out(weights, weights.dim() - 1, False, out=weights)
+        weights = aten._softmax.out(weights, weights.dim() - 1, False, out=weights)
     else:
         bits = mask.to(torch.bool)
         weights = torch._masked_softmax(weights, bits, weights.dim() - 1, mask_type)

@@ -27,8 +27,8 @@ from fxmem.kernels.cuda.layouts import suggest_format
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call, Workspace, as_tensor, storage_bytes
 from fxmem.kernels.workspace import BlockTrace, dense_bytes, is_dense_in, size_bytes
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _ALIGNED_CHANNELS = 8
 _TENSOR_CORES = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
 """From which compute capability on tensor cores take a type."""
@@ -79,7 +79,7 @@ def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) 
     """``_convolution``; PyTorch's fake kernel asks which of the CPU's backends would serve."""
     if not is_on_gpu(input):
         return NotImplemented
-    result = _aten.convolution.default(input, weight, bias, *args)
+    result = aten.convolution.default(input, weight, bias, *args)
     return torch.empty_like(result, memory_format=_choose_format(input, weight, args))
 
 
@@ -88,7 +88,7 @@ def convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *ar
     """``convolution_backward``; the gradient is made dense in the input's format first."""
     if not is_on_gpu(input):
         return NotImplemented
-    results = _aten.convolution_backward.default(grad_output, input, weight, *args)
+    results = aten.convolution_backward.default(grad_output, input, weight, *args)
     memory_format = _choose_format(input, weight, args[1:])
     *gradients, bias = results
     dense = (y if y is None else torch.empty_like(y, memory_format=memory_format)

@@ -18,8 +18,8 @@ from fxmem.kernels.cuda.layouts import accumulate_type, fits_32_bits, reshape_by
 from fxmem.kernels.cuda.reduction.reductions import reduce_pair_bytes, spread
 from fxmem.kernels.registry import Call, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, is_dense_in
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 _CUDNN_TYPES = (torch.float32, torch.float64)
 _MOST_IN_TRAINING = 880801
 _MOST_IN_EVALUATION = 65535
@@ -54,7 +54,7 @@ def batch_norm(input: Tensor, *args: Any) -> Tensor:
         return torch.batch_norm(input, *args)
     dense = input.contiguous(memory_format=suggest_format(input))
     operands = [None if x is None else x.contiguous() for x in args[:4]]
-    outputs = _aten.cudnn_batch_norm.default(dense, *operands, training, momentum, eps)
+    outputs = aten.cudnn_batch_norm.default(dense, *operands, training, momentum, eps)
     result: Tensor = outputs[0]
     return result
 
@@ -88,7 +88,7 @@ def cudnn_batch_norm(input: Tensor, weight: Tensor, *args: Any) -> tuple[Tensor,
     return output, weight.new_empty(saved), weight.new_empty(saved), reserve
 
 
-for _operator in (_aten.cudnn_batch_norm.default, _aten.cudnn_batch_norm_backward.default):
+for _operator in (aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default):
     CUDA.unmodelled[_operator] = _UNMODELLED
 
 

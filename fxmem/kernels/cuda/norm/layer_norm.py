@@ -15,8 +15,8 @@ from fxmem.kernels.cuda.layouts import accumulate_type
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last
+from fxmem.versions.operators import aten
 
-_aten = torch.ops.aten
 # aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``.
 _MANY_ROWS = 64 * 1024
 _BLOCK_WIDTH = 32
@@ -87,7 +87,7 @@ def _partial_bytes(x: Tensor, normalized: Sequence[int], gradients: Sequence[obj
 
 
 @CUDA.function(torch.group_norm)
-@follow_autocast(_aten.group_norm.default)
+@follow_autocast(aten.group_norm.default)
 def group_norm(input: Tensor, num_groups: int, *operands: Any, **named: Any) -> Tensor:
     """aten/src/ATen/native/group_norm.cpp, ``group_norm``: contiguous whatever the format."""
     dense = input.contiguous() if is_on_gpu(input) else input
@@ -128,7 +128,7 @@ class _FusedRmsNorm(torch.autograd.Function):
         ctx: Any, input: Tensor, weight: Tensor | None, shape: Sequence[int], eps: float | None
     ) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
-            result, rstd = _aten._fused_rms_norm.default(input, shape, weight, eps)
+            result, rstd = aten._fused_rms_norm.default(input, shape, weight, eps)
         ctx.save_for_backward(input, weight, rstd)
         ctx.shape = shape
         return result  # type: ignore[no-any-return]
@@ -137,13 +137,13 @@ class _FusedRmsNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         input, weight, rstd = ctx.saved_tensors
         mask = list(ctx.needs_input_grad[:2])
-        backward = _aten._fused_rms_norm_backward.default
+        backward = aten._fused_rms_norm_backward.default
         with torch._C._AutoDispatchBelowAutograd():
             return *backward(grad, input, ctx.shape, rstd, weight, mask), None, None
 
 
 @CUDA.function(torch.rms_norm)
-@follow_autocast(_aten.rms_norm.default)
+@follow_autocast(aten.rms_norm.default)
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],

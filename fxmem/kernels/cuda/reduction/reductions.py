@@ -13,8 +13,9 @@ from torch._prims_common import compute_elementwise_output_strides
 from fxmem.graph import Blocks, measure_blocks
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.reduction.iterator import Kernel, make_reduction, take_reduction
-from fxmem.kernels.registry import Call, find_operators
+from fxmem.kernels.registry import Call
 from fxmem.kernels.workspace import BlockTrace, size_bytes
+from fxmem.versions.operators import find_operators
 
 _HALF = (torch.float16, torch.bfloat16)
 _INDEX_BYTES = 8

@@ -1,0 +1,74 @@
+"""Stand-ins for private functions of torch that came or changed within the supported releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, _prims_common
+from torch._C import _autograd
+from torch._ops import OpOverload
+
+from fxmem.versions.release import is_release
+
+Kernel = Callable[..., Any]
+"""Takes the dispatcher's keys, then the operator's arguments."""
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Tells whether a tensor fills its memory without gaps or overlaps, in any order.
+
+    Source: ``torch/_prims_common/__init__.py``; the function that does not ask symbolic sizes for
+    their values came with 2.11.
+    """
+    if is_release(since=(2, 11)):
+        return bool(_prims_common.is_non_overlapping_and_dense_or_false(tensor))
+    is_dense_by_value: Any = getattr(_prims_common, "is_non_overlapping_and_dense")  # noqa: B009
+    return bool(is_dense_by_value(tensor))
+
+
+def save_tensor(tensor: Tensor) -> Callable[[], Tensor]:
+    """Saves a tensor as autograd does: the function returned checks its version.
+
+    Source: ``torch/csrc/autograd/init.cpp``, ``_make_saved_tensor``, from 2.12 on; before, only a
+    node of a graph saves, as ``torch/utils/checkpoint.py`` has it in ``_NoopSaveInputs``.
+    """
+    if is_release(since=(2, 12)):
+        saved = _autograd._make_saved_tensor(tensor, is_output=False)
+        return saved.unpack
+    node: Any = _Saver.apply(tensor, torch.empty(0, requires_grad=True)).grad_fn  # type: ignore[no-untyped-call]
+    return lambda: node.saved_tensors[0]
+
+
+class _Saver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, differentiable: Tensor) -> Tensor:
+        ctx.save_for_backward(tensor)
+        return differentiable.detach()
+
+
+def find_saving_hooks() -> tuple[Any, ...]:
+    """Finds the hooks through which autograd saves, those of ``saved_tensors_hooks``.
+
+    Source: ``torch/csrc/autograd/init.cpp``, ``_top_saved_tensors_default_hooks``, from 2.7 on.
+    Before, PyTorch does not tell: the result is empty.
+    """
+    if is_release(before=(2, 7)):
+        return ()
+    return _autograd._top_saved_tensors_default_hooks(True) or ()
+
+
+def find_kernel(operator: OpOverload, key: torch._C.DispatchKey) -> Kernel:
+    """Finds PyTorch's own kernel of an operator under a key, to call once another took its place.
+
+    Source: ``torch/library.py``, ``get_kernel``, from 2.9 on. Before, the function returned runs
+    the operator without the key: autocast's kernels cast no more.
+    """
+    if is_release(since=(2, 9)):
+        return torch.library.get_kernel(operator, key.name).call_boxed
+
+    def run_below(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return operator.redispatch(keys.remove(key), *args, **kwargs)
+
+    return run_below
