@@ -20,6 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fxmem.versions.fallbacks import is_dense
+
 ADD = torch.ops.aten.add.Tensor
 ZEROS = (torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default)
 FILLS = {
@@ -109,11 +111,7 @@ class EngineAdds:
         counts = use_counts(old)
         if self._sole_counts is None:
             self._sole_counts = counts
-        return (
-            counts == self._sole_counts
-            and torch._prims_common.is_non_overlapping_and_dense_or_false(old)
-            and not old._is_zerotensor()
-        )
+        return counts == self._sole_counts and is_dense(old) and not old._is_zerotensor()
 
 
 class BiasAdds:

@@ -32,7 +32,7 @@ from benchmarks.step import MODES, Mode, Step
 
 SCHEMA = 3
 THREADS = 2  # scratch memory of some kernels is per thread, so the number is part of the result
-CACHE = Path(__file__).parent / ".cache"
+CACHE = Path(__file__).parent / ".cache" / torch.__version__
 STEP_MARK = "fxmem measured step"
 
 Result = dict[str, Any]
@@ -233,7 +233,7 @@ def main() -> None:
     for name in options.names or [case.name for case in CASES]:
         if options.here:
             torch.set_num_threads(THREADS)
-            CACHE.mkdir(exist_ok=True)
+            CACHE.mkdir(parents=True, exist_ok=True)
             for mode in MODES:
                 result = measure_here(find(name), mode)
                 _path(name, mode).write_text(json.dumps(result, indent=1))

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from fxmem.graph import Blocks
 from fxmem.versions.operators import find_operators
+from fxmem.versions.release import Release, is_release
 
 Function = Callable[..., Any]
 Mover = Callable[[Any], None]
@@ -138,9 +139,11 @@ class Target:
         """The fake kernels, those of the base included."""
         return (self._base.kernels if self._base else {}) | self._kernels
 
-    def function(self, *functions: Function) -> Callable[[Function], Function]:
-        """Registers the replacement of these torch functions."""
-        return _register(self._functions, functions)
+    def function(
+        self, *functions: Function, since: Release | None = None
+    ) -> Callable[[Function], Function]:
+        """Registers the replacement of these torch functions, from a release on."""
+        return _register(self._functions, functions if is_release(since) else ())
 
     def kernel(self, *operators: str | OpOverload) -> Callable[[Function], Function]:
         """Registers the fake kernel of these operators."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from fxmem.gpus import GpuModel
 from fxmem.kernels.registry import ANY, Target
+from fxmem.versions.release import INSTALLED
 
 GPU_DEVICE = torch.device("cpu", 0)
 """Where fake tensors of the GPU lie; those of the host lie on ``torch.device("cpu")``."""
@@ -25,12 +27,31 @@ CUDA = Target("cuda", ANY, GPU_DEVICE)
 """PyTorch's CUDA build; filled by the modules beside this one, which the package imports."""
 
 
+_CUDNN_VERSIONS = {
+    (2, 6): 90100,
+    (2, 7): 90501,
+    (2, 8): 91002,
+    (2, 9): 91002,
+    (2, 10): 91002,
+    (2, 11): 91900,
+}
+"""The cuDNN that PyPI's wheels of a release require; 9.20.0 from 2.12 on."""
+
+
+def _find_cudnn() -> int:
+    cudnn: Any = torch.backends.cudnn
+    if torch.version.cuda is not None and cudnn.is_available():
+        return int(cudnn.version())
+    return _CUDNN_VERSIONS.get(INSTALLED, 92000)
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """Properties of a GPU that the choice of kernels depends on."""
 
     capability: tuple[int, int] = (8, 0)  # compute capability, major and minor
-    cudnn_version: int = 92000  # as ``torch.backends.cudnn.version()`` gives it
+    # as ``torch.backends.cudnn.version()`` gives it
+    cudnn_version: int = field(default_factory=_find_cudnn)
     # as in ``cudaDeviceProp.multiProcessorCount``; kernels size buffers by it
     multiprocessors: int = 108
     threads_per_multiprocessor: int = 2048  # as in ``cudaDeviceProp.maxThreadsPerMultiProcessor``

@@ -19,6 +19,7 @@ from fxmem.kernels.cuda.layouts import is_nonoverlapping_dense
 from fxmem.kernels.registry import Call, as_tensor
 from fxmem.kernels.workspace import size_bytes
 from fxmem.versions.operators import aten
+from fxmem.versions.release import is_release
 
 
 def _has_dense_rows(x: Tensor) -> bool:
@@ -48,7 +49,9 @@ def _mm(call: Call) -> int:
 @CUDA.workspace("addmm", "addmm_", "_addmm_activation")
 def _addmm(call: Call) -> int:
     """Blas.cpp, ``addmm_out_cuda_impl``: what is added is copied into the result."""
-    return _matrix_bytes(call.tensor(1)) + _matrix_bytes(call.tensor(2))
+    copies = _matrix_bytes(call.tensor(1)) + _matrix_bytes(call.tensor(2))
+    is_returned = is_release(before=(2, 9))  # after the call, ``CUDABlas.cpp``, ``gemm_and_bias``
+    return copies + (_cublaslt_workspace_bytes(call) if is_returned else 0)
 
 
 @CUDA.workspace("bmm")
@@ -85,11 +88,14 @@ def _vector_product_bytes(matrix: Tensor, vector: Tensor) -> int:
 # -- Workspaces of cuBLAS --
 
 _CONFIG = "CUBLAS_WORKSPACE_CONFIG"
-_LARGE_MAJORS = (9, 10, 11, 12)
+_LT_SIZE = "CUBLASLT_WORKSPACE_SIZE"  # in KiB
+_LARGE_MAJORS = (9, 10, 11, 12) if is_release(since=(2, 12)) else (9,)  # pull request 175344
+_LT_BYTES = 2**20
+_LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def cublas_workspace_bytes() -> int:
-    """``parseChosenWorkspaceSize``: 32 MiB from Hopper on, else ``:4096:2:16:8``."""
+    """``parseChosenWorkspaceSize``: 32 MiB from Hopper or Blackwell on, else ``:4096:2:16:8``."""
     pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get(_CONFIG, ""))
     if pairs:
         return sum(int(size_kib) * 1024 * int(count) for size_kib, count in pairs)
@@ -97,10 +103,37 @@ def cublas_workspace_bytes() -> int:
     return 4096 * 8 * 1024 if large else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
+def _cublaslt_workspace_bytes(call: Call) -> int:
+    """The workspace of ``addmm`` by cuBLASLt, which adds a bias of one dimension in its kernel.
+
+    From 2.12 on it is cuBLAS's (pull request 168175), before a block of its own, which 2.9 and
+    later keep (pull request 156495). Source: ``isInputCompliesAddmmCudaLt``, before 2.10 a part of
+    ``addmm_out_cuda_impl``, and ``_getWorkspaceSize`` in ``CUDABlas.cpp``.
+    """
+    if is_release(since=(2, 12)) or os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
+        return 0
+    bias, left, right = call.tensor(0), call.tensor(1), call.tensor(2)
+    sizes = (*left.shape, *right.shape) if is_release(since=(2, 10)) else right.shape
+    is_served = (
+        bias.dim() == 1
+        and bias.is_contiguous()
+        and bias.shape[0] == right.shape[1]
+        and call.kwargs.get("beta", 1) == 1
+        and left.dtype in _LT_TYPES
+        and min(sizes) > 1
+    )
+    return int(os.environ.get(_LT_SIZE, _LT_BYTES // 1024)) * 1024 if is_served else 0
+
+
+@CUDA.keeper("addmm", "_addmm_activation")
+def _keep_cublaslt(call: Call) -> tuple[tuple[str, int], ...]:
+    kept = _keep_cublas(call)
+    own = _cublaslt_workspace_bytes(call) if kept and is_release(since=(2, 9)) else 0
+    return (*kept, ("cuBLASLt workspace", own)) if own else kept
+
+
 @CUDA.keeper(
     "mm",
-    "addmm",
-    "_addmm_activation",
     "bmm",
     "baddbmm",
     "addbmm",

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.versions.release import is_release
 
 _HALVES = (torch.float16, torch.bfloat16)
 _CUDNN_FIRST = (
@@ -83,11 +84,7 @@ def read_settings(gpu: Gpu) -> Settings:
     }
     values = torch._C._get_sdp_priority_order()
     order = tuple(backend for value in values for backend in flags if backend.value == value)
-    # ``check_prefer_cudnn_attention``: Hopper and Blackwell with cuDNN after 9.15.0.
-    prefers_cudnn = gpu.cudnn_version > 91500 and gpu.capability[0] in (9, 10)
-    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
-        prefers_cudnn = False
-    if order == _DEFAULT_ORDER and prefers_cudnn:
+    if order == _DEFAULT_ORDER and _prefers_cudnn(gpu):
         order = _CUDNN_FIRST
     return Settings(
         frozenset(backend for backend, enabled in flags.items() if enabled),
@@ -95,6 +92,19 @@ def read_settings(gpu: Gpu) -> Settings:
         torch.are_deterministic_algorithms_enabled()
         and not torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+
+
+def _prefers_cudnn(gpu: Gpu) -> bool:
+    """``check_prefer_cudnn_attention``: on Hopper and Blackwell; no such function before 2.9.
+
+    In 2.9 with the cuDNN that PyTorch was built with, from 2.10 on only after 9.15.0 (pull request
+    169849).
+    """
+    if is_release(before=(2, 9)) or gpu.capability[0] not in (9, 10):
+        return False
+    if is_release(before=(2, 10)):
+        return os.environ.get("TORCH_CUDNN_SDPA_PREFERRED") != "0" and gpu.capability[1] == 0
+    return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" and gpu.cudnn_version > 91500
 
 
 def choose_backend(call: AttentionCall, gpu: Gpu, settings: Settings) -> SDPBackend | None:

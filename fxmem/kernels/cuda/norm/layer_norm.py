@@ -142,7 +142,7 @@ class _FusedRmsNorm(torch.autograd.Function):
             return *backward(grad, input, ctx.shape, rstd, weight, mask), None, None
 
 
-@CUDA.function(torch.rms_norm)
+@CUDA.function(torch.rms_norm, since=(2, 9))  # pull request 153666; before, single operators
 @follow_autocast(aten.rms_norm.default)
 def rms_norm(
     input: Tensor,
