@@ -108,7 +108,8 @@ def compare_saved(analysis: Any, real: Result) -> tuple[bool | None, str]:
     theirs = [
         _saved_key(s["nbytes"], s["shape"], s["dtype"])
         for s in real["storages"]
-        if s["kind"] == "activation"
+        # PyTorch's checkpoint saves an empty tensor until 2.11, which holds nothing.
+        if s["kind"] == "activation" and s["nbytes"]
     ]
     ours = [
         _saved_key(s.nbytes, s.shape, s.dtype)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem.graph import Effect, SourceLocation
@@ -27,6 +26,7 @@ from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import find_known, remember_constant
+from fxmem.versions.fallbacks import find_flop_formula
 from fxmem.versions.operators import aten
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -124,7 +124,7 @@ class OperatorRunner:
 
     def count_flops(self, func: Any, call: Call) -> int:
         """Counts FLOPs as ``torch.utils.flop_counter`` does, once for like calls."""
-        count = flop_registry.get(func._overloadpacket)
+        count = find_flop_formula(func)
         if count is None:
             return 0
         key = make_key(func, call.args, call.kwargs)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, _prims_common
 from torch._C import _autograd
 from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
 
 from fxmem.versions.release import is_release
 
@@ -57,6 +58,40 @@ def find_saving_hooks() -> tuple[Any, ...]:
     if is_release(before=(2, 7)):
         return ()
     return _autograd._top_saved_tensors_default_hooks(True) or ()
+
+
+def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
+    """Finds how torch counts an operator's FLOPs; the function takes ``out_val``, too.
+
+    Source: ``torch/utils/flop_counter.py``, of which ``sdpa_flop_count`` and
+    ``sdpa_backward_flop_count`` take keys with fewer heads than the query from 2.12 on. Before,
+    they are given as many, which is what is multiplied.
+    """
+    formula = flop_registry.get(operator._overloadpacket)
+    name = operator._overloadpacket.__name__
+    if formula is None or is_release(since=(2, 12)) or "_scaled_dot_product" not in name:
+        return formula
+    first = 1 if name.endswith("_backward") else 0  # after the gradient
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        query, key, value = args[first : first + 3]
+        heads = query.shape[1]
+        wide = [(x.shape[0], heads, *x.shape[2:]) for x in (key, value)]
+        return formula(*args[:first], query, *wide, *args[first + 3 :], **kwargs)
+
+    return count
+
+
+def override_kernel(
+    library: torch.library.Library, operator: OpOverload, key: torch._C.DispatchKey, kernel: Kernel
+) -> None:
+    """Puts a kernel in the place of PyTorch's own, or of one that Python registered before.
+
+    Source: ``torch/library.py``, ``Library.impl``, which may replace Python's from 2.11 on.
+    """
+    options: dict[str, bool] = {"allow_override": True} if is_release(since=(2, 11)) else {}
+    implement: Callable[..., None] = library.impl
+    implement(operator, kernel, key.name, with_keyset=True, **options)
 
 
 def find_kernel(operator: OpOverload, key: torch._C.DispatchKey) -> Kernel:

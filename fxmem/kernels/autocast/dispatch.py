@@ -42,7 +42,7 @@ from fxmem.kernels.autocast.policies import (
 from fxmem.kernels.common import data_dependent
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.recurrent import count_weights
-from fxmem.versions.fallbacks import find_kernel
+from fxmem.versions.fallbacks import find_kernel, override_kernel
 from fxmem.versions.operators import aten
 
 _DEVICE = "cuda"
@@ -80,9 +80,7 @@ def lower_autocast() -> Iterator[None]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
                 for (operator, key), kernel in _make_kernels().items():
-                    library.impl(  # type: ignore[no-untyped-call]
-                        operator, kernel, key.name, with_keyset=True, allow_override=True
-                    )
+                    override_kernel(library, operator, key, kernel)
             torch.clear_autocast_cache = clear_all
             with torch._C._IncludeDispatchKeyGuard(_KEY):
                 yield

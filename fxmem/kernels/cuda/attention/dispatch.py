@@ -202,7 +202,7 @@ def _safe_softmax(call: Call) -> int:
 # -- Flexible attention --
 
 _MODULE = "torch.nn.attention.flex_attention"
-_FIRST_CALL = "_validate_no_nested_tensors"
+_FIRST_CALL = "_validate_sdpa_input"
 
 
 @CUDA.context
@@ -225,7 +225,7 @@ def refuse_flex_attention() -> Iterator[None]:
         setattr(module, _FIRST_CALL, first)
 
 
-def _refuse(*_inputs: Any) -> None:
+def _refuse(*_inputs: Any, **_options: Any) -> None:
     raise TraceError(
         "flex_attention is compiled, and the memory of its kernels is unknown",
         hint="use torch.nn.functional.scaled_dot_product_attention instead",
