@@ -20,6 +20,7 @@ from fxmem.kernels.common.recurrent import RecurrentCall, read_call
 from fxmem.kernels.cpu.linear import has_instructions
 from fxmem.kernels.registry import CPU
 from fxmem.versions.operators import aten
+from fxmem.versions.release import is_release
 
 _mkldnn_rnn_layer = aten.mkldnn_rnn_layer.default
 _mkldnn_rnn_layer_backward = aten.mkldnn_rnn_layer_backward.default
@@ -147,7 +148,9 @@ def workspace_bytes(input_sizes: Sequence[int], hidden_size: int, dtype: torch.d
 
     oneDNN 3.x, src/cpu/rnn/rnn_utils.hpp, ``set_workspace_sizes``, and rnn_utils.cpp,
     ``set_offsets``: gates, a projection's states, states of the layer and the cell and their
-    gradients, each starting on a page. The layout is that of every instruction set.
+    gradients, each starting on a page. The layout is that of every instruction set. oneDNN 3.7,
+    which came with torch up to 2.10, has two more parts as large as the states: seen in the sizes
+    that ``mkldnn_rnn_layer`` returned for 288 shapes in 2.6, 2.8 and 2.10.
 
     Args:
         input_sizes: Time steps, batch, features.
@@ -161,10 +164,11 @@ def workspace_bytes(input_sizes: Sequence[int], hidden_size: int, dtype: torch.d
     itemsize = dtype.itemsize
     widest = max(features, hidden_size)
     rows, state_rows = steps * batch, 2 * (steps + 1) * batch
+    states = 3 if is_release(before=(2, 11)) else 1
     parts = (
         rows * _leading_bytes(_GATES * hidden_size, itemsize),
         rows * _leading_bytes(hidden_size, itemsize),
-        state_rows * _leading_bytes(widest, itemsize),
+        *[state_rows * _leading_bytes(widest, itemsize)] * states,
         state_rows * hidden_size * itemsize,
         state_rows * _leading_bytes(widest, _FLOAT_BYTES),
         state_rows * _leading_bytes(widest, _FLOAT_BYTES),
