@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_leaves, tree_map
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec, parse_spec, strip_torch
@@ -104,12 +104,26 @@ def describe_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tup
     """Describes the inputs by the texts that ``--input`` takes; nested ones with their path."""
     texts = []
     for index, value in enumerate(args):
-        for path, leaf in tree_flatten_with_path(value)[0]:
-            texts.append((f"[{index}]{keystr(path)}=" if path else "") + _describe_leaf(leaf))
+        for path, leaf in flatten_with_paths(value):
+            texts.append((f"[{index}]{path}=" if path else "") + _describe_leaf(leaf))
     for name, value in kwargs.items():
-        for path, leaf in tree_flatten_with_path(value)[0]:
-            texts.append(f"{name}{keystr(path)}={_describe_leaf(leaf)}")
+        for path, leaf in flatten_with_paths(value):
+            texts.append(f"{name}{path}={_describe_leaf(leaf)}")
     return tuple(texts)
+
+
+def flatten_with_paths(tree: object) -> list[tuple[str, Any]]:
+    """Flattens nested containers into leaves, each with its path.
+
+    Leaves are numbered where a class has not told PyTorch its keys: outputs of transformers 4.
+
+    >>> flatten_with_paths({"loss": 0.5, "states": [1, 2]})
+    [("['loss']", 0.5), ("['states'][0]", 1), ("['states'][1]", 2)]
+    """
+    try:
+        return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(tree)[0]]
+    except ValueError:
+        return [(f"[{at}]", leaf) for at, leaf in enumerate(tree_leaves(tree))]
 
 
 def read_leaf(leaf: object) -> object:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from fxmem.specs import strip_torch
+from fxmem.tracing.fakes import flatten_with_paths
 from fxmem.verifying.verification import Difference, Kind
 
 Record = dict[tuple[Kind, str], Any]
@@ -26,8 +26,8 @@ def iterate_leaves(value: Any, path: str, above: tuple[int, ...] = ()) -> Iterat
     >>> [*iterate_leaves({"loss": 0.5, "states": [1, 2]}, "output")]
     [("output['loss']", 0.5), ("output['states'][0]", 1), ("output['states'][1]", 2)]
     """
-    for keys, leaf in tree_flatten_with_path(value)[0]:
-        name = path + keystr(keys)
+    for own_path, leaf in flatten_with_paths(value):
+        name = path + own_path
         if isinstance(leaf, Tensor) or callable(leaf) or not hasattr(leaf, "__dict__"):
             yield name, leaf
         elif id(leaf) not in above:

@@ -38,8 +38,8 @@ def save_tensor(tensor: Tensor) -> Callable[[], Tensor]:
     if is_release(since=(2, 12)):
         saved = _autograd._make_saved_tensor(tensor, is_output=False)
         return saved.unpack
-    node: Any = _Saver.apply(tensor, torch.empty(0, requires_grad=True)).grad_fn  # type: ignore[no-untyped-call]
-    return lambda: node.saved_tensors[0]
+    saver: Any = _Saver.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+    return lambda: saver.grad_fn.saved_tensors[0]  # the result keeps the node alive
 
 
 class _Saver(torch.autograd.Function):
