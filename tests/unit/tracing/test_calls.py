@@ -73,6 +73,23 @@ class Caching(Twice):
         return self.gate(x, cache=cache) + cache[0]
 
 
+class ModuleCache(nn.Module):
+    """A cache as transformers 4.49 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def append(self, x: Tensor) -> None:
+        self.kept.append(x)
+
+
+class CachingInModule(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        cache = ModuleCache()
+        return self.gate(x, cache=cache) + cache.kept[0]
+
+
 class Counting(Gate):
     calls = 0
 
@@ -93,6 +110,7 @@ def test_obstacles_to_calling_twice_are_told() -> None:
     for model, fqn, obstacle in (
         (hooked, "gate.inner", "hooks run with it"),
         (Caching(), "gate", "it changes an object that it is given, such as a cache"),
+        (CachingInModule(), "gate", "it changes an object that it is given, such as a cache"),
         (counting, "gate", "it changes what its module holds"),
         (Hidden(), "gate", "it is also called where its calls are not seen"),
     ):
