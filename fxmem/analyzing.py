@@ -44,6 +44,7 @@ from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.tracing.state import save_random_states
 from fxmem.tracing.swapping import restore_user_state
 from fxmem.units import format_bytes
+from fxmem.versions.release import check_release
 
 
 def analyze_model(
@@ -60,6 +61,7 @@ def analyze_model(
 
     Those that are not named here are of :func:`fxmem.recording.options.resolve_options`.
     """
+    check_release()
     chosen = resolve_options(**options)
     settings = _find_settings(chosen.target.name, alloc_conf)
     check_choices(loss, optimizer)

@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, plan, render, verify
+from fxmem.cli import analyze, doctor, plan, render, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
 
-COMMANDS = {"analyze": analyze, "plan": plan, "render": render, "verify": verify}
+COMMANDS = {
+    "analyze": analyze,
+    "plan": plan,
+    "render": render,
+    "verify": verify,
+    "doctor": doctor,
+}
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 

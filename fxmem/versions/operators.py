@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+MISSING: set[str] = set()
+"""Names of operators that were looked for, and that the installed release lacks."""
+
 
 class MissingOperator:
     """An operator that the installed release lacks: never called there, never equal to one.
@@ -55,11 +58,15 @@ def find_operators(*names: str | OpOverload | MissingOperator) -> list[OpOverloa
     >>> [str(operator) for operator in find_operators("add.Tensor", "relu", "no_such_operator")]
     ['aten.add.Tensor', 'aten.relu.default']
     """
-    found: list[Any] = []
+    found = []
     for operator in names:
         if isinstance(operator, str):
             packet, _, overload = operator.partition(".")
-            found.append(getattr(getattr(aten, packet), overload or "default", None))
+            value = getattr(getattr(aten, packet), overload or "default", None)
         else:
-            found.append(operator)
-    return [operator for operator in found if isinstance(operator, OpOverload)]
+            value = operator
+        if isinstance(value, OpOverload):
+            found.append(value)
+        else:
+            MISSING.add(str(operator).removeprefix("aten.").removesuffix(".default"))
+    return found

@@ -18,7 +18,7 @@ import torch
 
 from fxmem.gpus import GpuModel
 from fxmem.kernels.registry import ANY, Target
-from fxmem.versions.release import INSTALLED
+from fxmem.versions import release
 
 GPU_DEVICE = torch.device("cpu", 0)
 """Where fake tensors of the GPU lie; those of the host lie on ``torch.device("cpu")``."""
@@ -42,7 +42,7 @@ def _find_cudnn() -> int:
     cudnn: Any = torch.backends.cudnn
     if torch.version.cuda is not None and cudnn.is_available():
         return int(cudnn.version())
-    return _CUDNN_VERSIONS.get(INSTALLED, 92000)
+    return _CUDNN_VERSIONS.get(release.INSTALLED, 92000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,6 @@ def _vector_product_bytes(matrix: Tensor, vector: Tensor) -> int:
 
 _CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 _LT_SIZE = "CUBLASLT_WORKSPACE_SIZE"  # in KiB
-_LARGE_MAJORS = (9, 10, 11, 12) if is_release(since=(2, 12)) else (9,)  # pull request 175344
 _LT_BYTES = 2**20
 _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -99,7 +98,8 @@ def cublas_workspace_bytes() -> int:
     pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get(_CONFIG, ""))
     if pairs:
         return sum(int(size_kib) * 1024 * int(count) for size_kib, count in pairs)
-    large = current_gpu().capability[0] in _LARGE_MAJORS
+    majors = (9, 10, 11, 12) if is_release(since=(2, 12)) else (9,)  # pull request 175344
+    large = current_gpu().capability[0] in majors
     return 4096 * 8 * 1024 if large else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 

@@ -99,7 +99,7 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "unknown command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
         ),
         ("analyse x:y", "unknown command 'analyse' (did you mean analyze?)"),
-        ("show", "unknown command 'show' (use analyze, plan, render, verify)"),
+        ("show", "unknown command 'show' (use analyze, plan, render, verify, doctor)"),
         (
             f"{ANALYZE} --top x",
             "argument --top: invalid int value: 'x' (try fxmem analyze --help)",

@@ -1,0 +1,269 @@
+"""The private interfaces of torch that fxmem relies on."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxmem.versions.release import Release, is_release
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Private names of one module or class that serve one purpose.
+
+    Attributes:
+        owner: Where the names are found, as a dotted path.
+        names: Looked up in the owner.
+        purpose: For fxmem.
+        replacement: A way to do without them.
+        since: The first release that has them.
+    """
+
+    owner: str
+    names: tuple[str, ...]
+    purpose: str
+    replacement: str
+    since: Release | None = None
+
+
+def _list(owner: str, names: str, purpose: str, replacement: str, **since: Release) -> Interface:
+    return Interface(owner, tuple(names.split()), purpose, replacement, **since)
+
+
+INTERFACES = (
+    _list(
+        "torch._subclasses.fake_tensor",
+        "FakeTensor FakeTensorMode is_fake DataDependentOutputException"
+        " DynamicOutputShapeException UnsupportedFakeTensorException UnsupportedOperatorException",
+        "run a step without memory",
+        "none: torch.export, which is public, runs on them too",
+    ),
+    _list(
+        "torch.Tensor",
+        "_make_subclass _is_view _view_func_unsafe _use_count _version _base _cdata",
+        "make fake tensors of seen results; tell views and who holds a tensor",
+        "make each result by its fake kernel, which is slower; none for the rest",
+    ),
+    _list(
+        "torch._C",
+        "_set_throw_on_mutable_data_ptr _set_warn_deprecated_on_mutable_data_ptr",
+        "have fake tensors refuse to show memory, as PyTorch's own do",
+        "make each result by its fake kernel, which is slower",
+    ),
+    _list(
+        "torch._C",
+        "DisableTorchFunction _DisableTorchDispatch _disabled_torch_function_impl"
+        " _get_dispatch_mode _TorchDispatchModeKey",
+        "keep fxmem's own calls out of the recording",
+        "torch.overrides.BaseTorchFunctionMode, for some of them",
+    ),
+    _list(
+        "torch.utils._python_dispatch",
+        "TorchDispatchMode is_traceable_wrapper_subclass _disable_current_modes",
+        "see each operator of a step; leave all modes for a moment",
+        "none: PyTorch's documentation names the first for this use",
+    ),
+    _list("torch.utils._mode_utils", "no_dispatch", "work on what a fake tensor wraps", "none"),
+    _list(
+        "torch.utils._pytree",
+        "tree_flatten tree_unflatten tree_flatten_with_path tree_iter tree_leaves tree_map"
+        " tree_map_only keystr",
+        "walk nested inputs and outputs",
+        "torch.utils.pytree or the library optree",
+    ),
+    _list(
+        "torch._ops",
+        "OpOverload",
+        "name the type of an operator",
+        "type(torch.ops.aten.add.Tensor)",
+    ),
+    _list(
+        "torch._C",
+        "_current_autograd_node _is_multithreading_enabled _storage_Use_Count _set_grad_enabled"
+        " _WeakTensorRef",
+        "tell which function of backward runs, and where autograd adds gradients in place",
+        "none",
+    ),
+    _list(
+        "torch._C._autograd",
+        "_get_sequence_nr _saved_tensors_hooks_is_enabled",
+        "match functions of backward with operators of forward; know whether hooks are allowed",
+        "the profiler's sequence numbers, for the first",
+    ),
+    _list(
+        "torch._C._autograd",
+        "_top_saved_tensors_default_hooks",
+        "see hooks of saved tensors that a part of a model runs under",
+        "none: before, such a part is analysed but not planned apart",
+        since=(2, 7),
+    ),
+    _list(
+        "torch._C._autograd",
+        "_make_saved_tensor",
+        "keep a segment's inputs as autograd keeps them",
+        "before, a torch.autograd.Function that saves them",
+        since=(2, 12),
+    ),
+    _list(
+        "torch.autograd.graph",
+        "_get_grad_fn_or_grad_acc",
+        "find where hooks of a parameter's gradient hang",
+        "torch.autograd.graph.get_gradient_edge",
+    ),
+    _list(
+        "torch._C._functorch",
+        "peek_interpreter_stack",
+        "know that torch.func transforms a call, which has no checkpoints",
+        "none",
+    ),
+    _list(
+        "torch._C",
+        "DispatchKey DispatchKeySet _IncludeDispatchKeyGuard _ExcludeDispatchKeyGuard"
+        " _AutoDispatchBelowAutograd _dispatch_get_all_op_names"
+        " _dispatch_has_kernel_for_dispatch_key _dispatch_tls_is_dispatch_key_included"
+        " _is_any_autocast_enabled",
+        "run CUDA's autocast where there is no GPU",
+        "torch.library.register_autocast, one operator at a time",
+    ),
+    _list(
+        "torch._C",
+        "_select_conv_backend _get_mkldnn_enabled _get_nnpack_enabled _get_sdp_priority_order"
+        " _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled _get_math_sdp_enabled"
+        " _get_cudnn_sdp_enabled _get_cudnn_enabled _get_deterministic_algorithms"
+        " _get_float32_matmul_precision",
+        "ask which kernel PyTorch takes",
+        "torch.backends, for most of the settings",
+    ),
+    _list(
+        "torch",
+        "_fused_sdp_choice _safe_softmax _native_multi_head_attention _masked_softmax"
+        " _transform_bias_rescale_qkv _transformer_encoder_layer_fwd _addmm_activation _cudnn_rnn"
+        " _pad_packed_sequence",
+        "run attention, transformer layers and recurrent layers as a GPU does",
+        "none: public functions call them",
+    ),
+    _list(
+        "torch._prims_common",
+        "compute_elementwise_output_strides make_contiguous_strides_for suggest_memory_format"
+        " elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND",
+        "lay out results as TensorIterator does",
+        "run the operator on meta tensors",
+    ),
+    _list(
+        "torch._prims_common",
+        "is_non_overlapping_and_dense_or_false",
+        "tell whether a tensor fills its memory",
+        "before, is_non_overlapping_and_dense",
+        since=(2, 11),
+    ),
+    _list("torch._C", "TensorBase", "tell methods of tensors from functions", "torch.Tensor"),
+    _list(
+        "torch._meta_registrations",
+        "_create_grouped_mm_output_tensor",
+        "lay out the result of a grouped product",
+        "the operator's fake kernel",
+        since=(2, 8),
+    ),
+    _list(
+        "torch.fx.graph",
+        "_Namespace _format_target",
+        "write segments as functions of a graph's code",
+        "one submodule for each segment, by torch.fx.passes.split_module",
+    ),
+    _list("torch.fx.node", "_get_qualified_name", "write functions' names in code", "the same"),
+    _list(
+        "torch.fx.passes.shape_prop",
+        "_extract_tensor_metadata",
+        "set tensor_meta, as ShapeProp does",
+        "run ShapeProp",
+    ),
+    _list(
+        "torch.utils._device",
+        "CURRENT_DEVICE _device_constructors",
+        "build models on fake devices as torch.device's context does",
+        "torch.get_default_device, for the first",
+    ),
+    _list(
+        "torch.utils._foreach_utils",
+        "_foreach_supported_types",
+        "have optimizers take their foreach loops for fake parameters",
+        "foreach=True, which users do not write",
+    ),
+    _list(
+        "torch.optim.optimizer",
+        "_foreach_supported_types",
+        "the same",
+        "foreach=True, which users do not write",
+    ),
+    _list(
+        "torch.nn.init",
+        "_no_grad_trunc_normal_",
+        "initialise weights that a fake tensor cannot hold",
+        "none",
+    ),
+    _list(
+        "torch.nn.Module",
+        "_apply",
+        "see a model moved to a device while it is built",
+        "a TorchFunctionMode",
+    ),
+    _list(
+        "torch.utils.checkpoint",
+        "_checkpoint_without_reentrant_generator",
+        "see which calls of a model are checkpoints",
+        "none",
+    ),
+    _list(
+        "torch.utils.checkpoint.DefaultDeviceType",
+        "_default_device_type",
+        "have checkpoints restore the GPU's autocast",
+        "set_device_type, which reads it no more",
+    ),
+    _list(
+        "torch._C._profiler",
+        "_EventType",
+        "measure a step's peak on the CPU, for verify",
+        "the profiler's Chrome trace, a file",
+    ),
+)
+
+
+def find_missing() -> list[str]:
+    """Finds the names in :data:`INTERFACES` that the installed torch should have, and has not.
+
+    >>> find_missing()
+    []
+    """
+    return [
+        f"{interface.owner}.{name}"
+        for interface in INTERFACES
+        if is_release(interface.since)
+        for name in _iterate_missing(interface)
+    ]
+
+
+def _iterate_missing(interface: Interface) -> Iterator[str]:
+    owner = _find(interface.owner)
+    for name in interface.names:
+        if not hasattr(owner, name):
+            yield name
+
+
+def _find(path: str) -> Any:
+    """Finds a module, or an attribute of one; None where there is neither."""
+    found: Any = torch
+    parts = path.split(".")
+    for at, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            try:
+                found = importlib.import_module(".".join(parts[:at]))
+                continue
+            except ImportError:
+                return None
+        found = getattr(found, part)
+    return found

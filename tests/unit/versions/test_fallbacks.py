@@ -1,0 +1,74 @@
+"""The ways of older releases, on the installed one: they lead to what the newer ways do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from fxmem.versions import fallbacks, release
+
+OLD = (2, 6)
+_forward = torch.ops.aten._scaled_dot_product_flash_attention
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+
+
+@pytest.fixture(params=[OLD, release.INSTALLED], ids=["2.6", "installed"])
+def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "INSTALLED", request.param)
+
+
+def make_tensor() -> Tensor:
+    return torch.ones(3, requires_grad=True) * 2
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_saved_tensor_is_the_one_given() -> None:
+    tensor = make_tensor()
+    saved = fallbacks.save_tensor(tensor)
+    assert saved() is not None and torch.equal(saved(), tensor)
+    assert saved().grad_fn is tensor.grad_fn
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_saved_tensor_that_was_changed_is_told() -> None:
+    tensor = make_tensor()
+    saved = fallbacks.save_tensor(tensor)
+    tensor.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.empty(2, 3).t(), True),
+        (torch.empty(4, 3)[::2], False),
+        (torch.empty(1).expand(3), False),
+    ],
+)
+def test_dense_tensors(tensor: Tensor, expected: bool) -> None:
+    if release.INSTALLED == OLD and not hasattr(
+        torch._prims_common, "is_non_overlapping_and_dense"
+    ):
+        pytest.skip("the function of older releases is gone")
+    assert fallbacks.is_dense(tensor) is expected
+
+
+@pytest.mark.usefixtures("installed")
+def test_flops_of_grouped_query_attention() -> None:
+    query, key = torch.empty(2, 8, 16, 4), torch.empty(2, 2, 16, 4)
+    for operator, args in ((_forward, (query, key, key)), (_backward, (query, query, key, key))):
+        count = fallbacks.find_flop_formula(operator.default)
+        assert count is not None
+        assert count(*args, out_val=None) == flop_registry[operator](*args, out_val=None)
+    assert fallbacks.find_flop_formula(torch.ops.aten.relu.default) is None
+
+
+def test_the_oldest_release_does_not_tell_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.autograd.graph.save_on_cpu():
+        assert fallbacks.find_saving_hooks()
+        monkeypatch.setattr(release, "INSTALLED", OLD)
+        assert fallbacks.find_saving_hooks() == ()
