@@ -275,7 +275,7 @@ def run_user_code(target: str) -> Iterator[None]:
             except (ImportError, OSError) as error:
                 raise LoadError(
                     f"fxmem cannot start: {summarize_error(error)}",
-                    hint=f"is torch 2.13 or later installed for {sys.executable}?",
+                    hint=f"is torch 2.6 or later installed for {sys.executable}?",
                 ) from error
             yield
     finally:
