@@ -22,8 +22,8 @@ LINEAR_ALGEBRA = (
     "_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "linalg_eig", "linalg_eigvals", "linalg_qr",
     "linalg_cholesky_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_ldl_factor_ex",
     "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
-    "linalg_solve_triangular", "linalg_lstsq", "linalg_matrix_exp", "linalg_householder_product",
-    "cholesky_solve", "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf",
+    "linalg_solve_triangular", "linalg_lstsq", "linalg_householder_product", "cholesky_solve",
+    "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf",
 )  # fmt: skip
 """Decompositions and solvers, whose libraries take workspaces that PyTorch does not state."""
 
@@ -247,6 +247,24 @@ def _distances(call: Call) -> int:
         scaled = 0
     result = trace.allocate(size_bytes(call.result))
     return trace.peak_bytes - result
+
+
+@CPU.workspace("linalg_matrix_exp")
+def _exponential(call: Call) -> int:
+    """LinearAlgebra.cpp, ``mexp_impl`` and ``compute_T18``: of ``parametrizations.orthogonal``.
+
+    Scaled matrices, five powers of each and five combinations of those, beside norms and scales.
+    A single matrix is told by its norm how many powers it needs, and then copied: it is taken to
+    need the most.
+    """
+    x = call.tensor(0)
+    count = math.prod(x.shape[:-2])
+    if x.shape[-1] <= 1 or not count:
+        return 0
+    real_bytes = x.dtype.to_real().itemsize
+    if count > 1:
+        return 10 * size_bytes(x) + 3 * count * real_bytes
+    return 12 * size_bytes(x) + 4 * real_bytes + 8
 
 
 # -- Grouped products, as mixture-of-experts layers call them --

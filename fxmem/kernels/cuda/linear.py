@@ -190,6 +190,7 @@ def _keep_cublas_of_groups(call: Call) -> tuple[tuple[str, int], ...]:
 CUDA.leave_out(
     "cuSOLVER or MAGMA takes a workspace and copies in column order",
     *LINEAR_ALGEBRA,
+    "linalg_matrix_exp",
 )
 CUDA.leave_out(
     "cuFFT takes a workspace, and clones by dimension", "_fft_r2c", "_fft_c2r", "_fft_c2c"
