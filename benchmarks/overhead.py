@@ -134,7 +134,9 @@ def _plan_layers(model: nn.Module, x: torch.Tensor, style: str) -> fxmem.Plan:
     for node in analysis.nodes:
         if node.op == "call_module":
             names.setdefault(node.fqn.split(".")[0], []).append(node.name)
-    segments = tuple(Segment(n[0], n[-1], len(n), fqn=fqn) for fqn, n in names.items())
+    # As plans describe them: a dropout draws, and the activation at the end saves its result.
+    options = {"random": any("Dropout" in n.target for n in analysis.nodes), "runs_whole": True}
+    segments = tuple(Segment(n[0], n[-1], len(n), fqn=q, **options) for q, n in names.items())
     assert len(segments) == _LAYERS
     return replace(plan, segments=segments, style=style)
 

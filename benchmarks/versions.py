@@ -23,12 +23,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tabulate import tabulate
 
 from benchmarks.stamp import write_stamp
+
+if TYPE_CHECKING:
+    from benchmarks.published.traces import Comparison
 
 COMMAND = "python -m benchmarks.versions -o docs/results/versions.md"
 FOLDER_VARIABLE = "FXMEM_ENVIRONMENTS"
@@ -98,6 +101,8 @@ class Result:
         equal: Of them, those that changed no bit.
         figures: Published figures that were measured with this release, or at its time.
         matching: Of them, those that were predicted, to the KiB.
+        events: Allocations and frees of published traces that were recorded with this release.
+        same: Of them, those that are predicted in their order and size.
         differences: What is not exact or equal, in words.
     """
 
@@ -112,6 +117,8 @@ class Result:
     equal: int
     figures: int
     matching: int
+    events: int
+    same: int
     differences: tuple[str, ...]
 
     @property
@@ -152,6 +159,7 @@ def measure_here(release: str, is_short: bool) -> Result:
                 differences.append(f"{case.name}, {held['style']}: {held['note']}")
     figures = [] if is_short else list(compare_published(release))
     differences += [text for text, is_equal in figures if not is_equal]
+    traces = [] if is_short else list(compare_traces(release))
     return Result(
         torch=torch.__version__,
         python=".".join(map(str, sys.version_info[:2])),
@@ -164,6 +172,8 @@ def measure_here(release: str, is_short: bool) -> Result:
         equal=equal,
         figures=len(figures),
         matching=sum(is_equal for _, is_equal in figures),
+        events=sum(comparison.measured for comparison in traces),
+        same=sum(comparison.common for comparison in traces),
         differences=tuple(differences),
     )
 
@@ -177,7 +187,7 @@ def compare_published(release: str) -> Iterator[tuple[str, bool]]:
     from benchmarks.published.predicting import predict
 
     for case in load_all():
-        if case.slow or find_release(case.torch) != release:
+        if find_release(case.torch) != release:
             continue
         try:
             predicted = predict(case)
@@ -189,6 +199,16 @@ def compare_published(release: str) -> Iterator[tuple[str, bool]]:
             cause = f" ({case.cause})" if case.cause else ""
             text = f"{case}, {name}: {error_bytes:+,} of {nbytes:,} bytes{cause}"
             yield text, is_equal(case, error_bytes)
+
+
+def compare_traces(release: str) -> Iterator[Comparison]:
+    """Compares published traces of a release, each event with the prediction."""
+    from benchmarks.published.cases import load_all
+    from benchmarks.published.traces import compare_case
+
+    for case in load_all():
+        if "trace" in case.config and find_release(case.torch) == release:
+            yield compare_case(case)
 
 
 def find_release(text: str) -> str | None:
@@ -243,6 +263,7 @@ def write_page(results: Sequence[Result]) -> str:
             "FLOPs equal": f"{r.flops}/{r.rows}",
             "plans bit-equal": f"{r.equal}/{r.plans}",
             "published figures": f"{r.matching}/{r.figures}" if r.figures else "-",
+            "events of traces": f"{r.same:,}/{r.events:,}" if r.events else "-",
         }
         for r in results
     ]
@@ -272,6 +293,8 @@ Predictions are held to measurements of that release.
 - published figures: measured on GPUs by others, with that release or, where none was named, in the
   months in which it was the newest of these; equal to the KiB. All figures, predicted under the
   newest release, have [a page of their own](cuda.md).
+- events of traces: allocations and frees of whole steps, recorded on GPUs by others with that
+  release, that are predicted one by one.
 """
 
 

@@ -42,11 +42,13 @@ and of those that take it, whose hooks may keep it."""
 
 @dataclass(frozen=True, slots=True)
 class _SegmentCode:
-    """A segment's function: its name, and names of the norms and of other tensors it updates."""
+    """A segment's function: its name, and what its checkpoint is told beside its inputs."""
 
     name: str
-    norms: tuple[str, ...]
-    states: tuple[tuple[str, str], ...]
+    norms: tuple[str, ...]  # names of modules
+    states: tuple[tuple[str, str], ...]  # names of modules and of their tensors
+    draws: bool
+    whole: bool
 
 
 def lay_changes(
@@ -110,7 +112,8 @@ def _iterate_codes(
 ) -> Iterator[tuple[Segment, _SegmentCode]]:
     for number, segment in enumerate(segments, 1):
         states = find_holders(model, segment.states)
-        code = _SegmentCode(f"{prefix}_{number}", segment.norms, states)
+        flags = segment.random, segment.runs_whole
+        code = _SegmentCode(f"{prefix}_{number}", segment.norms, states, *flags)
         yield segment, code
         yield from _iterate_codes(segment.children, code.name, model)
 
@@ -202,12 +205,14 @@ class _Writer:
             single = len(outputs) == 1
             norms = tuple(map(self._write_module, segment.norms))
             states = tuple((self._write_module(module), key) for module, key in segment.states)
-            options = {"norms": norms, "states": states}
+            options = {"norms": norms, "states": states, "whole": segment.whole}
+            if not segment.draws:
+                options["draws"] = False
             call = graph.create_node(
                 "call_function",
                 checkpoint,
                 (_Text(segment.name), *map(find, inputs)),
-                {key: value for key, value in options.items() if value},
+                {key: value for key, value in options.items() if value or key == "draws"},
                 name=outputs[0].name if single else f"{segment.name}_results",
             )
             for at, node in enumerate(outputs):

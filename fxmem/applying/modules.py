@@ -29,6 +29,7 @@ class _Choice:
     # other tensors that it changes: names of modules and of their tensors
     states: tuple[tuple[str, str], ...] = ()
     inner: list[str] = field(default_factory=list)  # names of the chosen modules within it
+    whole: bool = True  # whether nothing comes after the last save of each call
 
 
 _Choices = Mapping[str, _Choice]
@@ -118,6 +119,7 @@ def _gather_choices(model: nn.Module, segments: Iterable[Segment]) -> dict[str, 
         choice.norms = (*dict.fromkeys((*choice.norms, *segment.norms)),)
         states = find_holders(model, segment.states)
         choice.states = (*dict.fromkeys((*choice.states, *states)),)
+        choice.whole = choice.whole and segment.runs_whole
         inner = (child.fqn for child in iterate_segments(segment.children))
         choice.inner = [*dict.fromkeys((*choice.inner, *inner))]
     return choices
@@ -196,6 +198,7 @@ class _CheckpointedForward:
             norms=[norm for _, norm in _iterate_modules(self._model, choice.norms)],
             states=[(owners[o], key) for o, key in choice.states if hasattr(owners.get(o), key)],
             name=self._name,
+            whole=choice.whole,
         )
 
 

@@ -4,10 +4,9 @@ The semantics are those of ``torch.utils.checkpoint(use_reentrant=False)``, at a
 cost (``benchmarks/overhead.py``). In the first run, hooks give autograd an empty slot in the place
 of each tensor that it saves. When backward asks for the first one, the segment runs again, stops
 once as many tensors were saved as in the first run, and so fills the slots that are still there. A
-slot gives its tensor away once: memory is freed as backward proceeds. A segment within another one
-is a segment in every run of the outer one. Beyond PyTorch's: batch statistics are counted once,
-random states are kept only where the segment draws, and parameters that change between the two
-runs are an error rather than wrong gradients.
+slot gives its tensor away once: memory is freed as backward proceeds. Beyond PyTorch's: batch
+statistics are counted once, random states are kept only where the segment draws, and parameters
+that change between the two runs are an error rather than wrong gradients.
 
 Source: ``torch/utils/checkpoint.py``, ``_CheckpointFrame`` and its hooks.
 """
@@ -18,6 +17,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fxmem.applying.warning import warn_caller
 from fxmem.errors import UsageError
 from fxmem.tracing import tracer
-from fxmem.tracing.state import list_generators, read_state, set_state
+from fxmem.tracing.state import list_generators, read_autocast, read_state, set_state
 from fxmem.versions.fallbacks import save_tensor
 
 _alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
@@ -42,6 +42,8 @@ def checkpoint(
     norms: Sequence[nn.Module] = (),
     states: Sequence[tuple[nn.Module, str]] = (),
     name: str = "",
+    draws: bool = True,
+    whole: bool = False,
 ) -> Any:
     """Runs a segment without saving what its backward needs, which runs the segment again.
 
@@ -49,9 +51,10 @@ def checkpoint(
         segment: The code of the segment.
         inputs: Its arguments, held until its backward is over.
         norms: Its batch normalisations, whose statistics the second run must not update.
-        states: Other tensors that it updates, as modules and attributes: the second run begins
-            with their first values, and leaves no trace.
+        states: Other tensors that it updates, as modules and attributes, and the second run again.
         name: Name of the segment in errors; that of its function by default.
+        draws: Whether it may draw random numbers.
+        whole: Whether nothing comes after its last save: to return is quicker than to stop.
 
     Raises:
         UsageError: In backward, where the second run would not compute what the first one did.
@@ -65,8 +68,8 @@ def checkpoint(
         warn_caller(NO_TRANSFORMS)
         return segment(*inputs)
     held = [(m, key, getattr(m, key).detach().clone()) for m, key in states]
-    frame = _Frame(segment, norms, held, name or getattr(segment, "__name__", "a segment"))
-    return tracer.run_segment(frame.run, *inputs)
+    record = _Record(name or getattr(segment, "__name__", "a segment"), whole)
+    return tracer.run_segment(_Frame(segment, norms, held, draws, record).run, *inputs)
 
 
 _run_uncompiled = torch.compiler.disable(checkpoint)  # type: ignore[no-untyped-call]
@@ -84,8 +87,9 @@ class _Stop(Exception):
 class _Record:
     """The record of what a segment saves, without tensors: modules may keep graphs of it."""
 
-    def __init__(self, name: str, inputs: Sequence[int]) -> None:
-        self.name, self.inputs, self.refilled = name, inputs, 0
+    def __init__(self, name: str, whole: bool) -> None:
+        self.name, self.whole, self.refilled = name, whole, 0
+        self.inputs: Sequence[int] = ()
         self.slots: list[tuple[weakref.ref[_Slot], tuple[Any, ...]]] = []
 
     def pack(self, tensor: Tensor) -> _Slot:
@@ -95,6 +99,8 @@ class _Record:
         return slot
 
     def refill(self, tensor: Tensor) -> Tensor:
+        if self.refilled == len(self.slots):
+            raise self.refuse("it saves more tensors than before")
         reference, then = self.slots[self.refilled]
         now = self.describe(tensor)
         if then != now:
@@ -108,7 +114,7 @@ class _Record:
         tensor = tensor.detach() if now[2] else tensor
         if (slot := reference()) is not None:
             slot.tensor = tensor
-        if self.refilled == len(self.slots):
+        if self.refilled == len(self.slots) and not self.whole:
             raise _Stop
         return tensor
 
@@ -126,20 +132,25 @@ class _Record:
         return UsageError(message, hint="change parameters, mode and attributes after backward")
 
 
+@dataclass(eq=False)
 class _Frame:
     """One run of a segment, and all that it takes to repeat the run."""
 
-    def __init__(self, segment: Any, norms: Any, states: Any, name: str) -> None:
-        self.segment, self.norms, self.states, self.name = segment, norms, states, name
+    segment: Callable[..., Any]
+    norms: Sequence[nn.Module]
+    states: Sequence[tuple[nn.Module, str, Tensor]]
+    draws: bool
+    record: _Record
 
     def run(self, *inputs: Any) -> Any:
         # One that is given twice stays one object, as nn.MultiheadAttention wants.
         kept = {id(value): _keep(value) for value in inputs}
         self.inputs = [kept[id(value)] for value in inputs]
         bases = [id(v._base) for v in inputs if isinstance(v, Tensor)]  # no views in the second run
-        self.record = _Record(self.name, (*kept, *bases))
-        self.autocast = _read_autocast()
-        self.drawn = [(generator, read_state(generator)) for generator in list_generators(inputs)]
+        self.record.inputs = (*kept, *bases)
+        self.autocast = read_autocast()
+        generators = list_generators(inputs) if self.draws else ()
+        self.drawn = [(generator, read_state(generator)) for generator in generators]
         with saved_tensors_hooks(self.record.pack, self.unpack):
             result = self.segment(*inputs)
         self.drawn = [(g, state) for g, state in self.drawn if read_state(g) != state]
@@ -167,7 +178,8 @@ class _Frame:
                     self.segment(*(kept[restore] for restore in self.inputs))
             except _Stop:
                 return
-        raise record.refuse(f"it saves {record.refilled} of {len(record.slots)} tensors")
+        if record.refilled < len(record.slots):
+            raise record.refuse(f"it saves {record.refilled} of {len(record.slots)} tensors")
 
     def restore(self, stack: contextlib.ExitStack) -> None:
         if self.autocast or _is_any_autocast_enabled():
@@ -185,17 +197,4 @@ class _Frame:
 
 def _keep(value: Any) -> Callable[[], Any]:
     """Keeps a tensor as autograd does: its version is checked, an outer segment recomputes it."""
-    if not isinstance(value, Tensor):
-        return lambda: value
-    return save_tensor(value)
-
-
-def _read_autocast() -> list[tuple[Any, ...]]:
-    """The arguments of :class:`torch.autocast` for each device; empty where there is none."""
-    if not _is_any_autocast_enabled():
-        return []
-    is_cached = torch.is_autocast_cache_enabled()
-    return [
-        (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), is_cached)
-        for device in ("cpu", "cuda")
-    ]
+    return save_tensor(value) if isinstance(value, Tensor) else lambda: value

@@ -32,7 +32,8 @@ class Segment:
         saving_bytes: The rise of the plan's peak without the segment.
         recompute_s: Seconds that it adds: by the roofline, and for running again at all.
         recompute_flops: FLOPs of the recomputation.
-        random: Whether it draws random numbers, whose generator's state is then kept.
+        random: Whether it may draw random numbers, whose generator's state is then kept.
+        runs_whole: Whether backward runs all of it again, and not only up to the last save.
         norms: Modules of its batch normalisations, which the recomputation must not update.
         states: Names of other buffers that it changes, such as the vectors of spectral
             normalisation: the recomputation must begin with their former values.
@@ -48,6 +49,7 @@ class Segment:
     recompute_s: float = 0.0
     recompute_flops: int = 0
     random: bool = False
+    runs_whole: bool = False
     norms: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     children: tuple[Segment, ...] = ()

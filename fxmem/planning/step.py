@@ -192,13 +192,19 @@ def _describe(index: StepIndex, segment: SegmentRange, names: Mapping[Span, str]
     operations = index.list_operations(segment.start, segment.stop)
     norms = (graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o))
     states = (graph.storages[i].name for n in nodes for i in index.states[n.index])
+    # An operator of the user's own may draw without saying so.
+    may_draw = any(index.draws[segment.start : segment.stop]) or any(
+        not operation.name.startswith("aten.") for operation in operations
+    )
+    end = index.end_operation[segment.stop - 1]
     return Segment(
         first=nodes[0].name,
         last=nodes[-1].name,
         nodes=len(nodes),
         fqn=names.get((segment.start, segment.stop), ""),
         source=nodes[0].source,
-        random=any(index.draws[segment.start : segment.stop]),
+        random=may_draw,
+        runs_whole=not segment.children and any(r.stop == end for r in plan_runs(index, [segment])),
         norms=tuple(dict.fromkeys(norms)),
         states=tuple(dict.fromkeys(states)),
         children=tuple(_describe(index, child, names) for child in segment.children),

@@ -164,3 +164,14 @@ def read_state(generator: torch.Generator) -> bytes:
 def set_state(generator: torch.Generator, state: bytes) -> None:
     """Sets a generator to a state from :func:`read_state`."""
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def read_autocast() -> list[tuple[Any, ...]]:
+    """Reads the arguments of :class:`torch.autocast` for each device; none where there is none."""
+    if not torch._C._is_any_autocast_enabled():
+        return []
+    is_cached = torch.is_autocast_cache_enabled()
+    return [
+        (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), is_cached)
+        for device in ("cpu", "cuda")
+    ]
