@@ -103,10 +103,6 @@ size.
   state, inputs and random numbers are the plain model's after each step, bit by bit.
 - worst error: the largest distance of a plan's peak from the measured one, over that.
 
-Over 1 %: `orthogonal` runs LAPACK, whose scratch memory is not modelled ([limits](../limits.md)),
-and `one_operation` is a step of 2 KiB, beside which the state of the random numbers that its
-segment keeps takes 5 KiB.
-
 The time that plans add is measured on larger steps: [overhead](overhead.md).
 """
 

@@ -148,7 +148,9 @@ def find_gpu(text: str) -> GpuModel:
         return names[wanted]
     near = [gpu.key for gpu in GPUS if wanted and normalise(gpu.key).startswith(wanted)]
     if near:
-        raise UsageError(f"several GPUs are called {text!r}", hint=f"one of {', '.join(near)}")
+        raise UsageError(
+            f"several GPUs are called {text!r}", hint=f"choose one of {', '.join(near)}"
+        )
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.75)
     hint = f"did you mean {names[close[0]].key}?" if close else "e.g. h100, a100-80gb, rtx4090, t4"
     raise UsageError(f"unknown GPU {text!r}", hint=hint)

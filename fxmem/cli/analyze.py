@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from fxmem.cli.output import check_output, choose_width, write_line, write_output
@@ -20,6 +21,7 @@ from fxmem.units import format_bytes
 
 EXIT_OVER_BUDGET = 1
 
+_PICTURES = (".html", ".svg", ".png", ".pdf", ".dot", ".pickle")
 _DESCRIPTION = f"""\
 Runs one training step of the model on fake tensors (which take no memory) and
 reports its peak memory, where it lies, and what is alive there.
@@ -72,6 +74,12 @@ def run_analyze(arguments: argparse.Namespace) -> int:
     if arguments.top < 0:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")
     check_output(arguments.output)
+    suffix = os.path.splitext(arguments.output or "")[1].lower()
+    if suffix in _PICTURES:
+        raise UsageError(
+            f"fxmem analyze writes text or JSON, not {suffix}",
+            hint=f"fxmem render {arguments.target} -o {arguments.output} does, with this step",
+        )
     with show_progress(f"analysing {arguments.target}"):
         analysis = analyze_step(step)
         if arguments.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
@@ -69,7 +70,9 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
 
     nn.init._no_grad_trunc_normal_ = truncate_real
     try:
-        with replace_converted():
+        with replace_converted(), warnings.catch_warnings():
+            # Copies of parameters ask where they lie: layers of nn.TransformerEncoder are copied.
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield
     finally:
         nn.init._no_grad_trunc_normal_ = truncate

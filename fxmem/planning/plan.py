@@ -48,7 +48,7 @@ class Segment:
     saving_bytes: int = 0
     recompute_s: float = 0.0
     recompute_flops: int = 0
-    random: bool = False
+    random: bool = True
     runs_whole: bool = False
     norms: tuple[str, ...] = ()
     states: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
@@ -161,6 +162,9 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
         hint = "if it is a size, give a size hint: --size-hint N or size_hint=N"
     elif size_hint is None and operator is not _ITEM and operator in (_INDEX, *HINTED):
         hint = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
+    elif label in ("bool", "equal") and step and _is_library(step.tb_frame.f_code.co_filename):
+        # As transformers 4 asks an attention mask whether it masks anything.
+        hint = "a library asks: from Python, give the input that it looks at as a real tensor"
     elif label in ("bool", "equal"):
         hint = "let a shape or an argument of the model decide, not the data"
     else:
@@ -169,6 +173,10 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
     return DataDependentError(
         f"`{quote}`{at} needs tensor values; fxmem analyses shapes only", hint=hint
     )
+
+
+def _is_library(filename: str) -> bool:
+    return "site-packages" in Path(filename).parts
 
 
 _INDEX = aten.index.Tensor

@@ -39,6 +39,7 @@ _SAME_DTYPE = {
 }
 """Positions of two arguments of one dtype; the tests hold this against what real tensors do."""
 _MASKS = (torch.bool, torch.uint8)
+_INDICES = (torch.int64, torch.int32)
 
 
 @functools.cache
@@ -164,6 +165,11 @@ def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
         raise RuntimeError(
             f"two tensors must have the same dtype, but got {strip_torch(dtypes[0])} and "
             f"{strip_torch(dtypes[1])}"
+        )
+    if func is aten.embedding.default and args[1].dtype not in _INDICES:
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: "
+            f"Long, Int; but got {args[1].dtype} instead"
         )
 
 

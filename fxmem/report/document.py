@@ -14,6 +14,14 @@ from fxmem.memory.labels import label_operator
 _ALIKE = 0.01  # share of the peak by which the first step's may differ without a word
 
 
+_WAYS_TO_A_GRAPH = {
+    "Cache in the output": " (without the cache, of whole graphs: use_cache=False)",
+    "changes what it holds in its forward": " (of whole graphs if only the model's first call"
+    " changes it, as that of transformers' ViT does: call it once before)",
+}
+"""By a part of the reason why there is no graph: a way to one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
     """The peak, and its place in the step: in the optimizer, the parameters that it updates."""
@@ -174,14 +182,19 @@ def _write_notes(analysis: Analysis) -> Iterator[str]:
     setup = analysis.setup
     yield from setup.notes
     if setup.frontend_reason:
+        ways = (way for text, way in _WAYS_TO_A_GRAPH.items() if text in setup.frontend_reason)
         yield (
             f"Traced by {setup.frontend}, not fx: {setup.frontend_reason}. "
-            "The memory figures do not depend on the tracer; plans cover whole modules only."
+            "The memory figures do not depend on the tracer; plans cover whole modules only"
+            f"{next(ways, '')}."
         )
     if setup.mode != "train":
         return
     if setup.loss is None:
-        is_summed = any(node.phase is Phase.LOSS for node in analysis.nodes)
+        is_summed = any(
+            operation.phase is Phase.LOSS and operation.name == "aten.sum.default"
+            for operation in analysis.graph.operations
+        )
         what = "the sum of the output's floating-point tensors" if is_summed else "the model's own"
         yield f"No loss given: {what} is used."
     if setup.optimizer is None:

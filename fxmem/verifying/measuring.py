@@ -45,7 +45,9 @@ def watch_allocations() -> Iterator[Allocations]:
     enabled = gc.isenabled()
     gc.disable()  # what it would free within a span may be older
     try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        cpu = [ProfilerActivity.CPU]
+        # Without acc_events, releases until 2.12 warn of cycles to come, and none does.
+        with profile(activities=cpu, profile_memory=True, acc_events=True) as prof:
             yield seen
     finally:
         if enabled:

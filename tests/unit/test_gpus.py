@@ -35,7 +35,7 @@ def test_a_gpu_is_found_by_its_names(text: str, key: str) -> None:
         ("RTX", "unknown GPU 'RTX' (e.g. h100, a100-80gb, rtx4090, t4)"),
         (
             "a100",
-            "several GPUs are called 'a100' (one of a100-40gb, a100-80gb, a100-80gb-pcie)",
+            "several GPUs are called 'a100' (choose one of a100-40gb, a100-80gb, a100-80gb-pcie)",
         ),
     ],
 )

@@ -79,6 +79,30 @@ def list_lives(run: Run) -> list[list[bool]]:
     return lives
 
 
+def test_a_segment_that_saves_its_result_runs_whole() -> None:
+    ended = []
+
+    def segment(x: Tensor) -> Tensor:
+        y = x.sin().exp()
+        ended.append(1)
+        return y
+
+    x = torch.randn(3, requires_grad=True)
+    checkpoint(segment, x, whole=True).sum().backward()
+    assert len(ended) == 2
+    again = x.detach().requires_grad_()
+    again.sin().exp().sum().backward()
+    assert torch.equal(get_gradient(x), get_gradient(again))
+
+
+def test_a_segment_that_draws_nothing_reads_no_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr("fxmem.applying.runtime.list_generators", lambda x: read.append(x) or [])
+    x = torch.randn(3, requires_grad=True)
+    checkpoint(torch.sin, x, draws=False).sum().backward()
+    assert not read
+
+
 def test_nested_segments_run_and_free_memory_as_pytorch_s() -> None:
     lives = list_lives(checkpoint)
     assert len(lives) == 6
@@ -288,6 +312,13 @@ def test_other_shapes_and_fewer_tensors_are_told() -> None:
         y = checkpoint(segment, torch.ones(4, requires_grad=True))
         with pytest.raises(fxmem.UsageError, match=later):
             y.backward()
+
+
+def test_more_tensors_than_before_are_told() -> None:
+    runs = iter([torch.sin, lambda x: x.sin().exp()])
+    y = checkpoint(lambda x: next(runs)(x), torch.ones(4, requires_grad=True), whole=True)
+    with pytest.raises(fxmem.UsageError, match="it saves more tensors than before"):
+        y.sum().backward()
 
 
 def test_an_optimizer_may_step_within_backward() -> None:

@@ -80,6 +80,8 @@ def test_segments_tell_of_what_needs_care(step: StepIndex) -> None:
     assert first.norms == ("blocks.0.norm",)
     assert [child.norms for child in first.children] == [("blocks.0.norm",), ()]
     assert [child.random for child in first.children] == [False, True]
+    # A linear layer saves its input, and runs no more; tanh saves its result.
+    assert [child.runs_whole for child in first.children] == [False, True]
     assert [child.saving_bytes for child in first.children] == [0, 0]
     assert first.source is not None
     assert first.source.function == "forward"

@@ -45,8 +45,11 @@ def test_the_notes_say_what_was_assumed(setup: dict[str, Any], notes: tuple[str,
 
 def test_a_loss_that_the_model_computes_is_its_own() -> None:
     graph = make_graph()
-    nodes = (*graph.nodes[:4], dataclasses.replace(graph.nodes[4], phase=Phase.FORWARD))
-    notes = build_document(make_analysis(dataclasses.replace(graph, nodes=nodes))).notes
+    operations = tuple(
+        dataclasses.replace(each, phase=Phase.FORWARD) if each.phase is Phase.LOSS else each
+        for each in graph.operations
+    )
+    notes = build_document(make_analysis(dataclasses.replace(graph, operations=operations))).notes
     assert notes == ("No loss given: the model's own is used.",)
 
 
