@@ -59,7 +59,7 @@ _ANYWHERE = (
 """Patterns of errors' texts, whoever raised them, with the hint for them."""
 _IN_TORCH = (
     (
-        r"on the same device",
+        r"on the same device|two different devices",  # as releases until 2.12 say it
         "a tensor is where it was made: give it the device of the others; "
         "--device cpu or device='cpu' if all of it is to run on the CPU",
     ),
