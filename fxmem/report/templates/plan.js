@@ -77,7 +77,7 @@ function chooseShares(longest) {
 }
 
 function drawCurve(svg) {
-  const box = { left: 84, right: 540, top: 24, bottom: 272 }, { front } = data;
+  const box = { left: 84, right: 524, top: 24, bottom: 272 }, { front } = data;
   const all = data.chosen ? [...front, data.chosen] : front;
   const most = Math.max(...all.map((plan) => plan.peak)) * 1.05;
   const longest = Math.max(...all.map((plan) => plan.overhead)) * 1.05 || 1;
@@ -110,7 +110,7 @@ function drawCurve(svg) {
   if (!data.chosen) return;
   const [cx, cy] = [x(data.chosen), y(data.chosen)];
   add("path", { class: "chosen", d: `M${cx} ${cy - 9}L${cx + 9} ${cy}L${cx} ${cy + 9}L${cx - 9} ${cy}Z` });
-  const isRight = cx > (box.left + box.right) / 2;
-  add("text", { x: cx + (isRight ? -8 : 8), y: cy - 22, "text-anchor": isRight ? "end" : "start" },
-    `this plan: ${formatBytes(data.chosen.peak)}, ${formatShare(data.chosen.overhead)}`);
+  // In the corner that a front leaves free: less memory takes more time.
+  add("text", { x: box.right, y: 12, "text-anchor": "end" },
+    `\u25c6 this plan: ${formatBytes(data.chosen.peak)}, ${formatShare(data.chosen.overhead)}`);
 }
