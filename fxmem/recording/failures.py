@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
@@ -17,11 +16,17 @@ from torch._subclasses.fake_tensor import (
 )
 
 from fxmem.errors import DataDependentError, FxmemError, TraceError, summarize_error
+from fxmem.graph import is_installed
 from fxmem.loading.inputs import suggest_shape
 from fxmem.recording.constants import HINTED, is_index
 from fxmem.tracing import tracer
 from fxmem.tracing.fxgraph import describe_function
-from fxmem.tracing.source import find_raising_source, find_raising_step, find_span, is_machinery
+from fxmem.tracing.source import (
+    find_raising_source,
+    find_raising_step,
+    find_span,
+    is_machinery,
+)
 from fxmem.versions.operators import aten
 
 _LONGEST_QUOTE = 60
@@ -162,7 +167,7 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
         hint = "if it is a size, give a size hint: --size-hint N or size_hint=N"
     elif size_hint is None and operator is not _ITEM and operator in (_INDEX, *HINTED):
         hint = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
-    elif label in ("bool", "equal") and step and _is_library(step.tb_frame.f_code.co_filename):
+    elif label in ("bool", "equal") and step and is_installed(step.tb_frame.f_code.co_filename):
         # As transformers 4 asks an attention mask whether it masks anything.
         hint = "a library asks: from Python, give the input that it looks at as a real tensor"
     elif label in ("bool", "equal"):
@@ -173,10 +178,6 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
     return DataDependentError(
         f"`{quote}`{at} needs tensor values; fxmem analyses shapes only", hint=hint
     )
-
-
-def _is_library(filename: str) -> bool:
-    return "site-packages" in Path(filename).parts
 
 
 _INDEX = aten.index.Tensor

@@ -194,6 +194,11 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "bad shape '8y3' (write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64)",
         ),
         (
+            "analyze nets.py:Net --input 8x3 -o report.HTML",
+            "fxmem analyze writes text or JSON, not .html"
+            " (fxmem render nets.py:Net -o report.HTML does, with this step)",
+        ),
+        (
             f"{VERIFY} --plan plan.json -o /no/such/folder/a.txt",
             f"cannot write '/no/such/folder/a.txt': {NO_FOLDER}",
         ),

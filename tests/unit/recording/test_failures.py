@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,23 @@ def test_a_value_that_is_asked_for_is_quoted(
     assert str(caught.value) == (
         f"`{quote}` at test_failures.py:{_find_line(code, quote)} needs tensor values; "
         f"fxmem analyses shapes only ({hint})"
+    )
+
+
+def test_a_value_that_a_library_asks_for_is_to_be_given(tmp_path: Path) -> None:
+    """As transformers 4 asks an attention mask whether it masks anything."""
+    path = tmp_path / "site-packages" / "masks.py"
+    path.parent.mkdir()
+    path.write_text(
+        "from torch import nn\n\nclass Masked(nn.Module):\n    def forward(self, mask):\n"
+        "        return None if (mask == 1).all() else mask\n"
+    )
+    library: dict[str, Any] = {"__name__": "masks"}
+    exec(compile(path.read_text(), str(path), "exec"), library)
+    with pytest.raises(fxmem.DataDependentError) as caught:
+        fxmem.analyze(library["Masked"](), ("3x4:int64",), mode="infer")
+    assert caught.value.hint == (
+        "a library asks: from Python, give the input that it looks at as a real tensor"
     )
 
 
