@@ -56,7 +56,7 @@ def test_what_runs_in_place_beside_hooks(
     model = Generator(wrap)
     step = "4x16x512"
     analysis = fxmem.analyze(model, step, device="cpu")
-    plan = fxmem.plan(analysis, max_overhead_flops=0.2, style="graph", time_limit_s=0.3)
+    plan = fxmem.plan(analysis, max_overhead_flops=0.2, style="graph")
     report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
     assert report.equal
     assert report.promise is not None
@@ -71,7 +71,7 @@ def test_a_model_whose_blocks_have_hooks_gets_a_plan_that_calls_them() -> None:
     model[0].register_forward_hook(lambda module, arguments, result: seen.append(result.shape))
     analysis = fxmem.analyze(model, step, device="cpu")
     assert analysis.setup.frontend_reason == "0 has hooks, which no graph calls"
-    plan = fxmem.plan(analysis, max_overhead_flops=0.2, time_limit_s=0.3)
+    plan = fxmem.plan(analysis, max_overhead_flops=0.2)
     assert plan.style == "modules"
     planned = fxmem.apply(model, plan)
     assert not seen  # tracing leaves what hooks change as it was
