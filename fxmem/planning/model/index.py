@@ -38,6 +38,9 @@ class Activation:
     consumers: tuple[tuple[int, int], ...]
 
 
+_MAY_DRAW = ("Dropout", "Transformer", "MultiheadAttention", "LSTM", "GRU", "RNN")
+
+
 @dataclass(frozen=True, slots=True)
 class StepIndex:
     """A step as plans see it."""
@@ -53,8 +56,8 @@ class StepIndex:
     # by node, the other buffers that it changes, as spectral normalisation does: a
     # recomputation must begin with what they were
     states: tuple[tuple[int, ...], ...]
-    # by node, whether it may draw random numbers: operators that do, and dropout modules,
-    # whose share may be set later
+    # by node, whether it may draw random numbers: operators that do, and modules of PyTorch with
+    # dropout, whose share may be set later
     draws: tuple[bool, ...]
     makers: Mapping[int, Activation]  # ``made`` by the index of the storage
     # operations of forward, each with a weight's cast that it reads and autocast keeps;
@@ -109,7 +112,7 @@ def build_index(graph: MemoryGraph, *, keeps_frames: bool = False) -> StepIndex:
         statistics=tuple(statistics for statistics, _ in changed),
         states=tuple(states for _, states in changed),
         draws=tuple(
-            "Dropout" in node.target or any(o.effect is not None for o in ran)
+            any(name in node.target for name in _MAY_DRAW) or any(o.effect for o in ran)
             for node, ran in zip(graph.nodes[:nodes], operations, strict=True)
         ),
         makers={activation.index: activation for activation in made},
