@@ -96,13 +96,13 @@ def test_a_plan_is_proved(run: Run) -> None:
     assert note.startswith("The plan's own promise, ")  # made without an optimizer
 
 
-def test_a_segment_that_draws_what_its_plan_does_not_know_of_draws_the_same(
+def test_a_segment_that_draws_what_its_plan_does_not_know_of_is_found_out(
     folder: Path, run: Run
 ) -> None:
     break_plan(folder, random=False)
     code, out, _ = run(*INPUT, "--plan", "broken.json", "--steps", "2")
-    assert code == 0
-    assert out.startswith("Equal bit for bit in 2 steps")
+    assert code == 1
+    assert out.startswith("Different in step 1: gradient ")
 
 
 def test_a_segment_that_would_count_a_batch_twice_is_found_out(folder: Path, run: Run) -> None:
