@@ -205,14 +205,15 @@ class _Writer:
             single = len(outputs) == 1
             norms = tuple(map(self._write_module, segment.norms))
             states = tuple((self._write_module(module), key) for module, key in segment.states)
-            options = {"norms": norms, "states": states, "whole": segment.whole}
+            given = {"norms": norms, "states": states, "whole": segment.whole}
+            options = {key: value for key, value in given.items() if value}
             if not segment.draws:
                 options["draws"] = False
             call = graph.create_node(
                 "call_function",
                 checkpoint,
                 (_Text(segment.name), *map(find, inputs)),
-                {key: value for key, value in options.items() if value or key == "draws"},
+                options,
                 name=outputs[0].name if single else f"{segment.name}_results",
             )
             for at, node in enumerate(outputs):

@@ -51,7 +51,7 @@ def checkpoint(
         segment: The code of the segment.
         inputs: Its arguments, held until its backward is over.
         norms: Its batch normalisations, whose statistics the second run must not update.
-        states: Other tensors that it updates, as modules and attributes, and the second run again.
+        states: Other tensors that it updates, by module and attribute; the second run leaves them.
         name: Name of the segment in errors; that of its function by default.
         draws: Whether it may draw random numbers.
         whole: Whether nothing comes after its last save: to return is quicker than to stop.

@@ -17,11 +17,11 @@ from fxmem.cli.step import (
     parse_step,
 )
 from fxmem.errors import UsageError
+from fxmem.report.formats import FORMATS
 from fxmem.units import format_bytes
 
 EXIT_OVER_BUDGET = 1
 
-_PICTURES = (".html", ".svg", ".png", ".pdf", ".dot", ".pickle")
 _DESCRIPTION = f"""\
 Runs one training step of the model on fake tensors (which take no memory) and
 reports its peak memory, where it lies, and what is alive there.
@@ -75,7 +75,7 @@ def run_analyze(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")
     check_output(arguments.output)
     suffix = os.path.splitext(arguments.output or "")[1].lower()
-    if suffix in _PICTURES:
+    if any(suffix in entry.suffixes for entry in FORMATS.values()):
         raise UsageError(
             f"fxmem analyze writes text or JSON, not {suffix}",
             hint=f"fxmem render {arguments.target} -o {arguments.output} does, with this step",

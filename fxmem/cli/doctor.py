@@ -81,9 +81,9 @@ def describe_installation() -> list[str]:
 
 
 def _judge_release() -> str:
-    from fxmem.versions.release import INSTALLED, NEWEST, OLDEST
+    from fxmem.versions.release import INSTALLED, NEWEST, OLDEST, write_release
 
-    oldest, newest = (".".join(map(str, release)) for release in (OLDEST, NEWEST))
+    oldest, newest = write_release(OLDEST), write_release(NEWEST)
     if INSTALLED < OLDEST:
         return f"too old: fxmem needs {oldest} or later"
     if INSTALLED > NEWEST:
@@ -114,12 +114,13 @@ def write_interfaces() -> str:
     from tabulate import tabulate
 
     from fxmem.versions.interfaces import INTERFACES
+    from fxmem.versions.release import write_release
 
     rows = [
         {
             "module or class": f"`{interface.owner}`",
             "names": ", ".join(f"`{name}`" for name in interface.names),
-            "since": ".".join(map(str, interface.since)) if interface.since else "",
+            "since": write_release(interface.since) if interface.since else "",
             "used to": interface.purpose,
             "instead": interface.replacement,
         }

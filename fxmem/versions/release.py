@@ -30,6 +30,15 @@ def parse_release(version: str) -> Release:
 INSTALLED = parse_release(torch.__version__)
 
 
+def write_release(release: Release) -> str:
+    """Writes a release as torch does.
+
+    >>> write_release((2, 13))
+    '2.13'
+    """
+    return ".".join(map(str, release))
+
+
 def is_release(since: Release | None = None, before: Release | None = None) -> bool:
     """Tells whether the installed release lies in a range.
 
@@ -50,7 +59,7 @@ def check_release() -> None:
     Raises:
         FxmemError: On a release before :data:`OLDEST`.
     """
-    oldest, newest = (".".join(map(str, release)) for release in (OLDEST, NEWEST))
+    oldest, newest = write_release(OLDEST), write_release(NEWEST)
     if INSTALLED < OLDEST:
         raise FxmemError(
             f"fxmem needs torch {oldest} or later, and {torch.__version__} is installed",
