@@ -20,8 +20,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fxmem.versions.fallbacks import is_dense
-
+_prims: Any = torch._prims_common
+# The second name is that of releases until 2.10.
+_is_dense = getattr(_prims, "is_non_overlapping_and_dense_or_false", None) or (
+    _prims.is_non_overlapping_and_dense
+)
 ADD = torch.ops.aten.add.Tensor
 ZEROS = (torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default)
 FILLS = {
@@ -111,7 +114,7 @@ class EngineAdds:
         counts = use_counts(old)
         if self._sole_counts is None:
             self._sole_counts = counts
-        return counts == self._sole_counts and is_dense(old) and not old._is_zerotensor()
+        return counts == self._sole_counts and _is_dense(old) and not old._is_zerotensor()
 
 
 class BiasAdds:
