@@ -97,6 +97,7 @@ def run_render(arguments: argparse.Namespace) -> int:
     # Mistakes in the arguments are reported before torch is imported and the model is run.
     target: str = arguments.target
     is_report = target.lower().endswith(".json")
+    report = read_text(target, "report", "fxmem analyze --json -o writes one") if is_report else ""
     kind = _choose_format(arguments)
     plan = None if arguments.plan is None else read_plan(arguments.plan)
     options = RenderOptions(arguments.view, arguments.depth, arguments.expand, plan)
@@ -108,7 +109,9 @@ def run_render(arguments: argparse.Namespace) -> int:
         )
     check_output(arguments.output)
     with show_progress(f"drawing {target}"):
-        analysis = _read_report(arguments) if is_report else analyze_step(parse_step(arguments))
+        analysis = (
+            _read_report(arguments, report) if is_report else analyze_step(parse_step(arguments))
+        )
         trains = plan is not None and plan.mode == "train"
         if view == TRADEOFF or (kind == "html" and trains and not is_report):
             from fxmem.planning.planner import pareto
@@ -131,7 +134,7 @@ def _choose_format(arguments: argparse.Namespace) -> str:
     return kind
 
 
-def _read_report(arguments: argparse.Namespace) -> Analysis:
+def _read_report(arguments: argparse.Namespace, report: str) -> Analysis:
     from fxmem.report.json_report import read_analysis
 
     default = arguments.parser.get_default
@@ -141,4 +144,4 @@ def _read_report(arguments: argparse.Namespace) -> Analysis:
         raise UsageError(
             f"{arguments.target} is a saved report: --{option} is for a model", hint="leave it out"
         )
-    return read_analysis(read_text(arguments.target, "report"))
+    return read_analysis(report)

@@ -45,6 +45,8 @@ from fxmem.versions.operators import aten
 _prim_device = torch.ops.prim.device.default
 _detach = aten.detach.default
 _lift_fresh = aten.lift_fresh.default
+_MOST_ELEMENTS = 1 << 45
+"""A tensor with more is a slip in an input's size; kernels' block counts overflow far above it."""
 
 
 @dataclass(slots=True)
@@ -226,6 +228,14 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 "sparse gradients and tensors are not supported",
                 hint="use sparse=False, or dense tensors",
             )
+        for tensor in made:
+            if tensor.numel() > _MOST_ELEMENTS:
+                source = find_source()
+                at, size = f" at {source}" if source else "", "x".join(map(str, tensor.shape))
+                raise TraceError(
+                    f"a tensor of {size} elements{at} fits no device",
+                    hint="check the inputs' sizes",
+                )
         call = Call(args, kwargs, result)
         workspace = self.runner.estimate_workspace(func, call)
         kept = self.runner.list_kept(func, args)

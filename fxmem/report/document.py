@@ -15,7 +15,7 @@ _ALIKE = 0.01  # share of the peak by which the first step's may differ without 
 
 
 _WAYS_TO_A_GRAPH = {
-    "Cache in the output": " (without the cache, of whole graphs: use_cache=False)",
+    "Cache in the output": "; pass use_cache=False (--input use_cache=False) for finer ones",
     "changes what it holds in its forward": " (of whole graphs if only the model's first call"
     " changes it, as that of transformers' ViT does: call it once before)",
 }

@@ -11,6 +11,8 @@ from torch import nn
 from fxmem.graph import ModuleCall
 from fxmem.tracing.state import DRAWS, read_random_states, take_snapshot
 
+_FILLS_CACHE = "it changes an object that it is given, such as a cache (use_cache=False avoids one)"
+
 
 def bind_arguments(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -94,6 +96,6 @@ def _read_state(
     given = [vars(v) if isinstance(v, nn.Module) else v for v in (*args, *kwargs.values())]
     return {
         DRAWS: read_random_states(),
-        "it changes an object that it is given, such as a cache": take_snapshot(given),
+        _FILLS_CACHE: take_snapshot(given),
         "it changes what its module holds": take_snapshot(vars(module).values()),
     }

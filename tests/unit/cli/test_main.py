@@ -158,6 +158,11 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             f"{PLAN} --accumulate 4",
             "unrecognized arguments: --accumulate 4 (a plan is for one micro-batch)",
         ),
+        (
+            "render no.json -o peak.pdf",
+            "cannot read the report 'no.json': No such file or directory"
+            " (fxmem analyze --json -o writes one)",
+        ),
         (f"{RENDER} -o peak.bmp", f"unknown output format '.bmp' (use {SUFFIXES})"),
         (f"{RENDER} -o .svg/peak", f"'peak' has no suffix (use {SUFFIXES})"),
         (

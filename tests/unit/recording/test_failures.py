@@ -193,6 +193,11 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
             "check shapes and dtypes of the inputs: 3x4:float32",
         ),
         (
+            lambda net, x: x.repeat(10**9, 10**6),
+            "a tensor of 3000000000x4000000 elements at {} fits no device",
+            "check the inputs' sizes",
+        ),
+        (
             lambda net, x: functional.embedding(x, torch.ones(3, 4)),
             "the step failed at {}: RuntimeError: Expected tensor for argument #1 'indices' to "
             "have one of the following scalar types: Long, Int; but got torch.float32 instead",

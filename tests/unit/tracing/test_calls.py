@@ -109,8 +109,16 @@ def test_obstacles_to_calling_twice_are_told() -> None:
     counting.gate = Counting()
     for model, fqn, obstacle in (
         (hooked, "gate.inner", "hooks run with it"),
-        (Caching(), "gate", "it changes an object that it is given, such as a cache"),
-        (CachingInModule(), "gate", "it changes an object that it is given, such as a cache"),
+        (
+            Caching(),
+            "gate",
+            "it changes an object that it is given, such as a cache (use_cache=False avoids one)",
+        ),
+        (
+            CachingInModule(),
+            "gate",
+            "it changes an object that it is given, such as a cache (use_cache=False avoids one)",
+        ),
         (counting, "gate", "it changes what its module holds"),
         (Hidden(), "gate", "it is also called where its calls are not seen"),
     ):
