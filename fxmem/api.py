@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fxmem.advice.record import Advice
+    from fxmem.comparison.comparison import Comparison
     from fxmem.planning.strategies.problem import Strategy
     from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.verifying.verification import Verification
@@ -477,6 +478,30 @@ def render(
     drawn = formats.render(analysis, kind, options)
     with open(path, "wb") as file:
         file.write(drawn)
+
+
+def diff(before: Analysis, after: Analysis) -> Comparison:
+    """Compares two analyses: their totals, and what grew at the peak.
+
+    Args:
+        before: Of the step before a change.
+        after: Of the step after it.
+
+    Returns:
+        The growth of the peak, and the storages, modules and the line that account for it;
+        ``print`` of it writes a report.
+
+    >>> from torch import nn
+    >>> before, after = (analyze(nn.Linear(64, n), "8x64", device="cpu") for n in (16, 32))
+    >>> comparison = diff(before, after)
+    >>> comparison.growth_bytes == after.peak_bytes - before.peak_bytes
+    True
+    """
+    from fxmem.comparison.comparison import compare
+    from fxmem.comparison.footprints import read_footprint
+
+    root = os.getcwd()
+    return compare(read_footprint(before.to_dict(), root), read_footprint(after.to_dict(), root))
 
 
 def _draw_picture(

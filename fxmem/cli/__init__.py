@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, doctor, plan, render, verify
+from fxmem.cli import analyze, diff, doctor, plan, render, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": plan,
     "render": render,
     "verify": verify,
+    "diff": diff,
     "doctor": doctor,
 }
 EXIT_USAGE = 2
@@ -37,7 +38,8 @@ examples:
 
 exit codes:
   0  fine
-  1  a finding: a peak over --budget, no plan within it, or a plan that changes results
+  1  a finding: a peak over its budget or grown too much, no plan within a budget, or a plan
+     that changes results
   2  bad usage, or a model that cannot be loaded or traced
 """
 _NEGATIVE = re.compile(r"-\.?\d")

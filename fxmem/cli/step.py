@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -202,6 +202,22 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         "size_hint": arguments.size_hint,
     }
     return StepChoice(arguments.target, args, kwargs, options)
+
+
+def write_options(values: Mapping[str, Any]) -> list[str]:
+    """Writes options as arguments of a command.
+
+    Args:
+        values: By option, its value: a list for one that is repeated, True for one without.
+    """
+    arguments: list[str] = []
+    for option, value in values.items():
+        if value is True:
+            arguments.append(option)
+        elif value is not None and value is not False:
+            entries = value if isinstance(value, list) else [value]
+            arguments += [f"{option}={entry}" for entry in entries]
+    return arguments
 
 
 def parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:

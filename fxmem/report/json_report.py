@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any, TypeVar
@@ -100,8 +101,25 @@ def read_analysis(text: str) -> Analysis:
     Its sizes are those that the allocator handed out; its reserved bytes and all that a plan is
     made from are not in a report.
     """
+    report = parse_report(text)
+    with refuse_damage():
+        graph = MemoryGraph(
+            nodes=tuple(read_record(Node, node) for node in report["nodes"]),
+            storages=tuple(read_record(Storage, storage) for storage in report["storages"]),
+            operations=tuple(read_record(Operation, each) for each in report["operations"]),
+            saved=tuple(read_record(SavedTensor, saved) for saved in report["saved"]),
+        )
+        return Analysis(read_record(Setup, report), graph)
+
+
+def parse_report(text: str) -> dict[str, Any]:
+    """Parses a saved report into the values that :func:`list_values` lists.
+
+    Raises:
+        UsageError: The text is no report, or one of another version.
+    """
     try:
-        report = json.loads(text)
+        report: dict[str, Any] = json.loads(text)
         version = report["schema_version"]
     except (ValueError, KeyError, TypeError):
         hint = "fxmem analyze --json -o FILE writes one"
@@ -109,19 +127,20 @@ def read_analysis(text: str) -> Analysis:
     if version != SCHEMA_VERSION:
         cause = f"the report has version {version!r}; this fxmem reads {SCHEMA_VERSION}"
         raise UsageError(cause, hint="write it again with fxmem analyze --json")
+    return report
+
+
+@contextlib.contextmanager
+def refuse_damage() -> Iterator[None]:
+    """Turns the errors of reading a report that lacks something into one."""
     try:
-        graph = MemoryGraph(
-            nodes=tuple(_read(Node, node) for node in report["nodes"]),
-            storages=tuple(_read(Storage, storage) for storage in report["storages"]),
-            operations=tuple(_read(Operation, operation) for operation in report["operations"]),
-            saved=tuple(_read(SavedTensor, saved) for saved in report["saved"]),
-        )
-        return Analysis(_read(Setup, report), graph)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        yield
+    except (TypeError, LookupError, ValueError, AttributeError) as error:
         raise UsageError(f"the report is damaged: {error}", hint="write it again") from None
 
 
-def _read(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
+def read_record(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
+    """Reads one record of a report."""
     # Fields may be added to a report without a new version.
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     values = {name: record[name] for name in record if name in names}

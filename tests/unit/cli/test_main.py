@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fxmem.cli import main
+from fxmem.cli import COMMANDS, main
 from fxmem.errors import FxmemError, TraceError
 from fxmem.planning.plan import Plan
 from fxmem.report.formats import SUFFIXES
@@ -99,7 +99,7 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "unknown command 'nets/net.py:Net' (write fxmem analyze nets/net.py:Net)",
         ),
         ("analyse x:y", "unknown command 'analyse' (did you mean analyze?)"),
-        ("show", "unknown command 'show' (use analyze, plan, render, verify, doctor)"),
+        ("show", f"unknown command 'show' (use {', '.join(COMMANDS)})"),
         (
             f"{ANALYZE} --top x",
             "argument --top: invalid int value: 'x' (try fxmem analyze --help)",

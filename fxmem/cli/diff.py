@@ -1,0 +1,151 @@
+"""``fxmem diff``: what grew between two reports, or between two revisions of a repository."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import fxmem
+from fxmem.cli.output import check_output, choose_width, read_text, write_line, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.cli.revisions import analyze_revisions, find_root
+from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, write_options
+from fxmem.comparison.comparison import Comparison, compare, measure_allowance
+from fxmem.comparison.findings import Finding, write_annotations, write_sarif
+from fxmem.comparison.footprints import read_footprint
+from fxmem.errors import UsageError
+from fxmem.report.json_report import parse_report
+from fxmem.units import format_bytes
+
+EXIT_GROWN = 1
+FORMATS = ("text", "json", "markdown", "github", "sarif")
+
+_DESCRIPTION = f"""\
+Compares the peaks of two steps: their totals, and the modules and storages that grew, with
+source lines. BEFORE and AFTER are reports of fxmem analyze --json -o FILE.json; or, with
+--git, a TARGET is analysed in the working tree and at a revision.
+
+{TARGET_HELP}"""
+_USAGE = """\
+fxmem diff BEFORE.json AFTER.json [options]
+       fxmem diff TARGET --git REVISION [--input SHAPE]... [options]"""
+_EPILOG = """\
+examples:
+  fxmem diff before.json after.json
+  fxmem diff net.py:Net --input 8x64 --git main --fail-above 2%
+  fxmem diff net.py:Net --input 8x64 --git v1.0..HEAD --format markdown
+  fxmem diff net.py:Net --input 8x64 --git origin/main --fail-above 100MiB --format github
+
+exit codes: 0 fine, 1 the peak grew by more than --fail-above, 2 bad usage or a model that
+cannot be loaded or traced
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``."""
+    help = "what grew between two reports or two revisions"
+    parser = add_command(commands, "diff", run_diff, help, _DESCRIPTION, _EPILOG)
+    parser.usage = _USAGE
+    add_step_options(parser, checks_fit=False)
+    step_actions = [a for a in parser._actions if a.option_strings and a.dest != "help"]
+    parser.set_defaults(step_actions=step_actions)
+    parser.add_argument("after", metavar="AFTER", nargs="?", help="the report to compare with")
+    result = parser.add_argument_group("the result")
+    result.add_argument(
+        "--git",
+        metavar="REVISION",
+        help="analyse TARGET at this revision and in the working tree; or at two: main..HEAD",
+    )
+    result.add_argument(
+        "--fail-above", metavar="GROWTH", help="exit 1 if the peak grows by more: 2%% or 100MiB"
+    )
+    add_format_options(result)
+    result.add_argument(
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="storages to list (default: %(default)s)",
+    )
+
+
+def add_format_options(group: argparse._ArgumentGroup) -> None:
+    """Adds the formats that findings are written in."""
+    group.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="text",
+        help="text, json, markdown, github (annotations of a workflow) or sarif "
+        "(default: %(default)s)",
+    )
+    group.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
+    group.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run_diff(arguments: argparse.Namespace) -> int:
+    """Compares two steps and writes the result.
+
+    Returns:
+        The exit code: 0, or 1 where the peak grows by more than ``--fail-above``.
+
+    Raises:
+        FxmemError: Bad usage, or a model that cannot be loaded or traced.
+    """
+    if arguments.fail_above is not None:
+        measure_allowance(arguments.fail_above, 0)
+    if arguments.top < 0:
+        raise UsageError(f"--top must be 0 or more, got {arguments.top}")
+    check_output(arguments.output)
+    comparison = _compare_revisions(arguments) if arguments.git else _compare_reports(arguments)
+    before, growth = comparison.before.peak_bytes, comparison.growth_bytes
+    limit = arguments.fail_above
+    fails = limit is not None and growth > measure_allowance(limit, before)
+    if arguments.format == "json":
+        text = f"{comparison.to_json(indent=2)}\n"
+    elif arguments.format in ("github", "sarif"):
+        message = comparison.describe()
+        if fails:
+            message += f"; more than {limit}"
+        level = "error" if fails else "note"
+        finding = Finding("peak-growth", message, comparison.guilty, level)
+        text = write_findings([finding], arguments.format)
+    else:
+        is_markdown = arguments.format == "markdown"
+        width = None if is_markdown else choose_width(arguments.output)
+        text = comparison.to_text(top=arguments.top, width=width, markdown=is_markdown)
+    write_output(text, arguments.output)
+    if fails:
+        write_line(f"fxmem: the peak grows by {format_bytes(growth)}, more than {limit}")
+    return EXIT_GROWN if fails else 0
+
+
+def write_findings(findings: list[Finding], format: str) -> str:
+    """Writes findings for GitHub or as SARIF."""
+    if format == "github":
+        return write_annotations(findings)
+    return write_sarif(findings, fxmem.__version__)
+
+
+def _compare_revisions(arguments: argparse.Namespace) -> Comparison:
+    if arguments.after is not None:
+        hint = f"leave {arguments.after} out"
+        raise UsageError("with --git, one TARGET is compared with itself", hint=hint)
+    parse_step(arguments)
+    values = {a.option_strings[0]: getattr(arguments, a.dest) for a in arguments.step_actions}
+    with show_progress(f"comparing {arguments.target} with {arguments.git}"):
+        peaks, lines, names = analyze_revisions(
+            arguments.target, write_options(values), arguments.git
+        )
+    return compare(*peaks, lines=lines, names=names)
+
+
+def _compare_reports(arguments: argparse.Namespace) -> Comparison:
+    paths, default = (arguments.target, arguments.after), arguments.parser.get_default
+    given = [a for a in arguments.step_actions if getattr(arguments, a.dest) != default(a.dest)]
+    if given or not all(path and path.endswith(".json") for path in paths):
+        hint = "fxmem diff before.json after.json, or fxmem diff TARGET --git main"
+        raise UsageError("name two saved reports, or a TARGET and --git", hint=hint)
+    root = find_root(os.getcwd())
+    reports = [parse_report(read_text(path, "report")) for path in paths]
+    return compare(*(read_footprint(report, root) for report in reports), names=paths)

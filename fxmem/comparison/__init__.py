@@ -1,0 +1,1 @@
+"""Comparison of two steps at their peaks, and findings for people and for CI."""

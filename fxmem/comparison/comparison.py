@@ -1,0 +1,183 @@
+"""The comparison of two steps: their totals, and what grew at the peak."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fxmem.comparison.changes import (
+    Change,
+    LineMap,
+    ModuleChange,
+    compare_modules,
+    find_guilty_line,
+    match_storages,
+)
+from fxmem.comparison.footprints import Footprint
+from fxmem.comparison.texts import Table, write_report
+from fxmem.errors import UsageError
+from fxmem.graph import SourceLocation
+from fxmem.report.text import write_place, write_shape, write_source, write_subject
+from fxmem.units import format_bytes, parse_bytes
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two steps, before and after a change.
+
+    Attributes:
+        before: The peak before.
+        after: The peak after.
+        changes: Storages at the peak that differ: those that grew, the largest growth first, then
+            those that shrank.
+        modules: Modules that differ, at the deepest level of which at most ten do.
+        guilty: The line of the user's repository that accounts for most of the growth; None where
+            nothing grew, or no line is known.
+        names: The names of the two, such as revisions.
+    """
+
+    before: Footprint
+    after: Footprint
+    changes: tuple[Change, ...]
+    modules: tuple[ModuleChange, ...]
+    guilty: SourceLocation | None
+    names: tuple[str, str] = ("before", "after")
+
+    @property
+    def growth_bytes(self) -> int:
+        """How much higher the peak is after; negative where it is lower."""
+        return self.after.peak_bytes - self.before.peak_bytes
+
+    def describe(self) -> str:
+        """Writes the peaks and the line that grew in a sentence."""
+        before, after = self.before.peak_bytes, self.after.peak_bytes
+        if not self.growth_bytes:
+            return f"Peak unchanged: {format_bytes(after)}"
+        share = f" ({100 * self.growth_bytes / before:+.1f} %)" if before else ""
+        growth = _write_growth(self.growth_bytes)
+        text = f"Peak {format_bytes(before)} -> {format_bytes(after)}: {growth}{share}"
+        return f"{text}, most at {self.guilty}" if self.guilty and self.growth_bytes > 0 else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the storages that did not change, as plain data."""
+        sides = {}
+        for name, side in zip(("before", "after"), (self.before, self.after), strict=True):
+            sides[name] = {
+                "name": self.names[name == "after"],
+                **asdict(side.headline),
+                "reserved_bytes": side.reserved_bytes,
+                "breakdown": dict(side.breakdown),
+            }
+        lists = {
+            "modules": [{**asdict(m), "growth_bytes": m.growth_bytes} for m in self.modules],
+            "changes": [{**asdict(c), "growth_bytes": c.growth_bytes} for c in self.changes],
+        }
+        guilty = self.guilty and asdict(self.guilty)
+        values = {"growth_bytes": self.growth_bytes, "guilty": guilty, **sides, **lists}
+        return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(values))}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """:meth:`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_text(self, *, top: int = 10, width: int | None = None, markdown: bool = False) -> str:
+        """Writes the report, whose first line is :meth:`describe`.
+
+        Args:
+            top: How many storages to list.
+            width: Columns of its tables and lines; None for no limit.
+            markdown: Write Markdown, for the summary of a run in CI or a comment.
+        """
+        lines = [*self._write_subjects()]
+        return write_report(
+            self.describe(), lines, self._list_tables(top), width=width, markdown=markdown
+        )
+
+    def __str__(self) -> str:
+        return self.to_text().rstrip("\n")
+
+    def _write_subjects(self) -> Iterator[str]:
+        sides = (self.before, self.after)
+        subjects = [write_subject(side.setup) for side in sides]
+        if subjects[0] == subjects[1]:
+            yield subjects[0]
+        for name, subject, side in zip(self.names, subjects, sides, strict=True):
+            where = side.headline
+            at = f"peak in {write_place(where.phase, where.node, where.source)}"
+            yield f"{name}: {at if subjects[0] == subjects[1] else f'{subject}; {at}'}"
+
+    def _list_tables(self, top: int) -> Iterator[Table]:
+        before, after = self.before, self.after
+        totals = [("peak", before.peak_bytes, after.peak_bytes)]
+        if after.setup.device != "cpu":
+            totals.append(("reserved", before.reserved_bytes, after.reserved_bytes))
+        totals += [
+            (category.value, before.breakdown.get(category, 0), nbytes)
+            for category, nbytes in after.breakdown.items()
+        ]
+        rows = [(name, *_write_sizes(a, b)) for name, a, b in totals if a or b]
+        yield Table(["at the peak", *_SIZES], rows)
+        rows = [
+            (m.fqn or "(none)", *_write_sizes(m.before_bytes, m.after_bytes)) for m in self.modules
+        ]
+        yield Table(["module", *_SIZES], rows)
+        storages, rest = list[Sequence[str]](), self.changes[top:]
+        for c in self.changes[:top]:
+            tensor = (c.category.value, c.label, write_shape(c.shape), c.dtype)
+            sizes = _write_sizes(c.before_bytes, c.after_bytes)
+            storages.append((*sizes, *tensor, write_source(c.source)))
+        headers = [*_SIZES, "category", "storage at the peak", "shape", "dtype", "source"]
+        left = _write_growth(sum(c.growth_bytes for c in rest))
+        yield Table(headers, storages, f"... and {len(rest)} more, {left}" if rest else "")
+
+
+_SIZES = ("before", "after", "change")
+
+
+def compare(
+    before: Footprint,
+    after: Footprint,
+    *,
+    lines: LineMap | None = None,
+    names: tuple[str, str] = ("before", "after"),
+) -> Comparison:
+    """Compares the peaks of two steps.
+
+    Args:
+        before: One step.
+        after: The other.
+        lines: Where lines of the first one's code are in the second's, by file; None if unknown.
+        names: Names for the two.
+    """
+    changes = match_storages(before.live, after.live, lines)
+    modules, guilty = compare_modules(before.live, after.live), find_guilty_line(changes, lines)
+    return Comparison(before, after, changes, modules, guilty, names)
+
+
+def measure_allowance(text: str, before_bytes: int) -> int:
+    """Returns the bytes that a limit on growth allows: a share of the peak before, or a size.
+
+    >>> measure_allowance("2%", 1000), measure_allowance("1MiB", 1000)
+    (20, 1048576)
+    """
+    share = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", text)
+    if share:
+        return int(before_bytes * float(share[1]) / 100)
+    if not re.search("[A-Za-z]", text) and text.strip() != "0":
+        hint = f"{text.strip()}% or {text.strip()}MiB?"
+        raise UsageError(f"the limit {text!r} on growth has no unit", hint=hint)
+    return parse_bytes(text)
+
+
+def _write_growth(nbytes: int) -> str:
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
+def _write_sizes(before: int, after: int) -> tuple[str, str, str]:
+    change = _write_growth(after - before) if after != before else "-"
+    return format_bytes(before), format_bytes(after), change
