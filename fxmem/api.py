@@ -165,8 +165,8 @@ def plan(
 
     Raises:
         InfeasibleError: No plan within the budget was found.
-        UsageError: Not exactly one limit is given, or it is not understood; or the step adds up
-            several micro-batches, or there is no such style for it.
+        UsageError: Not exactly one limit is given, or it is not understood; or there is no such
+            style for the step.
 
     >>> from torch import nn
     >>> net = nn.Sequential(nn.Linear(8, 64), *[nn.Tanh() for _ in range(8)], nn.Linear(64, 1))
@@ -211,8 +211,7 @@ def pareto(
         each segment saves.
 
     Raises:
-        UsageError: The step is not a training step, or adds up several micro-batches; or there is
-            no such style for it.
+        UsageError: The step is not a training step, or there is no such style for it.
     """
     from fxmem.planning import planner
 

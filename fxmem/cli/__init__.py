@@ -112,9 +112,7 @@ def _explain_command(name: str) -> str:
 def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str:
     name = unknown[0].partition("=")[0]
     close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
-    if name == "--accumulate":
-        hint = "a plan is for one micro-batch"
-    elif name.startswith("-") and close:
+    if name.startswith("-") and close:
         hint = f"did you mean {close[0]}?"
     elif name.startswith("-") and "batch" in name:
         hint = "the batch size is the first size of each --input"

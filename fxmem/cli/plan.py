@@ -55,7 +55,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command to the parser of ``fxmem``."""
     help = "what to recompute for a lower peak, and at what cost"
     parser = add_command(commands, "plan", run_plan, help, _DESCRIPTION, _EPILOG)
-    add_step_options(parser, analyzes=False)
+    add_step_options(parser, checks_fit=False)
     group = parser.add_argument_group("the limit: at most one")
     limits = group.add_mutually_exclusive_group()
     limits.add_argument(

@@ -57,19 +57,14 @@ def add_command(
     return parser
 
 
-def add_step_options(
-    parser: argparse.ArgumentParser, *, analyzes: bool = True, checks_fit: bool = True
-) -> None:
+def add_step_options(parser: argparse.ArgumentParser, *, checks_fit: bool = True) -> None:
     """Adds TARGET and the options that describe a step and its device.
 
     Args:
         parser: That of a command.
-        analyzes: Whether it is for a command that only analyses: a step may then be one of
-            several micro-batches.
-        checks_fit: Whether a command that only analyses tells if the step fits the GPU.
+        checks_fit: Whether the command tells if the step fits the GPU.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
-    parser.set_defaults(accumulate=None)
     step = parser.add_argument_group("the step")
     add_input_option(step)
     step.add_argument(
@@ -96,10 +91,10 @@ def add_step_options(
         metavar="N",
         help="the size to assume where one depends on values, as that of nonzero() does",
     )
-    _add_surroundings(parser, analyzes, checks_fit)
+    _add_surroundings(parser, checks_fit)
 
 
-def _add_surroundings(parser: argparse.ArgumentParser, analyzes: bool, checks_fit: bool) -> None:
+def _add_surroundings(parser: argparse.ArgumentParser, checks_fit: bool) -> None:
     loop = parser.add_argument_group("the loop around it")
     loop.add_argument(
         "--loop",
@@ -108,13 +103,12 @@ def _add_surroundings(parser: argparse.ArgumentParser, analyzes: bool, checks_fi
         help="plain, huggingface or lightning, with settings in parentheses where needed; it "
         "decides who holds output and loss, and when zero_grad runs (default: %(default)s)",
     )
-    if analyzes:
-        loop.add_argument(
-            "--accumulate",
-            type=int,
-            metavar="N",
-            help="micro-batches per optimizer step, each as --input says",
-        )
+    loop.add_argument(
+        "--accumulate",
+        type=int,
+        metavar="N",
+        help="micro-batches per optimizer step, each as --input says",
+    )
     loop.add_argument(
         "--keep-gradients",
         action="store_true",
@@ -127,7 +121,7 @@ def _add_surroundings(parser: argparse.ArgumentParser, analyzes: bool, checks_fi
     )
     device = parser.add_argument_group("the target device (need not be present)")
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
-    exits = "; exit 1 if the step does not fit it" if checks_fit and analyzes else ""
+    exits = "; exit 1 if the step does not fit it" if checks_fit else ""
     device.add_argument("--gpu", metavar="NAME", help=f"the target GPU: h100, rtx4090, ...{exits}")
     device.add_argument(
         "--alloc-conf",

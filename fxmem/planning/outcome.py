@@ -12,6 +12,7 @@ from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.allocation import measure_allocation, run_on_device
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.inplace.overwriting import apply_inplace
+from fxmem.planning.micro_batches import find_last_micro_batch, take_last_micro_batch
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import Simulation, build_graph, simulate_segments
@@ -31,9 +32,11 @@ class PlannedStep:
 def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
     """Simulates the step of the rewritten graph: segments, operations in place, all values deleted.
 
-    With style ``"modules"`` the user's own code runs on, and only the segments are new.
+    With style ``"modules"`` the user's own code runs on, and only the segments are new. Of a step
+    of several micro-batches only the last is simulated.
     """
-    changed = apply_inplace(analysis.graph, plan.inplace if plan.style == GRAPH else ())
+    graph = take_last_micro_batch(analysis).graph
+    changed = apply_inplace(graph, plan.inplace if plan.style == GRAPH else ())
     index = build_index(changed, keeps_frames=plan.style == MODULES)
     return simulate_segments(index, locate_segments(index, plan.segments))
 
@@ -70,7 +73,9 @@ def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
     simulation = simulate_plan(analysis, plan)
     planned = replace(analysis, graph=build_graph(simulation))
     is_as_said = planned.peak_bytes == plan.peak_bytes
-    return PlannedStep(planned, simulation.order) if is_as_said else None
+    before = max(find_last_micro_batch(analysis.graph) - 1, 0)  # operations that it leaves out
+    order = tuple((index + before if index else 0, again) for index, again in simulation.order)
+    return PlannedStep(planned, order) if is_as_said else None
 
 
 def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:

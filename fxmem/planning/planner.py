@@ -12,6 +12,7 @@ from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.code_changes import add_changes, plan_changes
+from fxmem.planning.micro_batches import take_last_micro_batch
 from fxmem.planning.model.modules import name_spans
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
 from fxmem.planning.model.simulate import build_graph, simulate_segments
@@ -79,21 +80,21 @@ def plan(
         is_number = isinstance(share, int | float) and not isinstance(share, bool)
         if share is not None and not (is_number and share >= 0):
             raise UsageError(f"an overhead cannot be {share!r}", hint="0.1 for a tenth more")
-    step = prepare_step(analysis, style)
+    step, part = prepare_step(analysis, style), take_last_micro_batch(analysis)
     by_flops = max_overhead_flops is not None
     most = max_overhead_flops if by_flops else max_overhead
     problem = make_problem(step, by_flops, Goal(budget_bytes, most))
     is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
     front = problem.price_runs(step.price_run(by_flops))
     if budget_bytes is not None:
-        return add_changes(analysis, _choose_within(step, front, budget_bytes, is_over))
+        return add_changes(part, _choose_within(step, front, budget_bytes, is_over))
     assert most is not None
     leanest = next(
         candidate
         for candidate in reversed(front)  # the first adds nothing
         if _measure_overhead(step, candidate)[by_flops] <= most
     )
-    return add_changes(analysis, _describe(step, leanest, _measure(step, leanest)))
+    return add_changes(part, _describe(step, leanest, _measure(step, leanest)))
 
 
 def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -> PlanProblem:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
+from fxmem.graph import Phase
 from fxmem.memory.allocator import AllocatorSettings
+from fxmem.planning.micro_batches import repeat_flops, take_last_micro_batch
 from fxmem.planning.model.costs import find_roofline, price_operations, price_run
 from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, find_limits
@@ -33,7 +35,10 @@ _TIE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class PlanningStep:
-    """An analysed step, prepared for planning."""
+    """An analysed step, prepared for planning; of several micro-batches, the last.
+
+    Seconds and FLOPs are those of all of them.
+    """
 
     index: StepIndex  # the step as plans see it
     limits: Limits  # the nodes that may not be recomputed
@@ -65,8 +70,8 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
     """Prepares an analysed step for plans of a style, as :func:`fxmem.plan` takes it.
 
     Raises:
-        UsageError: This is not the analysis of one training step of one micro-batch whose graph
-            backward frees, or there is no such style for it.
+        UsageError: This is not the analysis of one training step whose graph backward frees, or
+            there is no such style for it.
     """
     check_analysis(analysis)
     style = style or (GRAPH if analysis.frontend == "fx" else MODULES)
@@ -79,16 +84,15 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         )
     if analysis.setup.mode != "train":
         raise UsageError("inference saves nothing that could be recomputed", hint="mode='train'")
-    if analysis.setup.loop.accumulate > 1:
-        raise UsageError("plans are made for one micro-batch", hint="analyze it without accumulate")
     if analysis.setup.loop.retain_graph:
         raise UsageError(
             "retain_graph=True keeps the tensors that a plan would recompute",
             hint="analyze it with another loop",
         )
+    part, times = take_last_micro_batch(analysis), analysis.setup.loop.accumulate
     index, requested = (
-        build_index(graph, keeps_frames=style == MODULES)
-        for graph in (analysis.allocated_graph, analysis.graph)
+        build_index(repeat_flops(graph, times), keeps_frames=style == MODULES)
+        for graph in (part.allocated_graph, part.graph)
     )
     nodes, limits = index.graph.nodes, find_limits(index)
     if style == MODULES:
@@ -109,13 +113,18 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             for at in sorted(reasons)
         ]
     roofline = find_roofline(analysis.setup.device, analysis.gpu)
-    costs_s = price_operations(analysis.graph, roofline)
+    costs_s = price_operations(part.graph, roofline)
+    run_s = times * price_run(roofline, len(costs_s), sum(costs_s))
+    costs_s = tuple(
+        cost if operation.phase is Phase.OPTIMIZER else times * cost
+        for cost, operation in zip(costs_s, part.graph.operations, strict=True)
+    )
     return PlanningStep(
         index=index,
         limits=limits,
         costs_s=costs_s,
-        step_s=(step_s := sum(costs_s)),
-        run_s=price_run(roofline, len(costs_s), step_s),
+        step_s=sum(costs_s),
+        run_s=run_s,
         step_flops=sum(operation.flops for operation in index.graph.operations),
         requested=requested,
         settings=analysis.settings,

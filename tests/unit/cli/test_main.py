@@ -155,10 +155,6 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "inference recomputes nothing (give --budget, or no limit)",
         ),
         (
-            f"{PLAN} --accumulate 4",
-            "unrecognized arguments: --accumulate 4 (a plan is for one micro-batch)",
-        ),
-        (
             "render no.json -o peak.pdf",
             "cannot read the report 'no.json': No such file or directory"
             " (fxmem analyze --json -o writes one)",

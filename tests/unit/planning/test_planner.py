@@ -63,7 +63,6 @@ def test_a_plan_needs_one_limit(
     ("options", "message"),
     [
         ({"mode": "infer"}, "inference saves nothing that could be recomputed (mode='train')"),
-        ({"accumulate": 2}, "plans are made for one micro-batch (analyze it without accumulate)"),
         (
             {"loop": fxmem.Loop(retain_graph=True)},
             "retain_graph=True keeps the tensors that a plan would recompute"
@@ -74,7 +73,7 @@ def test_a_plan_needs_one_limit(
             "plans are made from an analysis, got Net (fxmem.analyze(model, ...) makes one)",
         ),
     ],
-    ids=["inference", "accumulated", "retained", "model"],
+    ids=["inference", "retained", "model"],
 )
 def test_steps_without_a_plan_are_refused(options: Any, message: str) -> None:
     subject: Any = Net()
