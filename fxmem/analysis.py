@@ -24,6 +24,7 @@ from fxmem.memory.allocation import (
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.labels import label_storages
 from fxmem.memory.liveness import MemoryProfile, Peak, build_profile
+from fxmem.memory.modules import Module, build_modules
 from fxmem.memory.timeline import Timeline, build_timeline
 
 if TYPE_CHECKING:
@@ -69,8 +70,21 @@ class FirstStep:
     source: SourceLocation | None
 
 
+class Shown:
+    """Reports that show themselves: as text when printed, as tables and pictures in a notebook."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Writes the report that the command line prints."""
+        return cast(str, _METHODS["to_text"](self))
+
+    def _repr_html_(self) -> str:
+        return cast(str, _METHODS["to_html"](self))
+
+
 @dataclass(frozen=True)
-class Analysis:
+class Analysis(Shown):
     """The memory of a step in bytes: how much, when it peaks and what is alive there.
 
     Attributes:
@@ -230,6 +244,11 @@ class Analysis:
         """A name for each storage, by its index (:func:`fxmem.memory.labels.label_storages`)."""
         return label_storages(self.graph)
 
+    @cached_property
+    def modules(self) -> Module:
+        """The model as the root of the tree of its modules; ``walk()`` lists them all."""
+        return build_modules(self.allocated_graph, self.peak)
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes of the traced model, with their bytes and FLOPs."""
@@ -327,9 +346,12 @@ class Analysis:
         """
         return _METHODS["to_networkx"](self)
 
-    def __str__(self) -> str:
-        """Writes the report that ``fxmem analyze`` prints."""
-        return cast(str, _METHODS["to_text"](self))
+    def __repr__(self) -> str:
+        setup = self.setup
+        return (
+            f"Analysis(model={setup.model!r}, inputs={setup.inputs!r}, mode={setup.mode!r}, "
+            f"device={setup.device!r}, peak_bytes={self.peak_bytes})"
+        )
 
     @cached_property
     def graph_module(self) -> Any:
@@ -342,9 +364,9 @@ class Analysis:
 
 
 _METHODS: dict[str, Callable[..., Any]] = {}
-"""Functions of higher layers that present an analysis, attached by :mod:`fxmem.api`."""
+"""Functions of higher layers that present a :class:`Shown`, attached by :mod:`fxmem.api`."""
 
 
 def attach_methods(**functions: Callable[..., Any]) -> None:
-    """Sets the functions behind methods of :class:`Analysis`, by the methods' names."""
+    """Sets the functions behind methods of :class:`Analysis` and :class:`Shown`, by their names."""
     _METHODS.update(functions)

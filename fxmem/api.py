@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fxmem.analysis import Analysis, attach_methods
 from fxmem.loop import Loop
-from fxmem.planning.plan import Plan
+from fxmem.planning.plan import Front, Plan
 
 if TYPE_CHECKING:
     import graphviz
@@ -195,7 +195,7 @@ def pareto(
     time_limit_s: float | None = None,
     style: str | None = None,
     strategy: str | Strategy | None = None,
-) -> tuple[Plan, ...]:
+) -> Front:
     """Lists the trade-offs of a step between memory and time.
 
     Args:
@@ -207,8 +207,8 @@ def pareto(
         strategy: As for :func:`fxmem.plan`.
 
     Returns:
-        Plans, cheapest first; the first one recomputes nothing. Only :func:`fxmem.plan` says what
-        each segment saves.
+        A tuple of plans, cheapest first; the first one recomputes nothing. Only :func:`fxmem.plan`
+        says what each segment saves.
 
     Raises:
         UsageError: The step is not a training step, or there is no such style for it.
@@ -524,11 +524,16 @@ def _list_values(analysis: Analysis) -> dict[str, Any]:
     return list_values(analysis)
 
 
-def _write_text(analysis: Analysis) -> str:
-    from fxmem.report.document import build_document
-    from fxmem.report.text import render_text
+def _write_text(shown: Any) -> str:
+    from fxmem.report.notebook import write_text
 
-    return render_text(build_document(analysis)).rstrip("\n")
+    return write_text(shown)
+
+
+def _write_html(shown: Any) -> str:
+    from fxmem.report.notebook import write_html
+
+    return write_html(shown)
 
 
 def _make_graph_module(analysis: Analysis) -> Any:
@@ -543,5 +548,6 @@ attach_methods(
     to_graphviz=_draw_picture,
     to_networkx=_build_digraph,
     to_text=_write_text,
+    to_html=_write_html,
     graph_module=_make_graph_module,
 )

@@ -284,6 +284,7 @@ class ModuleCall:
         inputs: Indices of the storages that its arguments lie on.
         results: Indices of those that what it returned lies on.
         obstacle: Why it may not run twice; empty where nothing speaks against it.
+        class_name: Name of the module's class.
     """
 
     fqn: str
@@ -292,6 +293,7 @@ class ModuleCall:
     inputs: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
     obstacle: str = ""
+    class_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

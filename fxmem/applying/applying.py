@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ def apply(
     if plan.style == MODULES:
         if has_inputs:
             _trace(model, plan, args, kwargs)
-        return wrap_modules(model, plan.segments, replace(plan, fx_graph=None))
+        return wrap_modules(model, plan.segments, plan.strip())
     graph = plan.fx_graph
     if has_inputs:
         analysis = _trace(model, plan, args, kwargs)
@@ -57,7 +56,7 @@ def apply(
                 hint="make a new one, or trace the model again: fxmem.apply(model, plan, args)",
             )
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
-    bare = replace(plan, fx_graph=None)
+    bare = plan.strip()
     return build_module(model, graph, plan.segments, plan.inplace, plan=bare, **options)
 
 

@@ -18,6 +18,8 @@ from fxmem.cli.step import (
 )
 from fxmem.errors import UsageError
 from fxmem.report.formats import FORMATS
+from fxmem.report.module_table import DEPTH, write_modules
+from fxmem.report.tables import Table
 from fxmem.units import format_bytes
 
 EXIT_OVER_BUDGET = 1
@@ -49,6 +51,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     output.add_argument("--json", action="store_true", help="everything, as JSON")
     output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
     output.add_argument("--nodes", action="store_true", help="add a table of all nodes")
+    output.add_argument("--modules", action="store_true", help="add a table of the modules")
+    output.add_argument(
+        "--depth", type=int, metavar="N", help=f"levels of --modules (default: {DEPTH})"
+    )
     output.add_argument(
         "--top",
         type=int,
@@ -73,6 +79,9 @@ def run_analyze(arguments: argparse.Namespace) -> int:
     budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     if arguments.top < 0:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")
+    if arguments.depth is not None and (arguments.depth < 1 or not arguments.modules):
+        cause = "must be 1 or more" if arguments.modules else "is for the table of --modules"
+        raise UsageError(f"--depth {cause}", hint="--modules --depth 2")
     check_output(arguments.output)
     suffix = os.path.splitext(arguments.output or "")[1].lower()
     if any(suffix in entry.suffixes for entry in FORMATS.values()):
@@ -90,7 +99,12 @@ def run_analyze(arguments: argparse.Namespace) -> int:
 
             width = choose_width(arguments.output)
             document = build_document(analysis)
-            text = render_text(document, top=arguments.top, nodes=arguments.nodes, width=width)
+            modules: str | Table = ""
+            if arguments.modules:
+                name, depth = analysis.setup.model, arguments.depth or DEPTH
+                modules = write_modules(analysis.modules, name, depth, width)
+            shown = {"top": arguments.top, "nodes": arguments.nodes, "modules": modules}
+            text = render_text(document, **shown, width=width)
     write_output(text, arguments.output)
     code, peak_bytes, ran_out = 0, analysis.peak_bytes, analysis.exhaustion
     if budget_bytes is not None and peak_bytes > budget_bytes:

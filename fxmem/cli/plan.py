@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, choose_width, write_output
@@ -132,7 +130,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         analysis = analyze_step(step)
         if is_one:
             chosen = _choose_plan(arguments, analysis, limit)
-            text = f"{chosen.to_json()}\n" if arguments.json else _render_plan(chosen, analysis)
+            text = f"{chosen.to_json()}\n" if arguments.json else _write_plan(chosen)
         elif not arguments.advice:
             text = _render_front(arguments, analysis)
         if arguments.advice:
@@ -213,17 +211,7 @@ def _render_front(arguments: argparse.Namespace, analysis: Analysis) -> str:
     return render_front(plans, analysis.setup, width=choose_width(None))
 
 
-def _render_plan(plan: Plan, analysis: Analysis) -> str:
-    from fxmem.planning.outcome import find_planned_step
-    from fxmem.report.plan_text import render_plan
-    from fxmem.report.suggestions import render_suggestions, suggest_code
+def _write_plan(plan: Plan) -> str:
+    from fxmem.report.notebook import write_text
 
-    sources = {}
-    for path in {node.source.file for node in analysis.nodes if node.source is not None}:
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # such as code that was typed
-            sources[path] = Path(path).read_text(encoding="utf-8")
-    planned = find_planned_step(analysis, plan)
-    peak = None if planned is None else planned.peak
-    text = render_plan(plan, analysis.setup, peak=peak, width=choose_width(None))
-    suggestions = render_suggestions(suggest_code(plan, analysis.nodes, sources))
-    return f"{text}\n{suggestions}" if suggestions else text
+    return f"{write_text(plan, width=choose_width(None))}\n"

@@ -60,6 +60,7 @@ def plan_changes(analysis: Analysis) -> Plan:
         mode=analysis.setup.mode,
         size_hint=analysis.setup.size_hint,
         fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,
+        analysis=analysis,
     )
     if plan.fx_graph is None:
         changed = apply_inplace(apply_deletions(analysis.graph, plan.dels), plan.inplace)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
 
+from fxmem.analysis import Analysis, Shown
 from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph, Phase, SourceLocation
 
@@ -125,7 +126,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Shown):
     """A way to run a step in less memory.
 
     Attributes:
@@ -149,6 +150,7 @@ class Plan:
             segment is all of a module's call, and its ``fqn`` says whose.
         size_hint: What was assumed of sizes that depend on data; None for nothing.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
+        analysis: The analysis that it was made from, likewise.
     """
 
     fingerprint: str
@@ -166,6 +168,20 @@ class Plan:
     style: str = GRAPH
     size_hint: int | None = None
     fx_graph: Any = field(default=None, repr=False, compare=False)
+    analysis: Analysis | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        counts = {name: len(getattr(self, name)) for name in ("segments", "inplace", "dels")}
+        return (
+            f"Plan(baseline_peak_bytes={self.baseline_peak_bytes}, peak_bytes={self.peak_bytes}, "
+            f"overhead={self.overhead:.3g}, mode={self.mode!r}, style={self.style!r}, "
+            + ", ".join(f"{name}=<{count}>" for name, count in counts.items())
+            + ")"
+        )
+
+    def strip(self) -> Plan:
+        """Leaves out all that is not in its JSON: the traced model and what was found of it."""
+        return replace(self, fx_graph=None, analysis=None)
 
     @property
     def gap(self) -> float | None:
@@ -176,8 +192,8 @@ class Plan:
 
     def to_json(self, indent: int | None = 2) -> str:
         """Writes the plan as JSON, which :meth:`from_json` reads."""
-        fields = asdict(replace(self, fx_graph=None))
-        del fields["fx_graph"]
+        fields = asdict(self.strip())
+        del fields["fx_graph"], fields["analysis"]
         return json.dumps({"plan_version": PLAN_VERSION, **fields}, indent=indent)
 
     @classmethod
@@ -208,6 +224,16 @@ class Plan:
             return cls(**fields)
         except (TypeError, KeyError, ValueError) as error:
             raise UsageError(f"the plan is damaged: {error}", hint="make a new one") from None
+
+
+class Front(Shown, tuple[Plan, ...]):
+    """The trade-offs of a step, cheapest first: a tuple of plans that shows itself as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        ends = " ... ".join(str(plan.peak_bytes) for plan in self[:: max(len(self) - 1, 1)])
+        return f"Front(<{len(self)} plans>, peak_bytes=<{ends}>)"
 
 
 _Part = TypeVar("_Part", Segment, InplaceChange, DelPoint, Limit)

@@ -16,7 +16,7 @@ from fxmem.planning.micro_batches import take_last_micro_batch
 from fxmem.planning.model.modules import name_spans
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
 from fxmem.planning.model.simulate import build_graph, simulate_segments
-from fxmem.planning.plan import MODULES, Plan
+from fxmem.planning.plan import MODULES, Front, Plan
 from fxmem.planning.step import PlanningStep, check_analysis, describe_segments, prepare_step
 from fxmem.planning.strategies.bound import bound_cost
 from fxmem.planning.strategies.problem import Candidate, Goal, PlanProblem, Strategy, run_strategy
@@ -35,7 +35,7 @@ def pareto(
     time_limit_s: float | None = None,
     style: str | None = None,
     strategy: str | Strategy | None = None,
-) -> tuple[Plan, ...]:
+) -> Front:
     """Lists the trade-offs of a step: :func:`fxmem.pareto`, whose arguments these are."""
     step = prepare_step(analysis, style)
     problem = make_problem(step, by_flops)
@@ -46,7 +46,7 @@ def pareto(
         goals = [most * (least / most) ** (at / (points - 1)) for at in range(points)]
         nearest = (min(front, key=lambda c: abs(c.peak_bytes - goal)) for goal in goals)
         front = [*dict.fromkeys(nearest)]
-    return tuple(_describe(step, c, _measure(step, c), in_full=False) for c in front)
+    return Front(_describe(step, c, _measure(step, c), in_full=False) for c in front)
 
 
 def plan(

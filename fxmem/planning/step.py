@@ -137,6 +137,7 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             style=style,
             size_hint=analysis.setup.size_hint,
             fx_graph=analysis.fx_graph if style == GRAPH else None,
+            analysis=analysis,
         ),
     )
 

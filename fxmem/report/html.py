@@ -54,7 +54,7 @@ def write_html(
     # A saved report lacks what it takes to trace a plan.
     if plan is not None and (analysis.graph.saves or not analysis.graph.saved):
         planned = trace_plan(analysis, plan)
-    text: str = _load_template().render(
+    text: str = load_template("report.html").render(
         document=document,
         headline=write_headline(document.headline),
         subject=write_subject(document.setup),
@@ -123,7 +123,8 @@ def _hash(text: str) -> str:
 
 
 @cache
-def _load_template() -> Any:
+def load_template(name: str) -> Any:
+    """Loads a template, which escapes all that is put into it."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -135,7 +136,7 @@ def _load_template() -> Any:
         "clean": escape_controls,
         "source": lambda source: escape_controls(write_source(source)),
     }
-    return environment.from_string(_read("report.html"))
+    return environment.from_string(_read(name))
 
 
 def _list_plan_notes(

@@ -23,6 +23,7 @@ from fxmem.graph import (
     Storage,
 )
 from fxmem.loop import Loop
+from fxmem.memory.modules import SUMS
 
 SCHEMA_VERSION = 1
 _Record = TypeVar("_Record")
@@ -34,6 +35,7 @@ _TOTALS = (
     *("saved_bytes", "parameter_bytes", "buffer_bytes", "input_bytes", "gradient_bytes"),
     *("optimizer_state_bytes", "forward_flops", "backward_flops"),
 )
+_MODULE = ("fqn", "class_name", "shape", *SUMS)
 _EVENT = ("action", "nbytes", "storage", "step", "phase")
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "phase": Phase,
@@ -67,6 +69,10 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
         "breakdown": {category.value: n for category, n in analysis.breakdown.items()},
         **{name: getattr(analysis, name) for name in _TOTALS},
         "nodes": [_list_fields(node) for node in analysis.nodes],
+        "modules": [
+            {name: _to_plain(getattr(module, name)) for name in _MODULE}
+            for module in analysis.modules.walk()
+        ],
         "storages": [
             {**_list_fields(storage), "label": label}
             for storage, label in zip(graph.storages, analysis.labels, strict=True)

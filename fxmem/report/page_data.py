@@ -7,13 +7,13 @@ holds each of them once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Category, Storage
+from fxmem.graph import Storage
 from fxmem.memory.labels import label_operator
+from fxmem.memory.modules import Module
 from fxmem.planning.outcome import PlannedStep
 from fxmem.planning.plan import Plan
 from fxmem.report.categories import STYLES
@@ -31,7 +31,7 @@ class ModuleRow(NamedTuple):
     name: str  # within the row around it; empty for the model itself
     level: int  # of rows that it lies in
     node: int  # index of the node; ``NONE`` for a module of several
-    sums: tuple[int, ...]  # bytes of its parameters, then the sums of its nodes' ``_SUMS``
+    sums: tuple[int, ...]  # bytes of its parameters, then its ``_SUMS``
 
 
 def build_page_data(
@@ -82,7 +82,8 @@ def build_page_data(
             "saved": [list(storage.saved_by) for storage in storages],
         },
         "modules": [
-            [add(row.name), row.level, row.node, *row.sums] for row in list_modules(nodes, storages)
+            [add(row.name), row.level, row.node, *row.sums]
+            for row in list_modules(analysis.modules, nodes)
         ],
         "planned": planned
         and {
@@ -109,55 +110,31 @@ def _list_lives(storages: Sequence[Storage]) -> dict[str, list[int]]:
     }
 
 
-@dataclass(slots=True)
-class _Module:
-    fqn: str
-    children: dict[str, _Module] = field(default_factory=dict)
-    nodes: list[int] = field(default_factory=list)
-    parameter_bytes: int = 0
-
-
-def list_modules(nodes: Sequence[NodeRow], storages: Iterable[Storage]) -> tuple[ModuleRow, ...]:
+def list_modules(model: Module, nodes: Sequence[NodeRow]) -> tuple[ModuleRow, ...]:
     """Lists the modules of a model and the operations in them, each before its inside."""
-    model = _Module("")
-    for index, node in enumerate(nodes):
-        if node.op not in ("placeholder", "output"):
-            module = model
-            for part in filter(None, node.fqn.split(".")):
-                inner = f"{module.fqn}.{part}" if module.fqn else part
-                module = module.children.setdefault(part, _Module(inner))
-            module.nodes.append(index)
-    for storage in storages:
-        if storage.category is Category.PARAMETER:
-            module = model  # the innermost that ran
-            for part in storage.name.split(".")[:-1]:
-                if part not in module.children:
-                    break
-                module = module.children[part]
-            module.parameter_bytes += storage.nbytes
     return tuple(_list_rows(model, "", 0, nodes))
 
 
 def _list_rows(
-    module: _Module, name: str, level: int, nodes: Sequence[NodeRow]
+    module: Module, name: str, level: int, nodes: Sequence[NodeRow]
 ) -> Iterator[ModuleRow]:
-    def describe(name: str, level: int, index: int, parameter_bytes: int = 0) -> ModuleRow:
-        sums = (getattr(nodes[index], each) for each in _SUMS)
-        return ModuleRow(name, level, index, (parameter_bytes, *sums))
+    def sum_up(row: Module | NodeRow) -> tuple[int, ...]:
+        return tuple(getattr(row, each) for each in _SUMS)
 
+    sums = (module.parameter_bytes, *sum_up(module))
     is_leaf = len(module.nodes) == 1 and not module.children and level > 0
     if is_leaf and nodes[module.nodes[0]].op == "call_module":
-        yield describe(name, level, module.nodes[0], module.parameter_bytes)
+        yield ModuleRow(name, level, module.nodes[0], sums)
         return
     parts = [
-        [*_list_rows(child, part, level + 1, nodes)] for part, child in module.children.items()
+        [*_list_rows(child, child.fqn.rpartition(".")[2], level + 1, nodes)]
+        for child in module.children
     ]
     for index in module.nodes:
         own = nodes[index].name.removeprefix(f"{module.fqn}.") if module.fqn else ""
-        parts.append([describe(own or nodes[index].name, level + 1, index)])
-    own_sums = (module.parameter_bytes, *(0 for _ in _SUMS))
-    sums = map(sum, zip(own_sums, *(rows[0].sums for rows in parts), strict=True))
-    yield ModuleRow(name, level, NONE, tuple(sums))
+        row = (own or nodes[index].name, level + 1, index, (0, *sum_up(nodes[index])))
+        parts.append([ModuleRow(*row)])
+    yield ModuleRow(name, level, NONE, sums)
     # Children and operations in the order in which they first ran.
     for rows in sorted(parts, key=lambda rows: min(r.node for r in rows if r.node != NONE)):
         yield from rows

@@ -9,7 +9,7 @@ from fxmem.analysis import Setup
 from fxmem.graph import Phase
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import GRAPH, DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
-from fxmem.report.tables import join_blocks, wrap, write_table
+from fxmem.report.tables import Table, join_blocks, wrap
 from fxmem.report.text import write_place, write_source, write_subject
 from fxmem.units import format_bytes, parse_bytes
 
@@ -26,9 +26,16 @@ _NAMES = ("recomputed", "computed in place", "freed early", "after", "source")
 
 
 def render_plan(
-    plan: Plan, setup: Setup, *, peak: Peak | None = None, width: int | None = None
+    plan: Plan, setup: Setup | None, *, peak: Peak | None = None, width: int | None = None
 ) -> str:
     """Writes a plan for a step, with the new peak, its cost and, where known, its place."""
+    return join_blocks(list_plan_blocks(plan, setup, peak, width))
+
+
+def list_plan_blocks(
+    plan: Plan, setup: Setup | None, peak: Peak | None = None, width: int | None = None
+) -> list[str | Table]:
+    """Lists the blocks of a plan's report; a plan from a file does not tell its step."""
     before, after = format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes)
     share = write_share(plan.peak_bytes / (plan.baseline_peak_bytes or 1))
     cost = ", nothing is recomputed"
@@ -43,20 +50,26 @@ def render_plan(
         place.append(f"The new peak is in {where}.")
     if plan.reserved_bytes > plan.peak_bytes:  # not on the CPU, where nothing is reserved
         place.append(f"The allocator reserves {format_bytes(plan.reserved_bytes)}.")
-    return join_blocks(
-        [
-            f"Peak {before} -> {after} ({share}){cost}\n{write_subject(setup)}",
-            wrap(" ".join(place), width),
-            write_segments(plan, width),
-            *_write_changes(plan, width),
-            _write_limits(plan.limits, width),
-            "\n".join(wrap(note, width) for note in _write_notes(plan)),
-        ]
-    )
+    subject = [] if setup is None else [write_subject(setup)]
+    return [
+        "\n".join([f"Peak {before} -> {after} ({share}){cost}", *subject]),
+        wrap(" ".join(place), width),
+        write_segments(plan, width),
+        *_write_changes(plan, width),
+        _write_limits(plan.limits, width),
+        "\n".join(wrap(note, width) for note in _write_notes(plan)),
+    ]
 
 
 def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = None) -> str:
     """Writes the trade-offs of a step, cheapest first, and how to choose one."""
+    return join_blocks(list_front_blocks(plans, setup, width))
+
+
+def list_front_blocks(
+    plans: Sequence[Plan], setup: Setup | None, width: int | None = None
+) -> list[str | Table]:
+    """Lists the blocks of the report of a step's trade-offs."""
     baseline_bytes = plans[0].baseline_peak_bytes
     least = format_bytes(min(plan.peak_bytes for plan in plans))
     headers = ["peak", "of the step's", "added time", "added FLOPs", "segments", "in place", "del"]
@@ -75,14 +88,13 @@ def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = Non
             f"(--max-overhead {_ALLOWED}); -o plan.json saves the plan."
         )
     title = f"Peak {format_bytes(baseline_bytes)}; {_count(len(plans), 'plan')}, down to {least}"
-    return join_blocks(
-        [
-            f"{title}\n{write_subject(setup)}",
-            _write_rows(headers, rows, width),
-            _write_limits(plans[0].limits, width),
-            wrap(advice, width),
-        ]
-    )
+    subject = [] if setup is None else [write_subject(setup)]
+    return [
+        "\n".join([title, *subject]),
+        _write_rows(headers, rows, width),
+        _write_limits(plans[0].limits, width),
+        wrap(advice, width),
+    ]
 
 
 def render_advice(
@@ -107,7 +119,7 @@ def render_advice(
     return join_blocks(blocks)
 
 
-def write_segments(plan: Plan, width: int | None) -> str:
+def write_segments(plan: Plan, width: int | None) -> str | Table:
     """Writes a table of what is recomputed; a segment within another is below that."""
     seconds = sum(segment.recompute_s for segment in plan.segments)
     flops = sum(segment.recompute_flops for segment in plan.segments)
@@ -151,7 +163,7 @@ def write_share(share: float) -> str:
     return "<0.1 %" if share > 0 and text == "0.0 %" else text
 
 
-def _write_changes(plan: Plan, width: int | None) -> Iterator[str]:
+def _write_changes(plan: Plan, width: int | None) -> Iterator[str | Table]:
     """Writes tables of what is computed in place and freed early."""
     inplace = [(c.node, c.call, _write_saving(c), write_source(c.source)) for c in plan.inplace]
     yield _write_rows(["computed in place", "call", "off the peak", "source"], inplace, width)
@@ -219,9 +231,8 @@ def _write_rows(
     rows: Sequence[Sequence[str]],
     width: int | None,
     optional: Sequence[str] = (),
-) -> str:
-    shown = {"right": _NUMBERS, "names": _NAMES, "optional": optional}
-    return write_table(headers, rows, **shown, width=width) if rows else ""
+) -> str | Table:
+    return Table(headers, rows, _NUMBERS, _NAMES, optional, width) if rows else ""
 
 
 def _write_saving(change: Segment | InplaceChange | DelPoint) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from wcwidth import wcswidth
 
@@ -59,9 +60,33 @@ def wrap(text: str, width: int | None, indent: str = "") -> str:
     return "\n".join(textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False))
 
 
-def join_blocks(blocks: Iterable[str]) -> str:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a report: the arguments of :func:`write_table`, and a line on what is left out."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Collection[str] = ()
+    names: Collection[str] = ()
+    optional: Sequence[str] = ()
+    width: int | None = None
+    rest: str = ""
+
+    def __str__(self) -> str:
+        text = write_table(
+            self.headers,
+            self.rows,
+            right=self.right,
+            names=self.names,
+            optional=self.optional,
+            width=self.width,
+        )
+        return f"{text}\n{self.rest}" if self.rest else text
+
+
+def join_blocks(blocks: Iterable[str | Table]) -> str:
     """Joins the blocks of a report that are not empty by blank lines; each line ends in one."""
-    lines = "\n\n".join(filter(None, blocks)).splitlines()
+    lines = "\n\n".join(str(block) for block in blocks if block).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fxmem.analysis import Setup
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Phase, SourceLocation
 from fxmem.report.document import Document, Fit, Headline
-from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
+from fxmem.report.tables import Table, escape_controls, join_blocks, wrap
 from fxmem.units import format_bytes, format_flops
 
 
 def render_text(
-    document: Document, *, top: int = 10, nodes: bool = False, width: int | None = None
+    document: Document,
+    *,
+    top: int = 10,
+    nodes: bool = False,
+    modules: str | Table = "",
+    width: int | None = None,
 ) -> str:
     """Writes the report; its first line has the peak and its place.
 
     The ``top`` largest storages alive at the peak are listed, the rest one row; ``nodes`` adds a
-    table with a row for each node. Lines of tables and notes take at most ``width`` columns.
+    table with a row for each node, after that of the ``modules``. Lines of tables and notes take at
+    most ``width`` columns.
     """
+    more = (modules, _write_nodes(document, width) if nodes else "")
+    return join_blocks(list_blocks(document, top, more, width))
+
+
+def list_blocks(
+    document: Document,
+    top: int = 10,
+    more: Iterable[str | Table] = (),
+    width: int | None = None,
+) -> list[str | Table]:
+    """Lists the blocks of the report, with ``more`` before the notes."""
     about = [write_subject(document.setup), *write_first_step(document)]
     lines = (wrap(line, width) for line in about)
-    return join_blocks(
-        [
-            "\n".join([write_headline(document.headline), *lines]),
-            *_write_figures(document, width),
-            _write_live(document, top, width),
-            _write_nodes(document, width) if nodes else "",
-            "\n".join(wrap(note, width) for note in document.notes),
-        ]
-    )
+    return [
+        "\n".join([write_headline(document.headline), *lines]),
+        *_write_figures(document, width),
+        _write_live(document, top, width),
+        *more,
+        "\n".join(wrap(note, width) for note in document.notes),
+    ]
 
 
 def write_headline(headline: Headline) -> str:
     """Writes the peak and its place in one line."""
-    return escape_controls(f"Peak {_write_peak(headline)}")
+    return escape_controls(f"Peak {write_peak(headline)}")
 
 
 def write_first_step(document: Document) -> Iterator[str]:
@@ -44,12 +59,13 @@ def write_first_step(document: Document) -> Iterator[str]:
     if first is not None:
         than = "lower" if first.peak_bytes < document.headline.peak_bytes else "higher"
         yield escape_controls(
-            f"The first step peaks {than}: {_write_peak(first)}; "
+            f"The first step peaks {than}: {write_peak(first)}; "
             "all other figures are the second step's"
         )
 
 
-def _write_peak(headline: Headline) -> str:
+def write_peak(headline: Headline) -> str:
+    """Writes the bytes of a peak and its place."""
     peak, names = format_bytes(headline.peak_bytes), headline.parameters
     if headline.phase is not Phase.OPTIMIZER:
         return f"{peak} in {write_place(headline.phase, headline.node, headline.source)}"
@@ -133,51 +149,50 @@ def write_shape(shape: Sequence[int] | None) -> str:
     return "" if shape is None else "x".join(map(str, shape)) or "scalar"
 
 
-def _write_figures(document: Document, width: int | None) -> Iterator[str]:
+def _write_figures(document: Document, width: int | None) -> Iterator[str | Table]:
     """Writes tables of the device's figures, the whole step and the categories at the peak."""
     if document.device:
         device = [
             (row.label, write_range(row.least_bytes, row.most_bytes), row.compare_with)
             for row in document.device
         ]
-        yield write_table(["on the GPU", "peak", "compare with"], device, right=["peak"])
+        yield Table(["on the GPU", "peak", "compare with"], device, right=["peak"])
     if document.fit is not None:
         yield wrap(write_fit(document.fit), width)
     totals = [(label, format_bytes(nbytes)) for label, nbytes in document.totals.items()]
     totals.append(("forward", format_flops(document.forward_flops)))
     if document.setup.mode == "train":
         totals.append(("backward", format_flops(document.backward_flops)))
-    yield write_table(["over the step", "total"], totals, right=["total"])
+    yield Table(["over the step", "total"], totals, right=["total"])
     peak = document.headline.peak_bytes
     shares = [
         (category.value, format_bytes(nbytes), f"{100 * nbytes / peak:.1f} %")
         for category, nbytes in document.breakdown.items()
     ]
     shares.append(("peak", format_bytes(peak), "100.0 %"))
-    yield write_table(["at the peak", "bytes", "share"], shares, right=["bytes", "share"])
+    yield Table(["at the peak", "bytes", "share"], shares, right=["bytes", "share"])
 
 
-def _write_live(document: Document, top: int, width: int | None) -> str:
+def _write_live(document: Document, top: int, width: int | None) -> Table:
     rows, rest = [], document.live[top:]
     for row in document.live[:top]:
         saved = row.saved_by
         savers = ", ".join(saved) if len(saved) < 3 else f"{saved[0]}, {len(saved) - 1} more"
         figures = (format_bytes(row.nbytes), row.category.value, row.label, write_shape(row.shape))
         rows.append((*figures, row.dtype, savers, write_source(row.source)))
-    table = write_table(
+    left = f"... and {len(rest)} more, {format_bytes(sum(row.nbytes for row in rest))}"
+    return Table(
         ["bytes", "category", "alive at the peak", "shape", "dtype", "saved by", "source"],
         rows,
         right=["bytes"],
         names=["alive at the peak", "saved by", "source"],
         optional=["saved by", "dtype", "shape"],
         width=width,
+        rest=left if rest else "",
     )
-    if not rest:
-        return table
-    return f"{table}\n... and {len(rest)} more, {format_bytes(sum(row.nbytes for row in rest))}"
 
 
-def _write_nodes(document: Document, width: int | None) -> str:
+def _write_nodes(document: Document, width: int | None) -> Table:
     sizes, flops = ["output", "saved", "transient"], ["forward", "backward"]
     rows = []
     for row in document.nodes:
@@ -186,7 +201,7 @@ def _write_nodes(document: Document, width: int | None) -> str:
         figures = ["-" if figure.startswith("0 ") else figure for figure in figures]
         tensor = (write_shape(row.shape), row.dtype or "")
         rows.append((row.name, row.target, *tensor, *figures, write_source(row.source)))
-    return write_table(
+    return Table(
         ["node", "target", "shape", "dtype", *sizes, *flops, "source"],
         rows,
         right=[*sizes, *flops],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fxmem.analysis import Setup
-from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
+from fxmem.report.tables import Table, escape_controls, join_blocks, wrap
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
@@ -18,6 +18,13 @@ _PLURALS = {"loss": "losses"}
 
 def render_verification(verification: Verification, *, width: int | None = None) -> str:
     """Writes a verification, with the answer in the first line, in ``width`` columns."""
+    return join_blocks(list_verification_blocks(verification, width))
+
+
+def list_verification_blocks(
+    verification: Verification, width: int | None = None
+) -> list[str | Table]:
+    """Lists the blocks of a verification's report."""
     names = ("model", "inputs", "mode", "device", "optimizer", "loss", "autocast")
     setup = Setup(**{name: getattr(verification, name) for name in names}, frontend="")
     subject = write_subject(setup, has_loop=False)
@@ -25,14 +32,13 @@ def render_verification(verification: Verification, *, width: int | None = None)
         f"{count} {kind if count == 1 else _PLURALS.get(kind, f'{kind}s')}"
         for kind, count in verification.compared.items()
     ]
-    blocks = [
+    return [
         f"{_write_headline(verification)}\n{subject}; seed {verification.seed}",
         _write_differences(verification.differences, width),
         wrap(f"Compared in each step: {', '.join(counts)}." if counts else "", width),
         _write_figures(verification, width),
         "\n".join(wrap(note, width) for note in verification.notes),
     ]
-    return join_blocks(blocks)
 
 
 def _write_headline(verification: Verification) -> str:
@@ -77,7 +83,7 @@ def _name_element(difference: Difference) -> str:
     return f"{difference.name}[{index}]" if index else difference.name
 
 
-def _write_differences(differences: tuple[Difference, ...], width: int | None) -> str:
+def _write_differences(differences: tuple[Difference, ...], width: int | None) -> str | Table:
     headers = ["different", "name", "in", "model", "with the plan", "elements", "apart at most"]
     rows = []
     for each in differences[:_MOST]:
@@ -86,12 +92,13 @@ def _write_differences(differences: tuple[Difference, ...], width: int | None) -
         rows.append((each.kind.value, _name_element(each), each.cause, *values))
     if not rows:
         return ""
-    table = write_table(headers, rows, right=headers[-2:], names=headers[1:5], width=width)
-    rest = len(differences) - len(rows)
-    return f"{table}\n... and {rest} more" if rest > 0 else table
+    more = len(differences) - len(rows)
+    rest = f"... and {more} more" if more > 0 else ""
+    form = {"right": headers[-2:], "names": headers[1:5]}
+    return Table(headers, rows, **form, width=width, rest=rest)
 
 
-def _write_figures(verification: Verification, width: int | None) -> str:
+def _write_figures(verification: Verification, width: int | None) -> Table:
     def write(nbytes: int | None) -> str:
         return "-" if nbytes is None else format_bytes(nbytes)
 
@@ -104,4 +111,4 @@ def _write_figures(verification: Verification, width: int | None) -> str:
     rows.append(("time of a step", *times))
     names = ["model", "with the plan"]
     device = f"on the {'GPU' if verification.device == 'cuda' else 'CPU'}"
-    return write_table([device, *names], rows, right=names, width=width)
+    return Table([device, *names], rows, right=names, width=width)

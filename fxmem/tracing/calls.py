@@ -69,7 +69,8 @@ class CallLog:
             obstacle = "hooks run with it" if has_hooks and is_leaf else ""
             obstacle = next((name for name in now if now[name] != before[name]), obstacle)
             results, stop = self._find_storages(result), self._count_nodes()
-            self.calls.append(ModuleCall(fqn, start, stop, inputs, results, obstacle))
+            name = type(module).__name__
+            self.calls.append(ModuleCall(fqn, start, stop, inputs, results, obstacle, name))
 
         has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
         if is_leaf or not has_hooks:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from fxmem.analysis import Shown
+
 SCHEMA_VERSION = 1
 
 
@@ -87,7 +89,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(Shown):
     """The comparison of two models, bit for bit, with the memory and time of each.
 
     Attributes:
@@ -126,6 +128,12 @@ class Verification:
     planned: StepFigures
     notes: tuple[str, ...] = ()
     promise: Promise | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Verification(equal={self.equal}, keeps_promise={self.keeps_promise}, "
+            f"model={self.model!r}, steps={self.steps}, differences=<{len(self.differences)}>)"
+        )
 
     @property
     def keeps_promise(self) -> bool:

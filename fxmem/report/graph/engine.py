@@ -40,6 +40,8 @@ _ARIAL = {
 _SVG_TEXT = re.compile(
     r'<text(?P<look>[^>]* font-size="(?P<size>[\d.]+)"[^>]*)>(?P<text>[^<]*)</text>'
 )
+_SVG_FRAMES = re.compile(r'<g id="[^"]*" class="(?:cluster|edge)">.*?</g>', re.DOTALL)
+_HALO = 'paint-order="stroke" stroke="#F4F6F9" stroke-width="3" stroke-linejoin="round"'
 
 
 def draw_dot(dot: str, kind: str) -> bytes:
@@ -58,7 +60,7 @@ def draw_dot(dot: str, kind: str) -> bytes:
         lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
         cause = lines[-1] if lines else f"exit code {result.returncode}"
         raise UsageError(f"{engine} fails: {cause}", hint="write the graph itself: -o FILE.dot")
-    return fit_texts(result.stdout) if kind == "svg" else result.stdout
+    return raise_texts(fit_texts(result.stdout)) if kind == "svg" else result.stdout
 
 
 def find_engine(kind: str) -> str:
@@ -87,3 +89,17 @@ def fit_texts(svg: bytes) -> bytes:
 
     drawn = _SVG_TEXT.sub(fit, svg.decode())
     return drawn.replace('font-family="Arial"', f'font-family="{_FONTS}"').encode()
+
+
+def raise_texts(svg: bytes) -> bytes:
+    """Puts titles of frames and texts of arrows above all arrows, which may run through them."""
+    raised: list[str] = []
+
+    def take(match: re.Match[str]) -> str:
+        raised.extend(text[0] for text in _SVG_TEXT.finditer(match[0]))
+        return _SVG_TEXT.sub("", match[0])
+
+    drawn = _SVG_FRAMES.sub(take, svg.decode())
+    halo = f"<g {_HALO}>\n{chr(10).join(raised)}\n</g>\n"
+    body, end, rest = drawn.rpartition("</g>\n</svg>")
+    return f"{body}{halo if raised else ''}{end}{rest}".encode()

@@ -6,14 +6,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from heapq import heappop, heappush
 from itertools import groupby
 
 from fxmem.errors import UsageError
 from fxmem.graph import Phase
 from fxmem.report.document import NodeRow
 
-AIM_BOXES = 40  # that a reader can take in; the depth is chosen for them
+AIM_BOXES = 48  # that a reader can take in; the depth is chosen for them
 AIM_PLAN_BOXES = 60  # segments of a plan often begin and end deep in the modules
+_LARGE_SHARE = 0.2  # of the bytes that all nodes hold: such a module is opened before others
+_LITTLE = 0.001  # of the largest result: nodes that hold no more are joined
 MOST_BOXES = 1_000  # of more, Graphviz takes minutes where they are densely connected
 
 
@@ -185,10 +188,11 @@ def cut_tree(
     noted: Collection[int] = (),
     aim: int = AIM_BOXES,
 ) -> tuple[Tree, tuple[str, ...]]:
-    """Closes subtrees and joins views of a tree; adds notes on the parts left out.
+    """Closes subtrees and joins nodes that hold next to nothing; adds notes on the parts left out.
 
-    Unless a depth is given, there are at most ``aim`` boxes, and all around the ``peak`` is open.
-    Nodes that are ``noted`` are to be seen on their own.
+    Unless a depth is given, all around the ``peak`` is open, and of the other modules those that
+    hold most, as far as there are at most ``aim`` boxes. Nodes that are ``noted`` are to be seen on
+    their own.
     """
     notes: list[str] = []
     if not detail.expand:
@@ -197,22 +201,20 @@ def cut_tree(
         if hidden:
             operations = "operation on sizes is" if len(hidden) == 1 else "operations on sizes are"
             notes.append(f"{len(hidden)} {operations} left out.")
-    opened = frozenset(peak) if detail.depth is None else frozenset()
     levels = _count_levels(tree)
 
-    def choose_depth(most: int) -> int:
-        """Chooses the largest depth with at most so many boxes, but not less than 1."""
-        depths = range(1, levels + 1)
-        count = bisect_right(depths, most, key=lambda d: _count_boxes(_close(tree, d, opened)))
-        return max(count, 1)
+    def cut(depth: int) -> Tree:
+        return _close(tree, lambda _, level: level < depth)
 
-    wanted = levels if detail.expand else choose_depth(aim)
-    if detail.depth is not None:
-        wanted = min(detail.depth, levels)
-    depth = min(wanted, choose_depth(MOST_BOXES))
-    if depth < wanted:
-        notes.append(f"Cut to a depth of {depth}: more than {MOST_BOXES} boxes otherwise.")
-    closed = _close(tree, depth, opened)
+    if detail.depth is None and not detail.expand:
+        closed = _open_largest(tree, nodes, frozenset(peak), aim)
+    else:
+        wanted = levels if detail.depth is None else min(detail.depth, levels)
+        depths = range(1, wanted + 1)
+        depth = max(bisect_right(depths, MOST_BOXES, key=lambda d: _count_boxes(cut(d))), 1)
+        if depth < wanted:
+            notes.append(f"Cut to a depth of {depth}: more than {MOST_BOXES} boxes otherwise.")
+        closed = cut(depth)
     count = _count_boxes(closed)
     if count > MOST_BOXES:
         raise UsageError(
@@ -226,29 +228,36 @@ def cut_tree(
 def _simplify(
     tree: Tree, nodes: Sequence[NodeRow], apart: frozenset[int], hidden: list[int]
 ) -> Tree:
-    """Leaves out work on sizes, joins views that follow each other, and unwraps lists of modules.
+    """Leaves out work on sizes, joins nodes that hold little, and unwraps lists of modules.
 
     Nodes that are to stand ``apart`` are not joined; those left out are added to ``hidden``.
     """
-
-    def is_empty(node: NodeRow) -> bool:
-        is_held = node.output_bytes or node.saved_bytes or node.live_bytes
-        return not is_held and node.op not in ("placeholder", "output")
+    least_bytes = _LITTLE * max((node.output_bytes for node in nodes), default=0)
+    sizes: dict[int, int] = {}  # of storages, by the node that made them
+    for node in nodes:
+        for index in node.results:
+            sizes.setdefault(index, node.output_bytes)
 
     def follows(last: Item, item: Leaf) -> bool:
+        """Tells whether an item is shown as one with the last: a view of that, or as little."""
         if isinstance(last, Tree) and last.kind is not Kind.RUN:
             return False
-        indices = (*list_nodes(last), *item.nodes)
-        if not apart.isdisjoint(indices) or not all(is_empty(nodes[i]) for i in indices):
+        before, rows = list_nodes(last), [nodes[index] for index in item.nodes]
+        joined = [*(nodes[index] for index in before), *rows]
+        is_apart = not apart.isdisjoint((*before, *item.nodes))
+        if is_apart or any(row.op in ("placeholder", "output") for row in joined):
             return False
-        return max(list_nodes(last)[:: len(item.nodes)]) in nodes[item.nodes[0]].inputs
+        if any(_measure_held([row]) > least_bytes for row in joined):
+            return False
+        is_little = all(sizes[i] <= least_bytes for row in joined for i in row.results)
+        return is_little or max(before[:: len(item.nodes)]) in rows[0].inputs
 
     children: list[Item] = []
     for child in tree.children:
         if isinstance(child, Tree):
             child = _simplify(child, nodes, apart, hidden)
             children += [child] if child.children else []
-        elif is_empty(node := nodes[child.nodes[0]]) and node.shape is None and not node.results:
+        elif _is_size(nodes[child.nodes[0]]):
             hidden += child.nodes
         elif children and follows(children[-1], child):
             last = children[-1]
@@ -264,15 +273,64 @@ def _simplify(
     return replace(tree, children=tuple(children))
 
 
-def _close(tree: Tree, depth: int, opened: frozenset[int]) -> Tree:
-    """Closes the modules below a depth, except around some nodes."""
-    below = depth - 1 if tree.kind is Kind.MODULE else depth
+def _is_size(node: NodeRow) -> bool:
+    is_empty = not _measure_held([node]) and node.op not in ("placeholder", "output")
+    return is_empty and node.shape is None and not node.results
+
+
+def _measure_held(rows: Iterable[NodeRow]) -> int:
+    return sum(row.output_bytes + row.saved_bytes + row.live_bytes for row in rows)
+
+
+def _open_largest(
+    tree: Tree, nodes: Sequence[NodeRow], peak: frozenset[int], most_boxes: int
+) -> Tree:
+    """Closes all modules but those around the peak, and those that hold most.
+
+    Beyond half of the boxes, only modules are opened that hold a large share of all bytes.
+    """
+    opened, large_bytes = set[int](), _LARGE_SHARE * _measure_held(nodes)
+    waiting: list[tuple[int, int, Tree]] = []  # modules that are shown closed, the largest first
+
+    def show(tree: Tree) -> int:
+        """Opens a subtree, and returns the number of its boxes."""
+        boxes = 0
+        for child in tree.children:
+            if isinstance(child, Leaf) or not child.is_open:
+                boxes += 1
+                continue
+            indices = list_nodes(child)
+            if child.kind is Kind.SEGMENT or not peak.isdisjoint(indices):
+                opened.add(id(child))
+                boxes += show(child)
+                continue
+            held_bytes = _measure_held(nodes[index] for index in indices)
+            heappush(waiting, (-held_bytes, indices[0], child))
+            boxes += 1
+        return boxes
+
+    boxes = show(tree)
+    while waiting:
+        negative_bytes, _, largest = heappop(waiting)
+        before = [*waiting]
+        more = show(largest) - 1
+        if boxes + more <= (most_boxes if -negative_bytes >= large_bytes else most_boxes // 2):
+            boxes += more
+            opened.add(id(largest))
+        else:
+            waiting = before
+    return _close(tree, lambda child, _: id(child) in opened)
+
+
+def _close(tree: Tree, is_shown: Callable[[Tree, int], bool], level: int = 0) -> Tree:
+    """Closes the modules that are not to be shown, each judged by itself and its level."""
+    level += tree.kind is Kind.MODULE
 
     def close(child: Item) -> Item:
         if isinstance(child, Leaf) or not child.is_open:
             return child
-        if child.kind is Kind.SEGMENT or below > 0 or not opened.isdisjoint(list_nodes(child)):
-            return _close(child, below, opened)
+        if child.kind is Kind.SEGMENT or is_shown(child, level):
+            return _close(child, is_shown, level)
         return replace(child, is_open=False)
 
     return replace(tree, children=tuple(map(close, tree.children)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 import warnings
@@ -61,6 +62,18 @@ class TestResult:
         assert main([*COMMAND, "--top", "6", "--nodes"]) == 0
         golden = Path(__file__).parents[2] / "golden" / "hand_made.txt"
         assert capsys.readouterr().out == golden.read_text()
+
+    def test_modules_to_a_depth(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*COMMAND, "--modules", "--depth", "1"]) == 0
+        assert re.search(r"^- block +- .* 12.00 MiB$", capsys.readouterr().out, re.MULTILINE)
+        for wrong, cause in (
+            (["--modules", "--depth", "0"], "must be 1 or more"),
+            (["--depth", "2"], "is for the table of --modules"),
+        ):
+            assert main([*COMMAND, *wrong]) == 2
+            assert capsys.readouterr().err == (
+                f"fxmem: error: --depth {cause} (--modules --depth 2)\n"
+            )
 
     def test_over_budget_is_exit_1_and_still_reports(
         self, capsys: pytest.CaptureFixture[str]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from hand_made_plans import make_plan
 from pictures import make_chain
 
 from fxmem.errors import UsageError
+from fxmem.graph import Phase
 from fxmem.planning.plan import InplaceChange, Segment
-from fxmem.report.document import build_document
+from fxmem.report.document import Headline, build_document
 from fxmem.report.graph import engine as engine_module
 from fxmem.report.graph.dot import build_picture
 from fxmem.report.graph.engine import draw_dot, find_engine, fit_texts
@@ -49,6 +51,25 @@ def test_a_plan_over_a_picture(check_golden: Callable[[str, str], None]) -> None
         dels=(),
     )
     check_golden("plan.dot", draw(build_view(document, lay_plan(plan, document.nodes))))
+
+
+def test_a_peak_in_the_optimizer_has_a_mark_of_its_own() -> None:
+    document = make_chain(["a", "b"])
+    names = tuple(f"p{i}" for i in range(3))
+    headline = Headline(3 << 30, Phase.OPTIMIZER, None, None, "adamw", names)
+    source = draw(build_view(dataclasses.replace(document, headline=headline)))
+    lines = r"PEAK: 3.00 GiB\nin the optimizer step of adamw,\nupdating 3 parameters together\n"
+    assert f'peak [label="{lines}"' in source and "box_1 -> peak [style=invis]" in source
+    assert "peak [" not in draw(build_view(make_chain(["a", "b"], peak="b")))
+
+
+def test_texts_of_frames_and_arrows_lie_above_the_arrows() -> None:
+    dot = 'digraph { subgraph cluster_1 { label="the frame" a } b -> a [label="the arrow"] }'
+    svg = draw_dot(dot, "svg").decode()
+    last = svg.rindex('class="edge"')
+    assert last < svg.rindex('paint-order="stroke"') < svg.index("the frame")
+    assert svg.count("the frame") == svg.count("the arrow") == 1
+    assert svg.index("the arrow") > last and svg.index(">a<") < svg.rindex('paint-order="stroke"')
 
 
 def test_the_search_for_places_ends_early_in_a_large_picture() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from pictures import make_row
 
 from fxmem.analysis import Analysis
-from fxmem.graph import RESIDENT, Category, MemoryGraph, Storage
+from fxmem.graph import MemoryGraph
+from fxmem.memory.modules import Module
 from fxmem.planning.outcome import PlannedStep
 from fxmem.report.document import build_document
 from fxmem.report.page_data import NONE, ModuleRow, build_page_data, list_modules
@@ -82,32 +83,23 @@ def test_the_lives_sum_up_to_the_profile(graph: MemoryGraph) -> None:
     assert data["peak"] == expected.index(max(expected))
 
 
-def make_parameter(index: int, name: str, nbytes: int) -> Storage:
-    return Storage(index, nbytes, Category.PARAMETER, name, (1,), "float32", RESIDENT, None)
-
-
 def outline(rows: tuple[ModuleRow, ...]) -> list[tuple[int, str]]:
     return [(row.level, row.name) for row in rows]
 
 
-def test_sums_are_those_of_all_that_is_within() -> None:
+def test_modules_and_their_operations_are_in_the_order_in_which_they_ran() -> None:
     nodes = [
         make_row("x", 0, op="placeholder"),  # which is handed in, and no operation
-        make_row("up.0.conv", 0, fqn="up.0.conv", op="call_module", saved_bytes=3, live_bytes=7),
+        make_row("up.0.conv", 0, fqn="up.0.conv", op="call_module", live_bytes=7),
         make_row("up.0.relu", 1, forward_flops=5, backward_flops=11),
         make_row("cat", 2, saved_bytes=2),
     ]
-    parameters = [
-        make_parameter(0, "up.0.conv.weight", 100),
-        make_parameter(1, "up.scale", 10),
-        make_parameter(2, "head.weight", 1),  # of a module that did not run: the model's
-    ]
-    rows = list_modules(nodes, parameters)
+    conv = Module("up.0.conv", "Conv2d", parameter_bytes=100, live_bytes=107, nodes=(1,))
+    block = Module("up.0", "Block", parameter_bytes=110, nodes=(2,), children=(conv,))
+    up = Module("up", children=(block,), saved_bytes=3)
+    rows = list_modules(Module("", nodes=(3,), children=(up,)), nodes)
     assert outline(rows) == [(0, ""), (1, "up"), (2, "0"), (3, "conv"), (3, "relu"), (1, "cat")]
-    model, up, block, conv, relu, cat = rows
-    assert [row.sums[0] for row in rows] == [111, 110, 100, 100, 0, 0]
-    assert [row.sums[1] for row in rows] == [3 * MIB, 2 * MIB, 2 * MIB, MIB, MIB, MIB]
-    assert (model.sums[2], up.sums[2], block.sums[2]) == (5, 3, 3)
-    assert (model.sums[3], conv.sums[3], cat.sums[3]) == (7, 7, 0)
-    assert model.sums[4:] == relu.sums[4:] == (5, 11)
+    assert [row.sums[0] for row in rows] == [0, 0, 110, 100, 0, 0]
+    assert [row.sums[3] for row in rows] == [0, 0, 0, 107, 0, 0]
+    assert (rows[1].sums[2], rows[4].sums[4:]) == (3, (5, 11))
     assert [row.node for row in rows] == [NONE, NONE, NONE, 1, 2, 3]

@@ -81,6 +81,33 @@ class TestCutting:
             row.name for row in rows
         ]
 
+    def test_nodes_that_hold_next_to_nothing_are_one_box_wherever_their_inputs_are_from(
+        self,
+    ) -> None:
+        rows = [make_row("x", 0), *(make_row(f"i{i}", i, output_bytes=64) for i in range(1, 4))]
+        rows += [make_row("view_a", 0, [0], output_bytes=0, results=(0,)), make_row("y", 5, [4])]
+        rows += [make_row("view_b", 5, [5], output_bytes=0, results=(5,))]
+        rows += [make_row("view_c", 0, [0], output_bytes=0, results=(0,))]
+        # Views of large results follow from each other, or are boxes of their own.
+        assert outline(build_view(make_document(rows)).children) == [
+            *("x", "i1, i2, i3", "view_a", "y", "view_b", "view_c")
+        ]
+        at_peak = build_view(make_document(rows, peak="i2")).children
+        assert outline(at_peak)[1:4] == ["i1", "i2", "i3"]
+
+    def test_what_holds_most_is_opened_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        names = [f"{module}.{module}{i}" for module in "abcd" for i in range(4)]
+        document = make_chain(names)
+        large = {"b": 2000 * MIB, "c": 600 * MIB}
+        rows = [
+            dataclasses.replace(row, live_bytes=large.get(row.fqn, 0)) for row in document.nodes
+        ]
+        document = dataclasses.replace(document, nodes=tuple(rows))
+        for most, opened in (6, ""), (8, "b"), (10, "bc"), (25, "bc"), (26, "abc"):
+            monkeypatch.setattr("fxmem.report.graph.view.AIM_BOXES", most)
+            children = build_view(document).children
+            assert "".join(c.names[0] for c in children if not isinstance(c, Box)) == opened
+
     def test_what_works_on_sizes_alone_is_left_out(self) -> None:
         size = make_row("size", 0, [0], shape=None, dtype=None, output_bytes=0, results=())
         view = build_view(make_document([make_row("x", 0), size, make_row("y", 1, [0, 1])]))
