@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, diff, doctor, plan, render, verify
+from fxmem.cli import analyze, check, diff, doctor, plan, render, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
@@ -23,6 +23,7 @@ COMMANDS = {
     "render": render,
     "verify": verify,
     "diff": diff,
+    "check": check,
     "doctor": doctor,
 }
 EXIT_USAGE = 2

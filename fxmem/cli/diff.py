@@ -9,7 +9,7 @@ from typing import Any
 import fxmem
 from fxmem.cli.output import check_output, choose_width, read_text, write_line, write_output
 from fxmem.cli.progress import show_progress
-from fxmem.cli.revisions import analyze_revisions, find_root
+from fxmem.cli.revisions import analyze_revisions, find_root, locate_target
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, write_options
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
 from fxmem.comparison.findings import Finding, write_annotations, write_sarif
@@ -108,7 +108,8 @@ def run_diff(arguments: argparse.Namespace) -> int:
         if fails:
             message += f"; more than {limit}"
         level = "error" if fails else "note"
-        finding = Finding("peak-growth", message, comparison.guilty, level)
+        line = comparison.guilty or locate_target(arguments.target, find_root(os.getcwd()))
+        finding = Finding("peak-growth", message, line, level)
         text = write_findings([finding], arguments.format)
     else:
         is_markdown = arguments.format == "markdown"

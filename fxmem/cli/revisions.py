@@ -16,7 +16,7 @@ import fxmem
 from fxmem.comparison.changes import LineMap
 from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.errors import LoadError, UsageError
-from fxmem.graph import is_installed
+from fxmem.graph import SourceLocation, is_installed
 from fxmem.report.json_report import parse_report
 
 _CHILD = "import sys; sys.path.pop(0); from fxmem.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -48,6 +48,14 @@ def find_root(folder: str) -> str:
             return os.path.realpath(folder)
         root = os.path.dirname(root)
     return root
+
+
+def locate_target(target: str, root: str) -> SourceLocation | None:
+    """Locates a TARGET's file, for findings that have no line of the repository."""
+    path = os.path.realpath(target.partition(":")[0])
+    if path.endswith(".py") and os.path.isfile(path) and _is_below(path, root):
+        return SourceLocation(os.path.relpath(path, root), 1)
+    return None
 
 
 def analyze_revisions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +17,17 @@ from fxmem.comparison.changes import (
     match_storages,
 )
 from fxmem.comparison.footprints import Footprint
-from fxmem.comparison.texts import Table, write_report
+from fxmem.comparison.texts import (
+    SIZES,
+    Table,
+    list_changes,
+    write_growth,
+    write_report,
+    write_sizes,
+)
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
-from fxmem.report.text import write_place, write_shape, write_source, write_subject
+from fxmem.report.text import write_place, write_subject
 from fxmem.units import format_bytes, parse_bytes
 
 SCHEMA_VERSION = 1
@@ -59,7 +66,7 @@ class Comparison:
         if not self.growth_bytes:
             return f"Peak unchanged: {format_bytes(after)}"
         share = f" ({100 * self.growth_bytes / before:+.1f} %)" if before else ""
-        growth = _write_growth(self.growth_bytes)
+        growth = write_growth(self.growth_bytes)
         text = f"Peak {format_bytes(before)} -> {format_bytes(after)}: {growth}{share}"
         return f"{text}, most at {self.guilty}" if self.guilty and self.growth_bytes > 0 else text
 
@@ -120,23 +127,13 @@ class Comparison:
             (category.value, before.breakdown.get(category, 0), nbytes)
             for category, nbytes in after.breakdown.items()
         ]
-        rows = [(name, *_write_sizes(a, b)) for name, a, b in totals if a or b]
-        yield Table(["at the peak", *_SIZES], rows)
+        rows = [(name, *write_sizes(a, b)) for name, a, b in totals if a or b]
+        yield Table(["at the peak", *SIZES], rows)
         rows = [
-            (m.fqn or "(none)", *_write_sizes(m.before_bytes, m.after_bytes)) for m in self.modules
+            (m.fqn or "(none)", *write_sizes(m.before_bytes, m.after_bytes)) for m in self.modules
         ]
-        yield Table(["module", *_SIZES], rows)
-        storages, rest = list[Sequence[str]](), self.changes[top:]
-        for c in self.changes[:top]:
-            tensor = (c.category.value, c.label, write_shape(c.shape), c.dtype)
-            sizes = _write_sizes(c.before_bytes, c.after_bytes)
-            storages.append((*sizes, *tensor, write_source(c.source)))
-        headers = [*_SIZES, "category", "storage at the peak", "shape", "dtype", "source"]
-        left = _write_growth(sum(c.growth_bytes for c in rest))
-        yield Table(headers, storages, f"... and {len(rest)} more, {left}" if rest else "")
-
-
-_SIZES = ("before", "after", "change")
+        yield Table(["module", *SIZES], rows)
+        yield list_changes(self.changes, top)
 
 
 def compare(
@@ -172,12 +169,3 @@ def measure_allowance(text: str, before_bytes: int) -> int:
         hint = f"{text.strip()}% or {text.strip()}MiB?"
         raise UsageError(f"the limit {text!r} on growth has no unit", hint=hint)
     return parse_bytes(text)
-
-
-def _write_growth(nbytes: int) -> str:
-    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
-
-
-def _write_sizes(before: int, after: int) -> tuple[str, str, str]:
-    change = _write_growth(after - before) if after != before else "-"
-    return format_bytes(before), format_bytes(after), change

@@ -49,7 +49,7 @@ class Footprint:
     reserved_bytes: int
     breakdown: Mapping[Category, int]  # bytes by category; sums to the peak
     live: tuple[LiveStorage, ...]  # sums to the peak too
-    exhaustion: str = ""  # why the step does not, or may not, fit its GPU
+    misfit: str = ""  # why the step does not fit its GPU
 
     @property
     def peak_bytes(self) -> int:
@@ -113,7 +113,10 @@ def read_footprint(report: Mapping[str, Any], root: str = "") -> Footprint:
             workspace = (label, Category.WORKSPACE, peak["workspace_bytes"])
             fqn = running["fqn"] if running else ""
             live.append(LiveStorage(*workspace, fqn, None, "", place(peak["source"])))
-        setup = read_record(Setup, report)
+        setup, lack, misfit = read_record(Setup, report), report["exhaustion"], ""
+        if lack is not None:
+            verb = "does" if lack["is_certain"] else "may"
+            misfit = f"{verb} not fit {setup.gpu}: {lack['cause']}"
         where = read_record(Headline, {**peak, "peak_bytes": report["peak_bytes"]})
         return Footprint(
             setup,
@@ -121,5 +124,5 @@ def read_footprint(report: Mapping[str, Any], root: str = "") -> Footprint:
             report["reserved_bytes"],
             {Category(name): nbytes for name, nbytes in report["breakdown"].items()},
             tuple(live),
-            (report["exhaustion"] or {}).get("cause", ""),
+            misfit,
         )

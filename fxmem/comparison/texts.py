@@ -5,20 +5,63 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fxmem.comparison.changes import Change
+from fxmem.comparison.footprints import Footprint, LiveStorage
 from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
+from fxmem.report.text import write_shape, write_source
+from fxmem.units import format_bytes
 
 _RIGHT = ("before", "after", "change", "bytes", "peak", "budget")
 _NAMES = ("module", "storage at the peak", "source", "check")
 _OPTIONAL = ("dtype", "shape")
+_TENSOR = ("category", "storage at the peak", "shape", "dtype", "source")
+SIZES = ("before", "after", "change")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, and a line on the rows that it leaves out."""
+    """A table with a title, and a line on the rows that it leaves out."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     rest: str = ""
+    title: str = ""
+
+
+def list_storages(peak: Footprint, top: int, title: str = "") -> Table:
+    """Lists the largest storages alive at a peak."""
+    live = sorted(peak.live, key=lambda storage: -storage.nbytes)
+    rows = [(format_bytes(s.nbytes), *_describe(s)) for s in live[:top]]
+    rest, nbytes = live[top:], sum(s.nbytes for s in live[top:])
+    more = f"... and {len(rest)} more, {format_bytes(nbytes)}" if rest else ""
+    return Table(["bytes", *_TENSOR], rows, more, title)
+
+
+def list_changes(changes: Sequence[Change], top: int, title: str = "") -> Table:
+    """Lists storages at the peak that differ."""
+    rows = [
+        (*write_sizes(change.before_bytes, change.after_bytes), *_describe(change))
+        for change in changes[:top]
+    ]
+    rest, nbytes = changes[top:], sum(change.growth_bytes for change in changes[top:])
+    more = f"... and {len(rest)} more, {write_growth(nbytes)}" if rest else ""
+    return Table([*SIZES, *_TENSOR], rows, more, title)
+
+
+def _describe(of: LiveStorage | Change) -> tuple[str, ...]:
+    tensor = (of.category.value, of.label, write_shape(of.shape), of.dtype)
+    return *tensor, write_source(of.source)
+
+
+def write_growth(nbytes: int) -> str:
+    """Writes a change of a size, with its sign."""
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
+def write_sizes(before: int, after: int) -> tuple[str, str, str]:
+    """Writes a size before and after a change, and the change."""
+    change = write_growth(after - before) if after != before else "-"
+    return format_bytes(before), format_bytes(after), change
 
 
 def write_report(
@@ -29,24 +72,27 @@ def write_report(
     width: int | None = None,
     markdown: bool = False,
 ) -> str:
-    """Writes a report; tables without rows are left out."""
-    if not markdown:
-        head = "\n".join([escape_controls(title), *(wrap(line, width) for line in lines)])
-        return join_blocks([head, *(_write_table(table, width) for table in tables if table.rows)])
-    blocks = [f"### {escape_controls(title)}", *map(escape_controls, lines)]
-    return join_blocks([*blocks, *(_write_markdown(table) for table in tables if table.rows)])
+    """Writes a report; tables without title and rows are left out."""
+    shown = [table for table in tables if table.title or table.rows]
+    write = _write_markdown if markdown else _write_table
+    blocks = [write(table, width) for table in shown]
+    if markdown:
+        return join_blocks([f"### {escape_controls(title)}", *map(escape_controls, lines), *blocks])
+    head = "\n".join([escape_controls(title), *(wrap(line, width) for line in lines)])
+    return join_blocks([head, *blocks])
 
 
 def _write_table(table: Table, width: int | None) -> str:
     text = write_table(
         table.headers, table.rows, right=_RIGHT, names=_NAMES, optional=_OPTIONAL, width=width
     )
-    return f"{text}\n{table.rest}" if table.rest else text
+    parts = [wrap(table.title, width), text if table.rows else "", table.rest]
+    return "\n".join(filter(None, parts))
 
 
-def _write_markdown(table: Table) -> str:
+def _write_markdown(table: Table, _width: int | None) -> str:
     rules = ("--:" if header in _RIGHT else ":--" for header in table.headers)
     cells = [[escape_controls(c).replace("|", "\\|") for c in row] for row in table.rows]
     rows = [table.headers, tuple(rules), *cells]
-    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{text}\n\n{table.rest}" if table.rest else text
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows) if table.rows else ""
+    return "\n\n".join(filter(None, [escape_controls(table.title), text, table.rest]))

@@ -109,6 +109,8 @@ def analyze_once(*args: Any, **options: Any) -> fxmem.Analysis:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as the pages take it for granted, and their width of a terminal."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (project,) = (block for block in BLOCKS if block.language == "toml")
+    (tmp_path / "pyproject.toml").write_text(project.text)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
@@ -197,7 +199,7 @@ def test_no_block_goes_unchecked(block: Block) -> None:
         is_output = block in [shown for shown, _, _ in SHOWN] or block.mark == "prints"
         assert is_output or block.text.split()[0] in UNMARKED
     else:
-        assert block.language in ("python", "mermaid")
+        assert block.language in ("python", "mermaid", "toml", "yaml")
 
 
 @pytest.mark.usefixtures("workplace")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,22 @@ GUILTY = "        hidden = F.gelu(hidden.double()).float()"
 COMMAND = ["diff", "nets/net.py:Net", "--input", "4096x64", "--device", "cpu", "--git", "HEAD~"]
 
 
+PROJECT = """\
+[[tool.fxmem.checks]]
+target = "nets/net.py:Net"
+input = ["4096x64"]
+device = "cpu"
+budget = "16MiB"
+"""
+CACHED = """\
+import sys
+from fxmem.cli import main
+code = main(["check", "--format", "github"])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two commits: a model, and the same with a line that saves a tensor in float64."""
@@ -36,6 +55,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nets").mkdir()
     net = tmp_path / "nets" / "net.py"
     net.write_text(MODEL)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
     git("init", "--quiet")
     commit("good")
     activation = "        hidden = F.gelu(self.up(x))\n"
@@ -69,3 +89,21 @@ def test_the_bad_commit_fails_on_its_line(
     assert out.count("\n") == 1 and err.startswith("fxmem: the peak grows by ")
     assert git("worktree", "list").count("\n") == 1
     assert git("status", "--short") == ""
+
+
+def test_a_check_fails_on_the_line_that_grew_and_costs_nothing_unchanged(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git("checkout", "--quiet", "HEAD~")
+    assert main(["check", "--quiet"]) == 0
+    assert git("status", "--short") == ""
+    git("checkout", "--quiet", "-")
+    assert main(["check", "--format", "sarif"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+    place = finding["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "nets/net.py"
+    assert place["region"]["startLine"] == find_guilty_line(repository)
+    command = [sys.executable, "-c", CACHED]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("::error file=nets/net.py,line=")

@@ -1,0 +1,200 @@
+"""``fxmem check``: the steps that ``[tool.fxmem]`` lists, and whether they keep their budgets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fxmem.cli.cache import Entry, ResultCache, trim, watch_files
+from fxmem.cli.configuration import FILE, Check, read_checks
+from fxmem.cli.diff import add_format_options, write_findings
+from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.cli.revisions import find_root, locate_target
+from fxmem.cli.step import add_command, analyze_step
+from fxmem.comparison.comparison import Comparison, compare
+from fxmem.comparison.findings import Finding
+from fxmem.comparison.footprints import Footprint, read_footprint
+from fxmem.comparison.texts import Table, list_changes, list_storages, write_growth, write_report
+from fxmem.errors import FxmemError
+from fxmem.report.text import write_headline, write_source
+from fxmem.units import format_bytes
+
+EXIT_OVER_BUDGET, EXIT_FAILED = 1, 2
+SCHEMA_VERSION = 1
+_TOP = 10
+
+_DESCRIPTION = f"""\
+Analyses the steps that the nearest {FILE} lists, and reports those that do not keep their
+budgets. A step whose code, options and packages are as they were is not analysed again.
+
+  [tool.fxmem]
+  optimizer = "adamw"
+
+  [[tool.fxmem.checks]]
+  target = "nets/gpt.py:GPT"
+  input = ["4x512:int64"]
+  budget = "8GiB"
+
+Keys are the options of fxmem analyze; those of [tool.fxmem] hold for all checks."""
+_EPILOG = """\
+exit codes: 0 fine, 1 a step is over its budget or does not fit its GPU, 2 bad usage or a model
+that cannot be loaded or traced
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a check.
+
+    Attributes:
+        check: The check.
+        peak: The peak of the step; None where it could not be analysed.
+        finding: What is wrong with it, if anything.
+        growth: The peak compared with the last that was within the budget, if one is known and
+            this one is not.
+        is_cached: Whether it is a result of an earlier run.
+    """
+
+    check: Check
+    peak: Footprint | None
+    finding: Finding | None = None
+    growth: Comparison | None = None
+    is_cached: bool = False
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``."""
+    help = f"whether the steps that {FILE} lists keep their budgets"
+    parser = add_command(commands, "check", run_check, help, _DESCRIPTION, _EPILOG)
+    parser.add_argument("-q", "--quiet", action="store_true", help="show failures alone")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="list the largest storages of every step"
+    )
+    parser.add_argument(
+        "--no-cache", action="store_true", help="analyse every step, and keep no results"
+    )
+    add_format_options(parser.add_argument_group("the result"))
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Runs the checks of a project and writes what they find.
+
+    Returns:
+        The exit code: 0; 1 where a step is over its budget or does not fit its GPU; 2 where one
+        could not be analysed.
+
+    Raises:
+        UsageError: There are no checks, or a mistake in them.
+    """
+    check_output(arguments.output)
+    output = arguments.output and os.path.abspath(arguments.output)
+    started_in = os.getcwd()
+    project, checks = read_checks(started_in)
+    os.chdir(project)  # which targets are relative to
+    try:
+        cache = None if arguments.no_cache else ResultCache(project)
+        results = [_run_one(check, cache, find_root(project)) for check in checks]
+    finally:
+        os.chdir(started_in)
+    findings = [result.finding for result in results if result.finding is not None]
+    if arguments.format == "json":
+        values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
+        text = f"{json.dumps(values, indent=2)}\n"
+    elif arguments.format in ("github", "sarif"):
+        text = write_findings(findings, arguments.format)
+    else:
+        is_markdown = arguments.format == "markdown"
+        width = None if is_markdown else choose_width(output)
+        shown = [r for r in results if r.finding is not None or not arguments.quiet]
+        title = f"{len(findings) or 'None'} of {len(results)} checks failed"
+        tables = [*_list_tables(shown, arguments.verbose)]
+        text = write_report(title, [], tables, width=width, markdown=is_markdown) if shown else ""
+    write_output(text, output)
+    if any(finding.rule == "not-analysed" for finding in findings):
+        return EXIT_FAILED
+    return EXIT_OVER_BUDGET if findings else 0
+
+
+def _run_one(check: Check, cache: ResultCache | None, root: str) -> Result:
+    entry = None if cache is None else cache.read(check)
+    kept = [] if entry is None else [r for r in (entry.report, entry.fitting) if r is not None]
+    fitting = next((r for r in kept if not _judge(check, read_footprint(r, root))), None)
+    place = locate_target(check.step.target, root)
+    try:
+        if entry is not None and entry.holds:
+            report, files = entry.report, None
+        else:
+            with show_progress(f"checking {check.name}"), watch_files() as files:
+                report = trim(analyze_step(check.step).to_dict())
+    except FxmemError as error:
+        return Result(check, None, Finding("not-analysed", f"{check.name}: {error}", place))
+    peak = read_footprint(report, root)
+    problems, growth = _judge(check, peak), None
+    if cache is not None and files is not None:
+        cache.write(check, Entry(report, fitting if problems else None), files)
+    if not problems:
+        return Result(check, peak, is_cached=files is None)
+    line = peak.find_heaviest_line() or place
+    message = f"{check.name}: {write_headline(peak.headline)}, {', '.join(problems.values())}"
+    if fitting is not None:
+        growth = compare(read_footprint(fitting, root), peak)
+        line = growth.guilty or line
+        message += f"; {write_growth(growth.growth_bytes)} since it last fit"
+        message += f", most at {growth.guilty}" if growth.guilty else ""
+    return Result(check, peak, Finding(next(iter(problems)), message, line), growth, files is None)
+
+
+def _judge(check: Check, peak: Footprint) -> dict[str, str]:
+    """Finds what is wrong with a step, by rule."""
+    problems, budget = {}, check.budget_bytes
+    if budget is not None and peak.peak_bytes > budget:
+        over = format_bytes(peak.peak_bytes - budget)
+        problems["over-budget"] = f"{over} over the budget of {format_bytes(budget)}"
+    if peak.misfit:
+        problems["does-not-fit"] = peak.misfit
+    return problems
+
+
+def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]:
+    rows = []
+    for result in results:
+        budget, peak = result.check.budget_bytes, result.peak
+        finding, verdict = result.finding, "ok, unchanged" if result.is_cached else "ok"
+        if finding is not None:
+            verdict = ", ".join(
+                filter(None, [finding.rule.replace("-", " "), write_source(finding.source)])
+            )
+        sizes = [None if peak is None else peak.peak_bytes, budget]
+        texts = ("" if size is None else format_bytes(size) for size in sizes)
+        rows.append((result.check.name, *texts, verdict))
+    yield Table(["check", "peak", "budget", "result"], rows)
+    for result in results:
+        title = result.finding.message if result.finding is not None else ""
+        if result.peak is None:
+            yield Table([], [], title=title)
+            continue
+        if result.growth is not None:
+            yield list_changes(result.growth.changes, _TOP, title=title)
+            title = ""
+        if title or is_verbose:
+            name = f"{result.check.name}: {write_headline(result.peak.headline)}"
+            yield list_storages(result.peak, _TOP, title=title or name)
+
+
+def _list_values(result: Result) -> dict[str, Any]:
+    peak = result.peak
+    return {
+        "name": result.check.name,
+        "target": result.check.step.target,
+        "budget_bytes": result.check.budget_bytes,
+        "peak_bytes": peak and peak.peak_bytes,
+        "reserved_bytes": peak and peak.reserved_bytes,
+        "phase": peak and peak.headline.phase.value,
+        "finding": result.finding and asdict(result.finding),
+        "cached": result.is_cached,
+    }
