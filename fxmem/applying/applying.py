@@ -16,7 +16,7 @@ from fxmem.applying.module import PlannedModule
 from fxmem.applying.modules import find_original, wrap_modules
 from fxmem.applying.sizes import find_size_ranges
 from fxmem.errors import UsageError
-from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, check_fingerprint
+from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, check_fingerprint, strip_plan
 from fxmem.tracing.conditions import read_autocast_on
 from fxmem.tracing.modules import describe_model, find_difference, recall_model
 
@@ -31,7 +31,7 @@ def apply(
     if plan.style == MODULES:
         if has_inputs:
             _trace(model, plan, args, kwargs)
-        return wrap_modules(model, plan.segments, plan.strip())
+        return wrap_modules(model, plan.segments, strip_plan(plan))
     graph = plan.fx_graph
     if has_inputs:
         analysis = _trace(model, plan, args, kwargs)
@@ -56,7 +56,7 @@ def apply(
                 hint="make a new one, or trace the model again: fxmem.apply(model, plan, args)",
             )
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
-    bare = plan.strip()
+    bare = strip_plan(plan)
     return build_module(model, graph, plan.segments, plan.inplace, plan=bare, **options)
 
 

@@ -179,10 +179,6 @@ class Plan(Shown):
             + ")"
         )
 
-    def strip(self) -> Plan:
-        """Leaves out all that is not in its JSON: the traced model and what was found of it."""
-        return replace(self, fx_graph=None, analysis=None)
-
     @property
     def gap(self) -> float | None:
         """The most overhead that a better plan could avoid; None where no bound is known."""
@@ -192,7 +188,7 @@ class Plan(Shown):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Writes the plan as JSON, which :meth:`from_json` reads."""
-        fields = asdict(self.strip())
+        fields = asdict(strip_plan(self))
         del fields["fx_graph"], fields["analysis"]
         return json.dumps({"plan_version": PLAN_VERSION, **fields}, indent=indent)
 
@@ -224,6 +220,11 @@ class Plan(Shown):
             return cls(**fields)
         except (TypeError, KeyError, ValueError) as error:
             raise UsageError(f"the plan is damaged: {error}", hint="make a new one") from None
+
+
+def strip_plan(plan: Plan) -> Plan:
+    """Leaves out of a plan all that is not in its JSON: the traced model, and its analysis."""
+    return replace(plan, fx_graph=None, analysis=None)
 
 
 class Front(Shown, tuple[Plan, ...]):

@@ -26,6 +26,7 @@ from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
 from fxmem.memory.liveness import Peak
+from fxmem.memory.modules import Module
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
@@ -53,6 +54,7 @@ def make_examples() -> dict[str, Any]:
         "## first_step": result["first_step"],
         "## source": result["peak"]["source"],
         "## nodes": result["nodes"][1],
+        "## modules": result["modules"][0],
         "## storages": result["storages"][0],
         "## operations": result["operations"][0],
         "## saved": result["saved"][0],
@@ -100,7 +102,9 @@ def test_every_loss_and_optimizer_is_documented() -> None:
     assert list_names("Optimizers", CLI_DOC) == list(OPTIMIZERS)
 
 
-@pytest.mark.parametrize("kind", [Analysis, Peak, Plan, Segment, Advice, Verification, Difference])
+@pytest.mark.parametrize(
+    "kind", [Analysis, Peak, Module, Plan, Segment, Advice, Verification, Difference]
+)
 def test_every_attribute_is_documented(kind: type) -> None:
     fields = {field.name for field in dataclasses.fields(kind)}
     public = fields | {name for name in vars(kind) if not name.startswith("_")}
