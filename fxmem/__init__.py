@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
-from fxmem.api import advise, analyze, apply, auto, pareto, plan, render, unapply, verify
+from fxmem.api import advise, analyze, apply, auto, diff, pareto, plan, render, unapply, verify
+from fxmem.comparison.comparison import Comparison
 from fxmem.errors import (
     DataDependentError,
     FxmemError,
@@ -25,6 +26,7 @@ __all__ = [
     "Advice",
     "Analysis",
     "Category",
+    "Comparison",
     "DataDependentError",
     "FxmemError",
     "FxmemWarning",
@@ -42,6 +44,7 @@ __all__ = [
     "analyze",
     "apply",
     "auto",
+    "diff",
     "pareto",
     "plan",
     "render",

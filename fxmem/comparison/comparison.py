@@ -133,7 +133,10 @@ class Comparison:
             (m.fqn or "(none)", *write_sizes(m.before_bytes, m.after_bytes)) for m in self.modules
         ]
         yield Table(["module", *SIZES], rows)
-        yield list_changes(self.changes, top)
+        changes = self.changes
+        if self.growth_bytes < 0:
+            changes = tuple(sorted(changes, key=lambda change: change.growth_bytes))
+        yield list_changes(changes, top)
 
 
 def compare(

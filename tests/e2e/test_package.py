@@ -58,3 +58,4 @@ def test_the_wheel_runs_where_it_is_installed(built: Path, tmp_path: Path) -> No
     target = ["net.py:NET", "--input", "8x4", "--device", "cpu", "-o", "report.html"]
     run(tmp_path, "fxmem", "render", *target, PYTHONPATH=str(site))
     assert "net.py" in (tmp_path / "report.html").read_text()
+    assert "fxmem_budget(size)" in run(tmp_path, "pytest", "--markers", PYTHONPATH=str(site))

@@ -252,10 +252,10 @@ def test_the_readme_sets_up_once_and_shows_the_command_that_it_sets_up_for() -> 
 def test_the_recipe_for_pytest_is_one(block: Block, workplace: Path) -> None:
     (workplace / "test_memory.py").write_text(block.text)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_memory.py"],
+        [sys.executable, "-m", "pytest", "-p", "_fxmem_pytest_plugin", "test_memory.py"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"^=+ [1-9] passed in ", done.stdout, re.MULTILINE)

@@ -21,6 +21,8 @@ from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.cli import COMMANDS, _build_parser
+from fxmem.comparison.changes import Change
+from fxmem.comparison.comparison import Comparison
 from fxmem.gpus import CONTEXT_BYTES, GPUS
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
@@ -103,7 +105,11 @@ def test_every_loss_and_optimizer_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Analysis, Peak, Module, Plan, Segment, Advice, Verification, Difference]
+    "kind",
+    [
+        *(Analysis, Peak, Module, Plan, Segment, Advice, Verification, Difference),
+        *(Comparison, Change),
+    ],
 )
 def test_every_attribute_is_documented(kind: type) -> None:
     fields = {field.name for field in dataclasses.fields(kind)}
@@ -115,7 +121,7 @@ def test_every_argument_is_documented_in_order() -> None:
     assert list_names("`fxmem.analyze`", API_DOC) == list(inspect.signature(analyze).parameters)
     calls = re.findall(r"^(?:\| `)?fxmem\.(\w+)\((.*?)\)(?:` \||$)", API_DOC, re.M | re.S)
     assert {name for name, _ in calls} >= {
-        *("analyze", "plan", "pareto", "apply", "auto", "verify", "advise")
+        *("analyze", "plan", "pareto", "apply", "auto", "verify", "advise", "diff")
     }
     for name, arguments in calls:
         shown = inspect.signature(eval(f"lambda {' '.join(arguments.split())}: None"))

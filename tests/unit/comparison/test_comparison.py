@@ -88,6 +88,17 @@ def test_storages_beyond_the_first_are_summed_up() -> None:
     assert more.to_text(top=1).endswith("\n... and 2 more, +12.00 MiB\n")
 
 
+def test_storages_that_shrank_come_first_if_the_peak_is_lower() -> None:
+    comparison = make_comparison()
+    grown = replace(comparison.changes[0], label="grown", before_bytes=0, after_bytes=MIB)
+    shrunk = replace(grown, label="shrunk", before_bytes=8 * MIB)
+    lower = replace(
+        comparison, before=comparison.after, after=comparison.before, changes=(grown, shrunk)
+    )
+    assert " shrunk " in lower.to_text(top=1)
+    assert " grown " in replace(comparison, changes=(grown, shrunk)).to_text(top=1)
+
+
 def test_markdown_has_the_same_tables() -> None:
     text = make_comparison().to_text(markdown=True)
     assert text.startswith("### Peak 30.00 MiB -> 36.00 MiB: +6.00 MiB")
