@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
-from fxmem.api import advise, analyze, apply, auto, diff, pareto, plan, render, unapply, verify
+from fxmem.api import (
+    advise, analyze, apply, auto, diff, max_batch, pareto, plan, render, unapply, verify,
+)
+from fxmem.batching.record import MaxBatch
 from fxmem.comparison.comparison import Comparison
 from fxmem.errors import (
     DataDependentError,
@@ -33,6 +36,7 @@ __all__ = [
     "InfeasibleError",
     "LoadError",
     "Loop",
+    "MaxBatch",
     "Phase",
     "Plan",
     "TensorSpec",
@@ -45,6 +49,7 @@ __all__ = [
     "apply",
     "auto",
     "diff",
+    "max_batch",
     "pareto",
     "plan",
     "render",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fxmem.advice.record import Advice
+    from fxmem.batching.record import MaxBatch
     from fxmem.comparison.comparison import Comparison
     from fxmem.planning.strategies.problem import Strategy
     from fxmem.recording.options import LossChoice, OptimizerChoice
@@ -259,6 +260,71 @@ def advise(
     from fxmem.advice import advising
 
     return advising.advise(model, args, kwargs, **options)
+
+
+def max_batch(
+    model: nn.Module | str,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    memory: str | float | None = None,
+    gpu: str | None = None,
+    axis: str | int | None = None,
+    multiple_of: int | None = None,
+    margin: str | float = 0.02,
+    max_overhead: float | None = None,
+    time_limit_s: float | None = None,
+    **options: Any,
+) -> MaxBatch:
+    """Finds the largest batch, or other size of the inputs, whose step fits a memory.
+
+    The step is analysed with a few sizes, at most six (twelve where the model refuses larger
+    ones); what others take is computed from those. Both the answer and the next size are analysed.
+
+    Args:
+        model: As for :func:`fxmem.analyze`.
+        args: Positional inputs, of a size that the model takes.
+        kwargs: Keyword inputs.
+        memory: The memory of the device, in bytes or as ``"24GiB"``. None for that of the GPU.
+        gpu: The target GPU, as for :func:`fxmem.analyze`.
+        axis: The dimension that has the size: 1 for dimension 1 of the first input and of all
+            others of that size there, ``"2,3"`` for two of them that are equal, ``"ids:1"`` for
+            one input alone. None for dimension 0, the batch.
+        multiple_of: Look among multiples of this number. None for all sizes that the model
+            takes.
+        margin: Memory that is kept free besides CUDA's context: a share such as 0.02, or a size
+            such as ``"1GiB"``.
+        max_overhead: Also find the largest size with a plan that adds no more than this share of
+            time.
+        time_limit_s: As for :func:`fxmem.plan`.
+        options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``device``, ...
+
+    Raises:
+        UsageError: An argument is not understood, or there is neither a memory nor a GPU.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: The step cannot be run on fake tensors with the inputs given.
+
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(256, 256), nn.ReLU())
+    >>> found = max_batch(net, "8x256", memory="16MiB", device="cpu")
+    >>> found.batch, found.next_batch, found.analyses
+    (5180, 5181, 4)
+    """
+    from fxmem.batching.search import find_max_batch
+
+    return find_max_batch(
+        model,
+        args,
+        kwargs,
+        memory=memory,
+        gpu=gpu,
+        axis=axis,
+        multiple_of=multiple_of,
+        margin=margin,
+        max_overhead=max_overhead,
+        time_limit_s=time_limit_s,
+        **options,
+    )
 
 
 def apply(

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from fxmem.analysis import Analysis
+from fxmem.loading.axes import find_axis, resize_inputs
 from fxmem.loading.inputs import gather_inputs
 from fxmem.loading.parsing import is_target
 from fxmem.planning.model.index import is_batch_norm
 from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
-from fxmem.specs import TensorSpec, parse_spec
-from fxmem.tracing.fakes import describe_inputs, read_leaf
+from fxmem.specs import TensorSpec
+from fxmem.tracing.fakes import read_leaf
 
 _IMPLEMENTATIONS = {
     "foreach": (
@@ -120,27 +121,11 @@ def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any
     >>> halve_inputs(("8x3", "4x3"), None) is None
     True
     """
-    found, structure = tree_flatten(gather_inputs(args, kwargs))
-    leaves = [read_leaf(leaf) for leaf in found]
+    leaves = [read_leaf(leaf) for leaf in tree_leaves(gather_inputs(args, kwargs))]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorSpec)]
     sizes = {leaf.shape[0] if len(leaf.shape) else 0 for leaf in tensors}
     if len(sizes) != 1 or min(sizes) == 0 or min(sizes) % 2:
         return None
     if any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tensors):
         return None
-    half = min(sizes) // 2
-    halved: dict[int, Any] = {id(leaf): _halve(leaf, half) for leaf in tensors}
-    inputs: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
-        [halved.get(id(leaf), leaf) for leaf in leaves], structure
-    )
-    return inputs
-
-
-def _halve(leaf: Tensor | TensorSpec, half: int) -> Tensor | TensorSpec:
-    if type(leaf) is Tensor and leaf.device.type == "cpu":
-        with torch.inference_mode(False), torch.no_grad():  # known values stay known
-            return leaf.detach()[:half].clone().requires_grad_(leaf.requires_grad)
-    requires_grad = leaf.requires_grad
-    if isinstance(leaf, Tensor):
-        leaf = parse_spec(*describe_inputs([leaf], {}))
-    return replace(leaf, shape=(half, *leaf.shape[1:]), requires_grad=requires_grad)
+    return resize_inputs(args, kwargs, find_axis(args, kwargs), min(sizes) // 2)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, check, diff, doctor, plan, render, verify
+from fxmem.cli import analyze, check, diff, doctor, max_batch, plan, render, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
@@ -20,6 +20,7 @@ from fxmem.report.tables import escape_controls
 COMMANDS = {
     "analyze": analyze,
     "plan": plan,
+    "max-batch": max_batch,
     "render": render,
     "verify": verify,
     "diff": diff,
@@ -35,6 +36,7 @@ examples:
   fxmem analyze gpt.py:'GPT(layers=24)' --input 4x512:int64 --budget 8GiB
   fxmem analyze nets.vit:build --input 1x3x224x224 --mode infer --json
   fxmem plan gpt.py:GPT --input 4x512:int64 --optimizer adamw --budget 8GiB
+  fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090
   fxmem render gpt.py:GPT --input 4x512:int64 -o peak.svg
 
 exit codes:
@@ -116,7 +118,7 @@ def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str
     if name.startswith("-") and close:
         hint = f"did you mean {close[0]}?"
     elif name.startswith("-") and "batch" in name:
-        hint = "the batch size is the first size of each --input"
+        hint = "the batch is the first size of each --input; fxmem max-batch finds the largest"
     elif name[:1].isdigit():
         hint = f"a shape is given as --input {name}"
     else:

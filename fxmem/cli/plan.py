@@ -14,6 +14,7 @@ from fxmem.cli.step import (
     add_step_options,
     analyze_step,
     parse_budget,
+    parse_share,
     parse_step,
     run_user_code,
 )
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.planning.plan import Plan
 
-_MOST_OVERHEAD = 2.0
-"""A larger share is a number of percent whose sign was forgotten."""
 _ALL = 10**6
 """More trade-offs than any search finds."""
 
@@ -157,7 +156,7 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("max_overhead", "max_overhead_flops"):
         text = getattr(arguments, name)
         if text is not None:
-            limit[name] = _parse_share(text, f"--{name.replace('_', '-')}")
+            limit[name] = parse_share(text, f"--{name.replace('_', '-')}")
     trains_only = arguments.fit or arguments.style or limit.keys() - {"budget"}
     if arguments.mode != "train" and trains_only:
         raise UsageError("inference recomputes nothing", hint="give --budget, or no limit")
@@ -168,22 +167,6 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.time_limit is not None and not arguments.time_limit > 0:
         raise UsageError(f"--time-limit must be more than 0 seconds, got {arguments.time_limit:g}")
     return limit
-
-
-def _parse_share(text: str, option: str) -> float:
-    number, percent, _ = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        raise UsageError(f"{option}: {text!r} is not a share", hint="0.1 or 10%") from None
-    if not share >= 0:
-        raise UsageError(f"{option} must be 0 or more, got {text.strip()}")
-    if share > _MOST_OVERHEAD and not percent:
-        raise UsageError(
-            f"{option} of {text.strip()} is {100 * share:g} %",
-            hint=f"{text.strip()}% if percent is meant, else {100 * share:g}%",
-        )
-    return share
 
 
 def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -26,6 +26,9 @@ instance, or a callable that returns one. Literals may be passed: 'nets.py:resne
 _LEAST_BUDGET_BYTES = 1 << 20
 """A number without a unit that is smaller is one whose unit was forgotten."""
 
+_MOST_OVERHEAD = 2.0
+"""A larger share is a number of percent whose sign was forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
@@ -246,6 +249,27 @@ def parse_budget(text: str) -> int:
             hint=f"{text.strip()}GiB? {text.strip()}B if bytes are meant",
         )
     return budget_bytes
+
+
+def parse_share(text: str, option: str) -> float:
+    """Reads a share, as a number or in percent.
+
+    Raises:
+        UsageError: The text is no share, or one whose percent sign was forgotten.
+    """
+    number, percent, _ = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        raise UsageError(f"{option}: {text!r} is not a share", hint="0.1 or 10%") from None
+    if not share >= 0:
+        raise UsageError(f"{option} must be 0 or more, got {text.strip()}")
+    if share > _MOST_OVERHEAD and not percent:
+        raise UsageError(
+            f"{option} of {text.strip()} is {100 * share:g} %",
+            hint=f"{text.strip()}% if percent is meant, else {100 * share:g}%",
+        )
+    return share
 
 
 def analyze_step(step: StepChoice) -> Analysis:

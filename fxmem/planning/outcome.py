@@ -17,6 +17,7 @@ from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import Simulation, build_graph, simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES, Plan, Segment
+from fxmem.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,38 @@ def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:
     return None if step is None else step.analysis
 
 
+def find_shortage(
+    analysis: Analysis,
+    plan: Plan | None,
+    memory_bytes: int,
+    context_bytes: int,
+    margin_bytes: int = 0,
+) -> str:
+    """Finds why a step does not fit a memory, in the allocator's words; empty where it fits.
+
+    The caching allocator is simulated in the memory, of which CUDA's context and a margin take
+    their parts. On the CPU, which has no such allocator, the peak has to fit.
+
+    Args:
+        analysis: Of the step.
+        plan: A plan for the step; None for the step as it is.
+        memory_bytes: All memory of the device.
+        context_bytes: What CUDA's context takes of it.
+        margin_bytes: What is to be left of it besides.
+    """
+    is_changed = plan is not None and (plan.segments or plan.inplace or plan.dels)
+    if analysis.settings is None:
+        peak_bytes = measure_plan(analysis, plan)[0] if plan and is_changed else analysis.peak_bytes
+        over = peak_bytes - (memory_bytes - margin_bytes)
+        return f"the peak is {format_bytes(over)} over" if over > 0 else ""
+    graph = analysis.graph
+    if plan and is_changed:
+        graph = build_graph(simulate_plan(analysis, plan))
+    kept_bytes = context_bytes + margin_bytes
+    run = run_on_device(graph, analysis.settings, memory_bytes, kept_bytes)
+    return "" if run.exhaustion is None else run.exhaustion.cause
+
+
 def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
     """Chooses the first plan whose step fits the target GPU.
 
@@ -97,16 +130,10 @@ def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
     """
     if analysis.gpu is None or analysis.settings is None:
         raise UsageError("fitting a GPU needs a GPU", hint="gpu='rtx4090'")
-    exhaustion = analysis.exhaustion
+    cause = ""
     for plan in plans:
-        if plan.segments or plan.inplace or plan.dels:
-            exhaustion = run_on_device(
-                build_graph(simulate_plan(analysis, plan)),
-                analysis.settings,
-                analysis.gpu.capacity_bytes,
-                max(CONTEXT_BYTES),
-            ).exhaustion
-        if exhaustion is None:
+        cause = find_shortage(analysis, plan, analysis.gpu.capacity_bytes, max(CONTEXT_BYTES))
+        if not cause:
             return plan
-    cause = "" if exhaustion is None else f"; with the leanest, {exhaustion.cause}"
+    cause = cause and f"; with the leanest, {cause}"
     raise InfeasibleError(f"no plan was found whose step fits {analysis.gpu.name}{cause}")

@@ -16,6 +16,7 @@ from fxmem.planning.micro_batches import take_last_micro_batch
 from fxmem.planning.model.modules import name_spans
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
 from fxmem.planning.model.simulate import build_graph, simulate_segments
+from fxmem.planning.outcome import locate_segments
 from fxmem.planning.plan import MODULES, Front, Plan
 from fxmem.planning.step import PlanningStep, check_analysis, describe_segments, prepare_step
 from fxmem.planning.strategies.bound import bound_cost
@@ -95,6 +96,18 @@ def plan(
         if _measure_overhead(step, candidate)[by_flops] <= most
     )
     return add_changes(part, _describe(step, leanest, _measure(step, leanest)))
+
+
+def transfer_plan(analysis: Analysis, plan: Plan) -> Plan | None:
+    """Makes a plan's segments a plan for the same model's step with other sizes, where they fit."""
+    step = prepare_step(analysis, plan.style)
+    named = {node.name for node in step.index.graph.nodes}
+    if not named >= {name for each in plan.segments for name in (each.first, each.last)}:
+        return None
+    segments = locate_segments(step.index, plan.segments)
+    candidate = make_problem(step, by_flops=False).score_segments(segments)
+    part = take_last_micro_batch(analysis)
+    return add_changes(part, _describe(step, candidate, _measure(step, candidate)))
 
 
 def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -> PlanProblem:

@@ -20,6 +20,7 @@ from benchmarks.published.page import list_recorded_rows
 from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
+from fxmem.batching.record import MaxBatch
 from fxmem.cli import COMMANDS, _build_parser
 from fxmem.comparison.changes import Change
 from fxmem.comparison.comparison import Comparison
@@ -108,7 +109,7 @@ def test_every_loss_and_optimizer_is_documented() -> None:
     "kind",
     [
         *(Analysis, Peak, Module, Plan, Segment, Advice, Verification, Difference),
-        *(Comparison, Change),
+        *(Comparison, Change, MaxBatch),
     ],
 )
 def test_every_attribute_is_documented(kind: type) -> None:
@@ -121,7 +122,8 @@ def test_every_argument_is_documented_in_order() -> None:
     assert list_names("`fxmem.analyze`", API_DOC) == list(inspect.signature(analyze).parameters)
     calls = re.findall(r"^(?:\| `)?fxmem\.(\w+)\((.*?)\)(?:` \||$)", API_DOC, re.M | re.S)
     assert {name for name, _ in calls} >= {
-        *("analyze", "plan", "pareto", "apply", "auto", "verify", "advise", "diff")
+        *("analyze", "plan", "pareto", "apply", "auto", "verify", "advise", "diff"),
+        "max_batch",
     }
     for name, arguments in calls:
         shown = inspect.signature(eval(f"lambda {' '.join(arguments.split())}: None"))

@@ -112,7 +112,7 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
         (
             f"{ANALYZE} --batch-size 8",
             "unrecognized arguments: --batch-size 8 "
-            "(the batch size is the first size of each --input)",
+            "(the batch is the first size of each --input; fxmem max-batch finds the largest)",
         ),
         (
             f"{ANALYZE} 8x3x224x224",
@@ -129,6 +129,7 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
         ),
         (f"{PLAN} --budget 8", "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
         (f"{PLAN} --fit", "--fit needs a GPU (name it: --gpu rtx4090)"),
+        ("max-batch x:y", "no memory is given (--gpu rtx4090, or --memory 24GiB)"),
         (f"{PLAN} --max-overhead much", "--max-overhead: 'much' is not a share (0.1 or 10%)"),
         (f"{PLAN} --max-overhead -0.1", "--max-overhead must be 0 or more, got -0.1"),
         (
@@ -254,6 +255,7 @@ def test_help_has_examples_and_exit_codes(
         ["--help"],
         ["analyze", "x:y", "--input", "3y"],
         ["plan", "x:y", "--fit"],
+        ["max-batch", "x:y"],
         ["render", "x:y", "-o", "/no/such/folder/file.svg"],
     ],
 )

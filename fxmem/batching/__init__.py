@@ -1,0 +1,1 @@
+"""The largest batch, or other size of the inputs, that fits a memory."""

@@ -1,0 +1,282 @@
+"""The search for the largest size that fits: few analyses, and memory graphs computed between.
+
+The memory graphs of two sizes tell those of all others, as far as the same operators run
+(:mod:`fxmem.memory.interpolation`). So the allocator is simulated on computed graphs until the
+answer is known, and the step is analysed at the answer and at the next size to confirm both.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from fxmem.analysis import Analysis
+from fxmem.analyzing import analyze_model
+from fxmem.batching.record import MaxBatch
+from fxmem.errors import TraceError, UsageError
+from fxmem.gpus import CONTEXT_BYTES, find_gpu
+from fxmem.loading.axes import find_axis, resize_inputs
+from fxmem.memory.interpolation import describe_structure, interpolate_graph
+from fxmem.planning.outcome import find_shortage
+from fxmem.planning.plan import Plan
+from fxmem.planning.planner import plan as find_plan
+from fxmem.planning.planner import transfer_plan
+from fxmem.units import format_bytes, resolve_bytes
+
+MARGIN = 0.02
+"""Share of the memory kept free: desktops, monitors and what no analysis counts take some."""
+MOST_ANALYSES = 6  # twice as many where the model refuses sizes that would fit
+_MOST_SIZE = 2**31
+
+Shortage = Callable[[Analysis], str]
+"""Says why the step of an analysis does not fit; the empty text where it does."""
+
+
+def find_max_batch(
+    model: nn.Module | str,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    memory: str | float | None = None,
+    gpu: str | None = None,
+    axis: str | int | None = None,
+    multiple_of: int | None = None,
+    margin: str | float = MARGIN,
+    max_overhead: float | None = None,
+    time_limit_s: float | None = None,
+    **options: Any,
+) -> MaxBatch:
+    """Finds the largest size that fits: :func:`fxmem.max_batch`, whose arguments these are."""
+    if memory is None and gpu is None:
+        raise UsageError(
+            "the largest batch for which memory?", hint="gpu='rtx4090' or memory='24GiB'"
+        )
+    if max_overhead is not None and options.get("mode") == "infer":
+        raise UsageError("inference recomputes nothing", hint="leave max_overhead out")
+    if multiple_of is not None and multiple_of < 1:
+        raise UsageError(f"a size cannot be a multiple of {multiple_of}", hint="1 or more")
+    memory_bytes = find_gpu(gpu or "").capacity_bytes if memory is None else resolve_bytes(memory)
+    margin_bytes = resolve_margin(margin, memory_bytes)
+    found = find_axis(args, kwargs, axis)
+
+    def analyze(size: int) -> Analysis:
+        return analyze_model(model, *resize_inputs(args, kwargs, found, size), gpu=gpu, **options)
+
+    unit = multiple_of or 1
+    sizes = Sizes(analyze, -(-found.size // unit) * unit, unit, multiple_of is not None)
+    first = sizes.analyze(sizes.start)
+    context_bytes = 0 if first.settings is None else max(CONTEXT_BYTES)
+    kept_bytes = context_bytes + margin_bytes
+    if kept_bytes >= memory_bytes:
+        raise UsageError(
+            f"a memory of {format_bytes(memory_bytes)} is less than the {format_bytes(kept_bytes)}"
+            " kept for CUDA's context and the margin",
+            hint="the whole memory of a device, such as 24GiB",
+        )
+
+    def judge(analysis: Analysis, plan: Plan | None = None) -> str:
+        return find_shortage(analysis, plan, memory_bytes, context_bytes, margin_bytes)
+
+    lo, hi = find_largest(sizes, judge, judge)
+
+    def report(size: int, beyond: int | None, plans: Mapping[int, Plan] | None = None) -> MaxBatch:
+        fitting, failing = (sizes.analyses.get(each or 0) for each in (size, beyond))
+        plan, other = ((plans or {}).get(each or 0) for each in (size, beyond))
+        is_fit = fitting is not None and size > 0
+        cause = sizes.refused.get(beyond or 0, "")
+        return MaxBatch(
+            batch=size if is_fit else 0,
+            peak_bytes=(plan or fitting).peak_bytes if fitting and is_fit else None,
+            next_batch=beyond,
+            next_peak_bytes=(other or failing).peak_bytes if failing else None,
+            next_cause=judge(failing, other) if failing else cause,
+            multiple_of=sizes.unit,
+            axis=found.label,
+            memory_bytes=memory_bytes,
+            context_bytes=context_bytes,
+            margin_bytes=margin_bytes,
+            analyses=len(sizes.analyses),
+            setup=first.setup,
+            plan=plan,
+        )
+
+    alone = report(lo, hi)
+    if max_overhead is None:
+        return alone
+    most = max_overhead
+    pool: list[Plan] = []
+    plans: dict[int, Plan] = {}
+
+    def search_plan(analysis: Analysis) -> Plan:
+        pool.append(find_plan(analysis, max_overhead=most, time_limit_s=time_limit_s))
+        return pool[-1]
+
+    def judge_planned(analysis: Analysis) -> str:
+        size = next(s for s, each in sizes.analyses.items() if each is analysis)
+        for known in reversed(pool):
+            moved = transfer_plan(analysis, known)
+            if moved is not None and moved.overhead <= most and not judge(analysis, moved):
+                plans[size] = moved
+                return ""
+        plans[size] = search_plan(analysis)
+        return judge(analysis, plans[size])
+
+    # The plan for the batch that just fails is a good one for those near it.
+    search_plan(sizes.analyses.get(hi or 0) or sizes.analyses.get(lo, first))
+    planned = find_largest(sizes, judge_planned, lambda guess: judge(guess, pool[-1]), lo)
+    return replace(alone, planned=report(*planned, plans))
+
+
+def resolve_margin(margin: str | float, memory_bytes: int) -> int:
+    """Resolves a margin in bytes, from a share (``0.05``, ``"5%"``) or a size (``"1GiB"``).
+
+    Raises:
+        UsageError: The margin is neither, or takes all of the memory.
+
+    >>> resolve_margin(0.25, 1000), resolve_margin("5%", 1000), resolve_margin("1KiB", 4096)
+    (250, 50, 1024)
+    """
+    if isinstance(margin, str) and margin.strip().endswith("%"):
+        try:
+            margin = float(margin.strip()[:-1]) / 100
+        except ValueError:
+            raise UsageError(f"{margin!r} is not a margin", hint="5% or 1GiB") from None
+    is_share = isinstance(margin, float) and margin < 1
+    nbytes = int(float(margin) * memory_bytes) if is_share else resolve_bytes(margin)
+    if not 0 <= nbytes < memory_bytes:
+        raise UsageError(
+            f"a margin of {format_bytes(nbytes)} leaves nothing of {format_bytes(memory_bytes)}",
+            hint="a share such as 5%, or a size such as 1GiB",
+        )
+    return nbytes
+
+
+@dataclass
+class Sizes:
+    """The sizes along an axis that were analysed, and those that the model refuses.
+
+    Attributes:
+        make: Analyses the step of a size.
+        start: The size of the inputs that were given.
+        unit: The distance of sizes that the model takes, as far as that is known.
+        is_unit_known: Whether it is.
+        analyses: By size.
+        refused: Why the model cannot run with a size, by size.
+    """
+
+    make: Callable[[int], Analysis]
+    start: int
+    unit: int
+    is_unit_known: bool
+    analyses: dict[int, Analysis] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def analyze(self, size: int) -> Analysis:
+        """Analyses a size; the user hears what there is to say about the step once."""
+        with warnings.catch_warnings():
+            if self.analyses:
+                warnings.simplefilter("ignore")
+            self.analyses[size] = self.make(size)
+        return self.analyses[size]
+
+    def accepts(self, size: int) -> bool:
+        """Tells whether the model takes a size, which is then analysed."""
+        if size not in self.analyses and size not in self.refused:
+            try:
+                self.analyze(size)
+            except TraceError as error:
+                self.refused[size] = error.cause
+        return size in self.analyses
+
+    def find_unit(self) -> None:
+        """Finds the distance of sizes that the model takes, which divides the one it was given."""
+        self.is_unit_known = True
+        divisors = [d for d in range(1, self.start + 1) if self.start % d == 0]
+        steps = [*divisors, *(-d for d in divisors[:-1])]
+        self.unit = abs(next((d for d in steps if self.accepts(self.start + d)), 1))
+
+    def interpolate(self, size: int) -> Analysis | None:
+        """Computes the analysis of a size from those of others, where they are alike."""
+        alike: dict[Any, dict[int, Analysis]] = {}
+        for at, analysis in self.analyses.items():
+            alike.setdefault(describe_structure(analysis.graph), {})[at] = analysis
+        group = max(alike.values(), key=len)
+        if len(group) < 2:
+            return None
+        graphs = {at: analysis.graph for at, analysis in group.items()}
+        return replace(next(iter(group.values())), graph=interpolate_graph(graphs, size))
+
+
+def find_largest(
+    sizes: Sizes, judge: Shortage, guess: Shortage, lo: int = 0
+) -> tuple[int, int | None]:
+    """Finds the largest size that fits, and the smallest above it that does not.
+
+    Args:
+        sizes: The sizes that are known.
+        judge: Tells whether the step of an analysed size fits.
+        guess: The same for a computed analysis.
+        lo: A size that fits; 0 for none.
+
+    Returns:
+        The size, or 0 where none fits; and None where memory does not grow with it.
+    """
+    hi: int | None = None
+    stride = 1  # grows while sizes fit that were not expected to
+    before = len(sizes.analyses) - (lo == 0)
+    while hi is None or hi - lo > sizes.unit:
+        size = _choose_next(sizes, guess, lo, hi, stride)
+        is_new = size not in sizes.analyses and size not in sizes.refused
+        most = MOST_ANALYSES * (2 if hi in sizes.refused else 1)
+        if size > _MOST_SIZE or (is_new and len(sizes.analyses) - before >= most):
+            break
+        if not sizes.accepts(size):
+            if not sizes.is_unit_known:
+                sizes.find_unit()
+            refused = [each for each in sizes.refused if each % sizes.unit == 0]
+            lo = max([lo, *(each for each in refused if each < min(sizes.analyses))])
+            beyond = [each for each in refused if each > max(lo, min(sizes.analyses))]
+            hi = min([*beyond, *([] if hi is None else [hi])], default=hi)
+        elif judge(sizes.analyses[size]):
+            hi, stride = size, 1
+        else:
+            stride = 2 * stride if size == lo + stride * sizes.unit else 1
+            lo = size
+    return lo, hi
+
+
+def _choose_next(sizes: Sizes, guess: Shortage, lo: int, hi: int | None, stride: int) -> int:
+    """Chooses the size to try next: the largest that seems to fit, or one not far above ``lo``."""
+    unit = sizes.unit
+    if lo == 0 and hi is None:
+        return sizes.start
+    most = math.inf if hi is None else hi - unit
+
+    def fits(size: int) -> bool:
+        analysis = sizes.interpolate(size)
+        assert analysis is not None
+        return not guess(analysis)
+
+    halfway = 2 * lo if hi is None else (lo + hi) // 2
+    if sizes.interpolate(unit) is None:  # nothing is known of other sizes
+        size = halfway
+    else:
+        size, top = lo, max(2 * lo, unit)
+        while top <= most and top <= _MOST_SIZE and fits(top):
+            size, top = top, 2 * top
+        top = int(min(top, most + unit))
+        while top - size > unit:
+            middle = (size + top) // 2 // unit * unit
+            middle = max(middle, size + unit)
+            if fits(middle):
+                size = middle
+            else:
+                top = middle
+        if hi in sizes.refused and size >= most:  # for reasons other than memory
+            size = halfway
+    return int(min(max(size // unit * unit, lo + stride * unit), most))

@@ -1,0 +1,154 @@
+"""``fxmem max-batch``: the largest batch, or other size of the inputs, that fits."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+from typing import Any
+
+from fxmem.batching.record import MaxBatch
+from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.cli.step import (
+    TARGET_HELP,
+    StepChoice,
+    add_command,
+    add_step_options,
+    parse_budget,
+    parse_share,
+    parse_step,
+    run_user_code,
+)
+from fxmem.errors import UsageError
+from fxmem.units import format_bytes, parse_bytes
+
+EXIT_NONE_FITS = 1
+_LISTS = ("dtype", "autocast", "optimizer")
+_COMMA = re.compile(r",(?![^(]*\))")  # not between parentheses
+
+_DESCRIPTION = f"""\
+Finds the largest batch whose step fits a GPU or a memory, from a few analyses: the answer and
+the next size are both analysed. --axis finds the longest sequence or the largest image instead.
+
+--dtype, --autocast and --optimizer also take lists, for a table of all combinations.
+
+{TARGET_HELP}"""
+_EPILOG = """\
+examples:
+  fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090
+  fxmem max-batch gpt.py:GPT --input 4x512:int64 --axis 1 --memory 24GiB
+  fxmem max-batch unet.py:UNet --input 4x3x256x256 --axis 2,3 --multiple-of 32 --gpu t4
+  fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu rtx4090 --max-overhead 20%
+  fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu t4 --autocast none,fp16 --optimizer adamw,sgd
+
+exit codes: 0 fine, 1 not even the smallest size fits, 2 bad usage or a model that cannot be loaded
+or traced
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``."""
+    help = "the largest batch that fits a GPU or a memory"
+    parser = add_command(commands, "max-batch", run_max_batch, help, _DESCRIPTION, _EPILOG)
+    add_step_options(parser, checks_fit=False)
+    limit = parser.add_argument_group("what is to fit")
+    limit.add_argument(
+        "--memory", metavar="SIZE", help="the device's memory, e.g. 24GiB (default: the --gpu's)"
+    )
+    limit.add_argument(
+        "--margin",
+        default="2%",
+        metavar="SHARE",
+        help="memory to keep free besides CUDA's context, e.g. 5%% or 1GiB (default: 2%%)",
+    )
+    limit.add_argument(
+        "--axis",
+        default="0",
+        metavar="DIM",
+        help="the dimension to enlarge: 1, or 2,3 for both, or NAME:1 of one input (default: 0, "
+        "the batch)",
+    )
+    limit.add_argument(
+        "--multiple-of", type=int, metavar="N", help="look among multiples of N (default: all)"
+    )
+    limit.add_argument(
+        "--max-overhead",
+        metavar="SHARE",
+        help="also the largest with a plan that adds at most this share of time, e.g. 20%%",
+    )
+    limit.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="stop each search of a plan then"
+    )
+    output = parser.add_argument_group("the result")
+    output.add_argument("--json", action="store_true", help="the answer, or all of them, as JSON")
+    output.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run_max_batch(arguments: argparse.Namespace) -> int:
+    """Finds the largest size and writes it, or a table for several settings.
+
+    Returns:
+        The exit code: 0, or 1 where no size fits.
+
+    Raises:
+        FxmemError: Bad usage, or a model that cannot be loaded or traced.
+    """
+    if arguments.gpu is None and arguments.memory is None:
+        raise UsageError("no memory is given", hint="--gpu rtx4090, or --memory 24GiB")
+    memory_bytes = None if arguments.memory is None else parse_budget(arguments.memory)
+    share = arguments.max_overhead
+    limits = {
+        "memory": memory_bytes,
+        "axis": arguments.axis,
+        "multiple_of": arguments.multiple_of,
+        "margin": _parse_margin(arguments.margin),
+        "max_overhead": None if share is None else parse_share(share, "--max-overhead"),
+        "time_limit_s": arguments.time_limit,
+    }
+    check_output(None)
+    texts = {name: _COMMA.split(getattr(arguments, name) or "none") for name in _LISTS}
+    settings = [dict(zip(texts, each, strict=True)) for each in itertools.product(*texts.values())]
+    steps = []
+    for chosen in settings:
+        values = {name: None if text == "none" else text for name, text in chosen.items()}
+        steps.append(parse_step(argparse.Namespace(**{**vars(arguments), **values})))
+    varied = [name for name in _LISTS if len(texts[name]) > 1]
+    found = []
+    for at, (chosen, step) in enumerate(zip(settings, steps, strict=True), 1):
+        names = {name: chosen[name] for name in varied}
+        label = f" ({at} of {len(steps)}: {', '.join(names.values())})" if varied else ""
+        with show_progress(f"fitting {arguments.target}{label}"):
+            found.append((names, _find(step, limits)))
+    write_output(_write(found, arguments.json), None)
+    if any(each.batch for _, each in found):
+        return 0
+    memory = format_bytes(found[0][1].memory_bytes)
+    write_line(f"fxmem: no size fits {memory}: {found[0][1].next_cause}")
+    return EXIT_NONE_FITS
+
+
+def _find(step: StepChoice, limits: dict[str, Any]) -> MaxBatch:
+    with run_user_code(step.target):
+        from fxmem.api import max_batch
+
+        return max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
+
+
+def _write(found: list[tuple[dict[str, str], MaxBatch]], as_json: bool) -> str:
+    from fxmem.report.batch_text import render_max_batch, render_max_batches
+
+    is_table = bool(found[0][0])
+    if as_json:
+        values = [{**names, **each.to_dict()} for names, each in found]
+        return json.dumps(values if is_table else values[0], indent=2) + "\n"
+    width = choose_width(None)
+    if is_table:
+        return render_max_batches(found, width=width)
+    return render_max_batch(found[0][1], width=width)
+
+
+def _parse_margin(text: str) -> str | float:
+    is_share = re.fullmatch(r"[0-9.]+ *%?", text)
+    return parse_share(text, "--margin") if is_share else parse_bytes(text)
