@@ -5,7 +5,17 @@ from __future__ import annotations
 from fxmem.advice.record import Advice
 from fxmem.analysis import Analysis
 from fxmem.api import (
-    advise, analyze, apply, auto, diff, max_batch, pareto, plan, render, unapply, verify,
+    advise,
+    analyze,
+    apply,
+    auto,
+    diff,
+    max_batch,
+    pareto,
+    plan,
+    render,
+    unapply,
+    verify,
 )
 from fxmem.batching.record import MaxBatch
 from fxmem.comparison.comparison import Comparison
