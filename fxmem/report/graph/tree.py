@@ -13,8 +13,8 @@ from fxmem.errors import UsageError
 from fxmem.graph import Phase
 from fxmem.report.document import NodeRow
 
-AIM_BOXES = 48  # that a reader can take in; the depth is chosen for them
-AIM_PLAN_BOXES = 60  # segments of a plan often begin and end deep in the modules
+AIM_BOXES = 24, 48  # that a reader can take in: up to which modules are opened, and large ones
+AIM_PLAN_BOXES = 40, 60  # segments of a plan often begin and end deep in the modules
 _LARGE_SHARE = 0.2  # of the bytes that all nodes hold: such a module is opened before others
 _LITTLE = 0.001  # of the largest result: nodes that hold no more are joined
 MOST_BOXES = 1_000  # of more, Graphviz takes minutes where they are densely connected
@@ -186,12 +186,13 @@ def cut_tree(
     *,
     peak: Collection[int],
     noted: Collection[int] = (),
-    aim: int = AIM_BOXES,
+    aim: tuple[int, int] = AIM_BOXES,
 ) -> tuple[Tree, tuple[str, ...]]:
     """Closes subtrees and joins nodes that hold next to nothing; adds notes on the parts left out.
 
     Unless a depth is given, all around the ``peak`` is open, and of the other modules those that
-    hold most, as far as there are at most ``aim`` boxes. Nodes that are ``noted`` are to be seen on
+    hold most, as far as there are at most ``aim`` boxes: the first figure is for any module, the
+    second for those with a large share of all bytes. Nodes that are ``noted`` are to be seen on
     their own.
     """
     notes: list[str] = []
@@ -283,12 +284,9 @@ def _measure_held(rows: Iterable[NodeRow]) -> int:
 
 
 def _open_largest(
-    tree: Tree, nodes: Sequence[NodeRow], peak: frozenset[int], most_boxes: int
+    tree: Tree, nodes: Sequence[NodeRow], peak: frozenset[int], aim: tuple[int, int]
 ) -> Tree:
-    """Closes all modules but those around the peak, and those that hold most.
-
-    Beyond half of the boxes, only modules are opened that hold a large share of all bytes.
-    """
+    """Closes all modules but those around the peak, and those that hold most."""
     opened, large_bytes = set[int](), _LARGE_SHARE * _measure_held(nodes)
     waiting: list[tuple[int, int, Tree]] = []  # modules that are shown closed, the largest first
 
@@ -314,7 +312,7 @@ def _open_largest(
         negative_bytes, _, largest = heappop(waiting)
         before = [*waiting]
         more = show(largest) - 1
-        if boxes + more <= (most_boxes if -negative_bytes >= large_bytes else most_boxes // 2):
+        if boxes + more <= aim[-negative_bytes >= large_bytes]:
             boxes += more
             opened.add(id(largest))
         else:

@@ -58,7 +58,7 @@ class TestCutting:
     def test_by_default_as_many_as_can_be_read_and_all_around_the_peak(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fxmem.report.graph.view.AIM_BOXES", 5)
+        monkeypatch.setattr("fxmem.report.graph.view.AIM_BOXES", (5, 5))
         view = build_view(make_chain(self.names, peak="a.q.s"))
         assert outline(view.children) == [
             "x",
@@ -104,7 +104,7 @@ class TestCutting:
         ]
         document = dataclasses.replace(document, nodes=tuple(rows))
         for most, opened in (6, ""), (8, "b"), (10, "bc"), (25, "bc"), (26, "abc"):
-            monkeypatch.setattr("fxmem.report.graph.view.AIM_BOXES", most)
+            monkeypatch.setattr("fxmem.report.graph.view.AIM_BOXES", (most // 2, most))
             children = build_view(document).children
             assert "".join(c.names[0] for c in children if not isinstance(c, Box)) == opened
 
