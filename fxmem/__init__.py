@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.advice.record import Advice
+from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
 from fxmem.api import (
     advise,
@@ -36,11 +36,11 @@ from fxmem.verifying.verification import Verification
 
 __version__ = "0.1.0"
 __all__ = [
-    "Advice",
     "Analysis",
     "Category",
     "Comparison",
     "DataDependentError",
+    "Finding",
     "FxmemError",
     "FxmemWarning",
     "InfeasibleError",

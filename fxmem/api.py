@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fxmem.advice.record import Advice
+    from fxmem.advice.finding import Finding
     from fxmem.batching.record import MaxBatch
     from fxmem.comparison.comparison import Comparison
     from fxmem.planning.strategies.problem import Strategy
@@ -231,7 +231,7 @@ def advise(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
-) -> tuple[Advice, ...]:
+) -> tuple[Finding, ...]:
     """Lists changes other than a plan that lower the peak of a step, largest saving first.
 
     The step is analysed again with each change by itself: autocast,

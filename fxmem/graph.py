@@ -88,6 +88,8 @@ class Node:
         backward_flops: Those of its backward, recomputation included.
         results: Indices of the storages that its result lies on, views included.
         early_backward: Whether forward itself runs its backward, as ``torch.autograd.grad`` does.
+        remark: Why its kernel needs more memory than another would, as attention's does; empty for
+            most.
     """
 
     index: int
@@ -107,6 +109,7 @@ class Node:
     backward_flops: int = 0
     results: tuple[int, ...] = ()
     early_backward: bool = False
+    remark: str = ""
 
 
 RESIDENT = -1

@@ -1,4 +1,4 @@
-"""Advice on a step: other changes that lower its peak, with numbers."""
+"""Findings on a step: all that lower its peak, with numbers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from fxmem.advice.estimates import estimate_loss_chunks, estimate_offloads
+from fxmem.advice.finders import find_findings
+from fxmem.advice.finding import Finding, choose_findings
 from fxmem.advice.folding import fold_norms
-from fxmem.advice.record import Advice, choose_advice
+from fxmem.advice.offloading import find_offloads
 from fxmem.advice.variants import Variant, list_variants
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
@@ -22,7 +23,7 @@ def advise(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
-) -> tuple[Advice, ...]:
+) -> tuple[Finding, ...]:
     """Lists changes that lower the peak of a step: :func:`fxmem.advise`."""
     analysis = analyze_model(model, args, kwargs, **options)
     return find_advice(analysis, model, args, kwargs, options)
@@ -30,10 +31,14 @@ def advise(
 
 def find_advice(
     analysis: Analysis, model: nn.Module | str, args: Any, kwargs: Any, options: Mapping[str, Any]
-) -> tuple[Advice, ...]:
-    """Finds the advice for a step that was analysed with these arguments of ``fxmem.analyze``."""
+) -> tuple[Finding, ...]:
+    """Finds the advice for a step that was analysed with these arguments of ``fxmem.analyze``.
 
-    def try_variant(variant: Variant, model: nn.Module | str = model) -> Advice | None:
+    Beside the findings of the report these are general changes, for which the step is analysed
+    again, and the host's memory.
+    """
+
+    def try_variant(variant: Variant, model: nn.Module | str = model) -> Finding | None:
         positional, named = variant.inputs or (args, kwargs)
         try:
             with warnings.catch_warnings():
@@ -41,7 +46,8 @@ def find_advice(
                 changed = analyze_model(model, positional, named, **{**options, **variant.options})
         except FxmemError:
             return None  # as where a loss holds labels of the whole batch
-        return Advice(
+        return Finding(
+            code=variant.code,
             change=variant.change,
             option=variant.option,
             peak_bytes=changed.peak_bytes,
@@ -51,15 +57,16 @@ def find_advice(
 
     found = [try_variant(variant) for variant in list_variants(analysis, args, kwargs, options)]
     if analysis.setup.mode == "train":
-        found += [*estimate_offloads(analysis), *estimate_loss_chunks(analysis)]
+        found += find_offloads(analysis)
     elif analysis.frontend == "fx":
         with fold_norms(model, analysis.fx_graph) as (folded, count):
             plural = "s" if count > 1 else ""
             variant = Variant(
+                code="FX304",
                 change=f"Fold {count} batch normalisation{plural} into the "
                 f"convolution{plural} before",
                 option="torch.nn.utils.fusion.fuse_conv_bn_eval(conv, norm)",
                 cost="For inference alone; the last digits differ. It is faster too.",
             )
             found.append(try_variant(variant, folded) if count else None)
-    return choose_advice(filter(None, found), analysis.peak_bytes)
+    return choose_findings([*find_findings(analysis), *filter(None, found)], analysis.peak_bytes)

@@ -22,26 +22,29 @@ from fxmem.tracing.fakes import read_leaf
 
 _IMPLEMENTATIONS = {
     "foreach": (
+        "FX203",
         "Update one parameter at a time",
         "Slower: the optimizer runs its kernels for one parameter at a time.",
     ),
     "fused": (
+        "FX204",
         "Update parameters in one kernel, without temporaries",
         "None in time; the last digits of an update may differ.",
     ),
 }
-"""By the option of an optimizer, the change that it makes, and the cost."""
+"""By the option of an optimizer, the code and text of the change that it makes, and the cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A step with one thing changed; the texts are those of :class:`Advice`.
+    """A step with one thing changed; code and texts are those of :class:`Finding`.
 
     Attributes:
         options: The options of :func:`fxmem.analyze` that differ.
         inputs: Other inputs, positional and named; None for the same.
     """
 
+    code: str
     change: str
     option: str
     cost: str
@@ -57,22 +60,17 @@ def list_variants(
     if options.get("autocast") is None:
         subject = "forward and loss" if setup.mode == "train" else "the model"
         yield Variant(
+            code="FX301",
             change=f'Run {subject} under torch.autocast("{setup.device}", torch.bfloat16)',
             option='autocast="bf16"',
             cost="Numerics change: products and convolutions are rounded to bfloat16's 8 bits.",
             options={"autocast": "bf16"},
         )
-    if setup.loop.outputs == "next step":
-        yield Variant(
-            change="Let go of output and loss at the end of each iteration",
-            option="del output, loss",
-            cost="None.",
-            options={"hold_outputs": False},
-        )
     if setup.mode != "train":
         return
     if not setup.loop.set_to_none:
         yield Variant(
+            code="FX202",
             change="Free gradients instead of filling them with zeros",
             option="optimizer.zero_grad(set_to_none=True)",
             cost="None, as long as no code reads .grad after zero_grad; parameters that got no "
@@ -89,6 +87,7 @@ def list_variants(
         if any(map(is_batch_norm, analysis.graph.operations)):
             cost += " Batch normalisation takes its statistics of half the batch."
         yield Variant(
+            code="FX302",
             change="Split the batch into 2 micro-batches, each moved to the device by itself, and "
             "add up their gradients",
             option="accumulate=2 with half the batch",
@@ -107,10 +106,10 @@ def _list_optimizers(optimizer: str) -> Iterator[Variant]:
     own_name = getattr(make, "func", make).__name__
     for key, value in (("foreach", False), ("fused", True)):
         if key in accepted and settings.get(key) is not value and settings.get("fused") is not True:
-            change, cost = _IMPLEMENTATIONS[key]
+            code, change, cost = _IMPLEMENTATIONS[key]
             text = ", ".join(f"{k}={v!r}" for k, v in {**kept, key: value}.items())
             option = f"{own_name}(..., {key}={value})"
-            yield Variant(change, option, cost, {"optimizer": f"{name}({text})"})
+            yield Variant(code, change, option, cost, {"optimizer": f"{name}({text})"})
 
 
 def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, check, diff, doctor, max_batch, plan, render, verify
+from fxmem.cli import analyze, check, diff, doctor, explain, max_batch, plan, render, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
@@ -25,6 +25,7 @@ COMMANDS = {
     "verify": verify,
     "diff": diff,
     "check": check,
+    "explain": explain,
     "doctor": doctor,
 }
 EXIT_USAGE = 2
@@ -38,6 +39,7 @@ examples:
   fxmem plan gpt.py:GPT --input 4x512:int64 --optimizer adamw --budget 8GiB
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090
   fxmem render gpt.py:GPT --input 4x512:int64 -o peak.svg
+  fxmem explain FX101
 
 exit codes:
   0  fine

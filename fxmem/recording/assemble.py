@@ -126,6 +126,7 @@ def _measure_nodes(recorder: Recorder, traced: Sequence[TracedNode]) -> tuple[No
                 backward_flops=backward_flops[node.index],
                 results=record.results,
                 early_backward=node.index in recorder.autograd.early,
+                remark=record.remark,
             )
         )
     return tuple(nodes)

@@ -56,6 +56,7 @@ class NodeRecord:
     output_bytes: int = 0
     transient_bytes: int = 0
     results: tuple[int, ...] = ()
+    remark: str = ""
 
 
 class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
@@ -71,6 +72,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = Ledger(target.device)
         self.operations: list[Operation] = []  # since begin_step
         self.node_records: dict[int, NodeRecord] = {}  # by index of the traced node
+        self.target = target
         self.runner = OperatorRunner(target, self.ledger, size_hint)
         self.autograd = AutogradLog(self.ledger)
         self.real_tensors = RealTensorCache()
@@ -116,6 +118,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
         self._node_storages = len(self.ledger.storages)
+        self.target.remarks.clear()
         self.autograd.enter_node()
         self.casts.enter_node()
 
@@ -136,6 +139,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             ),
             transient_bytes=self.ledger.peak_bytes - self.ledger.live_now_bytes,
             results=tuple(sorted(results - {NO_STORAGE})),
+            remark="; ".join(self.target.remarks),
         )
         return len(self.operations) - self._node_operators
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
+from fxmem.advice.finders import find_findings
+from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category, Node, Phase, SourceLocation
 from fxmem.memory.allocation import Exhaustion
@@ -90,6 +92,7 @@ class Document:
     device: tuple[DeviceRow, ...] = ()  # to compare with the device's own; none on the CPU
     fit: Fit | None = None  # None without a target GPU
     first_step: Headline | None = None  # where it differs from the second's, the headline, by 1 %
+    findings: tuple[Finding, ...] = ()  # largest saving first
     notes: tuple[str, ...] = ()  # on the figures, a sentence each
 
 
@@ -126,6 +129,7 @@ def build_document(analysis: Analysis) -> Document:
         device=tuple(_list_device(analysis)),
         fit=fit,
         first_step=first_step,
+        findings=find_findings(analysis),
         notes=tuple(_write_notes(analysis)),
     )
 

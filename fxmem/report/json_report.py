@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any, TypeVar
 
+from fxmem.advice.finders import find_findings
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import UsageError
 from fxmem.graph import (
@@ -68,6 +69,9 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
         },
         "breakdown": {category.value: n for category, n in analysis.breakdown.items()},
         **{name: getattr(analysis, name) for name in _TOTALS},
+        "findings": [
+            {**_list_fields(finding), "title": finding.title} for finding in find_findings(analysis)
+        ],
         "nodes": [_list_fields(node) for node in analysis.nodes],
         "modules": [
             {name: _to_plain(getattr(module, name)) for name in _MODULE}

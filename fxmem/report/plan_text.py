@@ -14,7 +14,7 @@ from fxmem.report.text import write_place, write_source, write_subject
 from fxmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from fxmem.advice.record import Advice
+    from fxmem.advice.finding import Finding
 
 _ALLOWED = 0.1  # share of time that the example below the table of trade-offs allows
 _REASONS = 5  # not to recompute nodes that are listed; nodes with others are counted
@@ -98,7 +98,7 @@ def list_front_blocks(
 
 
 def render_advice(
-    advice: Sequence[Advice],
+    advice: Sequence[Finding],
     baseline_bytes: int,
     setup: Setup | None = None,
     *,
@@ -113,9 +113,12 @@ def render_advice(
     blocks.append(wrap(title, width))
     for each in advice:
         saving, left = format_bytes(each.saving_bytes), format_bytes(each.peak_bytes)
-        title = f"- {saving} off the peak, {left} left: {each.change}."
+        place = f" ({write_source(each.source)})" if each.source else ""
+        title = f"{each.code} {saving} off the peak, {left} left: {each.change}{place}."
         lines = (title, f"  Write: {each.option}", f"  Cost: {each.cost}")
         blocks.append("\n".join(wrap(line, width, indent="  ") for line in lines))
+    if advice:
+        blocks.append(f"fxmem explain {advice[0].code} shows the code before and after.")
     return join_blocks(blocks)
 
 

@@ -43,6 +43,7 @@ def list_blocks(
         "\n".join([write_headline(document.headline), *lines]),
         *_write_figures(document, width),
         _write_live(document, top, width),
+        _write_findings(document, width),
         *more,
         "\n".join(wrap(note, width) for note in document.notes),
     ]
@@ -189,6 +190,23 @@ def _write_live(document: Document, top: int, width: int | None) -> Table:
         optional=["saved by", "dtype", "shape"],
         width=width,
         rest=left if rest else "",
+    )
+
+
+def _write_findings(document: Document, width: int | None) -> Table | str:
+    findings = document.findings
+    if not findings:
+        return ""
+    rows = [
+        (f.code, format_bytes(f.saving_bytes), f.title, write_source(f.source)) for f in findings
+    ]
+    return Table(
+        ["finding", "off the peak", "why the memory is taken", "source"],
+        rows,
+        right=["off the peak"],
+        names=["why the memory is taken", "source"],
+        width=width,
+        rest=f"fxmem explain {findings[0].code} says what to write instead.",
     )
 
 

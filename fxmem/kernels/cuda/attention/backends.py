@@ -8,7 +8,7 @@ and whose checks pass. The names of those checks are given below.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ _DEFAULT_ORDER = (
 )
 _MAX_CUDNN_SIZE = 65535
 _CUDNN_DROPOUT_STEPS = 16
+_DIMENSIONS = "inputs of 4 dimensions: batch, heads, tokens, head dimension"
+_HEADS = "as many heads of key and value as of query"
+_ROWS = "a last dimension that is contiguous in memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,32 @@ def _prefers_cudnn(gpu: Gpu) -> bool:
 def choose_backend(call: AttentionCall, gpu: Gpu, settings: Settings) -> SDPBackend | None:
     """Returns the backend that CUDA takes; None if none may, which is an error there."""
     for backend in settings.order:
-        if backend in settings.enabled and _CHECKS[backend](call, gpu, settings):
+        if backend in settings.enabled and not _find_obstacle(backend, call, gpu, settings):
             return backend
     return None
 
 
-def _can_use_flash(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
+def explain_math(call: AttentionCall, gpu: Gpu, settings: Settings) -> str:
+    """Explains why neither flash nor memory-efficient attention serves a call."""
+    fused = {
+        "flash attention": SDPBackend.FLASH_ATTENTION,
+        "memory-efficient attention": SDPBackend.EFFICIENT_ATTENTION,
+    }
+    reasons = {
+        name: _find_obstacle(backend, call, gpu, settings)
+        if backend in settings.enabled
+        else "to be enabled"
+        for name, backend in fused.items()
+    }
+    return "; ".join(f"{name} needs {reason}" for name, reason in reasons.items())
+
+
+def _find_obstacle(backend: SDPBackend, call: AttentionCall, gpu: Gpu, settings: Settings) -> str:
+    """Finds the first need of a backend that a call does not meet; empty where it meets all."""
+    return next(_OBSTACLES[backend](call, gpu, settings), "")
+
+
+def _list_flash_obstacles(call: AttentionCall, gpu: Gpu, settings: Settings) -> Iterator[str]:
     """``can_use_flash_attention``."""
     head_dim = call.query.shape[-1]
     # ``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``
@@ -126,33 +149,41 @@ def _can_use_flash(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
         and head_dim > 192
         and (head_dim <= 224 or call.dropout_p > 0)
     ):
-        return False
-    return (
-        _is_4d(call)
-        and call.attn_mask is None
-        and head_dim <= 256
-        and head_dim == call.key.shape[-1] == call.value.shape[-1]
-        and (8, 0) <= gpu.capability <= (12, 1)
-        and (not call.is_causal or call.query.shape[-2] == call.key.shape[-2])
-        and _have_type(call, _HALVES)
-        and _heads_match(call, call.enable_gqa, same_heads=True)
-        and _have_rows(call)
-        and _are_rows_dense(call, ignore_single=True)
-    )
+        yield f"a head dimension up to 192 on this GPU, not {head_dim}"
+    if not _is_4d(call):
+        yield _DIMENSIONS
+    if call.attn_mask is not None:
+        yield "a call without attn_mask"
+    if head_dim > 256 or not head_dim == call.key.shape[-1] == call.value.shape[-1]:
+        yield "one head dimension of query, key and value, up to 256"
+    if not (8, 0) <= gpu.capability <= (12, 1):
+        yield "a GPU from Ampere on"
+    if call.is_causal and call.query.shape[-2] != call.key.shape[-2]:
+        yield "as many queries as keys where is_causal"
+    if not _have_type(call, _HALVES):
+        yield f"float16 or bfloat16, not {_name_type(call)}"
+    if not _heads_match(call, call.enable_gqa, same_heads=True):
+        yield _HEADS
+    if not _have_rows(call) or not _are_rows_dense(call, ignore_single=True):
+        yield _ROWS
 
 
-def _can_use_efficient(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
+def _list_efficient_obstacles(call: AttentionCall, gpu: Gpu, settings: Settings) -> Iterator[str]:
     """``can_use_mem_efficient_attention``."""
     types = (torch.float32, *_HALVES) if gpu.capability[0] >= 8 else (torch.float32, torch.float16)
-    return (
-        _is_4d(call)
-        and (5, 0) <= gpu.capability <= (12, 1)
-        and _is_aligned(call, gpu)
-        and _have_rows(call)
-        and _are_rows_dense(call, ignore_single=False)
-        and _heads_match(call, enable_gqa=False, same_heads=True)
-        and _have_type(call, types)
-    )
+    if not _is_4d(call):
+        yield _DIMENSIONS
+    if not (5, 0) <= gpu.capability <= (12, 1):
+        yield "another GPU"
+    if not _have_type(call, types):
+        yield f"float16{', bfloat16' * (len(types) > 2)} or float32, not {_name_type(call)}"
+    if not _is_aligned(call, gpu):
+        multiple = 8 if call.query.dtype in _HALVES else 4
+        yield f"a head dimension that is a multiple of {multiple}, not {call.query.shape[-1]}"
+    if not _have_rows(call) or not _are_rows_dense(call, ignore_single=False):
+        yield _ROWS
+    if not _heads_match(call, enable_gqa=False, same_heads=True):
+        yield _HEADS
 
 
 def _is_aligned(call: AttentionCall, gpu: Gpu) -> bool:
@@ -169,18 +200,18 @@ def _is_aligned(call: AttentionCall, gpu: Gpu) -> bool:
     return min(head_dim, value_dim) > 0 and not any(offset % alignment for offset in offsets)
 
 
-def _can_use_cudnn(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
+def _list_cudnn_obstacles(call: AttentionCall, gpu: Gpu, settings: Settings) -> Iterator[str]:
     """``can_use_cudnn_attention``, ``check_cudnn_dropout``, ``check_cudnn_tensor_shapes``."""
     steps = call.dropout_p * _CUDNN_DROPOUT_STEPS
     if not _is_4d(call) or not _is_cudnn_mask(call):
-        return False
+        yield "other shapes"
     head_dim, value_dim = call.query.shape[3], call.value.shape[3]
     most = 128
     if gpu.capability == (9, 0) and gpu.cudnn_version >= 91000:
         most = 256
     elif gpu.capability[0] == 10 and gpu.cudnn_version >= 91100:
         most = 192 if (head_dim, value_dim) == (192, 128) else 128
-    return (
+    if not (
         not (call.dropout_p > 0 and 91100 < gpu.cudnn_version < 91400)
         and steps == int(steps)
         and not settings.is_deterministic
@@ -194,7 +225,8 @@ def _can_use_cudnn(call: AttentionCall, gpu: Gpu, settings: Settings) -> bool:
         and not (head_dim % 8 or value_dim % 8)
         and call.key.shape[2] != 1
         and not (call.dropout_p != 0 and call.query.shape[2] == 1)
-    )
+    ):
+        yield "other sizes, types or settings"
 
 
 def _is_cudnn_mask(call: AttentionCall) -> bool:
@@ -217,6 +249,11 @@ def _have_type(call: AttentionCall, dtypes: tuple[torch.dtype, ...]) -> bool:
     """``check_tensor_dtype``."""
     dtype = call.query.dtype
     return dtype in dtypes and call.key.dtype == dtype == call.value.dtype
+
+
+def _name_type(call: AttentionCall) -> str:
+    names = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in call.inputs)
+    return " and ".join(names)
 
 
 def _have_rows(call: AttentionCall) -> bool:
@@ -245,9 +282,9 @@ def _heads_match(call: AttentionCall, enable_gqa: bool, *, same_heads: bool) -> 
     return heads % key_heads == 0 and heads % value_heads == 0
 
 
-_CHECKS: dict[SDPBackend, Callable[[AttentionCall, Gpu, Settings], bool]] = {
-    SDPBackend.FLASH_ATTENTION: _can_use_flash,
-    SDPBackend.EFFICIENT_ATTENTION: _can_use_efficient,
-    SDPBackend.CUDNN_ATTENTION: _can_use_cudnn,
-    SDPBackend.MATH: lambda call, gpu, settings: True,
+_OBSTACLES: dict[SDPBackend, Callable[[AttentionCall, Gpu, Settings], Iterator[str]]] = {
+    SDPBackend.FLASH_ATTENTION: _list_flash_obstacles,
+    SDPBackend.EFFICIENT_ATTENTION: _list_efficient_obstacles,
+    SDPBackend.CUDNN_ATTENTION: _list_cudnn_obstacles,
+    SDPBackend.MATH: lambda call, gpu, settings: iter(()),
 }

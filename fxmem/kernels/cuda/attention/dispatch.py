@@ -21,7 +21,12 @@ from torch.nn.attention import SDPBackend
 from fxmem.errors import TraceError
 from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.common.in_place import run_in_place
-from fxmem.kernels.cuda.attention.backends import AttentionCall, choose_backend, read_settings
+from fxmem.kernels.cuda.attention.backends import (
+    AttentionCall,
+    choose_backend,
+    explain_math,
+    read_settings,
+)
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.pointwise import dropout
 from fxmem.kernels.registry import Call
@@ -88,6 +93,7 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             scale=call.scale,
         )[0]  # fmt: skip
     else:
+        CUDA.remarks[explain_math(call, current_gpu(), read_settings(current_gpu()))] = None
         result = _run_math(call, mask)
     return result
 

@@ -1,0 +1,93 @@
+"""FX103: attention that keeps its scores, in PyTorch's math kernel or written by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+from fxmem.advice.editing import MATMULS, StepEdit, reads_parameter
+from fxmem.advice.finding import Finding
+from fxmem.analysis import Analysis
+from fxmem.graph import Operation, Phase, SourceLocation
+
+_SOFTMAXES = ("aten._softmax.default", "aten._safe_softmax.default")
+_FLOAT = 4
+_BY_HAND = "it is written as products and a softmax"
+_PADDED = "head dimension that is"
+_CURES = {
+    _BY_HAND: "F.scaled_dot_product_attention(query, key, value, attn_mask=mask)",
+    "asks for its weights": "attention(x, x, x, need_weights=False)",
+    "to be enabled": "leave out torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+    _PADDED: "a head dimension that is a multiple of 8, or F.pad(x, (0, -dim % "
+    "8)) of query, key and value, with scale=dim**-0.5",
+    "as many heads": "key.repeat_interleave(groups, 1) and the same for value instead of "
+    "enable_gqa=True, or run attention in bfloat16",
+    "4 dimensions": "x.unsqueeze(0) of query, key and value",
+    "contiguous": "x.contiguous() of query, key, value and mask",
+    "float16": "x.to(torch.float16) of query, key and value",
+}
+"""By a part of the reason, the code to write."""
+
+
+def find_attention(analysis: Analysis) -> Iterator[Finding]:
+    """Simulates a fused kernel in place of scores that are computed as a whole."""
+    edit = StepEdit(analysis)
+    reasons: Counter[str] = Counter()
+    sources: dict[str, SourceLocation | None] = {}
+    for softmax in [o for o in edit.graph.operations if o.name in _SOFTMAXES]:
+        if softmax.node is None or softmax.phase is not Phase.FORWARD or not softmax.reads:
+            continue
+        node, scores = edit.nodes[softmax.node], edit.graph.storages[softmax.reads[0]]
+        traced = edit.trace_back(scores)
+        if traced is None or reads_parameter(edit, traced[0]):
+            continue
+        size = 0.9 * prod(scores.shape)
+        family, ran = edit.follow(traced[0], size)
+        if not any(o.name in MATMULS and o is not traced[0] for o in ran):
+            continue
+        reason = node.remark
+        if not reason:
+            reason = "it asks for its weights" if node.op == "call_module" else _BY_HAND
+        reasons[reason] += sum(storage.nbytes for storage in family)
+        sources.setdefault(reason, node.source)
+        nodes = {operation.node for operation in ran if operation.node is not None}
+        if all(edit.nodes[index].op != "call_module" for index in nodes):
+            kept_bytes = prod(scores.shape) // max(scores.shape[-1], 1) * _FLOAT
+            if _PADDED in reason:  # query, key and value are padded copies then
+                kept_bytes += 3 * sum(s.nbytes for s in edit.made.get(ran[-1].index, ()))
+            edit.fuse(nodes, kept_bytes)
+            _drop_copy(edit, ran[-1])
+            continue
+        # A leaf's backward is that of its projections too: only scores and their like go.
+        operations = [o for o in edit.graph.operations if o.node in nodes]
+        for operation in operations:
+            for storage in edit.made.get(operation.index, ()):
+                if storage.shape[-2:] == scores.shape[-2:]:
+                    edit.change(storage.index, nbytes=0)
+                    edit.clear_workspace(operation.index)
+    if not reasons:
+        return
+    peak_bytes = edit.measure_peak()
+    ((reason, _),) = reasons.most_common(1)
+    yield Finding(
+        code="FX103",
+        change=f"Let a fused kernel compute attention, whose scores are kept because {reason}",
+        option=next(cure for part, cure in _CURES.items() if part in reason),
+        peak_bytes=peak_bytes,
+        saving_bytes=analysis.peak_bytes - peak_bytes,
+        cost="None in time: it is faster; the last digits differ.",
+        source=sources[reason],
+    )
+
+
+def _drop_copy(edit: StepEdit, product: Operation) -> None:
+    """Has a fused kernel write its result where the transposed copy of the product's would be."""
+    for storage in edit.made.get(product.index, ()):
+        for reader in edit.readers.get(storage.index, ()):
+            if reader.name == "aten.clone.default" and reader.node != product.node:
+                (copy,) = edit.made[reader.index]
+                edit.change(copy.index, born=storage.born)
+                edit.keep(copy.index, edit.storages[storage.index].died or copy.born)
+                edit.change(storage.index, nbytes=0)
+                return

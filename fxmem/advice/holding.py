@@ -1,0 +1,121 @@
+"""FX104, FX105, FX201: caches, outputs and gradients that are held longer than they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxmem.advice.editing import StepEdit
+from fxmem.advice.finding import Finding
+from fxmem.analysis import Analysis
+from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.memory.labels import find_updated
+from fxmem.units import format_bytes
+
+_CACHES = "cache_utils.py"
+"""The file of transformers whose lines make the tensors of a cache."""
+
+
+def find_cache(analysis: Analysis) -> Iterator[Finding]:
+    """Simulates a forward that returns no cache of keys and values."""
+    edit = StepEdit(analysis)
+    released: dict[int, int] = {}
+    for save in edit.graph.saves:
+        released[save.storage] = max(released.get(save.storage, 0), save.released or 0)
+    cached = [
+        storage
+        for storage in edit.graph.storages
+        if storage.died is None and storage.born != RESIDENT and storage.node is not None
+        if (source := edit.nodes[storage.node].source) and source.file.endswith(_CACHES)
+    ]
+    ends = {o.node: o.index for o in edit.graph.operations if o.phase is Phase.FORWARD}
+    for storage in cached:
+        uses = (ends.get(o.node, o.index) for o in edit.readers.get(storage.index, ()))
+        edit.change(storage.index, died=max([released.get(storage.index, 0), storage.born, *uses]))
+    if cached:
+        peak_bytes = edit.measure_peak()
+        yield Finding(
+            code="FX104",
+            change="Return no cache of keys and values, which holds "
+            f"{format_bytes(sum(storage.nbytes for storage in cached))} to the end of the step",
+            option="model(..., use_cache=False), or model.config.use_cache = False",
+            peak_bytes=peak_bytes,
+            saving_bytes=analysis.peak_bytes - peak_bytes,
+            cost="None, unless the output's past_key_values are used: generate() needs them.",
+            source=edit.nodes[cached[0].node or 0].source,
+        )
+
+
+def find_held_outputs(analysis: Analysis) -> Iterator[Finding]:
+    """Simulates a loop that lets go of output and loss at the end of each iteration."""
+    edit = StepEdit(analysis)
+    graph = edit.graph
+    held = [s for s in graph.storages if s.category is Category.OUTPUT and s.born == RESIDENT]
+    for storage in held:
+        edit.change(storage.index, nbytes=0)
+    if held:
+        peak_bytes = edit.measure_peak()
+        made = {(s.shape, s.dtype): s.node for s in graph.storages if s.born != RESIDENT}
+        largest = max(held, key=lambda storage: storage.nbytes)
+        node = made.get((largest.shape, largest.dtype))
+        yield Finding(
+            code="FX105",
+            change="Let go of output and loss at the end of each iteration: those of the step "
+            f"before hold {format_bytes(sum(storage.nbytes for storage in held))}",
+            option="del output, loss",
+            peak_bytes=peak_bytes,
+            saving_bytes=analysis.peak_bytes - peak_bytes,
+            cost="None.",
+            source=None if node is None else graph.nodes[node].source,
+        )
+
+
+def find_gradients(analysis: Analysis) -> Iterator[Finding]:
+    """Simulates an optimizer that updates each parameter once its gradient is there.
+
+    What the optimizer takes for several at a time is shared out by their sizes.
+    """
+    loop, graph = analysis.setup.loop, analysis.allocated_graph
+    steps = [o for o in graph.operations if o.phase is Phase.OPTIMIZER]
+    is_whole = loop.clip_grad or loop.accumulate > 1 or analysis.setup.autocast == "fp16"
+    if not steps or is_whole or not loop.set_to_none:
+        return
+    edit = StepEdit(analysis)
+    sizes = {s.name: s.nbytes for s in graph.storages if s.category is Category.PARAMETER}
+    begin, live = steps[0].index, 0
+    own: dict[str, float] = {}  # what the update of a parameter alone takes
+    share = 0.0  # of the bytes of parameters that are updated together
+    for operation in steps:
+        made = edit.made.get(operation.index, ())
+        live += sum(s.nbytes for s in made if s.category is Category.TEMPORARY)
+        names = find_updated(graph, operation)
+        nbytes, updated = live + operation.workspace_bytes, sum(sizes.get(n, 0) for n in names)
+        if len(names) == 1:
+            own[names[0]] = max(own.get(names[0], 0), nbytes)
+        elif updated:
+            share = max(share, nbytes / updated)
+        freed = (s for s in graph.storages if s.died == operation.index and s.born >= begin)
+        live -= sum(s.nbytes for s in freed if s.category is Category.TEMPORARY)
+    for storage in graph.storages:
+        if storage.born >= begin and storage.category is Category.TEMPORARY:
+            edit.change(storage.index, nbytes=0)
+        elif storage.category is Category.GRADIENT and storage.died is None:
+            uses = edit.readers.get(storage.index, ())
+            last = max([storage.born, *(o.index for o in uses if o.phase is Phase.BACKWARD)])
+            edit.change(storage.index, died=last)
+            name = storage.name.removesuffix(".grad")
+            update_bytes = own.get(name, share * sizes.get(name, storage.nbytes))
+            edit.add(int(update_bytes), last, last)
+    for operation in steps:
+        edit.clear_workspace(operation.index)
+    peak_bytes = edit.measure_peak()
+    yield Finding(
+        code="FX201",
+        change="Update each parameter in backward once its gradient is there, and free the "
+        f"gradient: all of them take {format_bytes(analysis.gradient_bytes)}",
+        option="parameter.register_post_accumulate_grad_hook(step), with an optimizer for each "
+        "parameter",
+        peak_bytes=peak_bytes,
+        saving_bytes=analysis.peak_bytes - peak_bytes,
+        cost="No clipping by the norm of all gradients, no accumulation over micro-batches, no "
+        "GradScaler.",
+    )

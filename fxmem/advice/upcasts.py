@@ -1,0 +1,103 @@
+"""FX102: activations in half precision that are cast to float32, and kept so for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from fxmem.advice.editing import CAST, FORWARD, MATMULS, StepEdit, reads_parameter
+from fxmem.advice.finding import Finding
+from fxmem.analysis import Analysis
+from fxmem.graph import Node, Operation, SourceLocation
+from fxmem.units import format_bytes
+
+_HALVES = ("float16", "bfloat16")
+_MOST_NODES = 12
+_CAST_CALL_CAST = 3
+_FLOAT = 4
+_NORM = "F.rms_norm(x, x.shape[-1:], weight, eps), or torch.nn.RMSNorm"
+_SOFTMAX = "F.softmax(x, dim=-1, dtype=torch.float32)"
+_SAME = "the function of x itself: CUDA's kernels compute in float32 inside"
+_OTHER = "torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False)"
+
+
+def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
+    """Simulates kernels that take halves in place of casts that are kept for backward."""
+    edit = StepEdit(analysis)
+    users: dict[int, list[Node]] = {}
+    for node in edit.nodes:
+        for index in dict.fromkeys(node.inputs):
+            users.setdefault(index, []).append(node)
+    ran: dict[int, list[Operation]] = {}
+    for operation in edit.graph.operations:
+        if operation.phase in FORWARD and operation.node is not None:
+            ran.setdefault(operation.node, []).append(operation)
+    found = list[tuple[int, str, SourceLocation | None]]()
+    for node in edit.nodes:
+        casts = [
+            storage
+            for operation in ran.get(node.index, ())
+            if operation.name == CAST
+            for storage in edit.made.get(operation.index, ())
+            if edit.graph.storages[operation.reads[0]].dtype in _HALVES
+        ]
+        is_cast = len(ran.get(node.index, ())) == 1 and casts and casts[0].dtype == "float32"
+        region = _find_region(edit, node, users, ran) if is_cast else set()
+        made = [s for at in region for o in ran.get(at, ()) for s in edit.made.get(o.index, ())]
+        kept_bytes = sum(storage.nbytes for storage in made if storage.saved_by)
+        if not kept_bytes:
+            continue
+        names = {edit.nodes[index].target for index in region}
+        code = _NORM if "rsqrt" in names else _SOFTMAX if "softmax" in names else _OTHER
+        code = _SAME if code == _OTHER and len(region) == _CAST_CALL_CAST else code
+        if code == _SOFTMAX:  # whose result is kept in float32 anyway
+            edit.change(casts[0].index, nbytes=0)
+        else:
+            shape = casts[0].shape
+            edit.fuse(region, _FLOAT * prod(shape) // max(shape[-1], 1))
+        found.append((kept_bytes, code, node.source))
+    if not found:
+        return
+    peak_bytes = edit.measure_peak()
+    count, nbytes = len(found), sum(kept_bytes for kept_bytes, _, _ in found)
+    copies = f"casts to float32 in {count} places keep" if count > 1 else "a cast to float32 keeps"
+    _, code, source = max(found, key=lambda row: row[0])
+    yield Finding(
+        code="FX102",
+        change="Let kernels take the activation in half precision: "
+        f"{copies} {format_bytes(nbytes)} for backward",
+        option=code,
+        peak_bytes=peak_bytes,
+        saving_bytes=analysis.peak_bytes - peak_bytes,
+        cost="None in time: it is faster; the last digits differ.",
+        source=source,
+    )
+
+
+def _find_region(
+    edit: StepEdit, cast: Node, users: dict[int, list[Node]], ran: dict[int, list[Operation]]
+) -> set[int]:
+    """Finds the nodes from a cast to the casts back, and a product with a weight after these.
+
+    Empty where they are many, as those of a loss are, or do a product of matrices.
+    """
+    region, waiting, ends = {cast.index}, [cast], list[Node]()
+    while waiting:
+        for user in users.get(waiting.pop().index, ()):
+            if user.index in region:
+                continue
+            region.add(user.index)
+            if user.dtype in _HALVES:
+                ends.append(user)
+            else:
+                waiting.append(user)
+        if len(region) > _MOST_NODES:
+            return set()
+    if not ends or any(o.name in MATMULS for index in region for o in ran.get(index, ())):
+        return set()
+    for end in ends:
+        after = [user for user in users.get(end.index, ()) if user.fqn == cast.fqn]
+        if len(after) == 1 and after[0].target == "mul":
+            is_scaled = any(reads_parameter(edit, o) for o in ran.get(after[0].index, ()))
+            region |= {after[0].index} if is_scaled else set()
+    return region

@@ -1,0 +1,68 @@
+"""``fxmem explain``: what a finding is, or why a storage is alive at the peak."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
+from fxmem.errors import UsageError
+
+_DESCRIPTION = f"""\
+With the code of a finding, such as FX101, explains it: why memory is taken, and the code before
+and after. With a TARGET and a NODE, tells why that node's result or that storage is alive at the
+peak: which line made it, what saved it, what holds it, and when it is freed.
+
+{TARGET_HELP}"""
+_EPILOG = """\
+examples:
+  fxmem explain FX101
+  fxmem explain resnet.py:ResNet18 stem.0 --input 8x3x224x224 --optimizer adam
+  fxmem explain gpt.py:GPT 'gradient of head' --input 4x512:int64
+
+exit codes: 0 fine, 2 bad usage, or a model that cannot be loaded or traced
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``."""
+    help = "a finding, or why a storage is alive at the peak"
+    parser = add_command(commands, "explain", run_explain, help, _DESCRIPTION, _EPILOG)
+    add_step_options(parser, checks_fit=False)
+    parser.add_argument(
+        "node", metavar="NODE", nargs="?", help="a node, or a storage as the report names it"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """Writes the text on a code, or analyses a target and explains a storage.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        FxmemError: Bad usage, or a model that cannot be loaded or traced.
+    """
+    if re.fullmatch(r"(?i)fx\d*", arguments.target):
+        from fxmem.advice.finding import explain_code
+
+        write_output(explain_code(arguments.target), None)
+        return 0
+    if arguments.node is None:
+        raise UsageError(
+            "explain needs the code of a finding, or a TARGET and a NODE",
+            hint=f"fxmem explain FX101, or fxmem explain {arguments.target} NODE",
+        )
+    step = parse_step(arguments)
+    check_output(None)
+    with show_progress(f"analysing {arguments.target}"):
+        analysis = analyze_step(step)
+        from fxmem.report.explanation_text import render_explanation
+
+        text = render_explanation(analysis, arguments.node, width=choose_width(None))
+    write_output(text, None)
+    return 0
