@@ -14,14 +14,16 @@ from fxmem.graph import Operation, Phase, SourceLocation
 _SOFTMAXES = ("aten._softmax.default", "aten._safe_softmax.default")
 _FLOAT = 4
 _BY_HAND = "it is written as products and a softmax"
-_PADDED = "head dimension that is"
+_PADDED, _GROUPED = "head dimension that is", "as many heads"
+_COPIES = {_PADDED: 3, _GROUPED: 2}
+"""By a part of the reason, the copies of query, key and value that the mended code keeps."""
 _CURES = {
     _BY_HAND: "F.scaled_dot_product_attention(query, key, value, attn_mask=mask)",
     "asks for its weights": "attention(x, x, x, need_weights=False)",
     "to be enabled": "leave out torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
     _PADDED: "a head dimension that is a multiple of 8, or F.pad(x, (0, -dim % "
     "8)) of query, key and value, with scale=dim**-0.5",
-    "as many heads": "key.repeat_interleave(groups, 1) and the same for value instead of "
+    _GROUPED: "key.repeat_interleave(groups, 1) and the same for value instead of "
     "enable_gqa=True, or run attention in bfloat16",
     "4 dimensions": "x.unsqueeze(0) of query, key and value",
     "contiguous": "x.contiguous() of query, key, value and mask",
@@ -54,8 +56,8 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
         nodes = {operation.node for operation in ran if operation.node is not None}
         if all(edit.nodes[index].op != "call_module" for index in nodes):
             kept_bytes = prod(scores.shape) // max(scores.shape[-1], 1) * _FLOAT
-            if _PADDED in reason:  # query, key and value are padded copies then
-                kept_bytes += 3 * sum(s.nbytes for s in edit.made.get(ran[-1].index, ()))
+            copies = next((n for part, n in _COPIES.items() if part in reason), 0)
+            kept_bytes += copies * sum(s.nbytes for s in edit.made.get(ran[-1].index, ()))
             edit.fuse(nodes, kept_bytes)
             _drop_copy(edit, ran[-1])
             continue

@@ -151,7 +151,7 @@ class StepEdit:
                     else:
                         self.keep(storage.index, last)
         inputs = {index for operation in forward for index in operation.reads}
-        for storage in (self.graph.storages[index] for index in inputs):
+        for storage in (self.graph.storages[index] for index in inputs if keeps_inputs):
             if storage.born < first:
                 self.keep(storage.index, last)
         if backward:

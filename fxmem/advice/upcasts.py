@@ -16,7 +16,8 @@ _MOST_NODES = 12
 _CAST_CALL_CAST = 3
 _FLOAT = 4
 _NORM = "F.rms_norm(x, x.shape[-1:], weight, eps), or torch.nn.RMSNorm"
-_SOFTMAX = "F.softmax(x, dim=-1, dtype=torch.float32)"
+_BY_RESULT = {"softmax", "log_softmax", "sigmoid", "tanh", "exp", "relu"}
+"""Functions whose derivative is computed of their result."""
 _SAME = "the function of x itself: CUDA's kernels compute in float32 inside"
 _OTHER = "torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False)"
 
@@ -37,7 +38,7 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
         casts = [
             storage
             for operation in ran.get(node.index, ())
-            if operation.name == CAST
+            if operation.name == CAST and operation.reads
             for storage in edit.made.get(operation.index, ())
             if edit.graph.storages[operation.reads[0]].dtype in _HALVES
         ]
@@ -48,13 +49,11 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
         if not kept_bytes:
             continue
         names = {edit.nodes[index].target for index in region}
-        code = _NORM if "rsqrt" in names else _SOFTMAX if "softmax" in names else _OTHER
-        code = _SAME if code == _OTHER and len(region) == _CAST_CALL_CAST else code
-        if code == _SOFTMAX:  # whose result is kept in float32 anyway
-            edit.change(casts[0].index, nbytes=0)
-        else:
-            shape = casts[0].shape
-            edit.fuse(region, _FLOAT * prod(shape) // max(shape[-1], 1))
+        is_single = len(region) == _CAST_CALL_CAST
+        code = _NORM if "rsqrt" in names else _SAME if is_single else _OTHER
+        statistics_bytes = _FLOAT * prod(casts[0].shape) // max(casts[0].shape[-1], 1)
+        keeps_result = is_single and bool(names & _BY_RESULT)
+        edit.fuse(region, statistics_bytes, keeps_inputs=not keeps_result)
         found.append((kept_bytes, code, node.source))
     if not found:
         return

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from fxmem.advice.finders import find_findings
+from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import UsageError
 from fxmem.graph import (
@@ -69,9 +70,7 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
         },
         "breakdown": {category.value: n for category, n in analysis.breakdown.items()},
         **{name: getattr(analysis, name) for name in _TOTALS},
-        "findings": [
-            {**_list_fields(finding), "title": finding.title} for finding in find_findings(analysis)
-        ],
+        "findings": [list_finding(finding) for finding in find_findings(analysis)],
         "nodes": [_list_fields(node) for node in analysis.nodes],
         "modules": [
             {name: _to_plain(getattr(module, name)) for name in _MODULE}
@@ -92,6 +91,11 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
             ],
         },
     }
+
+
+def list_finding(finding: Finding) -> dict[str, Any]:
+    """Lists the values of a finding as plain data."""
+    return {**_list_fields(finding), "title": finding.title}
 
 
 def _list_fields(record: Any) -> dict[str, Any]:

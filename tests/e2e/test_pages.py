@@ -54,6 +54,22 @@ PRELUDES = {
         model, inputs, loss_fn = nn.Linear(4, 2), (torch.zeros(3, 4),), torch.sum
         optimizer = torch.optim.Adam(model.parameters())
     """,
+    "findings.md": """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.checkpoint import checkpoint
+
+        class Model(nn.Linear):
+            def forward(self, x=None, input_ids=None, use_cache=True):
+                return super().forward(x if input_ids is None else input_ids)
+
+        model, head, eps, dim, losses = Model(16, 16), nn.Linear(16, 64), 1e-6, 16, []
+        hidden, targets = torch.randn(2, 8, 16), torch.zeros(2, 8, dtype=torch.int64)
+        x, y, ids, weight = *torch.zeros(3, 8, 16), torch.ones(16)
+        query = key = value = torch.randn(2, 4, 8, 16)
+        batches, conv, norm = [x, x], nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+    """,
     "refusals.md": """
         import torch
         from types import SimpleNamespace as Namespace

@@ -17,7 +17,7 @@ import fxmem
 from benchmarks.cuda_accuracy import DATA, list_measurements
 from benchmarks.cuda_cases import CUDA_CASES
 from benchmarks.published.page import list_recorded_rows
-from fxmem.advice.record import Advice
+from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.batching.record import MaxBatch
@@ -33,6 +33,7 @@ from fxmem.memory.modules import Module
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
+from fxmem.report.json_report import list_finding
 from fxmem.verifying.verification import Difference, Kind, Promise, Verification
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,7 @@ def make_examples() -> dict[str, Any]:
         "## storages": result["storages"][0],
         "## operations": result["operations"][0],
         "## saved": result["saved"][0],
+        "## findings": list_finding(Finding("FX101", "", "", 0, 0, "")),
         "## timeline": result["timeline"],
         "## events": result["timeline"]["events"][0],
         "### plan": plan,
@@ -108,7 +110,7 @@ def test_every_loss_and_optimizer_is_documented() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Analysis, Peak, Module, Plan, Segment, Advice, Verification, Difference),
+        *(Analysis, Peak, Module, Plan, Segment, Finding, Verification, Difference),
         *(Comparison, Change, MaxBatch),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
-from fxmem.advice.record import Advice
+from fxmem.advice.finding import Finding
 from fxmem.cli import main
 from fxmem.errors import InfeasibleError
 from fxmem.planning import outcome, planner
@@ -67,9 +67,10 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replaces what finds advice; the arguments that it got."""
     calls: list[Any] = []
 
-    def find_advice(*args: Any) -> tuple[Advice, ...]:
+    def find_advice(*args: Any) -> tuple[Finding, ...]:
         calls.append(args)
-        return (Advice("Autocast", 'autocast="bf16"', 20 << 20, 10 << 20, "Numerics change."),)
+        option, cost = 'autocast="bf16"', "Numerics change."
+        return (Finding("FX301", "Autocast", option, 20 << 20, 10 << 20, cost),)
 
     module = types.ModuleType("fxmem.advice.advising")
     module.find_advice = find_advice  # type: ignore[attr-defined]

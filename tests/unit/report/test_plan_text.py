@@ -9,8 +9,8 @@ from hand_made_plans import MIB, make_front, make_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxmem.advice.record import Advice
-from fxmem.graph import Phase
+from fxmem.advice.finding import Finding
+from fxmem.graph import Phase, SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Limit, LimitKind, Plan
 from fxmem.report.plan_text import (
@@ -116,19 +116,29 @@ def test_a_peak_in_the_table_is_a_budget_that_its_plan_keeps(nbytes: int) -> Non
 
 
 ADVICE = (
-    Advice("Run forward under autocast", 'autocast="bf16"', 12 * MIB, 18 * MIB, "Numerics change."),
-    Advice("Free \x1b[2J gradients", "zero_grad(set_to_none=True)", 28 * MIB, 2 * MIB, "None."),
+    Finding("FX301", "Autocast", 'autocast="bf16"', 12 * MIB, 18 * MIB, "Numerics change."),
+    Finding(
+        "FX202",
+        "Free \x1b[2J gradients",
+        "zero_grad(set_to_none=True)",
+        28 * MIB,
+        2 * MIB,
+        "None.",
+        SourceLocation("/home/me/train.py", 12),
+    ),
 )
 ADVICE_TEXT = """\
 Other ways to lower the peak of 30.00 MiB, each by itself and without a plan:
 
-- 18.00 MiB off the peak, 12.00 MiB left: Run forward under autocast.
+FX301 18.00 MiB off the peak, 12.00 MiB left: Autocast.
   Write: autocast="bf16"
   Cost: Numerics change.
 
-- 2.00 MiB off the peak, 28.00 MiB left: Free \\x1b[2J gradients.
+FX202 2.00 MiB off the peak, 28.00 MiB left: Free \\x1b[2J gradients (train.py:12).
   Write: zero_grad(set_to_none=True)
   Cost: None.
+
+fxmem explain FX301 shows the code before and after.
 """
 
 
