@@ -46,7 +46,7 @@ def test_they_carry_what_is_not_python(built: Path) -> None:
     templates = [str(path.relative_to(ROOT)) for path in ROOT.glob("fxmem/report/templates/*")]
     assert len(templates) == 9
     for names in contents:
-        assert {"fxmem/py.typed", *templates} <= {*names}
+        assert {"fxmem/py.typed", "fxmem/advice/findings.md", *templates} <= {*names}
 
 
 def test_the_wheel_runs_where_it_is_installed(built: Path, tmp_path: Path) -> None:
