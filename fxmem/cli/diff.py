@@ -108,7 +108,9 @@ def run_diff(arguments: argparse.Namespace) -> int:
         if fails:
             message += f"; more than {limit}"
         level = "error" if fails else "note"
-        line = comparison.guilty or locate_target(arguments.target, find_root(os.getcwd()))
+        line = None
+        if comparison.growth_bytes > 0:
+            line = comparison.guilty or locate_target(arguments.target, find_root(os.getcwd()))
         finding = Finding("peak-growth", message, line, level)
         text = write_findings([finding], arguments.format)
     else:

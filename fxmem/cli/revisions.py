@@ -82,6 +82,9 @@ def analyze_revisions(
     if not old or (separator and not new) or new.startswith("."):
         hint = "write main, or main..HEAD"
         raise UsageError(f"{revisions!r} does not name one or two revisions", hint=hint)
+    where, colon, rest = target.partition(":")
+    if os.path.isfile(where) and not _is_below(where, root):  # the same for both
+        target = f"{os.path.realpath(where)}{colon}{rest}"
     with contextlib.ExitStack() as stack:
         sides = [stack.enter_context(_check_out(root, old))]
         tree = Revision("working tree", root, os.path.realpath(cwd))

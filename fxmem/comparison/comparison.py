@@ -133,10 +133,7 @@ class Comparison:
             (m.fqn or "(none)", *write_sizes(m.before_bytes, m.after_bytes)) for m in self.modules
         ]
         yield Table(["module", *SIZES], rows)
-        changes = self.changes
-        if self.growth_bytes < 0:
-            changes = tuple(sorted(changes, key=lambda change: change.growth_bytes))
-        yield list_changes(changes, top)
+        yield list_changes(self.changes, top)
 
 
 def compare(

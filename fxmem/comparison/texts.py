@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fxmem.comparison.changes import Change
 from fxmem.comparison.footprints import Footprint, LiveStorage
@@ -16,6 +17,7 @@ _NAMES = ("module", "storage at the peak", "source", "check")
 _OPTIONAL = ("dtype", "shape")
 _TENSOR = ("category", "storage at the peak", "shape", "dtype", "source")
 SIZES = ("before", "after", "change")
+_Storage = TypeVar("_Storage", LiveStorage, Change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +31,46 @@ class Table:
 
 
 def list_storages(peak: Footprint, top: int, title: str = "") -> Table:
-    """Lists the largest storages alive at a peak."""
-    live = sorted(peak.live, key=lambda storage: -storage.nbytes)
-    rows = [(format_bytes(s.nbytes), *_describe(s)) for s in live[:top]]
-    rest, nbytes = live[top:], sum(s.nbytes for s in live[top:])
-    more = f"... and {len(rest)} more, {format_bytes(nbytes)}" if rest else ""
-    return Table(["bytes", *_TENSOR], rows, more, title)
+    """Lists the largest storages alive at a peak, those that are alike in one row."""
+    groups = _group(peak.live)
+    groups.sort(key=lambda group: -sum(storage.nbytes for storage in group))
+    rows = [(format_bytes(sum(s.nbytes for s in g)), *_describe(g)) for g in groups[:top]]
+    rest = [storage for group in groups[top:] for storage in group]
+    more = f"... and {len(rest)} more, {format_bytes(sum(s.nbytes for s in rest))}"
+    return Table(["bytes", *_TENSOR], rows, more if rest else "", title)
 
 
 def list_changes(changes: Sequence[Change], top: int, title: str = "") -> Table:
-    """Lists storages at the peak that differ."""
-    rows = [
-        (*write_sizes(change.before_bytes, change.after_bytes), *_describe(change))
-        for change in changes[:top]
-    ]
-    rest, nbytes = changes[top:], sum(change.growth_bytes for change in changes[top:])
-    more = f"... and {len(rest)} more, {write_growth(nbytes)}" if rest else ""
-    return Table([*SIZES, *_TENSOR], rows, more, title)
+    """Lists storages at the peak that differ, those that are alike in one row.
+
+    Those that grew come first, or those that shrank where these are more.
+    """
+    groups = _group(changes)
+    sign = -1 if sum(change.growth_bytes for change in changes) < 0 else 1
+    groups.sort(key=lambda group: -sign * sum(change.growth_bytes for change in group))
+    rows = []
+    for group in groups[:top]:
+        before, after = (sum(c.before_bytes for c in group), sum(c.after_bytes for c in group))
+        rows.append((*write_sizes(before, after), *_describe(group)))
+    rest = [change for group in groups[top:] for change in group]
+    more = f"... and {len(rest)} more, {write_growth(sum(c.growth_bytes for c in rest))}"
+    return Table([*SIZES, *_TENSOR], rows, more if rest else "", title)
 
 
-def _describe(of: LiveStorage | Change) -> tuple[str, ...]:
-    tensor = (of.category.value, of.label, write_shape(of.shape), of.dtype)
+def _group(storages: Iterable[_Storage]) -> list[list[_Storage]]:
+    """Groups storages that differ in their modules alone, as those of blocks that repeat."""
+    groups: dict[object, list[_Storage]] = {}
+    for each in storages:
+        grows = isinstance(each, Change) and each.growth_bytes > 0
+        key = each.category, each.shape, each.dtype, each.source, grows
+        groups.setdefault(key, []).append(each)
+    return list(groups.values())
+
+
+def _describe(group: Sequence[LiveStorage | Change]) -> tuple[str, ...]:
+    of = group[0]
+    label = f"{of.label} and {len(group) - 1} alike" if len(group) > 1 else of.label
+    tensor = (of.category.value, label, write_shape(of.shape), of.dtype)
     return *tensor, write_source(of.source)
 
 

@@ -93,7 +93,9 @@ def test_a_peak_over_its_budget_is_a_finding_with_its_storages(
         "small: Peak 30.00 MiB in backward of block.relu, net.py:12, 6.00 MiB over the budget of "
         "24.00 MiB"
     )
-    assert lines[10].split() == ["4.00", "MiB", "PARAMETER", "fc1.weight", "8x1024", "float32"]
+    assert lines[10].split() == [
+        *("8.00", "MiB", "PARAMETER", "fc1.weight", "and", "1", "alike", "8x1024", "float32")
+    ]
 
 
 def test_nothing_is_analysed_again_until_a_file_changes(

@@ -12,6 +12,7 @@ from hand_made import MIB, make_analysis
 from fxmem.comparison.changes import compare_modules, find_guilty_line, match_storages
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
 from fxmem.comparison.footprints import LiveStorage, read_footprint
+from fxmem.comparison.texts import list_changes
 from fxmem.errors import UsageError
 from fxmem.graph import Category, SourceLocation
 
@@ -84,19 +85,19 @@ def test_the_text_begins_with_the_growth() -> None:
 
 def test_storages_beyond_the_first_are_summed_up() -> None:
     comparison = make_comparison()
-    more = replace(comparison, changes=comparison.changes * 3)
-    assert more.to_text(top=1).endswith("\n... and 2 more, +12.00 MiB\n")
+    (change,) = comparison.changes
+    other = replace(change, source=None, after_bytes=5 * MIB)
+    others = [replace(other, label=f"{i}") for i in range(2)]
+    more = replace(comparison, changes=(change, *others))
+    assert more.to_text(top=1).endswith("\n... and 2 more, +2.00 MiB\n")
+    assert " 0 and 1 alike " in more.to_text(top=2)
 
 
-def test_storages_that_shrank_come_first_if_the_peak_is_lower() -> None:
-    comparison = make_comparison()
-    grown = replace(comparison.changes[0], label="grown", before_bytes=0, after_bytes=MIB)
-    shrunk = replace(grown, label="shrunk", before_bytes=8 * MIB)
-    lower = replace(
-        comparison, before=comparison.after, after=comparison.before, changes=(grown, shrunk)
-    )
-    assert " shrunk " in lower.to_text(top=1)
-    assert " grown " in replace(comparison, changes=(grown, shrunk)).to_text(top=1)
+@pytest.mark.parametrize(("mib", "first"), [(2, "grown"), (8, "shrunk")])
+def test_storages_that_shrank_come_first_if_they_are_more(mib: int, first: str) -> None:
+    before, after = [make_storage("shrunk", mib, 1)], [make_storage("grown", 4, 2)]
+    table = list_changes(match_storages(before, after, None), 1)
+    assert table.rows[0][4] == first
 
 
 def test_markdown_has_the_same_tables() -> None:
