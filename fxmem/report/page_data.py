@@ -134,7 +134,8 @@ def _list_rows(
         own = nodes[index].name.removeprefix(f"{module.fqn}.") if module.fqn else ""
         row = (own or nodes[index].name, level + 1, index, (0, *sum_up(nodes[index])))
         parts.append([ModuleRow(*row)])
-    yield ModuleRow(name, level, NONE, sums)
+    label = f"{name} ({module.class_name})" if module.class_name else name
+    yield ModuleRow(label, level, NONE, sums)
     # Children and operations in the order in which they first ran.
     for rows in sorted(parts, key=lambda rows: min(r.node for r in rows if r.node != NONE)):
         yield from rows

@@ -98,7 +98,8 @@ def test_modules_and_their_operations_are_in_the_order_in_which_they_ran() -> No
     block = Module("up.0", "Block", parameter_bytes=110, nodes=(2,), children=(conv,))
     up = Module("up", children=(block,), saved_bytes=3)
     rows = list_modules(Module("", nodes=(3,), children=(up,)), nodes)
-    assert outline(rows) == [(0, ""), (1, "up"), (2, "0"), (3, "conv"), (3, "relu"), (1, "cat")]
+    labels = ["", "up", "0 (Block)", "conv", "relu", "cat"]
+    assert outline(rows) == [*zip([0, 1, 2, 3, 3, 1], labels, strict=True)]
     assert [row.sums[0] for row in rows] == [0, 0, 110, 100, 0, 0]
     assert [row.sums[3] for row in rows] == [0, 0, 0, 107, 0, 0]
     assert (rows[1].sums[2], rows[4].sums[4:]) == (3, (5, 11))
