@@ -49,7 +49,8 @@ class Setup:
     autocast: str | None = None  # the dtype that forward and loss are autocast to
     frontend_reason: str = ""  # why fx did not serve
     notes: tuple[str, ...] = ()  # on how the analysis was done, a sentence each
-    size_hint: int | None = None  # the size assumed where sizes depend on data
+    # the size assumed where sizes depend on data, or sizes by line
+    size_hint: int | Mapping[str, int] | None = None
     inference_mode: bool = False  # else inference is under no_grad
     loop: Loop = PLAIN
 

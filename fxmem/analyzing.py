@@ -184,7 +184,8 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
 
         def record(symbolic_sizes: bool) -> Recording:
             recording = blueprint.record(symbolic_sizes, inputs)
-            if not symbolic_sizes or recording.reason or blueprint.options.size_hint is None:
+            depends = recording.is_routed or blueprint.options.size_hint is not None
+            if not symbolic_sizes or recording.reason or not depends:
                 return recording
             is_hinted = blueprint.is_hinted(recording.fx_graph)
             reason = "its code goes by a size that depends on data" if is_hinted else ""
@@ -237,8 +238,8 @@ def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -
     if held:
         nbytes = format_bytes(sum(storage.nbytes for storage in held))
         yield f"Results of the step before take {nbytes} until those of this one are there."
-    if blueprint.options.size_hint is not None:
-        yield f"Sizes that depend on data are taken as {blueprint.options.size_hint:,} (size_hint)."
+    if sizes := blueprint.options.hints.describe():
+        yield f"Sizes that depend on data are taken as {sizes} (size_hint)."
     yield from recording.notes
     reasons = {str(operator): reason for operator, reason in target.unmodelled.items()}
     names = dict.fromkeys(o.name for o in graph.operations if o.name in reasons)

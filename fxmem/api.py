@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxmem.comparison.comparison import Comparison
     from fxmem.planning.strategies.problem import Strategy
     from fxmem.recording.options import LossChoice, OptimizerChoice
+    from fxmem.recording.size_hints import SizeHint
     from fxmem.verifying.verification import Verification
 
 _Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
@@ -49,7 +50,7 @@ def analyze(
     hold_outputs: bool | None = None,
     alloc_conf: str | None = None,
     frontend: str | None = None,
-    size_hint: int | None = None,
+    size_hint: SizeHint = None,
 ) -> Analysis:
     """Measures the memory of a step of a model: its peak, and what is alive there.
 
@@ -91,8 +92,9 @@ def analyze(
         alloc_conf: Settings of the CUDA caching allocator, as in ``PYTORCH_ALLOC_CONF``, whose
             value is the default.
         frontend: ``"fx"`` or ``"record"`` to force a tracer; None takes the first that serves.
-        size_hint: How many elements ``nonzero``, boolean masks and the like find; without it a
-            model whose sizes depend on data is refused.
+        size_hint: How many elements ``nonzero``, boolean masks and the like find, in all lines
+            or by line, ``{"expert.py:31": 512}``; without it a model whose sizes depend on data
+            is refused.
 
     Returns:
         Every number of the step; sizes are integers in bytes.

@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fxmem.analyzing import trace_model
+from fxmem.recording.size_hints import SizeHint
 from fxmem.specs import TensorSpec
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import CONTEXT, TraceContext
@@ -57,7 +58,7 @@ _Found = tuple[list[_Dim], SizeRange]
 
 
 def find_size_ranges(
-    model: nn.Module, graph: fx.Graph, mode: str, size_hint: int | None
+    model: nn.Module, graph: fx.Graph, mode: str, size_hint: SizeHint
 ) -> tuple[SizeRange, ...]:
     """Finds the input sizes that a model's graph does not depend on, and keeps them with it."""
     (output,) = graph.find_nodes(op="output")
@@ -71,7 +72,7 @@ def find_size_ranges(
 
 class _Trials:
     def __init__(
-        self, model: nn.Module, graph: fx.Graph, context: Any, mode: str, size_hint: int | None
+        self, model: nn.Module, graph: fx.Graph, context: Any, mode: str, size_hint: SizeHint
     ) -> None:
         self._model, self._left = model, _MOST_TRACES
         self._calls = [*list_calls(graph)]

@@ -90,9 +90,10 @@ def add_step_options(parser: argparse.ArgumentParser, *, checks_fit: bool = True
     )
     step.add_argument(
         "--size-hint",
-        type=int,
-        metavar="N",
-        help="the size to assume where one depends on values, as that of nonzero() does",
+        action="append",
+        metavar="[FILE:LINE=]N",
+        help="the size to assume where one depends on values, as that of nonzero() does; for all "
+        "lines, or for one of them (may be repeated)",
     )
     _add_surroundings(parser, checks_fit)
 
@@ -179,8 +180,6 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         UsageError: An input or a number that cannot be understood.
     """
     args, kwargs = parse_inputs(arguments.inputs)
-    if arguments.size_hint is not None and arguments.size_hint < 0:
-        raise UsageError(f"--size-hint must be 0 or more, got {arguments.size_hint}")
     options = {
         "mode": arguments.mode,
         "inference_mode": arguments.inference_mode,
@@ -196,7 +195,7 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         "optimizer": arguments.optimizer,
         "loss": arguments.loss,
         "frontend": arguments.frontend,
-        "size_hint": arguments.size_hint,
+        "size_hint": parse_size_hint(arguments.size_hint),
     }
     return StepChoice(arguments.target, args, kwargs, options)
 
@@ -234,6 +233,24 @@ def parse_inputs(texts: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         else:
             kwargs[name] = spec
     return tuple(args), kwargs
+
+
+def parse_size_hint(texts: list[str] | None) -> int | dict[str, int] | None:
+    """Reads the sizes that ``--size-hint`` gives, for all lines or by ``FILE:LINE``.
+
+    >>> parse_size_hint(["expert.py:31=512", "16"]), parse_size_hint(["16"])
+    ({'expert.py:31': 512, '': 16}, 16)
+    """
+    sizes: dict[str, int] = {}
+    for text in texts or ():
+        line, _, size = text.rpartition("=")
+        if not size.strip().isdecimal():
+            raise UsageError(
+                f"--size-hint must be 0 or more, or FILE:LINE=N, got {text}",
+                hint="--size-hint 16, or --size-hint expert.py:31=16",
+            )
+        sizes[line.strip()] = int(size)
+    return sizes.get("") if not sizes.keys() - {""} else sizes
 
 
 def parse_budget(text: str) -> int:

@@ -166,7 +166,7 @@ class Plan(Shown):
     limits: tuple[Limit, ...] = ()
     mode: str = "train"
     style: str = GRAPH
-    size_hint: int | None = None
+    size_hint: int | Mapping[str, int] | None = None
     fx_graph: Any = field(default=None, repr=False, compare=False)
     analysis: Analysis | None = field(default=None, repr=False, compare=False)
 

@@ -96,14 +96,14 @@ class Blueprint:
         Raises:
             TraceError: The step cannot be run on fake tensors.
         """
-        target, size_hint = self.options.target, self.options.size_hint
+        target, hints = self.options.target, self.options.hints
         try:
             with self.make_step() as step, self._replace_functions():
-                return record_step(step, target, symbolic_sizes=symbolic_sizes, size_hint=size_hint)
+                return record_step(step, target, symbolic_sizes=symbolic_sizes, hints=hints)
         except FxmemError:
             raise
         except (Exception, SystemExit) as error:
-            raise explain_failure(error, inputs, size_hint) from error
+            raise explain_failure(error, inputs, hints.default is not None) from error
 
     def trace(self) -> tuple[fx.Graph, str]:
         """Makes a step and traces its forward, with the fake mode active.
@@ -113,19 +113,16 @@ class Blueprint:
         """
         options = self.options
         with self.make_step() as step, self._replace_functions():
-            return trace_forward(step, options.target, size_hint=options.size_hint)
+            return trace_forward(step, options.target, hints=options.hints)
 
     def is_hinted(self, graph: fx.Graph) -> bool:
-        """Tells whether another size hint leads to another graph, with the fake mode active."""
-        hint, calls = self.options.size_hint or 0, [*list_calls(graph)]
-        for other in (None, 0, 2 * hint, 2 * hint + 1):
-            options = replace(self.options, size_hint=other)
+        """Tells whether other sizes lead to another graph, with the fake mode active."""
+        calls = [*list_calls(graph)]
+        for hints in self.options.hints.vary():
             try:
-                found, reason = replace(self, options=options).trace()
-            except Exception:  # the code does not take this size
+                found, reason = replace(self, options=replace(self.options, hints=hints)).trace()
+            except Exception:  # the code does not take these sizes
                 continue
-            if other is None:  # no size depends on data
-                return False
             if reason or [*list_calls(found)] != calls:
                 return True
         return False

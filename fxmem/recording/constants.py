@@ -5,12 +5,13 @@ themselves, positions, a threshold, the draw that decides whether a layer is dro
 have no values, so each small tensor made from constants alone carries the real one beside it,
 computed by the same operators, and ``item`` and ``nonzero`` are answered from it.
 
-Three assumptions hold in a healthy step: activations are finite, so ``isfinite(x).all()`` holds;
+Four assumptions hold in a healthy step: activations are finite, so ``isfinite(x).all()`` holds;
 a truth value that is asked for only to raise is the one that passes (:mod:`fxmem.tracing.values`);
-and a single random number is 0.5, so a layer that is dropped with a probability below one half is
-there, which takes most memory. The last one is a guess, and an analysis notes each line that it
-decides. ``nonzero`` and its kin return as many rows as the user's size hint says. The fake mode
-refuses what is left.
+a single random number is 0.5, so a layer that is dropped with a probability below one half is
+there, which takes most memory; and a router sends tokens to its experts in turn, which balanced
+training aims at. The last two are guesses, and an analysis notes each line that they decide.
+``nonzero`` and its kin return as many rows as the user's size hint says. The fake mode refuses what
+is left.
 """
 
 from __future__ import annotations
@@ -27,16 +28,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.kernels.registry import ANY
+from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.values import (
+    DRAW,
     MAX_ELEMENTS,
+    ROUTING,
     Memory,
     Value,
     attach_value,
     find_attached,
+    find_count,
     find_known,
+    find_most_elements,
     find_passing_answer,
     find_value,
     remember_constant,
+    remember_count,
 )
 from fxmem.versions.operators import aten
 
@@ -65,6 +72,10 @@ _FILLS: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
 _REDUCTIONS = frozenset({aten.all.default, aten.any.default})
 _ALL = "_fxmem_all"  # an attribute of tensors too large for a value: that of each element
 _DRAWS = frozenset({aten.rand.default, aten.uniform_.default})
+_ROUTERS = {aten.topk.default: 2, aten.max.dim: 1, aten.argmax.default: 1}
+"""Operators that choose experts, and the position of their dimension; indices come last."""
+_MOST_EXPERTS, _MOST_CHOICES = 1 << 10, 1 << 17
+"""More classes than a router has, and more indices than are worth computing with."""
 
 
 def remember_inputs(fakes: Any, given: Any) -> None:
@@ -104,7 +115,7 @@ def is_known_index(args: tuple[Any, ...]) -> bool:
 
 
 def answer_operator(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size_hint: int | None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hints: SizeHints
 ) -> tuple[Any] | None:
     """Answers an operator that looks at values: from those that are known, else as assumed.
 
@@ -112,32 +123,41 @@ def answer_operator(
         The result in a tuple, or None where the operator must be run.
     """
     if func is aten.index.Tensor:
-        return _answer_index(args[0], args[1], size_hint)
+        return _answer_index(args[0], args[1], hints)
     if not looks_at_values(func):
         return None
     if func is aten.masked_select.default and args[0].shape == args[1].shape:
-        return _answer_index(args[0], [args[1]], size_hint)  # the mask alone decides the size
-    if all(map(find_known, list_tensors((args, kwargs)))):
+        return _answer_index(args[0], [args[1]], hints)  # the mask alone decides the size
+    is_number = func is aten._local_scalar_dense.default
+    own_hint = _find_own_hint(args[0], hints) if func in HINTED and not is_number else None
+    if own_hint is None and all(map(find_known, list_tensors((args, kwargs)))):
         real = _run_real(func, args, kwargs)
         return (tree_map_only(Tensor, lambda tensor: _make_fake(tensor, args[0]), real),)
-    is_truth = func is aten._local_scalar_dense.default and args[0].dtype == torch.bool
-    if is_truth or func is aten.equal.default:
+    if (is_number and args[0].dtype == torch.bool) or func is aten.equal.default:
         passing = find_passing_answer(sys._getframe(1))
         return None if passing is None else (passing,)
+    own_hint = hints.find_own() if is_number else own_hint
+    size_hint = hints.default if own_hint is None else own_hint
     if size_hint is None or func not in HINTED:
         return None
     return (HINTED[func](size_hint, *args, **kwargs),)
 
 
-def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+def see_result(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, hints: SizeHints
+) -> None:
     """Attaches a value to an operator's result, if all its arguments have one."""
+    if func in _ROUTERS:
+        default = -1 if func is aten.topk.default else None
+        dim = next(iter(args[_ROUTERS[func] :]), default)
+        _route(args[0], result if isinstance(result, Tensor) else result[-1], dim, hints)
     if func in _REDUCTIONS and args[0].__dict__.get(_ALL) is not None:
         _fill(result, args[0].__dict__[_ALL], 1)
         if (value := find_attached(result)) is not None:
             value.memory.held = True  # it need not be that of each step
         return
     if func in _DRAWS:
-        _fill(result, 0.5, 1, drawn=True)
+        _fill(result, 0.5, 1, assumed=DRAW)
         return
     if func in _FILLS:
         _fill(result, _FILLS[func](args), MAX_ELEMENTS)
@@ -156,7 +176,7 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     fakes = list_tensors((result,))
     if (not found and func not in _FACTORIES) or not fakes:
         return
-    if sum(fake.numel() for fake in fakes) > MAX_ELEMENTS:
+    if sum(fake.numel() for fake in fakes) > find_most_elements(found):
         return
     for fake, real in zip(fakes, list_tensors((_run_real(func, args, kwargs),)), strict=True):
         # Views share their memory with the value that they are a view of.
@@ -164,11 +184,21 @@ def see_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         same = (v.memory for v in found if v.real.untyped_storage()._cdata == address)
         memory = next(same, None) or Memory()
         memory.held |= any(value.memory.held for value in found)
-        attach_value(fake, real, memory, drawn=any(value.drawn for value in found))
+        assumed = max((value.assumed for value in found), default="")
+        attach_value(fake, real, memory, assumed=assumed)
+
+
+def _find_own_hint(tensor: Tensor, hints: SizeHints) -> int | None:
+    """Finds the size hint of the running line; in backward, of the line that used the mask."""
+    hint = hints.find_own()
+    if hint is None:
+        return find_count(tensor)
+    remember_count(tensor, hint)
+    return hint
 
 
 def _answer_index(
-    tensor: Tensor, indices: Sequence[Tensor | None], size_hint: int | None
+    tensor: Tensor, indices: Sequence[Tensor | None], hints: SizeHints
 ) -> tuple[Tensor] | None:
     """Indexes with the integers that boolean masks stand for."""
     counted: list[Tensor | None] = []
@@ -178,8 +208,10 @@ def _answer_index(
             counted.append(index)
             continue
         masks += 1
+        own_hint = _find_own_hint(index, hints)
+        size_hint = hints.default if own_hint is None else own_hint
         mask = find_value(index)
-        if mask is not None:
+        if mask is not None and own_hint is None:
             with _disable_current_modes():
                 positions = mask.nonzero().unbind(1)
             counted += [_make_fake(position, index) for position in positions]
@@ -210,11 +242,26 @@ def _make_fake(real: Tensor, like: Tensor) -> Tensor:
     return fake
 
 
-def _fill(result: Tensor, number: Any, most: int, *, drawn: bool = False) -> None:
+def _fill(result: Tensor, number: Any, most: int, *, assumed: str = "") -> None:
     if result.numel() <= most:
         with _disable_current_modes():
             real = torch.full(tuple(result.shape), number, dtype=result.dtype)
-        attach_value(result, real, drawn=drawn)
+        attach_value(result, real, assumed=assumed)
+
+
+def _route(scores: Tensor, chosen: Tensor, dim: int | None, hints: SizeHints) -> None:
+    """Assumes which experts the scores of tokens choose: each in turn, or always the first."""
+    experts = scores.shape[-1] if scores.dim() > 1 else 0
+    is_last = dim in (-1, scores.dim() - 1)
+    if not (is_last and scores.is_floating_point() and 0 < experts <= _MOST_EXPERTS):
+        return
+    if chosen.numel() > _MOST_CHOICES:
+        return
+    with _disable_current_modes():
+        first = torch.arange(chosen.numel())
+        width = chosen.shape[-1] if chosen.dim() == scores.dim() else 1
+        real = (first if hints.is_even else first % width) % experts
+        attach_value(chosen, real.view(chosen.shape), Memory(held=True), assumed=ROUTING)
 
 
 def list_tensors(arguments: Iterable[Any], found: list[Tensor] | None = None) -> Any:

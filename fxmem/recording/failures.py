@@ -30,6 +30,7 @@ from fxmem.tracing.source import (
 from fxmem.versions.operators import aten
 
 _LONGEST_QUOTE = 60
+_HOW_TO_HINT = "--size-hint N or size_hint=N"
 _DEBUG = "see the whole traceback with --debug"
 _CAUSES = (
     (
@@ -92,15 +93,13 @@ _VALUE = re.compile(
 _BRANCH = re.compile(r"(if|elif|while|assert)( not)?\b[ (]*")
 
 
-def explain_failure(
-    error: BaseException, inputs: Sequence[str], size_hint: int | None
-) -> FxmemError:
+def explain_failure(error: BaseException, inputs: Sequence[str], has_size_hint: bool) -> FxmemError:
     """Makes the error that says in one line what went wrong where in a step.
 
     Args:
         error: The error that the step raised.
         inputs: The step's inputs, as :func:`fxmem.tracing.fakes.describe_inputs` gives them.
-        size_hint: The size hint that was given.
+        has_size_hint: Whether a size hint for all lines was given.
     """
     if isinstance(error, FxmemError):
         return error
@@ -108,7 +107,7 @@ def explain_failure(
     at = f" at {where}" if where else ""
     is_value = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
     if is_value or _VALUE.search(text):
-        return _explain_value(error, at, size_hint)
+        return _explain_value(error, at, has_size_hint)
     if isinstance(error, SystemExit):
         return TraceError(f"the model called exit({error.code!r}){at}", hint="let forward return")
     if type(error).__module__.startswith("torch._dynamo"):
@@ -147,8 +146,9 @@ def _iterate_frames(step: TracebackType | None) -> Iterator[FrameType]:
 # -- values that an analysis does not have ---------------------------------------------------------
 
 
-def _explain_value(error: BaseException, at: str, size_hint: int | None) -> DataDependentError:
+def _explain_value(error: BaseException, at: str, has_size_hint: bool) -> DataDependentError:
     step, operator = find_raising_step(error), getattr(error, "func", None)
+    line = f"; for this line alone, --size-hint {at[4:]}=N" if at else ""
     label, is_integer = "", False  # the function of torch that the line called, and on what
     for frame in _iterate_frames(step.tb_next if step else None):
         if frame.f_code.co_name == "__torch_function__":
@@ -163,10 +163,10 @@ def _explain_value(error: BaseException, at: str, size_hint: int | None) -> Data
             "the lengths decide sizes: from Python, give them as a real tensor (of integers, on "
             "the CPU) or numbers; or make them in the model, torch.full(...)"
         )
-    elif size_hint is None and operator is _ITEM and is_integer:
-        hint = "if it is a size, give a size hint: --size-hint N or size_hint=N"
-    elif size_hint is None and operator is not _ITEM and operator in (_INDEX, *HINTED):
-        hint = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
+    elif not has_size_hint and operator is _ITEM and is_integer:
+        hint = f"if it is a size, give a size hint: {_HOW_TO_HINT}{line}"
+    elif not has_size_hint and operator is not _ITEM and operator in (_INDEX, *HINTED):
+        hint = f"give a size hint, how many elements are found: {_HOW_TO_HINT}{line}"
     elif label in ("bool", "equal") and step and is_installed(step.tb_frame.f_code.co_filename):
         # As transformers 4 asks an attention mask whether it masks anything.
         hint = "a library asks: from Python, give the input that it looks at as a real tensor"

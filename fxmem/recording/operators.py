@@ -20,12 +20,13 @@ from fxmem.recording.constants import (
     see_result,
 )
 from fxmem.recording.ledger import Ledger
+from fxmem.recording.size_hints import SizeHints
 from fxmem.specs import strip_torch
 from fxmem.tracing.fakes import TensorCopier
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
-from fxmem.tracing.values import find_known, remember_constant
+from fxmem.tracing.values import DRAW, find_known, remember_constant
 from fxmem.versions.fallbacks import find_flop_formula
 from fxmem.versions.operators import aten
 
@@ -80,14 +81,16 @@ class OperatorRunner:
 
     Attributes:
         draws: Lines that look at a single random number, in their order.
+        routings: Lines that look at the experts that tokens are sent to, and whether they search.
     """
 
-    def __init__(self, target: Target, ledger: Ledger, size_hint: int | None) -> None:
+    def __init__(self, target: Target, ledger: Ledger, hints: SizeHints) -> None:
         self.draws: dict[SourceLocation | None, None] = {}
+        self.routings: dict[SourceLocation | None, bool] = {}
         self._target = target
         self._kernels = target.kernels
         self._ledger = ledger
-        self._size_hint = size_hint
+        self._hints = hints
         self._cache = OperatorCache()
         self._flops: dict[Key, int] = {}
 
@@ -95,12 +98,17 @@ class OperatorRunner:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool
     ) -> Any:
         """Runs an operator; ``in_forward`` if the user's own code runs it, whose values count."""
-        answer = answer_operator(func, args, kwargs, self._size_hint)
-        if answer and any(v.drawn for v in map(find_known, list_tensors((args, kwargs))) if v):
-            self.draws[find_source()] = None
+        answer = answer_operator(func, args, kwargs, self._hints)
+        for value in map(find_known, list_tensors((args, kwargs))) if answer and in_forward else ():
+            if value is not None and value.assumed:
+                if value.assumed == DRAW:
+                    self.draws[find_source()] = None
+                else:
+                    source, searches = find_source(), func is not aten._local_scalar_dense.default
+                    self.routings[source] = searches or self.routings.get(source, False)
         result = answer[0] if answer else self._run_kernel(func, args, kwargs)
         if in_forward or is_known_index(args):
-            see_result(func, args, kwargs, result)
+            see_result(func, args, kwargs, result, self._hints)
         return result
 
     def _run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

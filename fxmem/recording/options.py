@@ -20,6 +20,7 @@ from fxmem.loading.target import load_function
 from fxmem.loop import Loop, resolve_loop
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
+from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
 from fxmem.specs import parse_dtype, strip_torch
 
 MODES = ("train", "infer")
@@ -45,7 +46,8 @@ class Options:
     autocast_to: torch.dtype | None  # the same, as PyTorch takes it
     loop: Loop  # around the model
     frontend: str | None  # asked for
-    size_hint: int | None  # how many elements nonzero and the like find; None to refuse them
+    size_hint: SizeHint  # how many elements nonzero and the like find; None to refuse them
+    hints: SizeHints  # the same, read
 
 
 def resolve_options(
@@ -61,7 +63,7 @@ def resolve_options(
     set_to_none: bool | None = None,
     hold_outputs: bool | None = None,
     frontend: str | None = None,
-    size_hint: int | None = None,
+    size_hint: SizeHint = None,
 ) -> Options:
     """Checks arguments of :func:`fxmem.analyze`, and finds the objects that they name.
 
@@ -76,10 +78,6 @@ def resolve_options(
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
     if frontend not in (None, *FRONTENDS):
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
-    if size_hint is not None and not (isinstance(size_hint, int) and size_hint >= 0):
-        raise UsageError(
-            f"size_hint must be an integer, 0 or more, got {size_hint!r}", hint="--size-hint 16"
-        )
     if gpu is not None and device != "cuda":
         raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
     model = None if gpu is None else find_gpu(gpu)
@@ -106,6 +104,7 @@ def resolve_options(
         loop=resolve_loop(loop, given),
         frontend=frontend,
         size_hint=size_hint,
+        hints=read_size_hint(size_hint),
     )
 
 

@@ -37,9 +37,11 @@ from fxmem.recording.operators import (
     find_overwritable,
     find_written,
 )
+from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.fakes import LeanDispatchMode
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
+from fxmem.tracing.values import keep_value
 from fxmem.versions.operators import aten
 
 _prim_device = torch.ops.prim.device.default
@@ -64,16 +66,16 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         target: The device whose kernels run the step.
-        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
+        hints: How many elements ``nonzero`` and the like find.
     """
 
-    def __init__(self, target: Target, size_hint: int | None = None) -> None:
+    def __init__(self, target: Target, hints: SizeHints | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger(target.device)
         self.operations: list[Operation] = []  # since begin_step
         self.node_records: dict[int, NodeRecord] = {}  # by index of the traced node
         self.target = target
-        self.runner = OperatorRunner(target, self.ledger, size_hint)
+        self.runner = OperatorRunner(target, self.ledger, hints or SizeHints())
         self.autograd = AutogradLog(self.ledger)
         self.real_tensors = RealTensorCache()
         self.user_references = UserReferences(self.ledger)
@@ -178,6 +180,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self._packing = True
             try:
                 detached: torch.Tensor = _detach(tensor)
+                keep_value(tensor, detached)
                 return detached
             finally:
                 self._packing = False

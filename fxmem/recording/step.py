@@ -35,6 +35,7 @@ from fxmem.recording.residents import (
     label_gradients,
     label_residents,
 )
+from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.state import ForwardState
@@ -70,10 +71,11 @@ class Recording:
     notes: tuple[str, ...] = ()  # notes on how the step was run, a sentence each
     # whether autocast casts weights: casts are kept under ``no_grad`` alone
     casts_weights: bool = False
+    is_routed: bool = False  # whether the assumed routing of tokens to experts decides anything
 
 
 def record_step(
-    step: Step, target: Target, *, symbolic_sizes: bool = True, size_hint: int | None = None
+    step: Step, target: Target, *, symbolic_sizes: bool = True, hints: SizeHints | None = None
 ) -> Recording:
     """Runs a step twice and records the second time, the steady state.
 
@@ -83,13 +85,17 @@ def record_step(
         step: The step.
         target: The device whose kernels run it.
         symbolic_sizes: Whether sizes stay nodes (``fx``), or are numbers (``record``).
-        size_hint: How many elements ``nonzero`` and the like find; None to refuse them.
+        hints: How many elements ``nonzero`` and the like find; None to refuse them.
     """
-    recorder = Recorder(target, size_hint)
+    recorder = Recorder(target, hints)
     with _watch(recorder, target) as notes:
         try:
             recording = _StepRunner(step, target, recorder).run(symbolic_sizes)
-            return replace(recording, notes=(*_note_draws(recorder), *notes))
+            return replace(
+                recording,
+                notes=(*_note_assumptions(recorder), *notes),
+                is_routed=bool(recorder.runner.routings),
+            )
         except NoGradientError as error:
             if not recorder.runner.draws:
                 raise
@@ -102,14 +108,14 @@ def record_step(
 
 
 def trace_forward(
-    step: Step, target: Target, *, size_hint: int | None = None
+    step: Step, target: Target, *, hints: SizeHints | None = None
 ) -> tuple[fx.Graph, str]:
     """Traces the forward of a step, once, and records nothing; arguments as for `record_step`.
 
     Returns:
         The FX graph, and what it cannot express.
     """
-    recorder = Recorder(target, size_hint)
+    recorder = Recorder(target, hints)
     with _watch(recorder, target):
         return _StepRunner(step, target, recorder).trace()
 
@@ -124,6 +130,17 @@ def _watch(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
         replace_inference_mode(),
     ):
         yield notes
+
+
+def _note_assumptions(recorder: Recorder) -> Iterator[str]:
+    yield from _note_draws(recorder)
+    routings = recorder.runner.routings
+    searches = [str(source) for source, searches in routings.items() if source and searches]
+    if routings:
+        lines = searches or [str(source) for source in routings if source]
+        way = f" (--size-hint {searches[-1]}=N for another size)" if searches else ""
+        at = f" at {', '.join(lines)}" if lines else ""
+        yield f"The routing of tokens decides{at}: taken as even over the experts{way}."
 
 
 def _note_draws(recorder: Recorder) -> Iterator[str]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 
 import torch
@@ -54,15 +55,21 @@ def is_machinery(filename: str) -> bool:
 
 def find_source() -> SourceLocation | None:
     """Finds the innermost line of the user's code that runs in the model or the loss."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = next(iterate_user_frames(sys._getframe(1)), None)
+    if frame is None:
+        return None
+    return SourceLocation(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+
+
+def iterate_user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Iterates over the frames of the user's code in the model or the loss, the innermost first."""
     while frame is not None:
         code = frame.f_code
         if is_user_file(code.co_filename):
-            return SourceLocation(code.co_filename, frame.f_lineno or 0, code.co_name)
-        if code.co_name in _ENTRIES and code.co_filename.startswith(_FXMEM):
-            return None
+            yield frame
+        elif code.co_name in _ENTRIES and code.co_filename.startswith(_FXMEM):
+            return
         frame = frame.f_back
-    return None
 
 
 def find_raising_source(error: BaseException) -> SourceLocation | None:

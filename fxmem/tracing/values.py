@@ -15,7 +15,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -30,8 +30,13 @@ from fxmem.tracing.source import Span, find_span
 MAX_ELEMENTS = 1 << 16
 """Larger tensors get no value: computing them would take time and memory."""
 
+DRAW, ROUTING = "draw", "routing"
+"""Values that are assumed: a random number, and the experts that tokens are sent to."""
+_MOST_ROUTED = 1 << 25
+"""Larger masks of experts get no value."""
 _VALUE = "_fxmem_value"
 _HELD = "_fxmem_held"
+_COUNT = "_fxmem_count"
 
 
 @dataclass(slots=True)
@@ -48,17 +53,22 @@ class Value:
 
     real: torch.Tensor
     memory: Memory
-    drawn: bool = False  # it came of a random number
+    assumed: str = ""  # what it came of, if that was assumed: DRAW or ROUTING
 
 
 def attach_value(
-    fake: torch.Tensor, real: torch.Tensor, memory: Memory | None = None, *, drawn: bool = False
+    fake: torch.Tensor, real: torch.Tensor, memory: Memory | None = None, *, assumed: str = ""
 ) -> None:
     """Lets a fake tensor carry a real one, which nothing else may change.
 
     A view gets the memory of the value that it is a view of.
     """
-    fake.__dict__[_VALUE] = Value(real, memory or Memory(), drawn)
+    fake.__dict__[_VALUE] = Value(real, memory or Memory(), assumed)
+
+
+def find_most_elements(values: Iterable[Value]) -> int:
+    """Finds how large a result of known values may be to get a value itself."""
+    return _MOST_ROUTED if any(v.assumed == ROUTING for v in values) else MAX_ELEMENTS
 
 
 def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
@@ -93,6 +103,24 @@ def find_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """Finds the real tensor beside a fake one; None if its value is not known."""
     value = find_known(tensor)
     return value.real if value else None
+
+
+def keep_value(fake: torch.Tensor, view: torch.Tensor) -> None:
+    """Gives a view of all of a fake tensor the value of that, and the count of its elements."""
+    for name in (_VALUE, _COUNT):
+        if name in fake.__dict__:
+            view.__dict__[name] = fake.__dict__[name]
+
+
+def remember_count(fake: torch.Tensor, count: int) -> None:
+    """Keeps how many elements a search finds: backward searches a mask again."""
+    fake.__dict__[_COUNT] = count
+
+
+def find_count(fake: torch.Tensor) -> int | None:
+    """Finds how many elements a search of a tensor found before."""
+    count: int | None = fake.__dict__.get(_COUNT)
+    return count
 
 
 def mark_held(fake: torch.Tensor) -> None:

@@ -51,7 +51,17 @@ FINDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
         ({"accumulate": True}, "True micro-batches are not a step (an integer, 1 or more)"),
         ({"device": "tpu"}, "unknown device 'tpu' (cuda or cpu)"),
         ({"frontend": "jit"}, "unknown frontend 'jit' (fx or record)"),
-        ({"size_hint": -1}, "size_hint must be an integer, 0 or more, got -1 (--size-hint 16)"),
+        *(
+            (
+                {"size_hint": hint},
+                "size_hint must be an integer, 0 or more, got -1 (--size-hint 16)",
+            )
+            for hint in (-1, {"expert.py:31": -1})
+        ),
+        (
+            {"size_hint": {"a.py": 1}},
+            "size_hint: 'a.py' is not a line (FILE:LINE, as expert.py:31)",
+        ),
     ],
 )
 def test_arguments_that_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -13,8 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.kernels.registry import ANY, Function
+from fxmem.tracing.values import (
+    MAX_ELEMENTS,
+    Memory,
+    attach_value,
+    find_known,
+    find_most_elements,
+)
 
 _REDUCTIONS = ("none", "mean", "sum")
 """``Reduction`` (aten/src/ATen/core/Reduction.h)."""
@@ -178,6 +186,16 @@ def binary_cross_entropy_with_logits(
     return result
 
 
+@ANY.function(Tensor.__format__)
+def format_value(tensor: Tensor, spec: str) -> str:
+    """``Tensor.__format__``: the value of a scalar, as a name in a ``ModuleDict``."""
+    value = find_known(tensor) if tensor.dim() == 0 else None
+    if value is not None:
+        return format(value.real.item(), spec)
+    text: str = Tensor.__format__(tensor, spec)  # type: ignore[no-untyped-call]
+    return text
+
+
 @ANY.function(torch.nn.functional.one_hot)
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """``one_hot``: ones are scattered; the number of classes may be a question to the values."""
@@ -185,7 +203,13 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         return torch.nn.functional.one_hot(tensor, num_classes)
     shape = (*tensor.shape, num_classes)
     result = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-    return result.scatter_(-1, tensor.unsqueeze(-1), 1)
+    result.scatter_(-1, tensor.unsqueeze(-1), 1)
+    value = find_known(tensor)
+    if value is not None and MAX_ELEMENTS < result.numel() <= find_most_elements([value]):
+        with _disable_current_modes():  # in bytes: only ones are counted, and looked for
+            real = torch.zeros(shape, dtype=torch.uint8).scatter_(-1, value.real.unsqueeze(-1), 1)
+            attach_value(result, real, Memory(held=True), assumed=value.assumed)
+    return result
 
 
 _runs: tuple[tuple[str, Any], ...] = (

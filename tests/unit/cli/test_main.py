@@ -119,7 +119,14 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "unrecognized arguments: 8x3x224x224 (a shape is given as --input 8x3x224x224)",
         ),
         (f"{ANALYZE} --top -1", "--top must be 0 or more, got -1"),
-        (f"{ANALYZE} --size-hint -1", "--size-hint must be 0 or more, got -1"),
+        *(
+            (
+                f"{ANALYZE} --size-hint {size}",
+                f"--size-hint must be 0 or more, or FILE:LINE=N, got {size}"
+                " (--size-hint 16, or --size-hint expert.py:31=16)",
+            )
+            for size in ("-1", "expert.py:31")
+        ),
         (f"{ANALYZE} --input a=1 --input a=2", "duplicate input 'a' (give each name once)"),
         (f"{ANALYZE} --dtype bf17", "unknown dtype 'bf17' (did you mean bf16?)"),
         (f"{ANALYZE} --budget 8", "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),

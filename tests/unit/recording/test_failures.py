@@ -51,8 +51,14 @@ def compare(net: Any, x: Tensor) -> Tensor:
 
 DECIDE = "let a shape or an argument of the model decide, not the data"
 TENSORS = "stay with tensors in what is analysed, and take numbers out of them elsewhere"
-FOUND = "give a size hint, how many elements are found: --size-hint N or size_hint=N"
-SIZE = "if it is a size, give a size hint: --size-hint N or size_hint=N"
+FOUND = (
+    "give a size hint, how many elements are found: --size-hint N or size_hint=N; "
+    "for this line alone, --size-hint {}=N"
+)
+SIZE = (
+    "if it is a size, give a size hint: --size-hint N or size_hint=N; for this line alone, "
+    "--size-hint {}=N"
+)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +91,9 @@ def test_a_value_that_is_asked_for_is_quoted(
 ) -> None:
     with pytest.raises(fxmem.DataDependentError) as caught:
         fxmem.analyze(make(code), ("3x4",), mode="infer")
+    line = f"test_failures.py:{_find_line(code, quote)}"
     assert str(caught.value) == (
-        f"`{quote}` at test_failures.py:{_find_line(code, quote)} needs tensor values; "
-        f"fxmem analyses shapes only ({hint})"
+        f"`{quote}` at {line} needs tensor values; fxmem analyses shapes only ({hint.format(line)})"
     )
 
 

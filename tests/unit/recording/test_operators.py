@@ -17,13 +17,14 @@ from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.registry import Call, Target
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.operators import OperatorRunner, check_dtypes, find_overwritable
+from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
 
 
-def make_runner(target: Target, size_hint: int | None = None) -> OperatorRunner:
-    return OperatorRunner(target, Ledger(target.device), size_hint)
+def make_runner(target: Target) -> OperatorRunner:
+    return OperatorRunner(target, Ledger(target.device), SizeHints())
 
 
 def run(runner: OperatorRunner, func: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,73 @@
+"""Size hints: how many elements the operators find whose results depend on values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import TypeAlias
+
+from fxmem.errors import UsageError
+from fxmem.tracing.source import iterate_user_frames
+
+SizeHint: TypeAlias = int | Mapping[str, int] | None
+"""A size for all lines; or sizes by ``FILE:LINE``, where ``""`` stands for all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeHints:
+    """The sizes that a user gave, and the way in which unknown tokens go to experts."""
+
+    default: int | None = None  # for lines without a size of their own; None to refuse them
+    by_line: tuple[tuple[str, int], ...] = ()  # FILE:LINE, the end of a path at least, and a size
+    is_even: bool = True  # tokens go to experts in turn; else all to the first
+
+    def find_own(self) -> int | None:
+        """Finds the size that was given for the running line."""
+        frames = iterate_user_frames(sys._getframe(1)) if self.by_line else ()
+        return next(filter(lambda size: size is not None, map(self._match, frames)), None)
+
+    def _match(self, frame: FrameType) -> int | None:
+        place = f"/{frame.f_code.co_filename}:{frame.f_lineno}".replace("\\", "/")
+        return next((size for end, size in self.by_line if place.endswith(f"/{end}")), None)
+
+    def vary(self) -> Iterator[SizeHints]:
+        """Yields other sizes and another routing; a graph that serves any stays the same."""
+        has_sizes = self.default is not None or self.by_line
+        for times, more in ((0, 0), (2, 0), (2, 1)) if has_sizes else ((0, 0),):
+            yield SizeHints(
+                None if self.default is None else times * self.default + more,
+                tuple((line, times * size + more) for line, size in self.by_line),
+                is_even=False,
+            )
+
+    def describe(self) -> str:
+        """Describes the sizes, for a report; empty where none were given."""
+        sizes = [f"{size:,} at {line}" for line, size in self.by_line]
+        if self.default is not None:
+            sizes.append(f"{self.default:,}{' elsewhere' if sizes else ''}")
+        return ", ".join(sizes)
+
+
+def read_size_hint(hint: SizeHint) -> SizeHints:
+    """Reads a size hint as a caller gives it.
+
+    Raises:
+        UsageError: It is not an integer, nor integers by file and line.
+
+    >>> read_size_hint({"expert.py:31": 512, "": 16}).describe()
+    '512 at expert.py:31, 16 elsewhere'
+    """
+    sizes = hint if isinstance(hint, Mapping) else {} if hint is None else {"": hint}
+    for line, size in sizes.items():
+        if not isinstance(size, int) or size < 0:
+            raise UsageError(
+                f"size_hint must be an integer, 0 or more, got {size!r}", hint="--size-hint 16"
+            )
+        if line and not line.rpartition(":")[2].isdecimal():
+            raise UsageError(
+                f"size_hint: {line!r} is not a line", hint="FILE:LINE, as expert.py:31"
+            )
+    lines = tuple((line, size) for line, size in sizes.items() if line)
+    return SizeHints(sizes.get(""), lines)
