@@ -16,12 +16,13 @@ from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import find_root, locate_target
 from fxmem.cli.step import add_command, analyze_step
+from fxmem.comparison.changes import find_guilty_line, match_storages
 from fxmem.comparison.comparison import Comparison, compare
 from fxmem.comparison.findings import Finding
 from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.comparison.texts import Table, list_changes, list_storages, write_growth, write_report
 from fxmem.errors import FxmemError
-from fxmem.report.text import write_headline, write_source
+from fxmem.report.text import write_headline
 from fxmem.units import format_bytes
 
 EXIT_OVER_BUDGET, EXIT_FAILED = 1, 2
@@ -139,14 +140,15 @@ def _run_one(check: Check, cache: ResultCache | None, root: str) -> Result:
         cache.write(check, Entry(report, fitting if problems else None), files)
     if not problems:
         return Result(check, peak, is_cached=files is None)
-    line = peak.find_heaviest_line() or place
     message = f"{check.name}: {write_headline(peak.headline)}, {', '.join(problems.values())}"
-    if fitting is not None:
+    if fitting is None:
+        line = find_guilty_line(match_storages((), peak.live, None), None)
+    else:
         growth = compare(read_footprint(fitting, root), peak)
-        line = growth.guilty or line
+        line = growth.guilty
         message += f"; {write_growth(growth.growth_bytes)} since it last fit"
-        message += f", most at {growth.guilty}" if growth.guilty else ""
-    return Result(check, peak, Finding(next(iter(problems)), message, line), growth, files is None)
+    finding = Finding(next(iter(problems)), message, line or place)
+    return Result(check, peak, finding, growth, files is None)
 
 
 def _judge(check: Check, peak: Footprint) -> dict[str, str]:
@@ -166,9 +168,8 @@ def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]
         budget, peak = result.check.budget_bytes, result.peak
         finding, verdict = result.finding, "ok, unchanged" if result.is_cached else "ok"
         if finding is not None:
-            verdict = ", ".join(
-                filter(None, [finding.rule.replace("-", " "), write_source(finding.source)])
-            )
+            verdict = finding.rule.replace("-", " ")
+            verdict += f", {finding.source}" if finding.source else ""
         sizes = [None if peak is None else peak.peak_bytes, budget]
         texts = ("" if size is None else format_bytes(size) for size in sizes)
         rows.append((result.check.name, *texts, verdict))

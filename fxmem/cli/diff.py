@@ -19,7 +19,6 @@ from fxmem.report.json_report import parse_report
 from fxmem.units import format_bytes
 
 EXIT_GROWN = 1
-FORMATS = ("text", "json", "markdown", "github", "sarif")
 
 _DESCRIPTION = f"""\
 Compares the peaks of two steps: their totals, and the modules and storages that grew, with
@@ -61,20 +60,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--fail-above", metavar="GROWTH", help="exit 1 if the peak grows by more: 2%% or 100MiB"
     )
     add_format_options(result)
-    result.add_argument(
-        "--top",
-        type=int,
-        default=10,
-        metavar="N",
-        help="storages to list (default: %(default)s)",
-    )
 
 
 def add_format_options(group: argparse._ArgumentGroup) -> None:
     """Adds the formats that findings are written in."""
     group.add_argument(
         "--format",
-        choices=FORMATS,
+        choices=["text", "json", "markdown", "github", "sarif"],
         default="text",
         help="text, json, markdown, github (annotations of a workflow) or sarif "
         "(default: %(default)s)",
@@ -94,8 +86,6 @@ def run_diff(arguments: argparse.Namespace) -> int:
     """
     if arguments.fail_above is not None:
         measure_allowance(arguments.fail_above, 0)
-    if arguments.top < 0:
-        raise UsageError(f"--top must be 0 or more, got {arguments.top}")
     check_output(arguments.output)
     comparison = _compare_revisions(arguments) if arguments.git else _compare_reports(arguments)
     before, growth = comparison.before.peak_bytes, comparison.growth_bytes
@@ -116,7 +106,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
     else:
         is_markdown = arguments.format == "markdown"
         width = None if is_markdown else choose_width(arguments.output)
-        text = comparison.to_text(top=arguments.top, width=width, markdown=is_markdown)
+        text = comparison.to_text(width=width, markdown=is_markdown)
     write_output(text, arguments.output)
     if fails:
         write_line(f"fxmem: the peak grows by {format_bytes(growth)}, more than {limit}")

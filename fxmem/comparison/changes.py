@@ -49,20 +49,6 @@ class Change:
         return self.after_bytes - self.before_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleChange:
-    """A module whose storages at the peak, with those of its children, take more or less."""
-
-    fqn: str
-    before_bytes: int
-    after_bytes: int
-
-    @property
-    def growth_bytes(self) -> int:
-        """How much more they take after."""
-        return self.after_bytes - self.before_bytes
-
-
 def match_storages(
     before: Sequence[LiveStorage], after: Sequence[LiveStorage], lines: LineMap | None
 ) -> tuple[Change, ...]:
@@ -112,29 +98,28 @@ def match_storages(
         for a, b in pairs
         if a.nbytes != b.nbytes
     )
-    return tuple(sorted(changes, key=_rank))
+    return tuple(sorted(changes, key=lambda c: (c.growth_bytes < 0, -abs(c.growth_bytes))))
 
 
 def compare_modules(
     before: Sequence[LiveStorage], after: Sequence[LiveStorage]
-) -> tuple[ModuleChange, ...]:
-    """Compares modules at the deepest level at which a reader can take in those that differ."""
+) -> dict[str, tuple[int, int]]:
+    """Compares modules at the deepest level at which a reader can take in those that differ.
+
+    Returns:
+        By module, the bytes that its storages take before and after; the largest change first.
+    """
     deepest = max((s.fqn.count(".") + 1 for s in (*before, *after)), default=1)
     for depth in range(deepest, 0, -1):
-        sums = Counter[str](), Counter[str]()
-        for storages, total in zip((before, after), sums, strict=True):
+        old, new = Counter[str](), Counter[str]()
+        for storages, total in ((before, old), (after, new)):
             for storage in storages:
                 total[".".join(storage.fqn.split(".")[:depth])] += storage.nbytes
-        old, new = sums
         names = [name for name in {**old, **new} if old[name] != new[name]]
         if len(names) <= _MOST_MODULES:
             break
-    changes = (ModuleChange(name, old[name], new[name]) for name in names)
-    return tuple(sorted(changes, key=_rank))
-
-
-def _rank(change: Change | ModuleChange) -> tuple[bool, int]:
-    return change.growth_bytes < 0, -abs(change.growth_bytes)
+    names.sort(key=lambda name: -abs(new[name] - old[name]))
+    return {name: (old[name], new[name]) for name in names}
 
 
 def find_guilty_line(changes: Sequence[Change], lines: LineMap | None) -> SourceLocation | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxmem.comparison.changes import (
     Change,
     LineMap,
-    ModuleChange,
     compare_modules,
     find_guilty_line,
     match_storages,
@@ -42,7 +41,8 @@ class Comparison:
         after: The peak after.
         changes: Storages at the peak that differ: those that grew, the largest growth first, then
             those that shrank.
-        modules: Modules that differ, at the deepest level of which at most ten do.
+        modules: Bytes before and after of modules that differ, by fqn, at the deepest level of
+            which at most ten do.
         guilty: The line of the user's repository that accounts for most of the growth; None where
             nothing grew, or no line is known.
         names: The names of the two, such as revisions.
@@ -51,7 +51,7 @@ class Comparison:
     before: Footprint
     after: Footprint
     changes: tuple[Change, ...]
-    modules: tuple[ModuleChange, ...]
+    modules: Mapping[str, tuple[int, int]]
     guilty: SourceLocation | None
     names: tuple[str, str] = ("before", "after")
 
@@ -72,21 +72,20 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the storages that did not change, as plain data."""
-        sides = {}
-        for name, side in zip(("before", "after"), (self.before, self.after), strict=True):
-            sides[name] = {
-                "name": self.names[name == "after"],
-                **asdict(side.headline),
-                "reserved_bytes": side.reserved_bytes,
-                "breakdown": dict(side.breakdown),
-            }
-        lists = {
-            "modules": [{**asdict(m), "growth_bytes": m.growth_bytes} for m in self.modules],
-            "changes": [{**asdict(c), "growth_bytes": c.growth_bytes} for c in self.changes],
+        values: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "growth_bytes": self.growth_bytes,
+            "guilty": self.guilty and asdict(self.guilty),
         }
-        guilty = self.guilty and asdict(self.guilty)
-        values = {"growth_bytes": self.growth_bytes, "guilty": guilty, **sides, **lists}
-        return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(values))}
+        sides = {"before": self.before, "after": self.after}
+        for key, name in zip(sides, self.names, strict=True):
+            peak = asdict(sides[key].headline)
+            reserved, breakdown = sides[key].reserved_bytes, dict(sides[key].breakdown)
+            values[key] = {"name": name, **peak, "reserved_bytes": reserved, "breakdown": breakdown}
+        values["modules"] = self.modules
+        values["changes"] = [{**asdict(c), "growth_bytes": c.growth_bytes} for c in self.changes]
+        plain: dict[str, Any] = json.loads(json.dumps(values))
+        return plain
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""
@@ -129,9 +128,7 @@ class Comparison:
         ]
         rows = [(name, *write_sizes(a, b)) for name, a, b in totals if a or b]
         yield Table(["at the peak", *SIZES], rows)
-        rows = [
-            (m.fqn or "(none)", *write_sizes(m.before_bytes, m.after_bytes)) for m in self.modules
-        ]
+        rows = [(fqn or "(none)", *write_sizes(*sizes)) for fqn, sizes in self.modules.items()]
         yield Table(["module", *SIZES], rows)
         yield list_changes(self.changes, top)
 

@@ -56,14 +56,6 @@ class Footprint:
         """Most bytes allocated at any moment."""
         return self.headline.peak_bytes
 
-    def find_heaviest_line(self) -> SourceLocation | None:
-        """Finds the line of the user's repository that holds most at the peak."""
-        held: dict[SourceLocation, int] = {}
-        for storage in self.live:
-            if storage.source is not None and not os.path.isabs(storage.source.file):
-                held[storage.source] = held.get(storage.source, 0) + storage.nbytes
-        return max(held, key=held.__getitem__, default=None)
-
 
 def read_footprint(report: Mapping[str, Any], root: str = "") -> Footprint:
     """Reads the peak from the values of a report (``Analysis.to_dict()``).

@@ -70,6 +70,7 @@ def make_examples() -> dict[str, Any]:
         "### verification": verification,
         "### differences": verification["differences"][0],
         **{f"### {name}": verification[name] for name in ("baseline", "promise")},
+        "### comparison": fxmem.diff(make_analysis(), make_analysis()).to_dict(),
     }
 
 

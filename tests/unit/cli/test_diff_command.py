@@ -64,7 +64,6 @@ NAMES = (
         ("net.py:Net", NAMES),
         ("a.json b.json --input 3", NAMES),
         ("a.json b.json --fail-above 2", "the limit '2' on growth has no unit (2% or 2MiB?)"),
-        ("a.json b.json --top -1", "--top must be 0 or more, got -1"),
         ("a b --git main", "with --git, one TARGET is compared with itself (leave b out)"),
         (
             "net.py:Net --git main",
