@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from fxmem.advice.editing import StepEdit
@@ -82,6 +83,10 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
     edit = StepEdit(analysis)
     sizes = {s.name: s.nbytes for s in graph.storages if s.category is Category.PARAMETER}
     begin, live = steps[0].index, 0
+    temporary = [s for s in graph.storages if s.born >= begin and s.category is Category.TEMPORARY]
+    freed_bytes = Counter[int | None]()
+    for storage in temporary:
+        freed_bytes[storage.died] += storage.nbytes
     own: dict[str, float] = {}  # what the update of a parameter alone takes
     share = 0.0  # of the bytes of parameters that are updated together
     for operation in steps:
@@ -93,12 +98,11 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
             own[names[0]] = max(own.get(names[0], 0), nbytes)
         elif updated:
             share = max(share, nbytes / updated)
-        freed = (s for s in graph.storages if s.died == operation.index and s.born >= begin)
-        live -= sum(s.nbytes for s in freed if s.category is Category.TEMPORARY)
+        live -= freed_bytes[operation.index]
+    for storage in temporary:
+        edit.change(storage.index, nbytes=0)
     for storage in graph.storages:
-        if storage.born >= begin and storage.category is Category.TEMPORARY:
-            edit.change(storage.index, nbytes=0)
-        elif storage.category is Category.GRADIENT and storage.died is None:
+        if storage.category is Category.GRADIENT and storage.died is None:
             uses = edit.readers.get(storage.index, ())
             last = max([storage.born, *(o.index for o in uses if o.phase is Phase.BACKWARD)])
             edit.change(storage.index, died=last)

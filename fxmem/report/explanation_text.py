@@ -39,8 +39,6 @@ def render_explanation(analysis: Analysis, name: str, *, width: int | None = Non
         found += find_storages(analysis.graph, labels, node)
     if not found:
         known = dict.fromkeys([*labels, *(node.name for node in analysis.nodes)])
-        if nodes:
-            raise UsageError(f"{name!r} makes no tensor", hint="name a storage of the report")
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "fxmem analyze --nodes lists the names"
         raise UsageError(f"no node or storage is called {name!r}", hint=hint)
@@ -74,9 +72,13 @@ def _write_rows(analysis: Analysis, each: Explanation, width: int | None) -> Ite
         return write_place(operation.phase, name, source)
 
     tensor = f"{write_shape(storage.shape)}:{storage.dtype}"
-    rows = {"storage": f"{format_bytes(storage.nbytes)}, {storage.category.value}, {tensor}"}
-    rows["made by"] = "there before the step"
-    if each.maker is not None:
+    label = analysis.labels[storage.index]
+    rows = {
+        "storage": f"{label}, {format_bytes(storage.nbytes)}, {storage.category.value}, {tensor}"
+    }
+    if each.maker is None:
+        rows["made"] = "before this step"
+    else:
         rows["made by"] = f"{label_operator(each.maker)} in {locate(each.maker)}"
     for at, save in enumerate(each.saves):
         saver = "code outside of nodes" if save.node is None else nodes[save.node].name

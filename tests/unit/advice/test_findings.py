@@ -85,17 +85,21 @@ def test_logits(options: dict[str, Any], optimizer: str | None) -> None:
     assert re.search(r": \d tensors as large as the logits hold [\d.]+ MiB", finding.change)
 
 
-def test_the_logits_of_a_gpt_of_12_layers() -> None:
-    """By hand: 12 x 1024 tokens, 50304 words; bf16 logits, log-softmax, float32 copies."""
+@pytest.mark.parametrize(("autocast", "nbytes"), [(None, 16), ("bf16", 12)])
+def test_the_logits_of_a_gpt_of_12_layers(autocast: str | None, nbytes: int) -> None:
+    """By hand, for each of 12 x 1024 tokens and 50304 words.
+
+    The output holds the logits, autograd the log-softmax, and backward makes the gradients of loss
+    and log-softmax. Under autocast the log-softmax is in bf16 like the logits, autograd keeps a
+    float32 copy of it for the loss, and the peak is at the gradient of that: 2 + 2 + 4 + 4 bytes.
+    """
     target = "examples/gpt.py:GPT(layers=12, width=768, heads=12, vocabulary=50304, context=1024)"
-    options = {"loss": "cross_entropy", "autocast": "bf16", "optimizer": "adamw"}
+    options = {"loss": "cross_entropy", "autocast": autocast, "optimizer": "adamw"}
     step = fxmem.analyze(str(Path(__file__).parents[3] / target), "12x1024:int64", **options)
     (finding,) = find_findings(step)
     count, size = re.search(r"(\d) tensors .* hold ([\d.]+) GiB", finding.change).groups()
-    # The output holds the logits in bf16; autograd the log-softmax, in bf16, and its copy in
-    # float32, of which backward makes the gradient: 2 + 2 + 4 + 4 bytes for each.
     assert (finding.code, count) == ("FX101", "4")
-    assert float(size) == pytest.approx(12 * 12 * 1024 * 50304 / 2**30, rel=0.001)
+    assert float(size) == pytest.approx(nbytes * 12 * 1024 * 50304 / 2**30, rel=0.001)
 
 
 @pytest.mark.parametrize("words", [16, 256])

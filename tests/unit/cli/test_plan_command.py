@@ -17,6 +17,7 @@ from fxmem.cli import main
 from fxmem.errors import InfeasibleError
 from fxmem.planning import outcome, planner
 from fxmem.planning.plan import Plan
+from fxmem.report import notebook  # noqa: F401 - it takes from the planner what is replaced here
 from fxmem.units import format_bytes
 
 COMMAND = ["plan", "nets/net.py:Net"]
