@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.planning.plan import Plan
 
-_ALL = 10**6
-"""More trade-offs than any search finds."""
-
 _DESCRIPTION = f"""\
 Finds which activations backward can recompute instead of keeping them, so that the peak of
 a training step falls for the least added time or FLOPs. The model is not changed: apply the
@@ -175,12 +172,11 @@ def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _choose_plan(arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]) -> Plan:
-    from fxmem.planning.outcome import choose_fitting
-    from fxmem.planning.planner import pareto, plan
+    from fxmem.planning.planner import plan, plan_fitting
 
     options = _list_search_options(arguments)
     if arguments.fit:
-        return choose_fitting(analysis, pareto(analysis, points=_ALL, **options))
+        return plan_fitting(analysis, **options)
     return plan(analysis, **limit, **options)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fxmem.analysis import Analysis
-from fxmem.errors import InfeasibleError, UsageError
-from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.allocation import measure_allocation, run_on_device
 from fxmem.memory.timeline import build_timeline
@@ -115,25 +113,3 @@ def find_shortage(
     kept_bytes = context_bytes + margin_bytes
     run = run_on_device(graph, analysis.settings, memory_bytes, kept_bytes)
     return "" if run.exhaustion is None else run.exhaustion.cause
-
-
-def choose_fitting(analysis: Analysis, plans: Iterable[Plan]) -> Plan:
-    """Chooses the first plan whose step fits the target GPU.
-
-    The caching allocator is simulated on the GPU's memory, of which the CUDA context takes its
-    largest share, as :attr:`fxmem.Analysis.exhaustion` has it for the step without a plan. The
-    plans come cheapest first.
-
-    Raises:
-        InfeasibleError: None of them fits.
-        UsageError: No GPU is named.
-    """
-    if analysis.gpu is None or analysis.settings is None:
-        raise UsageError("fitting a GPU needs a GPU", hint="gpu='rtx4090'")
-    cause = ""
-    for plan in plans:
-        cause = find_shortage(analysis, plan, analysis.gpu.capacity_bytes, max(CONTEXT_BYTES))
-        if not cause:
-            return plan
-    cause = cause and f"; with the leanest, {cause}"
-    raise InfeasibleError(f"no plan was found whose step fits {analysis.gpu.name}{cause}")

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.memory.allocation import measure_allocation
+from fxmem.gpus import CONTEXT_BYTES
+from fxmem.memory.allocation import measure_allocation, run_on_device
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.code_changes import add_changes, plan_changes
@@ -96,6 +97,60 @@ def plan(
         if _measure_overhead(step, candidate)[by_flops] <= most
     )
     return add_changes(part, _describe(step, leanest, _measure(step, leanest)))
+
+
+def plan_fitting(
+    analysis: Analysis, *, time_limit_s: float | None = None, style: str | None = None
+) -> Plan:
+    """Finds the cheapest plan whose step fits the target GPU; at once one for a step that fits.
+
+    The caching allocator is simulated in the GPU's memory, of which the CUDA context takes its
+    largest share, as in :attr:`fxmem.Analysis.exhaustion`. Leaner plans fit where cheaper
+    ones do, but for a few that fill blocks badly: the first of the front that fits is sought by
+    halves, and the search goes on near the memory that is there.
+
+    Args:
+        analysis: Of the step.
+        time_limit_s: As for :func:`fxmem.plan`.
+        style: As for :func:`fxmem.plan`.
+
+    Raises:
+        InfeasibleError: No plan was found whose step fits.
+        UsageError: No GPU is named, or there is no such style for the step.
+    """
+    check_analysis(analysis)
+    gpu, context_bytes = analysis.gpu, max(CONTEXT_BYTES)
+    if gpu is None or analysis.settings is None:
+        raise UsageError("fitting a GPU needs a GPU", hint="gpu='rtx4090'")
+    step = prepare_step(analysis, style)
+    if analysis.exhaustion is None:
+        return step.base
+    room_bytes = gpu.capacity_bytes - context_bytes
+    problem = make_problem(step, by_flops=False, goal=Goal(room_bytes))
+    run_strategy(problem, resolve_strategy(None), time_limit_s)
+    front = problem.price_runs(step.price_run(by_flops=False))
+
+    def find_cause(at: int) -> str:
+        assert step.settings is not None and gpu is not None
+        graph = build_graph(simulate_segments(step.requested, front[at].segments))
+        run = run_on_device(graph, step.settings, gpu.capacity_bytes, context_bytes)
+        return "" if run.exhaustion is None else run.exhaustion.cause
+
+    fitting = len(front) - 1
+    cause = find_cause(fitting)
+    if cause:
+        raise InfeasibleError(
+            f"no plan was found whose step fits {gpu.name}; with the leanest, {cause}"
+        )
+    failing = next(at for at, c in enumerate(front) if c.peak_bytes <= room_bytes * _SLACK) - 1
+    while fitting - failing > 1:
+        middle = (failing + fitting) // 2
+        if find_cause(middle):
+            failing = middle
+        else:
+            fitting = middle
+    chosen = front[fitting]
+    return _describe(step, chosen, _measure(step, chosen), in_full=False)
 
 
 def transfer_plan(analysis: Analysis, plan: Plan) -> Plan | None:

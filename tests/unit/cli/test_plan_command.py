@@ -150,10 +150,15 @@ def test_inference_has_one_plan_without_a_limit(
     assert capsys.readouterr().out.startswith("Peak 30.00 MiB -> ")
 
 
-def test_fit_takes_the_cheapest_that_fits(
+def test_fit_asks_for_the_cheapest_that_fits(
     calls: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcome, "choose_fitting", lambda _, plans: plans[1])
-    assert main([*COMMAND, "--gpu", "t4", "--fit"]) == 0
-    assert capsys.readouterr().out.startswith("Peak 30.00 MiB -> 29.00 MiB")
+    def fit(_: Any, **kwargs: Any) -> Plan:
+        calls["fit"] = kwargs
+        return make_plan()
+
+    monkeypatch.setattr(planner, "plan_fitting", fit)
+    assert main([*COMMAND, "--gpu", "t4", "--fit", "--time-limit", "5"]) == 0
+    assert capsys.readouterr().out.startswith("Peak 30.00 MiB -> 21.00 MiB")
+    assert calls["fit"] == {"time_limit_s": 5.0}
     assert "plan" not in calls

@@ -6,11 +6,14 @@ import dataclasses
 
 import pytest
 from hand_made import make_analysis
-from torch import Tensor, nn
+from torch import nn
 
 import fxmem
-from fxmem.planning.outcome import choose_fitting, find_planned_step
+from fxmem.gpus import CONTEXT_BYTES
+from fxmem.planning import planner
+from fxmem.planning.outcome import find_planned_step, find_shortage
 from fxmem.planning.plan import Plan
+from fxmem.planning.planner import plan_fitting
 
 
 def make_model() -> nn.Module:
@@ -32,40 +35,32 @@ def front(analysis: fxmem.Analysis) -> tuple[Plan, ...]:
     return fxmem.pareto(analysis, points=1000, strategy="schedules")
 
 
-def test_the_first_that_fits_is_chosen(analysis: fxmem.Analysis, front: tuple[Plan, ...]) -> None:
-    assert analysis.exhaustion is not None
-    chosen = choose_fitting(analysis, front)
+def test_the_cheapest_that_fits_is_planned(
+    analysis: fxmem.Analysis, front: tuple[Plan, ...]
+) -> None:
+    assert analysis.exhaustion is not None and analysis.gpu is not None
+    chosen = plan_fitting(analysis)
     planned = fxmem.apply(make_model(), chosen)
     again = fxmem.analyze(planned, (INPUT,), optimizer="adam", gpu="rtx3070")
     assert again.exhaustion is None
     assert again.peak_bytes == chosen.peak_bytes
-    before = front[front.index(chosen) - 1]
-    again = fxmem.analyze(
-        fxmem.apply(make_model(), before), (INPUT,), optimizer="adam", gpu="rtx3070"
-    )
-    assert again.exhaustion is not None
+    memory = analysis.gpu.capacity_bytes, max(CONTEXT_BYTES)
+    fitting = next(plan for plan in front if not find_shortage(analysis, plan, *memory))
+    assert chosen.overhead <= fitting.overhead
+
+
+def test_a_step_that_fits_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(planner, "run_strategy")
+    analysis = fxmem.analyze(make_model(), "64x64", gpu="rtx3070")
+    assert plan_fitting(analysis).segments == ()
+
+
+def test_no_plan_may_fit() -> None:
+    analysis = fxmem.analyze(nn.Linear(64, 64), f"{64 * 1024**2}x64", gpu="rtx3070")
     with pytest.raises(fxmem.InfeasibleError, match=r"^no plan was found whose step fits NVIDIA "):
-        choose_fitting(analysis, front[:2])
+        plan_fitting(analysis)
     with pytest.raises(fxmem.UsageError, match=r"^fitting a GPU needs a GPU"):
-        choose_fitting(make_analysis(), ())
-
-
-class Hoarding(nn.Module):
-    """Holds on to 1 GiB after each of 12 layers, and uses none of it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = [x]
-        for _ in range(12):
-            features.append(features[-1].sin())
-        return features[-1]
-
-
-def test_an_inference_fits_once_it_lets_go() -> None:
-    analysis = fxmem.analyze(Hoarding(), (INPUT,), mode="infer", gpu="rtx3070")
-    assert analysis.exhaustion is not None
-    plan = dataclasses.replace(fxmem.plan(analysis), inplace=())
-    assert plan.dels
-    assert choose_fitting(analysis, [plan]) is plan
+        plan_fitting(make_analysis())
 
 
 def test_the_new_peak_is_where_the_planned_model_has_it(
