@@ -6,14 +6,14 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fxmem.analysis import Setup
+from fxmem.analysis import Setup, Shown
 from fxmem.planning.plan import Plan
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class MaxBatch:
+class MaxBatch(Shown):
     """The largest batch, or other size along an axis of the inputs, whose step fits.
 
     Attributes:
@@ -48,6 +48,12 @@ class MaxBatch:
     setup: Setup
     plan: Plan | None = None
     planned: MaxBatch | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"MaxBatch(batch={self.batch}, peak_bytes={self.peak_bytes}, "
+            f"memory_bytes={self.memory_bytes}, model={self.setup.model!r})"
+        )
 
     @property
     def is_exact(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fxmem.report.plan_text import write_share
-from fxmem.report.tables import join_blocks, wrap, write_table
+from fxmem.report.tables import Table, join_blocks, wrap, write_table
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
@@ -18,6 +18,11 @@ _NUMBERS = ("batch", "size", "peak", "added time", "next", "its peak", "with a p
 
 def render_max_batch(found: MaxBatch, *, width: int | None = None) -> str:
     """Writes the largest size that fits, the next one, and what the memory is kept for."""
+    return join_blocks(list_max_batch_blocks(found, width))
+
+
+def list_max_batch_blocks(found: MaxBatch, width: int | None = None) -> list[str | Table]:
+    """Lists the blocks of the report on the largest size."""
     noun, rows = _name_size(found), []
     for label, each in ("as it is", found), ("with a plan", found.planned):
         if each is None:
@@ -30,13 +35,11 @@ def render_max_batch(found: MaxBatch, *, width: int | None = None) -> str:
             why = "refused" if each.next_peak_bytes is None else f"no: {cause}"
             rows.append((label, str(each.next_batch), _write_size(each.next_peak_bytes), "", why))
     headers = ["step", noun, "peak", "added time", "fits"]
-    return join_blocks(
-        [
-            f"{_write_headline(found, noun)}\n{wrap(write_subject(found.setup), width)}",
-            write_table(headers, rows, right=_NUMBERS, names=("fits",), width=width),
-            "\n".join(wrap(line, width) for line in _write_notes(found, noun)),
-        ]
-    )
+    return [
+        f"{_write_headline(found, noun)}\n{wrap(write_subject(found.setup), width)}",
+        Table(headers, rows, right=_NUMBERS, names=("fits",), width=width),
+        "\n".join(wrap(line, width) for line in _write_notes(found, noun)),
+    ]
 
 
 def render_max_batches(

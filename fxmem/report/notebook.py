@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Union
 from markupsafe import Markup
 
 from fxmem.analysis import Analysis
+from fxmem.batching.record import MaxBatch
 from fxmem.errors import UsageError
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Front, Plan
+from fxmem.report.batch_text import list_max_batch_blocks
 from fxmem.report.document import build_document
 from fxmem.report.formats import GRAPH, TIMELINE, TRADEOFF, RenderOptions, render
 from fxmem.report.html import clean_svg, load_template
@@ -28,7 +30,7 @@ from fxmem.report.verify_text import list_verification_blocks
 if TYPE_CHECKING:
     from fxmem.verifying.verification import Verification
 
-Reported = Union[Analysis, Plan, Front, "Verification"]
+Reported = Union[Analysis, Plan, Front, MaxBatch, "Verification"]
 _DEPTH = 2  # of the modules' table, which is there besides the report
 
 
@@ -84,6 +86,8 @@ def _list_blocks(value: Reported, width: int | None = None) -> list[str | Table]
     if isinstance(value, Front):
         analysis = value[0].analysis
         return list_front_blocks(value, analysis.setup if analysis else None, width)
+    if isinstance(value, MaxBatch):
+        return list_max_batch_blocks(value, width)
     return list_verification_blocks(value, width)
 
 
@@ -102,6 +106,10 @@ def _list_bars(value: Reported) -> Iterator[tuple[str, int | None]]:
     if isinstance(value, Plan):
         yield "without the plan", value.baseline_peak_bytes
         yield "with the plan", value.peak_bytes
+    elif isinstance(value, MaxBatch):
+        yield f"batch {value.batch}", value.peak_bytes
+        yield f"batch {value.next_batch}", value.next_peak_bytes
+        yield "memory", value.memory_bytes
     elif not isinstance(value, Analysis | Front):
         yield "model, measured", value.baseline.peak_bytes
         yield "with the plan, measured", value.planned.peak_bytes

@@ -14,6 +14,7 @@ from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan, make_verification
 
 import fxmem
+from fxmem.batching.record import MaxBatch
 from fxmem.planning.plan import Front, Plan
 from fxmem.report.document import build_document
 from fxmem.report.graph import engine
@@ -96,6 +97,15 @@ def test_without_programs_that_draw_the_tables_are_left(
 def test_a_verification_shows_its_figures() -> None:
     page = show(make_verification())
     assert "Equal bit for bit in 3 steps" in page and 'style="width: 66%"' in page
+
+
+def test_the_largest_batch_shows_its_figures() -> None:
+    axis, setup = "dimension 0 of input 0", make_analysis().setup
+    found = MaxBatch(71, 3 << 30, 72, 4 << 30, "no room", 1, axis, 6 << 30, 0, 0, 5, setup)
+    assert str(found).startswith("Largest batch 71, with a peak of 3.00 GiB\nnets/net.py:Net; ")
+    assert repr(found).startswith("MaxBatch(batch=71, peak_bytes=3221225472, ")
+    page = show(found)
+    assert "no: no room" in page and 'style="width: 66%"' in page
 
 
 def test_names_are_text_and_nothing_else() -> None:
