@@ -107,7 +107,11 @@ def _read_check(
             raise UsageError(f"{key} is not known", hint=hint)
         if isinstance(value, dict):  # input = { ids = "8x128:int64" }
             value = [f"{argument}={spec}" for argument, spec in value.items()]
-        if isinstance(value, list) and not isinstance(options[key], argparse._AppendAction):
+        is_flag, is_list = options[key].nargs == 0, isinstance(value, list)
+        if is_flag != isinstance(value, bool):
+            kind = "true or false" if is_flag else "a text or a number"
+            raise UsageError(f"{key} must be {kind}, got {value!r}")
+        if is_list and not isinstance(options[key], argparse._AppendAction):
             raise UsageError(f"{key} takes one value, got {value!r}")
         arguments[key] = write_options({f"--{key}": value})
         try:

@@ -52,9 +52,12 @@ def find_root(folder: str) -> str:
 
 def locate_target(target: str, root: str) -> SourceLocation | None:
     """Locates a TARGET's file, for findings that have no line of the repository."""
-    path = os.path.realpath(target.partition(":")[0])
-    if path.endswith(".py") and os.path.isfile(path) and _is_below(path, root):
-        return SourceLocation(os.path.relpath(path, root), 1)
+    where = target.partition(":")[0]
+    inner = where.replace(".", os.sep)
+    for name in (where, f"{inner}.py", os.path.join(inner, "__init__.py")):
+        for path in map(os.path.realpath, (name, os.path.join("src", name))):
+            if path.endswith(".py") and os.path.isfile(path) and _is_below(path, root):
+                return SourceLocation(os.path.relpath(path, root), 1)
     return None
 
 

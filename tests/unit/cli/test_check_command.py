@@ -226,6 +226,14 @@ EXAMPLE = "(add [[tool.fxmem.checks]] with target, input and budget)"
             "pyproject.toml: tool.fxmem.checks[1].mode takes one value, got ['train', 'infer']",
         ),
         (
+            f"{CHECK}optimizer = true",
+            "pyproject.toml: tool.fxmem.checks[1].optimizer must be a text or a number, got True",
+        ),
+        (
+            f"{CHECK}hold-outputs = 'step'",
+            "pyproject.toml: tool.fxmem.checks[1].hold-outputs must be true or false, got 'step'",
+        ),
+        (
             f"{CHECK}budget = 8",
             "pyproject.toml: tool.fxmem.checks[1].budget: a budget of 8 is 8 bytes "
             "(8GiB? 8B if bytes are meant)",
