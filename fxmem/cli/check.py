@@ -11,16 +11,16 @@ from typing import Any
 
 from fxmem.cli.cache import Entry, ResultCache, trim, watch_files
 from fxmem.cli.configuration import FILE, Check, read_checks
-from fxmem.cli.diff import add_format_options, write_findings
+from fxmem.cli.diff import add_format_options, write_verdicts
 from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import find_root, locate_target
 from fxmem.cli.step import add_command, analyze_step
 from fxmem.comparison.changes import find_guilty_line, match_storages
 from fxmem.comparison.comparison import Comparison, compare
-from fxmem.comparison.findings import Finding
 from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.comparison.texts import Table, list_changes, list_storages, write_growth, write_report
+from fxmem.comparison.verdicts import Verdict
 from fxmem.errors import FxmemError
 from fxmem.report.text import write_headline
 from fxmem.units import format_bytes
@@ -55,7 +55,7 @@ class Result:
     Attributes:
         check: The check.
         peak: The peak of the step; None where it could not be analysed.
-        finding: What is wrong with it, if anything.
+        verdict: What is wrong with it, if anything.
         growth: The peak compared with the last that was within the budget, if one is known and
             this one is not.
         is_cached: Whether it is a result of an earlier run.
@@ -63,7 +63,7 @@ class Result:
 
     check: Check
     peak: Footprint | None
-    finding: Finding | None = None
+    verdict: Verdict | None = None
     growth: Comparison | None = None
     is_cached: bool = False
 
@@ -102,23 +102,23 @@ def run_check(arguments: argparse.Namespace) -> int:
         results = [_run_one(check, cache, find_root(project)) for check in checks]
     finally:
         os.chdir(started_in)
-    findings = [result.finding for result in results if result.finding is not None]
+    verdicts = [result.verdict for result in results if result.verdict is not None]
     if arguments.format == "json":
         values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
         text = f"{json.dumps(values, indent=2)}\n"
     elif arguments.format in ("github", "sarif"):
-        text = write_findings(findings, arguments.format)
+        text = write_verdicts(verdicts, arguments.format)
     else:
         is_markdown = arguments.format == "markdown"
         width = None if is_markdown else choose_width(output)
-        shown = [r for r in results if r.finding is not None or not arguments.quiet]
-        title = f"{len(findings) or 'None'} of {len(results)} checks failed"
+        shown = [r for r in results if r.verdict is not None or not arguments.quiet]
+        title = f"{len(verdicts) or 'None'} of {len(results)} checks failed"
         tables = [*_list_tables(shown, arguments.verbose)]
         text = write_report(title, [], tables, width=width, markdown=is_markdown) if shown else ""
     write_output(text, output)
-    if any(finding.rule == "not-analysed" for finding in findings):
+    if any(verdict.rule == "not-analysed" for verdict in verdicts):
         return EXIT_FAILED
-    return EXIT_OVER_BUDGET if findings else 0
+    return EXIT_OVER_BUDGET if verdicts else 0
 
 
 def _run_one(check: Check, cache: ResultCache | None, root: str) -> Result:
@@ -133,7 +133,7 @@ def _run_one(check: Check, cache: ResultCache | None, root: str) -> Result:
             with show_progress(f"checking {check.name}"), watch_files() as files:
                 report = trim(analyze_step(check.step).to_dict())
     except FxmemError as error:
-        return Result(check, None, Finding("not-analysed", f"{check.name}: {error}", place))
+        return Result(check, None, Verdict("not-analysed", f"{check.name}: {error}", place))
     peak = read_footprint(report, root)
     problems, growth = _judge(check, peak), None
     if cache is not None and files is not None:
@@ -147,8 +147,8 @@ def _run_one(check: Check, cache: ResultCache | None, root: str) -> Result:
         growth = compare(read_footprint(fitting, root), peak)
         line = growth.guilty
         message += f"; {write_growth(growth.growth_bytes)} since it last fit"
-    finding = Finding(next(iter(problems)), message, line or place)
-    return Result(check, peak, finding, growth, files is None)
+    verdict = Verdict(next(iter(problems)), message, line or place)
+    return Result(check, peak, verdict, growth, files is None)
 
 
 def _judge(check: Check, peak: Footprint) -> dict[str, str]:
@@ -166,16 +166,16 @@ def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]
     rows = []
     for result in results:
         budget, peak = result.check.budget_bytes, result.peak
-        finding, verdict = result.finding, "ok, unchanged" if result.is_cached else "ok"
-        if finding is not None:
-            verdict = finding.rule.replace("-", " ")
-            verdict += f", {finding.source}" if finding.source else ""
+        verdict, outcome = result.verdict, "ok, unchanged" if result.is_cached else "ok"
+        if verdict is not None:
+            where = f", {verdict.source}" if verdict.source else ""
+            outcome = f"{verdict.rule.replace('-', ' ')}{where}"
         sizes = [None if peak is None else peak.peak_bytes, budget]
         texts = ("" if size is None else format_bytes(size) for size in sizes)
-        rows.append((result.check.name, *texts, verdict))
+        rows.append((result.check.name, *texts, outcome))
     yield Table(["check", "peak", "budget", "result"], rows)
     for result in results:
-        title = result.finding.message if result.finding is not None else ""
+        title = result.verdict.message if result.verdict is not None else ""
         if result.peak is None:
             yield Table([], [], title=title)
             continue
@@ -196,6 +196,6 @@ def _list_values(result: Result) -> dict[str, Any]:
         "peak_bytes": peak and peak.peak_bytes,
         "reserved_bytes": peak and peak.reserved_bytes,
         "phase": peak and peak.headline.phase.value,
-        "finding": result.finding and asdict(result.finding),
+        "verdict": result.verdict and asdict(result.verdict),
         "cached": result.is_cached,
     }

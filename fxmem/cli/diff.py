@@ -12,8 +12,8 @@ from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import analyze_revisions, find_root, locate_target
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, write_options
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
-from fxmem.comparison.findings import Finding, write_annotations, write_sarif
 from fxmem.comparison.footprints import read_footprint
+from fxmem.comparison.verdicts import Verdict, write_annotations, write_sarif
 from fxmem.errors import UsageError
 from fxmem.report.json_report import parse_report
 from fxmem.units import format_bytes
@@ -63,7 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def add_format_options(group: argparse._ArgumentGroup) -> None:
-    """Adds the formats that findings are written in."""
+    """Adds the formats that verdicts are written in."""
     group.add_argument(
         "--format",
         choices=["text", "json", "markdown", "github", "sarif"],
@@ -101,8 +101,8 @@ def run_diff(arguments: argparse.Namespace) -> int:
         line = None
         if comparison.growth_bytes > 0:
             line = comparison.guilty or locate_target(arguments.target, find_root(os.getcwd()))
-        finding = Finding("peak-growth", message, line, level)
-        text = write_findings([finding], arguments.format)
+        verdict = Verdict("peak-growth", message, line, level)
+        text = write_verdicts([verdict], arguments.format)
     else:
         is_markdown = arguments.format == "markdown"
         width = None if is_markdown else choose_width(arguments.output)
@@ -113,11 +113,11 @@ def run_diff(arguments: argparse.Namespace) -> int:
     return EXIT_GROWN if fails else 0
 
 
-def write_findings(findings: list[Finding], format: str) -> str:
-    """Writes findings for GitHub or as SARIF."""
+def write_verdicts(verdicts: list[Verdict], format: str) -> str:
+    """Writes verdicts for GitHub or as SARIF."""
     if format == "github":
-        return write_annotations(findings)
-    return write_sarif(findings, fxmem.__version__)
+        return write_annotations(verdicts)
+    return write_sarif(verdicts, fxmem.__version__)
 
 
 def _compare_revisions(arguments: argparse.Namespace) -> Comparison:

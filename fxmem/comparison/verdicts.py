@@ -1,4 +1,4 @@
-"""Findings as annotations of a workflow of GitHub, and as SARIF."""
+"""Verdicts as annotations of a workflow of GitHub, and as SARIF."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxmem.graph import SourceLocation
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"error": "error", "note": "notice"}
-"""SARIF's words for the weight of a finding, and GitHub's."""
+"""SARIF's words for the weight of a verdict, and GitHub's."""
 RULES = {
     "peak-growth": "The peak memory of a step grows",
     "over-budget": "The peak memory of a step is over its budget",
@@ -22,7 +22,7 @@ RULES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Verdict:
     """A result for people and machines.
 
     Attributes:
@@ -38,23 +38,23 @@ class Finding:
     level: str = "error"
 
 
-def write_annotations(findings: Iterable[Finding]) -> str:
+def write_annotations(verdicts: Iterable[Verdict]) -> str:
     """Writes the commands by which a workflow of GitHub annotates lines.
 
     Source: docs.github.com, "Workflow commands"; ``actions/toolkit``, ``core/src/command.ts``.
 
     >>> source = SourceLocation("net.py", 12)
-    >>> write_annotations([Finding("over-budget", "Peak 2 GiB", source)])
+    >>> write_annotations([Verdict("over-budget", "Peak 2 GiB", source)])
     '::error file=net.py,line=12,title=fxmem over-budget::Peak 2 GiB\\n'
     """
     lines = []
-    for finding in findings:
-        fields = {"title": f"fxmem {finding.rule}"}
-        if finding.source is not None:
-            file = finding.source.file.replace(os.sep, "/")
-            fields = {"file": file, "line": str(finding.source.line), **fields}
+    for verdict in verdicts:
+        fields = {"title": f"fxmem {verdict.rule}"}
+        if verdict.source is not None:
+            file = verdict.source.file.replace(os.sep, "/")
+            fields = {"file": file, "line": str(verdict.source.line), **fields}
         texts = (f"{name}={_escape(value, ':,')}" for name, value in fields.items())
-        lines.append(f"::{_LEVELS[finding.level]} {','.join(texts)}::{_escape(finding.message)}\n")
+        lines.append(f"::{_LEVELS[verdict.level]} {','.join(texts)}::{_escape(verdict.message)}\n")
     return "".join(lines)
 
 
@@ -64,26 +64,26 @@ def _escape(text: str, others: str = "") -> str:
     return text
 
 
-def write_sarif(findings: Sequence[Finding], version: str) -> str:
-    """Writes findings in the Static Analysis Results Interchange Format, version 2.1.0.
+def write_sarif(verdicts: Sequence[Verdict], version: str) -> str:
+    """Writes verdicts in the Static Analysis Results Interchange Format, version 2.1.0.
 
     Args:
-        findings: In any order.
+        verdicts: In any order.
         version: That of fxmem.
     """
     rules = list(RULES)
     results = []
-    for finding in findings:
+    for verdict in verdicts:
         result = {
-            "ruleId": finding.rule,
-            "ruleIndex": rules.index(finding.rule),
-            "level": finding.level,
-            "message": {"text": finding.message},
+            "ruleId": verdict.rule,
+            "ruleIndex": rules.index(verdict.rule),
+            "level": verdict.level,
+            "message": {"text": verdict.message},
         }
-        if finding.source is not None:
-            uri = quote(finding.source.file.replace(os.sep, "/"))
+        if verdict.source is not None:
+            uri = quote(verdict.source.file.replace(os.sep, "/"))
             artifact = {"uri": uri, "uriBaseId": "%SRCROOT%"}
-            region = {"startLine": finding.source.line}
+            region = {"startLine": verdict.source.line}
             place = {"artifactLocation": artifact, "region": region}
             result["locations"] = [{"physicalLocation": place}]
         results.append(result)
