@@ -114,6 +114,14 @@ def analyze_model(
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 
+def analyze_again(analysis: Analysis) -> Analysis:
+    """Records an analysed step again, with its model as it has been changed since."""
+    blueprint, target = analysis.blueprint, analysis.blueprint.options.target
+    with isolate_analysis(target=target):
+        recording = _record(blueprint, analysis.setup.inputs).recording
+    return replace(analysis, graph=recording.graph, fx_graph=recording.fx_graph)
+
+
 def trace_model(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any
 ) -> tuple[fx.Graph, str]:

@@ -182,12 +182,17 @@ def _choose_plan(arguments: argparse.Namespace, analysis: Analysis, limit: dict[
 
 def _render_front(arguments: argparse.Namespace, analysis: Analysis) -> str:
     from fxmem.planning.planner import pareto
-    from fxmem.report.plan_text import render_front
+    from fxmem.report.plan_text import render_front, render_price
 
     plans = pareto(analysis, points=arguments.points, **_list_search_options(arguments))
     if arguments.json:
         return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
-    return render_front(plans, analysis.setup, width=choose_width(None))
+    text = render_front(plans, analysis.setup, width=(width := choose_width(None)))
+    with run_user_code(arguments.target):
+        from fxmem.integrations.checkpoints import price_checkpoints
+
+        price = price_checkpoints(analysis)
+    return text if price is None else f"{text}\n{render_price(price, analysis.peak_bytes, width)}\n"
 
 
 def _write_plan(plan: Plan) -> str:

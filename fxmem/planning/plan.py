@@ -227,6 +227,23 @@ def strip_plan(plan: Plan) -> Plan:
     return replace(plan, fx_graph=None, analysis=None)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointPrice:
+    """A step with the checkpoints of a library.
+
+    Attributes:
+        call: The call of the model that turns them on.
+        peak_bytes: The peak of the step with them.
+        overhead: Added time, as a share of the step's estimated time.
+        overhead_flops: Added FLOPs, as a share of the step's.
+    """
+
+    call: str
+    peak_bytes: int
+    overhead: float
+    overhead_flops: float
+
+
 class Front(Shown, tuple[Plan, ...]):
     """The trade-offs of a step, cheapest first: a tuple of plans that shows itself as a table."""
 

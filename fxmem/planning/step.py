@@ -112,19 +112,14 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
             for at in sorted(reasons)
         ]
+    costs_s = price_step(analysis)
     roofline = find_roofline(analysis.setup.device, analysis.gpu)
-    costs_s = price_operations(part.graph, roofline)
-    run_s = times * price_run(roofline, len(costs_s), sum(costs_s))
-    costs_s = tuple(
-        cost if operation.phase is Phase.OPTIMIZER else times * cost
-        for cost, operation in zip(costs_s, part.graph.operations, strict=True)
-    )
     return PlanningStep(
         index=index,
         limits=limits,
         costs_s=costs_s,
         step_s=sum(costs_s),
-        run_s=run_s,
+        run_s=times * price_run(roofline, times * len(costs_s), sum(costs_s)),
         step_flops=sum(operation.flops for operation in index.graph.operations),
         requested=requested,
         settings=analysis.settings,
@@ -139,6 +134,16 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             fx_graph=analysis.fx_graph if style == GRAPH else None,
             analysis=analysis,
         ),
+    )
+
+
+def price_step(analysis: Analysis) -> tuple[float, ...]:
+    """Prices the operations of a step in seconds; of several micro-batches, of them all."""
+    part, times = take_last_micro_batch(analysis), analysis.setup.loop.accumulate
+    costs_s = price_operations(part.graph, find_roofline(analysis.setup.device, analysis.gpu))
+    return tuple(
+        cost if operation.phase is Phase.OPTIMIZER else times * cost
+        for cost, operation in zip(costs_s, part.graph.operations, strict=True)
     )
 
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from fxmem.analysis import Setup
 from fxmem.graph import Phase
 from fxmem.memory.liveness import Peak
-from fxmem.planning.plan import GRAPH, DelPoint, InplaceChange, Limit, LimitKind, Plan, Segment
+from fxmem.planning.plan import (
+    GRAPH,
+    CheckpointPrice,
+    DelPoint,
+    InplaceChange,
+    Limit,
+    LimitKind,
+    Plan,
+    Segment,
+)
 from fxmem.report.tables import Table, join_blocks, wrap
 from fxmem.report.text import write_place, write_source, write_subject
 from fxmem.units import format_bytes, parse_bytes
@@ -64,6 +73,17 @@ def list_plan_blocks(
 def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = None) -> str:
     """Writes the trade-offs of a step, cheapest first, and how to choose one."""
     return join_blocks(list_front_blocks(plans, setup, width))
+
+
+def render_price(price: CheckpointPrice, baseline_bytes: int, width: int | None = None) -> str:
+    """Writes what the checkpoints of the model's library take, to be compared with the plans."""
+    share = write_share(price.peak_bytes / (baseline_bytes or 1))
+    time, flops = write_share(price.overhead), write_share(price.overhead_flops)
+    return wrap(
+        f"For comparison, model.{price.call}: {format_bytes(price.peak_bytes)} ({share}) for"
+        f" {time} more time, {flops} more FLOPs.",
+        width,
+    )
 
 
 def list_front_blocks(

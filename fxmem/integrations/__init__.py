@@ -1,0 +1,1 @@
+"""Parts that other libraries load: nothing here is imported unless it is used."""
