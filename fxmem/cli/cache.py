@@ -20,6 +20,8 @@ from fxmem.graph import is_installed
 FOLDER = ".fxmem_cache"
 _UNUSED = ("operations", "saved", "timeline")
 """Parts of a report, and most of its bytes, that a check does not look at."""
+_LARGEST_BYTES = 1 << 22
+"""Of a larger file, data that a module opens, size and time have to do."""
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG")
 _opened: set[str] | None = None
 """Files opened for reading while somebody watches; a hook of the interpreter stays for good."""
@@ -70,15 +72,16 @@ class ResultCache:
 
     def write(self, check: Check, entry: Entry, files: Iterable[str]) -> None:
         """Keeps the report of a check, computed from these files."""
-        os.makedirs(self.folder, exist_ok=True)
-        with open(os.path.join(self.folder, ".gitignore"), "w", encoding="utf-8") as file:
-            file.write("*\n")
         digests = {os.path.relpath(path, self.project): _digest_file(path) for path in files}
         kept = {"key": self.key, "files": digests, **asdict(entry)}
         path = self._find(check)
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-            json.dump(kept, file)
-        os.replace(f"{path}.{os.getpid()}", path)
+        with contextlib.suppress(OSError):  # where nothing can be written, the next run is slow
+            os.makedirs(self.folder, exist_ok=True)
+            with open(os.path.join(self.folder, ".gitignore"), "w", encoding="utf-8") as file:
+                file.write("*\n")
+            with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
+                json.dump(kept, file)
+            os.replace(f"{path}.{os.getpid()}", path)
 
     def _find(self, check: Check) -> str:
         name = _digest(json.dumps([check.step.target, check.options]))[:16]
@@ -139,6 +142,9 @@ def _digest(text: str) -> str:
 
 def _digest_file(path: str) -> str:
     try:
+        status = os.stat(path)
+        if status.st_size > _LARGEST_BYTES:
+            return f"{status.st_size} {status.st_mtime_ns}"
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError:

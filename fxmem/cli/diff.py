@@ -94,15 +94,14 @@ def run_diff(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         text = f"{comparison.to_json(indent=2)}\n"
     elif arguments.format in ("github", "sarif"):
-        message = comparison.describe()
-        if fails:
-            message += f"; more than {limit}"
-        level = "error" if fails else "note"
-        line = None
-        if comparison.growth_bytes > 0:
+        message = comparison.describe() + (f"; more than {limit}" if fails else "")
+        line, level = None, "error" if fails else "note"
+        if growth > 0:
             line = comparison.guilty or locate_target(arguments.target, find_root(os.getcwd()))
-        verdict = Verdict("peak-growth", message, line, level)
-        text = write_verdicts([verdict], arguments.format)
+        # In SARIF, every result is a problem.
+        is_told = growth > 0 or arguments.format == "github"
+        verdicts = [Verdict("peak-growth", message, line, level)] if is_told else []
+        text = write_verdicts(verdicts, arguments.format)
     else:
         is_markdown = arguments.format == "markdown"
         width = None if is_markdown else choose_width(arguments.output)

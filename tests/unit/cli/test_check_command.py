@@ -15,7 +15,7 @@ import pytest
 from hand_made import make_analysis, make_graph
 
 import fxmem
-from fxmem.cli import main
+from fxmem.cli import cache, main
 
 JSON_DOC = (Path(__file__).parents[3] / "docs" / "json.md").read_text(encoding="utf-8")
 PROJECT = """
@@ -134,6 +134,23 @@ def test_without_the_cache_nothing_is_kept(project: Project) -> None:
         assert main(["check", "--no-cache"]) == 0
         assert len(project.calls) == count
     assert not (project.folder / ".fxmem_cache").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(project: Project) -> None:
+    (project.folder / ".fxmem_cache").write_text("a file")
+    for count in (2, 4):
+        assert main(["check"]) == 0
+        assert len(project.calls) == count
+
+
+def test_large_data_is_not_read_to_be_compared(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_LARGEST_BYTES", 4)
+    assert main(["check"]) == 0
+    status = (project.folder / "nets" / "net.yaml").stat()
+    kept = next((project.folder / ".fxmem_cache").glob("*.json")).read_text()
+    assert f'"nets/net.yaml": "5 {status.st_mtime_ns}"' in kept
 
 
 def test_a_damaged_cache_is_no_obstacle(project: Project) -> None:

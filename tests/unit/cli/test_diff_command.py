@@ -51,6 +51,13 @@ def test_each_format_is_written(format: str, start: str, folder: Path) -> None:
     assert (folder / "result").read_text().startswith(start)
 
 
+def test_a_lower_peak_is_no_result_for_sarif(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "b.json", "a.json", "--format", "sarif"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["results"] == []
+    assert main(["diff", "b.json", "a.json", "--format", "github"]) == 0
+    assert capsys.readouterr().out.startswith("::notice title=fxmem peak-growth::Peak 60.00 MiB")
+
+
 NAMES = (
     "name two saved reports, or a TARGET and --git "
     "(fxmem diff before.json after.json, or fxmem diff TARGET --git main)"
