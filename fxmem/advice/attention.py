@@ -12,6 +12,7 @@ from fxmem.analysis import Analysis
 from fxmem.graph import Operation, Phase, SourceLocation
 
 _SOFTMAXES = ("aten._softmax.default", "aten._safe_softmax.default")
+_SCALINGS = ("aten.mul.Tensor", "aten.div.Tensor")
 _FLOAT = 4
 _BY_HAND = "it is written as products and a softmax"
 _PADDED, _GROUPED = "head dimension that is", "as many heads"
@@ -44,6 +45,8 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
         traced = edit.trace_back(scores)
         if traced is None or reads_parameter(edit, traced[0]):
             continue
+        if any(operation.name == "aten.tanh.default" for operation in traced[1]):
+            continue  # no fused kernel of PyTorch caps scores
         size = 0.9 * prod(scores.shape)
         family, ran = edit.follow(traced[0], size)
         if not any(o.name in MATMULS and o is not traced[0] for o in ran):
@@ -58,7 +61,7 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
             kept_bytes = prod(scores.shape) // max(scores.shape[-1], 1) * _FLOAT
             copies = next((n for part, n in _COPIES.items() if part in reason), 0)
             kept_bytes += copies * sum(s.nbytes for s in edit.made.get(ran[-1].index, ()))
-            edit.fuse(nodes, kept_bytes)
+            edit.fuse(nodes | _find_scaling(edit, nodes), kept_bytes)
             _drop_copy(edit, ran[-1])
             continue
         # A leaf's backward is that of its projections too: only scores and their like go.
@@ -81,6 +84,19 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
         cost="None in time: it is faster; the last digits differ.",
         source=sources[reason],
     )
+
+
+def _find_scaling(edit: StepEdit, nodes: set[int]) -> set[int]:
+    """Finds nodes that only scale what attention reads, as a fused kernel does by itself."""
+    operations = [o for o in edit.graph.operations if o.phase is Phase.FORWARD]
+    read = {index for o in operations if o.node in nodes for index in o.reads}
+    makers = (edit.find_maker(edit.graph.storages[index]) for index in read)
+    return {
+        maker.node
+        for maker in makers
+        if maker is not None and maker.node is not None and maker.name in _SCALINGS
+        if len(maker.reads) == 1 and edit.nodes[maker.node].op != "call_module"
+    }
 
 
 def _drop_copy(edit: StepEdit, product: Operation) -> None:

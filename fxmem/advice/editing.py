@@ -14,6 +14,7 @@ from fxmem.memory.timeline import build_timeline
 
 FORWARD = (Phase.FORWARD, Phase.LOSS)
 CAST = "aten._to_copy.default"
+_BETWEEN = ("_to_copy", "clone", "mul", "div", "add", "sub", "masked_fill", "where", "tanh")
 MATMULS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
 
 
@@ -90,17 +91,19 @@ class StepEdit:
     def trace_back(self, storage: Storage) -> tuple[Operation, list[Operation]] | None:
         """Finds the matrix product behind a storage of its size, and the operations between.
 
-        Between lie operations whose results have about as many elements: casts, scales, masks,
-        shifts by a token. None where there is no such product.
+        Between lie casts, scales, masks, caps by a hyperbolic tangent and shifts by a token. None
+        where there is no such product.
         """
-        size, between = 0.9 * prod(storage.shape), list[Operation]()
+        size, between = prod(storage.shape), list[Operation]()
         while (maker := self.find_maker(storage)) is not None and maker.node is not None:
             if maker.name in MATMULS:
                 return maker, between
+            if maker.name.split(".")[1] not in _BETWEEN:
+                break
             between.append(maker)
             before = [self.graph.storages[index] for index in maker.reads]
             storage = max(before, key=lambda s: (prod(s.shape), s.born), default=storage)
-            if prod(storage.shape) < size or storage.born == maker.index:
+            if not 0.9 <= prod(storage.shape) / max(size, 1) <= 1.1:
                 break
         return None
 

@@ -101,8 +101,10 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
         live -= freed_bytes[operation.index]
     for storage in temporary:
         edit.change(storage.index, nbytes=0)
-    for storage in graph.storages:
-        if storage.category is Category.GRADIENT and storage.died is None:
+    for storage in (s for s in graph.storages if s.category is Category.GRADIENT):
+        if storage.born == RESIDENT:  # of the step before, where zero_grad runs after forward
+            edit.change(storage.index, nbytes=0)
+        elif storage.died is None:
             uses = edit.readers.get(storage.index, ())
             last = max([storage.born, *(o.index for o in uses if o.phase is Phase.BACKWARD)])
             edit.change(storage.index, died=last)

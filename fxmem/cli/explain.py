@@ -10,6 +10,7 @@ from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
+from fxmem.report.tables import wrap
 
 _DESCRIPTION = f"""\
 With the code of a finding, such as FX101, explains it: why memory is taken, and the code before
@@ -50,7 +51,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     if re.fullmatch(r"(?i)fx\d*", arguments.target):
         from fxmem.advice.finding import explain_code
 
-        write_output(explain_code(arguments.target), None)
+        write_output(_wrap_markdown(explain_code(arguments.target), choose_width(None)), None)
         return 0
     if arguments.node is None:
         raise UsageError(
@@ -66,3 +67,18 @@ def run_explain(arguments: argparse.Namespace) -> int:
         text = render_explanation(analysis, arguments.node, width=choose_width(None))
     write_output(text, None)
     return 0
+
+
+def _wrap_markdown(text: str, width: int | None) -> str:
+    """Wraps the paragraphs of Markdown, without links; code and tables stay as they are."""
+    parts = re.split(r"(^```.*?^```\n)", text, flags=re.DOTALL | re.MULTILINE)
+    for at in range(0, len(parts), 2):
+        parts[at] = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", parts[at])
+        if width is not None:
+            parts[at] = re.sub(
+                r"^(?:[^|\n].*\n)+",
+                lambda paragraph: f"{wrap(' '.join(paragraph[0].split()), width)}\n",
+                parts[at],
+                flags=re.MULTILINE,
+            )
+    return "".join(parts)

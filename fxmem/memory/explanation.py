@@ -12,7 +12,7 @@ _HOLDERS = {
     Category.INPUT: "the caller, for the whole step",
     Category.OPTIMIZER_STATE: "the optimizer, for good",
     Category.WORKSPACE: "a library, which keeps it",
-    Category.OUTPUT: "a variable of the loop, from the step before",
+    Category.OUTPUT: "a variable of the training loop",
     Category.GRADIENT: "the parameter's .grad",
 }
 
@@ -57,7 +57,7 @@ def explain_storage(graph: MemoryGraph, index: int, step: int) -> Explanation:
     is_saved = any(save.position <= at <= (save.released or save.position) for save in saves)
     is_named = is_result and (let_go is None or at <= let_go)
     holders = []
-    if storage.born == RESIDENT or storage.category is Category.GRADIENT:
+    if storage.born == RESIDENT or storage.category in (Category.GRADIENT, Category.OUTPUT):
         holders.append(_HOLDERS.get(storage.category, "the loop"))
     else:
         if is_saved:

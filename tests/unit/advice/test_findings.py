@@ -108,6 +108,12 @@ def test_no_logits_of_a_small_vocabulary(words: int) -> None:
     assert "FX101" not in [finding.code for finding in find_findings(step)]
 
 
+def test_no_logits_where_features_are_averaged() -> None:
+    net = Runs(lambda net, x: net.linear(x).mean(1), linear=nn.Linear(64, 512))
+    step = fxmem.analyze(net, "64x256x64", loss="cross_entropy")
+    assert [*find_logits(step)] == []
+
+
 def test_no_logits_where_features_are_compared() -> None:
     def compare(net: Runs, x: Tensor) -> Tensor:
         features = net.linear(x)
@@ -241,6 +247,14 @@ def test_attention_of_a_module_that_returns_its_weights() -> None:
     assert finding.option == "attention(x, x, x, need_weights=False)"
 
 
+def test_capped_scores_have_no_fused_kernel() -> None:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = torch.tanh(query @ key.transpose(-2, -1) / 50) * 50
+        return scores.softmax(-1) @ value
+
+    assert [*find_attention(fxmem.analyze(Attention(attend, 64), "4x256x256"))] == []
+
+
 def test_grouped_heads_in_float32() -> None:
     def attend(net: Runs, x: Tensor) -> Any:
         query = net.query(x).view(4, 2048, 8, 32).transpose(1, 2)
@@ -328,6 +342,12 @@ def test_gradients(name: str, settings: dict[str, Any] | None, autocast: str | N
     step = fxmem.analyze(make_layers(), "64x512", optimizer=name, autocast=autocast)
     mended = fxmem.analyze(InBackward(make_layers(), make), "64x512", autocast=autocast)
     check(find_gradients, step, mended)
+
+
+def test_gradients_of_the_step_before() -> None:
+    step = fxmem.analyze(make_layers(), "64x512", optimizer="sgd", loop="lightning")
+    mended = InBackward(make_layers(), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    check(find_gradients, step, fxmem.analyze(mended, "64x512", loop="lightning"))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_saved_activation(analysis: Analysis) -> None:
         ("wide.weight", "the model, for good", "not within the step"),
         ("wide.weight.momentum_buffer", "the optimizer, for good", "not within the step"),
         ("x", "the caller, for the whole step", "not within the step"),
-        ("last", "a variable of the code", "not within the step"),
+        ("last", "a variable of the training loop", "not within the step"),
         ("gradient of exp", "the operators that compute with it", "after backward of exp"),
         ("last.weight.grad", "the parameter's .grad", "not within the step"),
     ],
@@ -109,9 +109,15 @@ def test_a_name_that_nothing_has(analysis: Analysis, name: str, error: str) -> N
         render_explanation(analysis, name)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["explain", "fx301"]) == 0
     assert capsys.readouterr().out.startswith("FX301: Forward runs in full precision\n\nUnder ")
+    monkeypatch.setenv("COLUMNS", "72")
+    assert main(["explain", "FX203"]) == 0
+    out = capsys.readouterr().out
+    assert "\n\nIt is slower for many small parameters. FX204 needs" in out  # without the link
+    assert "```python\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, f" in out
+    assert max(len(line) for line in out.splitlines() if not line.startswith("optimizer")) <= 72
     assert main(["explain", "FX999"]) == 2
     assert "unknown finding FX999" in capsys.readouterr().err
     assert main(["explain", "net.py:Net"]) == 2
