@@ -19,9 +19,10 @@ from fxmem.cli.step import add_command, analyze_step
 from fxmem.comparison.changes import find_guilty_line, match_storages
 from fxmem.comparison.comparison import Comparison, compare
 from fxmem.comparison.footprints import Footprint, read_footprint
-from fxmem.comparison.texts import Table, list_changes, list_storages, write_growth, write_report
+from fxmem.comparison.texts import list_changes, list_storages, write_growth, write_report
 from fxmem.comparison.verdicts import Verdict
 from fxmem.errors import FxmemError
+from fxmem.report.tables import Table
 from fxmem.report.text import write_headline
 from fxmem.units import format_bytes
 

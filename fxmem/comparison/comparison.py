@@ -18,7 +18,6 @@ from fxmem.comparison.changes import (
 from fxmem.comparison.footprints import Footprint
 from fxmem.comparison.texts import (
     SIZES,
-    Table,
     list_changes,
     write_growth,
     write_report,
@@ -26,6 +25,7 @@ from fxmem.comparison.texts import (
 )
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
+from fxmem.report.tables import Table
 from fxmem.report.text import write_place, write_subject
 from fxmem.units import format_bytes, parse_bytes
 

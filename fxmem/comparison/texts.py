@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TypeVar
 
 from fxmem.comparison.changes import Change
 from fxmem.comparison.footprints import Footprint, LiveStorage
-from fxmem.report.tables import escape_controls, join_blocks, wrap, write_table
+from fxmem.report.tables import Table, escape_controls, join_blocks, wrap
 from fxmem.report.text import write_shape, write_source
 from fxmem.units import format_bytes
 
@@ -20,16 +20,6 @@ SIZES = ("before", "after", "change")
 _Storage = TypeVar("_Storage", LiveStorage, Change)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table with a title, and a line on the rows that it leaves out."""
-
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    rest: str = ""
-    title: str = ""
-
-
 def list_storages(peak: Footprint, top: int, title: str = "") -> Table:
     """Lists the largest storages alive at a peak, those that are alike in one row."""
     groups = _group(peak.live)
@@ -37,7 +27,7 @@ def list_storages(peak: Footprint, top: int, title: str = "") -> Table:
     rows = [(format_bytes(sum(s.nbytes for s in g)), *_describe(g)) for g in groups[:top]]
     rest = [storage for group in groups[top:] for storage in group]
     more = f"... and {len(rest)} more, {format_bytes(sum(s.nbytes for s in rest))}"
-    return Table(["bytes", *_TENSOR], rows, more if rest else "", title)
+    return Table(["bytes", *_TENSOR], rows, rest=more if rest else "", title=title)
 
 
 def list_changes(changes: Sequence[Change], top: int, title: str = "") -> Table:
@@ -54,7 +44,7 @@ def list_changes(changes: Sequence[Change], top: int, title: str = "") -> Table:
         rows.append((*write_sizes(before, after), *_describe(group)))
     rest = [change for group in groups[top:] for change in group]
     more = f"... and {len(rest)} more, {write_growth(sum(c.growth_bytes for c in rest))}"
-    return Table([*SIZES, *_TENSOR], rows, more if rest else "", title)
+    return Table([*SIZES, *_TENSOR], rows, rest=more if rest else "", title=title)
 
 
 def _group(storages: Iterable[_Storage]) -> list[list[_Storage]]:
@@ -95,23 +85,18 @@ def write_report(
 ) -> str:
     """Writes a report; tables without title and rows are left out."""
     shown = [table for table in tables if table.title or table.rows]
-    write = _write_markdown if markdown else _write_table
-    blocks = [write(table, width) for table in shown]
     if markdown:
+        blocks = map(_write_markdown, shown)
         return join_blocks([f"### {escape_controls(title)}", *map(escape_controls, lines), *blocks])
     head = "\n".join([escape_controls(title), *(wrap(line, width) for line in lines)])
-    return join_blocks([head, *blocks])
-
-
-def _write_table(table: Table, width: int | None) -> str:
-    text = write_table(
-        table.headers, table.rows, right=_RIGHT, names=_NAMES, optional=_OPTIONAL, width=width
+    fitted = (
+        replace(table, right=_RIGHT, names=_NAMES, optional=_OPTIONAL, width=width)
+        for table in shown
     )
-    parts = [wrap(table.title, width), text if table.rows else "", table.rest]
-    return "\n".join(filter(None, parts))
+    return join_blocks([head, *fitted])
 
 
-def _write_markdown(table: Table, _width: int | None) -> str:
+def _write_markdown(table: Table) -> str:
     rules = ("--:" if header in _RIGHT else ":--" for header in table.headers)
     cells = [[escape_controls(c).replace("|", "\\|") for c in row] for row in table.rows]
     rows = [table.headers, tuple(rules), *cells]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fxmem.report.plan_text import write_share
-from fxmem.report.tables import Table, join_blocks, wrap, write_table
+from fxmem.report.tables import Table, join_blocks, wrap
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
@@ -60,7 +60,7 @@ def render_max_batches(
     return join_blocks(
         [
             f"{fitting}\n{wrap(first.setup.model, width)}",
-            write_table(headers, cells, right=_NUMBERS, width=width),
+            Table(headers, cells, right=_NUMBERS, width=width),
             "\n".join(wrap(line, width) for line in _write_notes(first, noun, len(rows))),
         ]
     )

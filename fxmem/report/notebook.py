@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
@@ -49,7 +48,7 @@ def write_text(value: Reported, width: int | None = None) -> str:
 
 def write_html(value: Reported) -> str:
     """Writes the report as a part of a page: tables, and pictures as far as they can be drawn."""
-    blocks = [_drop_empty(b) if isinstance(b, Table) else b for b in _list_blocks(value) if b]
+    blocks = [b.drop_empty() if isinstance(b, Table) else b for b in _list_blocks(value) if b]
     modules, plots, graph = None, list[str](), ""
     for view, analysis, options in _list_pictures(value):
         try:
@@ -61,18 +60,11 @@ def write_html(value: Reported) -> str:
         else:  # in a frame of its own: matplotlib's ids and styles are for a whole page
             plots.append(base64.b64encode(svg).decode())
     if isinstance(value, Analysis):
-        modules = _drop_empty(write_modules(value.modules, value.setup.model, _DEPTH))
+        modules = write_modules(value.modules, value.setup.model, _DEPTH).drop_empty()
     bars = {label: nbytes for label, nbytes in _list_bars(value) if nbytes}
     parts = {"blocks": blocks, "modules": modules, "plots": plots, "graph": graph, "bars": bars}
     text: str = load_template("notebook.html").render(parts)
     return text
-
-
-def _drop_empty(table: Table) -> Table:
-    """Leaves out columns without an entry, as the text does."""
-    kept = [at for at, _ in enumerate(table.headers) if any(row[at] for row in table.rows)]
-    rows = [[row[at] for at in kept] for row in table.rows]
-    return replace(table, headers=[table.headers[at] for at in kept], rows=rows)
 
 
 def _list_blocks(value: Reported, width: int | None = None) -> list[str | Table]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wcwidth import wcswidth
 
@@ -62,7 +62,17 @@ def wrap(text: str, width: int | None, indent: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a report: the arguments of :func:`write_table`, and a line on what is left out."""
+    """A table with its header and a rule under it; a column without entries is left out.
+
+    Columns of ``right`` are aligned so. To fit a ``width``, cells of ``names`` are shortened, and
+    columns of ``optional`` left out, in this order, until the others are legible. A ``title`` is
+    above it, and a line on the ``rest`` that it leaves out below.
+
+    >>> print(Table(["size", "name", "note"], [["12 B", "fc", "first"]], right=["size"]))
+    size  name  note
+    ----  ----  -----
+    12 B  fc    first
+    """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -71,64 +81,44 @@ class Table:
     optional: Sequence[str] = ()
     width: int | None = None
     rest: str = ""
+    title: str = ""
+
+    def drop_empty(self) -> Table:
+        """Leaves out the columns without an entry."""
+        kept = [at for at, _ in enumerate(self.headers) if any(row[at] for row in self.rows)]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return replace(self, headers=[self.headers[at] for at in kept], rows=rows)
 
     def __str__(self) -> str:
-        text = write_table(
-            self.headers,
-            self.rows,
-            right=self.right,
-            names=self.names,
-            optional=self.optional,
-            width=self.width,
+        body = self._write_body() if self.rows else ""
+        return "\n".join(filter(None, [wrap(self.title, self.width), body, self.rest]))
+
+    def _write_body(self) -> str:
+        from tabulate import tabulate  # not at the start: a message of the command line needs none
+
+        shown = self.drop_empty()
+        cells = [[escape_controls(cell) for cell in row] for row in shown.rows]
+        columns = {h: [row[at] for row in cells] for at, h in enumerate(shown.headers)}
+        widths = {h: max(map(measure_width, [h, *column])) for h, column in columns.items()}
+        if self.width is not None:
+            _fit(widths, self.names, self.optional, self.width)
+        # The rule is a row of its own: tabulate widens the columns of what it is told are headers.
+        lines = [
+            [header, "-" * widths[header], *(shorten(c, widths[header]) for c in columns[header])]
+            for header in widths
+        ]
+        return tabulate(
+            [*zip(*lines, strict=True)],
+            tablefmt="plain",
+            colalign=["right" if header in self.right else "left" for header in widths],
+            disable_numparse=True,  # it would rewrite a layer that is called "1e3"
         )
-        return f"{text}\n{self.rest}" if self.rest else text
 
 
 def join_blocks(blocks: Iterable[str | Table]) -> str:
     """Joins the blocks of a report that are not empty by blank lines; each line ends in one."""
-    lines = "\n\n".join(str(block) for block in blocks if block).splitlines()
+    lines = "\n\n".join(filter(None, map(str, blocks))).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-def write_table(
-    headers: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    right: Collection[str] = (),
-    names: Collection[str] = (),
-    optional: Sequence[str] = (),
-    width: int | None = None,
-) -> str:
-    """Writes a table with its header and a rule under it; a column without entries is left out.
-
-    Columns of ``right`` are aligned so. To fit a ``width``, cells of ``names`` are shortened, and
-    columns of ``optional`` left out, in this order, until the rest is legible.
-
-    >>> print(write_table(["size", "name", "note"], [["12 B", "fc", "first"]], right=["size"]))
-    size  name  note
-    ----  ----  -----
-    12 B  fc    first
-    """
-    from tabulate import tabulate  # not at the start: a message of the command line needs none
-
-    table = [[escape_controls(cell) for cell in row] for row in rows]
-    columns = {h: [row[at] for row in table] for at, h in enumerate(headers)}
-    if table:
-        columns = {header: cells for header, cells in columns.items() if any(cells)}
-    widths = {h: max(map(measure_width, [h, *cells])) for h, cells in columns.items()}
-    if width is not None:
-        _fit(widths, names, optional, width)
-    # The rule is a row of its own: tabulate widens the columns of what it is told are headers.
-    lines = [
-        [header, "-" * widths[header], *(shorten(c, widths[header]) for c in columns[header])]
-        for header in widths
-    ]
-    return tabulate(
-        [*zip(*lines, strict=True)],
-        tablefmt="plain",
-        colalign=["right" if header in right else "left" for header in widths],
-        disable_numparse=True,  # it would rewrite a layer that is called "1e3"
-    )
 
 
 def _fit(

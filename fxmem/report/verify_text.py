@@ -94,8 +94,7 @@ def _write_differences(differences: tuple[Difference, ...], width: int | None) -
         return ""
     more = len(differences) - len(rows)
     rest = f"... and {more} more" if more > 0 else ""
-    form = {"right": headers[-2:], "names": headers[1:5]}
-    return Table(headers, rows, **form, width=width, rest=rest)
+    return Table(headers, rows, right=headers[-2:], names=headers[1:5], width=width, rest=rest)
 
 
 def _write_figures(verification: Verification, width: int | None) -> Table:
