@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -170,6 +170,10 @@ class Plan(Shown):
     fx_graph: Any = field(default=None, repr=False, compare=False)
     analysis: Analysis | None = field(default=None, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies go without the analysis: it holds a model, and functions that cannot be pickled.
+        return Plan, tuple(getattr(self, each.name) for each in fields(self)[:-1])
+
     def __repr__(self) -> str:
         counts = {name: len(getattr(self, name)) for name in ("segments", "inplace", "dels")}
         return (
@@ -188,9 +192,9 @@ class Plan(Shown):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Writes the plan as JSON, which :meth:`from_json` reads."""
-        fields = asdict(strip_plan(self))
-        del fields["fx_graph"], fields["analysis"]
-        return json.dumps({"plan_version": PLAN_VERSION, **fields}, indent=indent)
+        values = asdict(strip_plan(self))
+        del values["fx_graph"], values["analysis"]
+        return json.dumps({"plan_version": PLAN_VERSION, **values}, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

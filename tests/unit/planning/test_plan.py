@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from dataclasses import replace
 
 import pytest
+from hand_made import make_analysis
 
 from fxmem import UsageError
 from fxmem.graph import SourceLocation
@@ -48,6 +52,12 @@ def test_what_is_written_is_read_again() -> None:
         assert read == plan
         assert read.fx_graph is None
         assert hash(read.segments) == hash(plan.segments), "tuples and no lists"
+
+
+def test_a_plan_is_copied_and_pickled_without_its_analysis() -> None:
+    plan = replace(make_plan(), fx_graph=None, analysis=make_analysis())
+    for read in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert (read, read.analysis) == (plan, None)
 
 
 def test_the_gap_is_what_is_above_the_bound() -> None:
