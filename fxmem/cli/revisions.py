@@ -96,7 +96,8 @@ def analyze_revisions(
         started = []
         for at, side in enumerate(sides):
             path = os.path.join(folder, f"{at}.json")
-            process = _start(side, root, [target, *options, "--json", "-o", path])
+            arguments = [target, *options, "--json", "-o", path]
+            process = stack.enter_context(_start(side, root, arguments))
             started.append((side, path, process))
         try:
             reports = [_finish(root, *each) for each in started]

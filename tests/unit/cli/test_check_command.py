@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import make_analysis, make_graph
+from hand_made import MIB, make_analysis, make_graph
 
 import fxmem
 from fxmem.cli import cache, main
@@ -55,6 +55,9 @@ class Project:
         if "small" not in (self.folder / "nets" / "net.yaml").read_text():
             raise fxmem.TraceError("no size of nonzero(), net.py:12", hint="give --size-hint")
         graph, net = make_graph(), str(self.folder / "nets" / "net.py")
+        if "more" in (self.folder / "nets" / "net.yaml").read_text():
+            grown = replace(graph.storages[7], nbytes=10 * MIB)
+            graph = replace(graph, storages=(*graph.storages[:7], grown, *graph.storages[8:]))
         nodes = (replace(n, source=n.source and replace(n.source, file=net)) for n in graph.nodes)
         graph = replace(graph, nodes=tuple(nodes))
         return make_analysis(graph, optimizer=options["optimizer"])
@@ -117,6 +120,34 @@ def test_nothing_is_analysed_again_until_a_file_changes(
     assert main(["check"]) == 0
     assert len(project.calls) == 5
     assert (project.folder / ".fxmem_cache" / ".gitignore").read_text() == "*\n"
+
+
+def test_growth_since_a_step_last_fit_is_told_as_long_as_it_does_not(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "-q"]) == 0
+    (project.folder / "nets" / "net.yaml").write_text("small, more")
+    for _ in range(2):
+        assert main(["check", "-q"]) == 1
+        out = capsys.readouterr().out
+        assert "over the budget of 31.00 MiB; +6.00 MiB since it last fit\n" in out
+        assert "\n4.00 MiB  10.00 MiB  +6.00 MiB  ACTIVATION  block.relu " in out
+    assert len(project.calls) == 4
+
+
+def test_a_module_outside_of_the_project_counts(
+    project: Project, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path_factory.mktemp("lib") / "layers.py"
+    path.write_text("old")
+    module = types.ModuleType("layers")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "layers", module)
+    for text, count in (("old", 2), ("new", 4)):
+        path.write_text(text)
+        assert main(["check"]) == 0
+        assert main(["check"]) == 0
+        assert len(project.calls) == count
 
 
 def test_other_packages_are_another_result(
