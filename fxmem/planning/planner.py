@@ -28,6 +28,13 @@ from fxmem.units import format_bytes, resolve_bytes
 _SLACK = 1.02
 """Excess over a budget in the search's sum that the allocator's blocks may still avoid."""
 
+_WORTH = 0.05
+"""Share of the peak that a plan has to take off for all of the step's time, or FLOPs, once more.
+
+One percent more time has to save a twentieth of a percent of the peak. Checkpoints of all blocks
+save some two percent for it.
+"""
+
 
 def pareto(
     analysis: Analysis,
@@ -42,7 +49,7 @@ def pareto(
     step = prepare_step(analysis, style)
     problem = make_problem(step, by_flops)
     run_strategy(problem, resolve_strategy(strategy), time_limit_s)
-    front: Sequence[Candidate] = problem.price_runs(step.price_run(by_flops))
+    front = _leave_out_poor(problem.price_runs(step.price_run(by_flops)))
     if len(front) > points:  # both ends, and peaks between them closer to each other as they fall
         most, least = front[0].peak_bytes, front[-1].peak_bytes
         goals = [most * (least / most) ** (at / (points - 1)) for at in range(points)]
@@ -93,7 +100,7 @@ def plan(
     assert most is not None
     leanest = next(
         candidate
-        for candidate in reversed(front)  # the first adds nothing
+        for candidate in reversed(_leave_out_poor(front))  # the first adds nothing
         if _measure_overhead(step, candidate)[by_flops] <= most
     )
     return add_changes(part, _describe(step, leanest, _measure(step, leanest)))
@@ -176,6 +183,19 @@ def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -
         step.base.style == MODULES,
         goal or Goal(),
     )
+
+
+def _leave_out_poor(front: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Leaves out candidates that save next to nothing for what they add to a cheaper one.
+
+    A plan within a budget is taken from the whole front: there a little may be what it takes.
+    """
+    kept = [front[0]]
+    for candidate in front[1:]:
+        saving_bytes = kept[-1].peak_bytes - candidate.peak_bytes
+        if saving_bytes >= _WORTH * (candidate.cost - kept[-1].cost) * front[0].peak_bytes:
+            kept.append(candidate)
+    return kept
 
 
 def _choose_within(

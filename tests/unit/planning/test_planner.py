@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import fxmem
@@ -156,3 +157,19 @@ def test_a_front_costs_more_for_less_memory(
     few = pareto(analysis, points=3)
     assert len(few) == 3
     assert (few[0], few[-1]) == (front[0], front[-1])
+
+
+class Heavy(Net):
+    """Has a table beside which all activations are next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.empty(2**30, device="meta"))
+
+
+def test_a_plan_that_saves_next_to_nothing_is_found_by_its_budget_alone() -> None:
+    analysis = fxmem.analyze(Heavy(), INPUT, device="cpu")
+    assert [plan.segments for plan in pareto(analysis)] == [()]
+    assert plan_step(analysis, max_overhead=0.5).segments == ()
+    least = plan_step(analysis, budget=analysis.peak_bytes - 2 * TENSOR_BYTES)
+    assert least.segments and least.overhead > 0.02
