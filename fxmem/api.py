@@ -234,14 +234,13 @@ def advise(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Finding, ...]:
-    """Lists changes other than a plan that lower the peak of a step, largest saving first.
+    """Finds changes other than a plan that lower the peak of a step, largest saving first.
 
-    The step is analysed again with each change by itself: autocast,
-    ``zero_grad(set_to_none=True)``, output and loss freed early, the optimizer's implementation,
-    micro-batches, and in inference batch normalisations folded into convolutions. Activations in
-    the host's memory and a loss in chunks are computed from the recorded step. Left out are
-    changes that the step has already, that save less than both 0.5 % and 1 MiB, or with which it
-    cannot be traced.
+    Each has a code (``fxmem explain FX101``). The findings of the report and activations in the
+    host's memory are simulated on the recorded step; the others are analysed again: autocast,
+    ``zero_grad(set_to_none=True)``, the optimizer's implementation, micro-batches, and in
+    inference batch normalisations folded into convolutions. Left out are changes that the step has
+    already, that save less than both 0.5 % and 1 MiB, or with which it cannot be traced.
 
     Args:
         model: As for :func:`fxmem.analyze`.
@@ -255,9 +254,9 @@ def advise(
         TraceError: The step cannot be run on fake tensors.
 
     >>> from torch import nn
-    >>> advice = advise(nn.Linear(400, 400), ("8x400",), optimizer="adam")
-    >>> [a.option for a in advice]
-    ['Adam(..., fused=True)']
+    >>> findings = advise(nn.Linear(400, 400), ("8x400",), optimizer="adam")
+    >>> [(finding.code, finding.option) for finding in findings]
+    [('FX204', 'Adam(..., fused=True)')]
     """
     from fxmem.advice import advising
 

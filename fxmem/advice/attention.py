@@ -65,8 +65,7 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
             _drop_copy(edit, ran[-1])
             continue
         # A leaf's backward is that of its projections too: only scores and their like go.
-        operations = [o for o in edit.graph.operations if o.node in nodes]
-        for operation in operations:
+        for operation in (*edit.list_forward(nodes), *edit.list_backward(nodes)):
             for storage in edit.made.get(operation.index, ()):
                 if storage.shape[-2:] == scores.shape[-2:]:
                     edit.change(storage.index, nbytes=0)
@@ -88,8 +87,7 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
 
 def _find_scaling(edit: StepEdit, nodes: set[int]) -> set[int]:
     """Finds nodes that only scale what attention reads, as a fused kernel does by itself."""
-    operations = [o for o in edit.graph.operations if o.phase is Phase.FORWARD]
-    read = {index for o in operations if o.node in nodes for index in o.reads}
+    read = {index for operation in edit.list_forward(nodes) for index in operation.reads}
     makers = (edit.find_maker(edit.graph.storages[index]) for index in read)
     return {
         maker.node

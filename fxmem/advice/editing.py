@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 from fxmem.analysis import Analysis
@@ -83,10 +84,24 @@ class StepEdit:
             return None
         return self.graph.operations[storage.born]
 
+    @cached_property
+    def _runs(self) -> dict[tuple[int | None, bool], list[Operation]]:
+        runs: dict[tuple[int | None, bool], list[Operation]] = {}
+        for operation in self.graph.operations:
+            is_forward = operation.phase in FORWARD
+            if is_forward or operation.phase is Phase.BACKWARD:
+                runs.setdefault((operation.node, is_forward), []).append(operation)
+        return runs
+
+    def list_forward(self, nodes: Collection[int | None]) -> list[Operation]:
+        """Lists the operations of nodes in forward and loss, in order."""
+        found = (operation for node in nodes for operation in self._runs.get((node, True), ()))
+        return sorted(found, key=attrgetter("index"))
+
     def list_backward(self, nodes: Collection[int | None]) -> list[Operation]:
-        """Lists the operations in the backward of nodes."""
-        phase = Phase.BACKWARD
-        return [o for o in self.graph.operations if o.phase is phase and o.node in nodes]
+        """Lists the operations in the backward of nodes, in order."""
+        found = (operation for node in nodes for operation in self._runs.get((node, False), ()))
+        return sorted(found, key=attrgetter("index"))
 
     def trace_back(self, storage: Storage) -> tuple[Operation, list[Operation]] | None:
         """Finds the matrix product behind a storage of its size, and the operations between.
@@ -102,7 +117,9 @@ class StepEdit:
                 break
             between.append(maker)
             before = [self.graph.storages[index] for index in maker.reads]
-            storage = max(before, key=lambda s: (prod(s.shape), s.born), default=storage)
+            if not before:
+                break
+            storage = max(before, key=lambda s: (prod(s.shape), s.born))
             if not 0.9 <= prod(storage.shape) / max(size, 1) <= 1.1:
                 break
         return None
@@ -131,8 +148,7 @@ class StepEdit:
         Storages that are made and used inside are gone; inputs, results and so many bytes of
         statistics are kept for backward, whose gradients are allocated as it begins.
         """
-        forward = [o for o in self.graph.operations if o.phase in FORWARD and o.node in nodes]
-        backward = self.list_backward(nodes)
+        forward, backward = self.list_forward(nodes), self.list_backward(nodes)
         if not forward:
             return
         ends = [run[-1].index for run in (forward, backward) if run]

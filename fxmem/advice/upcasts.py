@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from fxmem.advice.editing import CAST, FORWARD, MATMULS, StepEdit, reads_parameter
+from fxmem.advice.editing import CAST, MATMULS, StepEdit, reads_parameter
 from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
-from fxmem.graph import Node, Operation, SourceLocation
+from fxmem.graph import Node, SourceLocation
 from fxmem.units import format_bytes
 
 _HALVES = ("float16", "bfloat16")
@@ -29,22 +29,19 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
     for node in edit.nodes:
         for index in dict.fromkeys(node.inputs):
             users.setdefault(index, []).append(node)
-    ran: dict[int, list[Operation]] = {}
-    for operation in edit.graph.operations:
-        if operation.phase in FORWARD and operation.node is not None:
-            ran.setdefault(operation.node, []).append(operation)
     found = list[tuple[int, str, SourceLocation | None]]()
     for node in edit.nodes:
         casts = [
             storage
-            for operation in ran.get(node.index, ())
+            for operation in edit.list_forward({node.index})
             if operation.name == CAST and operation.reads
             for storage in edit.made.get(operation.index, ())
             if edit.graph.storages[operation.reads[0]].dtype in _HALVES
         ]
-        is_cast = len(ran.get(node.index, ())) == 1 and casts and casts[0].dtype == "float32"
-        region = _find_region(edit, node, users, ran) if is_cast else set()
-        made = [s for at in region for o in ran.get(at, ()) for s in edit.made.get(o.index, ())]
+        is_cast = len(edit.list_forward({node.index})) == len(casts) == 1
+        is_cast = is_cast and casts[0].dtype == "float32"
+        region = _find_region(edit, node, users) if is_cast else set[int]()
+        made = [s for o in edit.list_forward(region) for s in edit.made.get(o.index, ())]
         kept_bytes = sum(storage.nbytes for storage in made if storage.saved_by)
         if not kept_bytes:
             continue
@@ -68,14 +65,14 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
         option=code,
         peak_bytes=peak_bytes,
         saving_bytes=analysis.peak_bytes - peak_bytes,
-        cost="None in time: it is faster; the last digits differ.",
+        cost="The function runs twice."
+        if code == _OTHER
+        else "None in time: it is faster; the last digits differ.",
         source=source,
     )
 
 
-def _find_region(
-    edit: StepEdit, cast: Node, users: dict[int, list[Node]], ran: dict[int, list[Operation]]
-) -> set[int]:
+def _find_region(edit: StepEdit, cast: Node, users: dict[int, list[Node]]) -> set[int]:
     """Finds the nodes from a cast to the casts back, and a product with a weight after these.
 
     Empty where they are many, as those of a loss are, or do a product of matrices.
@@ -92,11 +89,11 @@ def _find_region(
                 waiting.append(user)
         if len(region) > _MOST_NODES:
             return set()
-    if not ends or any(o.name in MATMULS for index in region for o in ran.get(index, ())):
+    if not ends or any(operation.name in MATMULS for operation in edit.list_forward(region)):
         return set()
     for end in ends:
         after = [user for user in users.get(end.index, ()) if user.fqn == cast.fqn]
         if len(after) == 1 and after[0].target == "mul":
-            is_scaled = any(reads_parameter(edit, o) for o in ran.get(after[0].index, ()))
-            region |= {after[0].index} if is_scaled else set()
+            scaling = edit.list_forward({after[0].index})
+            region |= {after[0].index} if any(reads_parameter(edit, o) for o in scaling) else set()
     return region

@@ -1,4 +1,4 @@
-"""Explanations of storages as plain text."""
+"""Explanations of storages as plain text: why each is alive at the peak."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
-from fxmem.graph import Operation, Phase
-from fxmem.memory.explanation import Explanation, explain_storage, find_storages
+from fxmem.graph import Phase, Storage
+from fxmem.memory.holders import find_holder
 from fxmem.memory.labels import label_operator
 from fxmem.report.document import build_document
 from fxmem.report.tables import escape_controls, join_blocks, wrap
@@ -31,63 +31,60 @@ def render_explanation(analysis: Analysis, name: str, *, width: int | None = Non
     Raises:
         UsageError: Nothing is called so.
     """
-    labels = analysis.labels
+    graph, labels, step = analysis.allocated_graph, analysis.labels, analysis.peak.step
     pattern = re.compile(re.escape(name).replace(re.escape("..."), ".*"))
-    found = [index for index, label in enumerate(labels) if pattern.fullmatch(label)]
-    nodes = [node for node in analysis.nodes if pattern.fullmatch(node.name)]
-    for node in nodes:
-        found += find_storages(analysis.graph, labels, node)
-    if not found:
+    indices = [index for index, label in enumerate(labels) if pattern.fullmatch(label)]
+    for node in analysis.nodes:
+        if pattern.fullmatch(node.name):  # of a view, the storage that it shares
+            indices += node.results
+    if not indices:
         known = dict.fromkeys([*labels, *(node.name for node in analysis.nodes)])
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "fxmem analyze --nodes lists the names"
         raise UsageError(f"no node or storage is called {name!r}", hint=hint)
-    graph, step = analysis.allocated_graph, analysis.peak.step
-    explained = [explain_storage(graph, index, step) for index in dict.fromkeys(found)]
-    explained.sort(key=lambda each: (not each.is_alive, -each.storage.nbytes))
-    alive = [each for each in explained if each.is_alive]
-    nbytes = format_bytes(sum(each.storage.nbytes for each in alive))
-    title = f"{name} holds {nbytes} at the peak" if alive else f"{name} holds nothing at the peak"
-    shown = (alive or explained)[:_MOST]
-    rest = len(alive or explained) - len(shown)
-    headline = write_headline(build_document(analysis).headline)
+    found = [graph.storages[index] for index in dict.fromkeys(indices)]
+    alive = [s for s in found if s.born <= step and (s.died is None or s.died >= step)]
+    held = format_bytes(sum(s.nbytes for s in alive)) if alive else "nothing"
+    shown = sorted(alive or found, key=lambda storage: -storage.nbytes)
     return join_blocks(
         [
-            f"{escape_controls(title)}\n{headline}\n{wrap(write_subject(analysis.setup), width)}",
-            *("\n".join(_write_rows(analysis, each, width)) for each in shown),
-            f"... and {rest} more" if rest else "",
+            f"{escape_controls(name)} holds {held} at the peak\n"
+            f"{write_headline(build_document(analysis).headline)}\n"
+            f"{wrap(write_subject(analysis.setup), width)}",
+            *("\n".join(_write_rows(analysis, storage, width)) for storage in shown[:_MOST]),
+            f"... and {len(shown) - _MOST} more" if len(shown) > _MOST else "",
         ]
     )
 
 
-def _write_rows(analysis: Analysis, each: Explanation, width: int | None) -> Iterator[str]:
-    storage, nodes = each.storage, analysis.nodes
-    operations = analysis.graph.operations
+def _write_rows(analysis: Analysis, storage: Storage, width: int | None) -> Iterator[str]:
+    graph, nodes = analysis.graph, analysis.nodes
 
-    def locate(operation: Operation) -> str:
-        node = None if operation.node is None else nodes[operation.node]
+    def locate(index: int) -> str:
+        operation = graph.operations[index]
         if operation.phase is Phase.OPTIMIZER:
             return "the optimizer step"
+        node = None if operation.node is None else nodes[operation.node]
         name, source = (node.name, node.source) if node else (None, None)
         return write_place(operation.phase, name, source)
 
-    tensor = f"{write_shape(storage.shape)}:{storage.dtype}"
-    label = analysis.labels[storage.index]
-    rows = {
-        "storage": f"{label}, {format_bytes(storage.nbytes)}, {storage.category.value}, {tensor}"
-    }
-    if each.maker is None:
-        rows["made"] = "before this step"
+    label, tensor = analysis.labels[storage.index], f"{write_shape(storage.shape)}:{storage.dtype}"
+    size = f"{format_bytes(storage.nbytes)}, {storage.category.value}, {tensor}"
+    rows = [("storage", f"{label}, {size}")]
+    if storage.born < 0:
+        rows.append(("made", "before this step"))
     else:
-        rows["made by"] = f"{label_operator(each.maker)} in {locate(each.maker)}"
-    for at, save in enumerate(each.saves):
+        operator = label_operator(graph.operations[storage.born])
+        rows.append(("made by", f"{operator} in {locate(storage.born)}"))
+    for save in (save for save in graph.saves if save.storage == storage.index):
         saver = "code outside of nodes" if save.node is None else nodes[save.node].name
-        user = None if save.unpacked is None else operations[save.unpacked]
-        use = f", for {user.autograd_node}" if user and user.autograd_node else ""
-        rows["saved by" if not at else " " * at] = f"{saver}{use}"
-    rows["held by"] = each.holder
-    if each.let_go is not None and each.maker is not None:
-        rows["let go"] = f"by the code in {locate(each.let_go)}"
-    rows["freed"] = f"after {locate(each.death)}" if each.death else "not within the step"
-    for key, text in rows.items():
-        yield wrap(f"{key.strip():{_INDENT}}{text}", width, indent=" " * _INDENT)
+        user = "" if save.unpacked is None else graph.operations[save.unpacked].autograd_node
+        key = "" if rows[-1][0] in ("saved by", "") else "saved by"
+        rows.append((key, f"{saver}, for {user}" if user else saver))
+    rows.append(("held by", find_holder(graph, storage.index, analysis.peak.step)))
+    let_go = graph.let_go[storage.index] if graph.let_go else None
+    if let_go is not None and storage.born >= 0:
+        rows.append(("let go", f"by the code in {locate(let_go)}"))
+    freed = "not within the step" if storage.died is None else f"after {locate(storage.died)}"
+    for key, text in (*rows, ("freed", freed)):
+        yield wrap(f"{key:{_INDENT}}{text}", width, indent=" " * _INDENT)
