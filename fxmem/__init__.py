@@ -14,6 +14,7 @@ from fxmem.api import (
     pareto,
     plan,
     render,
+    run,
     unapply,
     verify,
 )
@@ -31,6 +32,7 @@ from fxmem.errors import (
 from fxmem.graph import Category, Phase
 from fxmem.loop import Loop
 from fxmem.planning.plan import Plan
+from fxmem.scripts.script_run import ScriptRun
 from fxmem.specs import TensorSpec
 from fxmem.verifying.verification import Verification
 
@@ -49,6 +51,7 @@ __all__ = [
     "MaxBatch",
     "Phase",
     "Plan",
+    "ScriptRun",
     "TensorSpec",
     "TraceError",
     "UsageError",
@@ -63,6 +66,7 @@ __all__ = [
     "pareto",
     "plan",
     "render",
+    "run",
     "unapply",
     "verify",
 ]

@@ -40,7 +40,7 @@ class Setup:
 
     model: str  # the TARGET, or the class of the module that was given
     inputs: tuple[str, ...]  # a spec for each: "8x3x224x224:float32"
-    mode: str  # "train" or "infer"
+    mode: str  # "train" or "infer"; "script" for a step of one, whose number ``inputs`` has
     device: str
     optimizer: str | None
     loss: str | None  # None for the default
@@ -156,9 +156,11 @@ class Analysis(Shown):
     def first_step(self) -> FirstStep | None:
         """The peak of the first step, where all other figures are the second step's.
 
-        None in a saved report.
+        None in a saved report, and for a step of a script.
         """
         graph = self.graph
+        if self.setup.mode == "script":
+            return None
         warmup = find_warmup_peak(graph) if self.allocation is None else self.allocation.warmup
         if warmup is None:
             return None

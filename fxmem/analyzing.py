@@ -63,7 +63,7 @@ def analyze_model(
     """
     check_release()
     chosen = resolve_options(**options)
-    settings = _find_settings(chosen.target.name, alloc_conf)
+    settings = find_settings(chosen.target.name, alloc_conf)
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
     other = None
@@ -256,7 +256,7 @@ def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -
         yield f"Memory inside {operators} is not counted: {reason}."
 
 
-def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:
+def find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:
     if device != "cuda":
         if alloc_conf is not None:
             raise UsageError("the allocator's settings are for CUDA", hint="device='cuda'")

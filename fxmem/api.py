@@ -7,7 +7,7 @@ torch takes more than a second to import, and ``import fxmem`` does without it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fxmem.analysis import Analysis, attach_methods
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fxmem.planning.strategies.problem import Strategy
     from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.recording.size_hints import SizeHint
+    from fxmem.scripts.script_run import ScriptRun
     from fxmem.verifying.verification import Verification
 
 _Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
@@ -131,6 +132,53 @@ def analyze(
         hold_outputs=hold_outputs,
         alloc_conf=alloc_conf,
         frontend=frontend,
+        size_hint=size_hint,
+    )
+
+
+def run(
+    script: str,
+    arguments: Sequence[str] = (),
+    *,
+    is_module: bool = False,
+    steps: int = 3,
+    device: str = "cuda",
+    gpu: str | None = None,
+    alloc_conf: str | None = None,
+    size_hint: SizeHint = None,
+) -> ScriptRun:
+    """Runs a training script as it is, and measures the memory of its steps.
+
+    ``torch.cuda`` answers as on a machine with one GPU. What the script puts there becomes fake
+    tensors, which have no memory; operators on them are recorded and compute nothing. Everything
+    else is real: data sets, loaders, files. A value that the script reads from a fake tensor, such
+    as a loss, is 1, and True where an assertion asks. The script ends when all of its optimizers
+    have stepped so many times.
+
+    Args:
+        script: The path of a script, or the name of a module.
+        arguments: Arguments of the script.
+        is_module: Whether ``script`` names a module, as for ``python -m``.
+        steps: How many steps to record.
+        device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
+        gpu: As for :func:`analyze`.
+        alloc_conf: As for :func:`analyze`.
+        size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
+
+    Raises:
+        UsageError: There is no such script, or an argument is not understood.
+        TraceError: The script fails, or ends before a step.
+    """
+    from fxmem.scripts.script import run_script
+
+    return run_script(
+        script,
+        arguments,
+        is_module=is_module,
+        steps=steps,
+        device=device,
+        gpu=gpu,
+        alloc_conf=alloc_conf,
         size_hint=size_hint,
     )
 

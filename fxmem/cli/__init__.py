@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, check, diff, doctor, explain, max_batch, plan, render, verify
+from fxmem.cli import analyze, check, diff, doctor, explain, max_batch, plan, render, run, verify
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
@@ -26,6 +26,7 @@ COMMANDS = {
     "diff": diff,
     "check": check,
     "explain": explain,
+    "run": run,
     "doctor": doctor,
 }
 EXIT_USAGE = 2
@@ -36,6 +37,7 @@ examples:
   fxmem analyze resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam
   fxmem analyze gpt.py:'GPT(layers=24)' --input 4x512:int64 --budget 8GiB
   fxmem analyze nets.vit:build --input 1x3x224x224 --mode infer --json
+  fxmem run train.py --batch-size 64
   fxmem plan gpt.py:GPT --input 4x512:int64 --optimizer adamw --budget 8GiB
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090
   fxmem render gpt.py:GPT --input 4x512:int64 -o peak.svg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, choose_width, write_line, write_output
 from fxmem.cli.progress import show_progress
@@ -21,6 +21,9 @@ from fxmem.report.formats import FORMATS
 from fxmem.report.module_table import DEPTH, write_modules
 from fxmem.report.tables import Table
 from fxmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 EXIT_OVER_BUDGET = 1
 
@@ -106,6 +109,11 @@ def run_analyze(arguments: argparse.Namespace) -> int:
             shown = {"top": arguments.top, "nodes": arguments.nodes, "modules": modules}
             text = render_text(document, **shown, width=width)
     write_output(text, arguments.output)
+    return check_fit(analysis, budget_bytes)
+
+
+def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
+    """Writes a line for each limit that a step exceeds, and chooses the exit code."""
     code, peak_bytes, ran_out = 0, analysis.peak_bytes, analysis.exhaustion
     if budget_bytes is not None and peak_bytes > budget_bytes:
         peak, budget = format_bytes(peak_bytes), format_bytes(budget_bytes)

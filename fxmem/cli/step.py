@@ -123,9 +123,14 @@ def _add_surroundings(parser: argparse.ArgumentParser, checks_fit: bool) -> None
         action="store_true",
         help="keep the previous step's output and loss alive until reassigned",
     )
+    exits = "; exit 1 if the step does not fit it" if checks_fit else ""
+    add_gpu_options(parser, exits)
+
+
+def add_gpu_options(parser: argparse.ArgumentParser, exits: str = "") -> None:
+    """Adds the options of the target device, with what ``--gpu`` does to the exit code."""
     device = parser.add_argument_group("the target device (need not be present)")
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
-    exits = "; exit 1 if the step does not fit it" if checks_fit else ""
     device.add_argument("--gpu", metavar="NAME", help=f"the target GPU: h100, rtx4090, ...{exits}")
     device.add_argument(
         "--alloc-conf",

@@ -71,7 +71,7 @@ def plan(
     """Finds the plan that keeps a limit: :func:`fxmem.plan`, whose arguments these are."""
     check_analysis(analysis)
     budget_bytes = None if budget is None else resolve_bytes(budget)
-    if analysis.setup.mode != "train":
+    if analysis.setup.mode == "infer":
         changes = plan_changes(analysis)
         if budget_bytes is not None and changes.peak_bytes > budget_bytes:
             raise InfeasibleError(

@@ -82,6 +82,11 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
             hint="style='modules'",
         )
+    if analysis.setup.mode == "script":
+        raise UsageError(
+            "a plan is for a model, and this is a step of a script",
+            hint="fxmem.analyze(model, inputs) for the script's model",
+        )
     if analysis.setup.mode != "train":
         raise UsageError("inference saves nothing that could be recomputed", hint="mode='train'")
     if analysis.setup.loop.retain_graph:

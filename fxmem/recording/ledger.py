@@ -29,6 +29,9 @@ from fxmem.tracing.conditions import read_autocast_on
 from fxmem.versions.operators import aten
 
 _HOST = torch.device("cpu")
+KEPT = "kept from the step before"
+"""The name of a tensor that a step left behind, and that nothing else names."""
+_EARLIER = " of the step before"
 NO_STORAGE = -2
 """The index of a tensor without memory of its own."""
 _SKIPPED = ("step.begin", "random.get_state", str(aten.detach.default))
@@ -58,6 +61,7 @@ class Ledger:
     def __init__(self, device: torch.device) -> None:
         self.storages: list[LiveStorage] = []  # in order of allocation
         self.warmup: list[tuple[int | None, int]] = []  # before begin, as in the memory graph
+        self.history: list[tuple[int | None, int]] = []  # all the time, by serial numbers
         self.live_bytes: list[int] = []  # after each allocation and free since begin
         self.live_now_bytes = self.resident_bytes = 0
         self.peak_bytes = 0  # since a caller last set this
@@ -69,25 +73,32 @@ class Ledger:
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._kept: set[tuple[str, bool]] = set()
+        self._serials: list[int] = []  # of the storages
+        self._next_serial = 0
         self._deaths = 0
 
     def begin(self) -> None:
-        """Starts the step; whatever is alive now is resident."""
+        """Starts a step, the first or another; whatever is alive now is resident."""
         alive = sorted(self._live.values())
         renamed = {old: new for new, old in enumerate(alive)}
         self.storages = [self.storages[old] for old in alive]
+        self._serials = [self._serials[old] for old in alive]
         self._live = {key: renamed[old] for key, old in self._live.items()}
         for storage in self.storages:
-            storage.born, storage.node = RESIDENT, None
+            storage.born, storage.node, storage.saved_by = RESIDENT, None, []
+            storage.cast_until = None
             if storage.category is Category.OUTPUT:
-                storage.name += " of the step before"
-            elif storage.category is Category.TEMPORARY:
+                storage.name = f"{storage.name.removesuffix(_EARLIER)}{_EARLIER}"
+            elif storage.category in (Category.TEMPORARY, Category.ACTIVATION):
                 # A cache that the model keeps, or a tensor that the step before left behind.
-                storage.category, storage.name = Category.BUFFER, "kept from the step before"
+                storage.category, storage.name = Category.BUFFER, KEPT
+        indices = {serial: index for index, serial in enumerate(self._serials)}
         self.warmup = [
-            (None if old is None else renamed.get(old, ~old), nbytes) for old, nbytes in self.warmup
+            (None if serial is None else indices.get(serial, ~serial), nbytes)
+            for serial, nbytes in self.history
         ]
         self.resident_bytes = self.live_now_bytes
+        self.live_bytes = []
         self.operation = 0
         self.recording, self.is_warming_up = True, False
 
@@ -162,9 +173,9 @@ class Ledger:
         if isinstance(workspace, int):
             for tensor in made:
                 see(tensor)
-            if workspace and self.is_warming_up:
-                self.warmup += [(None, workspace), (None, -workspace)]
-            elif workspace and self.recording:
+            if workspace:
+                self.history += [(None, workspace), (None, -workspace)]
+            if workspace and self.recording:
                 self.change(workspace)
                 self.change(-workspace)
             return ()
@@ -180,13 +191,11 @@ class Ledger:
                 blocks += [(NEXT_RESULT, 0)] * (len(self.storages) - count)
                 continue
             blocks.append((block, nbytes))
+            if nbytes > 0:
+                held[block] = self._take_serial()
+            self.history.append((held[block], nbytes))
             if self.recording:
                 self.change(nbytes)
-            elif self.is_warming_up:
-                if nbytes > 0:
-                    held[block] = count
-                    self.storages.append(LiveStorage(nbytes, (nbytes,), "uint8", -1, None))
-                self.warmup.append((held[block], nbytes))
         return tuple(blocks)
 
     def change(self, delta_bytes: int) -> None:
@@ -199,17 +208,20 @@ class Ledger:
     def _add(self, key: int, storage: LiveStorage) -> int:
         index = len(self.storages)
         self.storages.append(storage)
+        self._serials.append(self._take_serial())
         self._live[key] = index
-        if self.is_warming_up:
-            self.warmup.append((index, storage.nbytes))
+        self.history.append((self._serials[index], storage.nbytes))
         return index
+
+    def _take_serial(self) -> int:
+        self._next_serial += 1
+        return self._next_serial - 1
 
     def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
         del self._references[key]
         index = self._live.pop(key)
         storage = self.storages[index]
-        if self.is_warming_up:
-            self.warmup.append((index, -storage.nbytes))
+        self.history.append((self._serials[index], -storage.nbytes))
         if self.recording:
             storage.died = self.operation
             storage.death_rank = self._deaths = self._deaths + 1
@@ -326,6 +338,10 @@ class CastLog:
             self.casts_weights = True
             if self._keeps:
                 self._made.append(storage)
+
+    def forget(self) -> None:
+        """Forgets the casts so far, as a step ends."""
+        self._kept.clear()
 
     @contextlib.contextmanager
     def watch_exits(self) -> Iterator[None]:

@@ -53,6 +53,7 @@ class RealTensorCache:
 
     def __init__(self) -> None:
         self._fakes: MutableMapping[Any, torch.Tensor] = WeakIdKeyDictionary()
+        self._copiers: MutableMapping[Any, TensorCopier] = WeakIdKeyDictionary()  # by storage
 
     def find_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Finds the fake of a real tensor; returns any other tensor itself.
@@ -64,8 +65,11 @@ class RealTensorCache:
         fake = self._fakes.get(tensor)
         if fake is None:
             mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-            # A copier each: once the real one is freed, another may have its address.
-            fake = self._fakes[tensor] = TensorCopier(mode).copy(tensor)
+            storage = tensor.untyped_storage()
+            # A copier for each storage: once it is freed, another may have its address.
+            if storage not in self._copiers:
+                self._copiers[storage] = TensorCopier(mode)
+            fake = self._fakes[tensor] = self._copiers[storage].copy(tensor)
             remember_constant(fake, tensor)
         return fake
 
@@ -90,7 +94,7 @@ class OperatorRunner:
         self._target = target
         self._kernels = target.kernels
         self._ledger = ledger
-        self._hints = hints
+        self.hints = hints
         self._cache = OperatorCache()
         self._flops: dict[Key, int] = {}
 
@@ -98,7 +102,7 @@ class OperatorRunner:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool
     ) -> Any:
         """Runs an operator; ``in_forward`` if the user's own code runs it, whose values count."""
-        answer = answer_operator(func, args, kwargs, self._hints)
+        answer = answer_operator(func, args, kwargs, self.hints)
         for value in map(find_known, list_tensors((args, kwargs))) if answer and in_forward else ():
             if value is not None and value.assumed:
                 if value.assumed == DRAW:
@@ -108,7 +112,7 @@ class OperatorRunner:
                     self.routings[source] = searches or self.routings.get(source, False)
         result = answer[0] if answer else self._run_kernel(func, args, kwargs)
         if in_forward or is_known_index(args):
-            see_result(func, args, kwargs, result, self._hints)
+            see_result(func, args, kwargs, result, self.hints)
         return result
 
     def _run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

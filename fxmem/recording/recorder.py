@@ -102,9 +102,21 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             if storage.category is Category.TEMPORARY:
                 storage.category, storage.name = category, name
 
+    def set_category(self, tensor: torch.Tensor, category: Category, name: str) -> None:
+        """Sets category and name of a tensor's storage, whatever they were."""
+        index = self.track(tensor)
+        if index != NO_STORAGE:
+            storage = self.ledger.storages[index]
+            storage.category, storage.name = category, name
+
     def begin_step(self) -> None:
-        """Starts recording; live storages are resident."""
+        """Starts recording, or starts again with the next step; live storages are resident."""
         self.ledger.begin()
+        self.node_records = {}
+        self.autograd = AutogradLog(self.ledger)
+        self.user_references = UserReferences(self.ledger)
+        self.casts.forget()
+        self._node = None
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
 
     def end_step(self) -> None:
@@ -220,8 +232,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             function = None if running is None else (running.name(), running._sequence_nr())
             if function != self._function:
                 self._function, self._function_start = function, len(self.ledger.storages)
+            caller = sys._getframe(2)
+            while caller.f_back is not None and caller.f_code.co_name == "__torch_dispatch__":
+                caller = caller.f_back
             result = self._engine.find_reused(
-                func, args, sys._getframe(2), lambda x: self.track(x) >= self._function_start
+                func, args, caller, lambda x: self.track(x) >= self._function_start
             )
         if running is not None and not in_backward:
             node = self.autograd.find_node(running)
@@ -251,7 +266,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self._record(func, call, read, made, workspace, autograd, kept)
         else:
             if self.ledger.is_warming_up:
-                self.first_step.see(func, self._phase, len(self.ledger.warmup))
+                self.first_step.see(func, self._phase, len(self.ledger.history))
             for tensor in read:
                 self.track(tensor)
             self.ledger.allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
@@ -281,7 +296,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         node, is_forward = self._node, self._phase in (Phase.FORWARD, Phase.LOSS)
         reads = self._list_storages(read, RESIDENT)
         writes = self._list_storages(find_written(func, call.args, call.kwargs))
-        overwritable = find_overwritable(call.args, call.kwargs, call.outputs) if is_forward else ()
+        overwritable: Iterable[torch.Tensor] = ()
+        if is_forward and func is not _lift_fresh:
+            overwritable = find_overwritable(call.args, call.kwargs, call.outputs)
         self.ledger.operation = index
         operation = Operation(
             index,

@@ -95,6 +95,10 @@ def write_source(source: SourceLocation | None) -> str:
 def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
     """Writes the analysed step in one line, with its training loop where that matters."""
     mode = setup.mode
+    if mode == "script":
+        step = f"{', '.join(setup.inputs)} of {setup.model}"
+        optimizer = f"optimizer {setup.optimizer or 'none'}"
+        return escape_controls("; ".join((step, setup.gpu or setup.device, optimizer)))
     if setup.inference_mode:
         mode = f"{mode} under inference_mode()"
     elif mode == "infer" and setup.autocast:  # which keeps the casts of weights alive there
@@ -162,7 +166,7 @@ def _write_figures(document: Document, width: int | None) -> Iterator[str | Tabl
         yield wrap(write_fit(document.fit), width)
     totals = [(label, format_bytes(nbytes)) for label, nbytes in document.totals.items()]
     totals.append(("forward", format_flops(document.forward_flops)))
-    if document.setup.mode == "train":
+    if document.setup.mode != "infer":
         totals.append(("backward", format_flops(document.backward_flops)))
     yield Table(["over the step", "total"], totals, right=["total"])
     peak = document.headline.peak_bytes

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 _CONTAINERS = (
     nn.Sequential,
+    nn.DataParallel,
     nn.Transformer,
     nn.TransformerEncoder,
     nn.TransformerDecoder,

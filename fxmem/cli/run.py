@@ -1,0 +1,118 @@
+"""``fxmem run``: the steps of a training script, run as it is."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from typing import Any
+
+from fxmem.cli.analyze import check_fit
+from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.cli.step import add_command, add_gpu_options, parse_budget, parse_size_hint
+from fxmem.errors import UsageError
+from fxmem.report.formats import FORMATS, RenderOptions, find_format, find_view, render
+
+_DESCRIPTION = """\
+Runs a training script as it is, where no GPU is: what it puts on cuda becomes
+fake tensors, which take no memory, and data sets, loaders and files stay real.
+Ends it after some steps of its optimizers, and reports the largest and the first.
+"""
+_EPILOG = """\
+examples:
+  fxmem run train.py --batch-size 64
+  fxmem run --gpu rtx4090 --steps 5 train.py configs/small.yaml
+  fxmem run -o report.html -m package.train --epochs 1
+
+exit codes: 0 fine, 1 over --budget or too large for the --gpu, 2 bad usage or a script
+that fails
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``."""
+    help = "the steps of a training script, run as it is"
+    parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG)
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, as for python")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=3,
+        metavar="N",
+        help="end the script when each optimizer has stepped N times (default: %(default)s)",
+    )
+    add_gpu_options(parser, "; exit 1 if a step does not fit it")
+    parser.add_argument(
+        "--size-hint",
+        action="append",
+        metavar="[FILE:LINE=]N",
+        help="how many elements nonzero() and boolean masks find (default: all)",
+    )
+    output = parser.add_argument_group("the result")
+    output.add_argument("--budget", metavar="SIZE", help="exit 1 if the peak is over it, e.g. 8GiB")
+    output.add_argument("--json", action="store_true", help="everything, as JSON")
+    output.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write to FILE instead of stdout; a picture, a page or a snapshot by its suffix",
+    )
+    output.add_argument(
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="storages to list at the peak (default: %(default)s)",
+    )
+    output.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run_run(arguments: argparse.Namespace) -> int:
+    """Runs a script and writes the result; what the script prints goes to stderr.
+
+    Returns:
+        The exit code: 0, or 1 where a peak is over the budget, or a step does not fit the GPU.
+
+    Raises:
+        FxmemError: Bad usage, or a script that fails.
+    """
+    budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
+    if arguments.top < 0:
+        raise UsageError(f"--top must be 0 or more, got {arguments.top}")
+    check_output(arguments.output)
+    suffixes = tuple(suffix for entry in FORMATS.values() for suffix in entry.suffixes)
+    kind = None
+    if arguments.output and arguments.output.lower().endswith(suffixes) and not arguments.json:
+        kind = find_format(arguments.output)
+        find_view(kind, RenderOptions())
+    with show_progress(f"running {arguments.script}"), contextlib.redirect_stdout(sys.stderr):
+        import fxmem
+
+        run = fxmem.run(
+            arguments.script,
+            arguments.arguments,
+            is_module=arguments.is_module,
+            steps=arguments.steps,
+            device=arguments.device,
+            gpu=arguments.gpu,
+            alloc_conf=arguments.alloc_conf,
+            size_hint=parse_size_hint(arguments.size_hint),
+        )
+    result: str | bytes
+    if kind is not None:
+        result = render(run.largest, kind, RenderOptions())
+    elif arguments.json:
+        result = f"{json.dumps(run.to_dict(), indent=2)}\n"
+    else:
+        from fxmem.report.script_text import render_script
+
+        width = choose_width(arguments.output)
+        result = render_script(run, top=arguments.top, width=width)
+    write_output(result, arguments.output)
+    return check_fit(run.largest, budget_bytes)

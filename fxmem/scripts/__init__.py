@@ -1,0 +1,1 @@
+"""Training scripts, run unchanged and recorded step by step."""

@@ -1,0 +1,192 @@
+"""A machine with one GPU, as far as a script can see.
+
+``torch.cuda`` answers as on the target GPU, waits for nothing and keeps no states; streams and
+events do nothing. What the script puts on ``cuda`` is for the recorder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from fxmem.gpus import GpuModel, find_gpu
+from fxmem.kernels.cuda.gpu import Gpu
+
+_ANY_GPU = "a100-80gb"
+_RNG_STATE_BYTES = 16
+"""A seed and an offset: ``CUDAGeneratorImpl::get_state`` in ATen/cuda/CUDAGeneratorImpl.cpp."""
+
+
+class _Stream:
+    """A stream or an event: what runs on it runs at once."""
+
+    device = torch.device("cuda", 0)
+    cuda_stream = stream_id = 0
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def _pass(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    record = wait = synchronize = wait_stream = wait_event = _pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Stream()
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def elapsed_time(self, _end: Any) -> float:
+        return 1.0
+
+
+def _make_generator(device: Any = "cpu") -> torch.Generator:
+    """Makes a generator of the host's, which fakes of the GPU draw from as well."""
+    return _Generator("cpu")
+
+
+_Generator = torch.Generator
+
+
+@contextlib.contextmanager
+def show_gpu(
+    model: GpuModel | None, gpu: Gpu, measure_live: Callable[[], tuple[int, int]]
+) -> Iterator[None]:
+    """Has ``torch.cuda`` tell of one GPU within.
+
+    Args:
+        model: The GPU; None for one with an A100's name and memory.
+        gpu: The properties that the choice of kernels depends on.
+        measure_live: Tells how many bytes are allocated now, and at most so far.
+    """
+    shown = model or find_gpu(_ANY_GPU)
+    capacity = shown.capacity_bytes
+    properties = SimpleNamespace(
+        name=shown.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        total_memory=capacity,
+        multi_processor_count=gpu.multiprocessors,
+        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
+        warp_size=32,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+    )
+    state = torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8)
+
+    def answer(value: Any) -> Callable[..., Any]:
+        return lambda *_args, **_kwargs: value
+
+    def get_live(*_args: Any) -> int:
+        return measure_live()[0]
+
+    def get_most(*_args: Any) -> int:
+        return measure_live()[1]
+
+    major, minor = gpu.capability
+    answers: dict[str, Any] = {
+        **dict.fromkeys(_TRUE, True),
+        **dict.fromkeys(_FALSE, False),
+        **dict.fromkeys(_ZERO, 0),
+        **dict.fromkeys(_IGNORED, None),
+        **dict.fromkeys(("current_stream", "default_stream", "stream"), _Stream()),
+        "device_count": 1,
+        "get_device_name": shown.name,
+        "get_device_capability": gpu.capability,
+        "get_device_properties": properties,
+        "get_arch_list": [f"sm_{major}{minor}"],
+        "memory_summary": "",
+        "current_accelerator": torch.device("cuda"),
+    }
+    functions: dict[str, Any] = {
+        **{name: answer(value) for name, value in answers.items()},
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), get_live),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), get_most),
+        "mem_get_info": lambda *_: (max(capacity - get_live(), 0), capacity),
+        "memory_stats": lambda *_: {"allocated_bytes.all.current": get_live()},
+        "get_rng_state": lambda *_: state.clone(),
+        "get_rng_state_all": lambda: [state.clone()],
+        **dict.fromkeys(("Stream", "Event", "ExternalStream"), _Stream),
+    }
+    owners: dict[Any, dict[str, Any]] = {
+        torch.cuda: functions,
+        torch.cuda.nvtx: {"range_push": answer(0), "range_pop": answer(0)},
+        torch.accelerator: functions,
+        torch: {"Generator": _GeneratorOfAnyDevice},
+        nn.DataParallel: {"scatter": _scatter_to_one},
+    }
+    with contextlib.ExitStack() as stack:
+        for owner, names in owners.items():
+            known = {name: value for name, value in names.items() if hasattr(owner, name)}
+            stack.enter_context(mock.patch.multiple(owner, **known))
+        yield
+
+
+_TRUE = ("is_available", "is_initialized", "is_bf16_supported")
+_FALSE = ("_is_in_bad_fork", "is_current_stream_capturing")
+_ZERO = (
+    "current_device",
+    "current_device_index",
+    "_exchange_device",
+    "_maybe_exchange_device",
+    "initial_seed",
+)
+_IGNORED = (
+    "init",
+    "_lazy_init",
+    "synchronize",
+    "set_device",
+    "set_device_index",
+    "empty_cache",
+    "ipc_collect",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_accumulated_memory_stats",
+    "set_per_process_memory_fraction",
+)
+"""Functions that do something on the GPU and answer nothing."""
+
+
+class _OfAnyDevice(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _Generator)
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        return _make_generator(device)
+
+
+class _GeneratorOfAnyDevice(metaclass=_OfAnyDevice):
+    """``torch.Generator``, which needs no GPU for one."""
+
+
+def _scatter_to_one(
+    module: Any, inputs: Any, kwargs: Any, _device_ids: object
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Scatters to the only GPU, as ``torch/nn/parallel/scatter_gather.py`` does."""
+    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), (inputs, kwargs))
+    return (moved[0],), (moved[1] or {},)

@@ -1,0 +1,98 @@
+"""Values that a script reads from fake tensors, and the stand-ins that it gets.
+
+A loss that is printed, an accuracy, a learning rate that a schedule computes from a metric: fake
+tensors have no values, so a script that reads one gets a plausible one, and the line is noted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fxmem.graph import SourceLocation, is_installed
+from fxmem.scripts.script_run import Read
+from fxmem.tracing.source import is_machinery, is_user_file
+from fxmem.tracing.values import MAX_ELEMENTS, find_passing_answer, find_value
+
+_SCALER = os.path.join("torch", "amp", "grad_scaler.py")
+_SILENT = (_SCALER, os.path.join("torch", "optim") + os.sep)
+"""Files of torch whose own reads decide nothing that a user would want to know."""
+
+
+class ReadLog:
+    """Notes the lines that read values, each once."""
+
+    def __init__(self) -> None:
+        self.reads: dict[SourceLocation, Read] = {}
+
+    def answer_scalar(self, tensor: Tensor) -> Any:
+        """Makes the number that stands for a tensor's only element: 1, or True where that passes.
+
+        Gradient scalers are told that all gradients are finite, and an assertion that it holds;
+        any other truth value is False.
+        """
+        frame = sys._getframe(1)
+        if _is_scaler(frame):
+            return 0.0
+        if tensor.dtype == torch.bool:
+            passing = find_passing_answer(frame)
+            value: Any = bool(passing)
+            if passing is None:
+                self.note(value, decides=True)
+            return value
+        value = 1.0 if tensor.is_floating_point() else 1
+        self.note(value)
+        return value
+
+    def copy_to_host(self, tensor: Tensor) -> Tensor | None:
+        """Makes the real tensor that stands for a fake one's copy in the host's memory.
+
+        None for one that is too large to be made up. A copy of known values is no read.
+        """
+        if tensor.numel() > MAX_ELEMENTS * 16:
+            return None
+        known = find_value(tensor)
+        if known is None:
+            self.note("ones" if tensor.dtype != torch.bool else "False")
+        with _disable_current_modes():
+            if known is not None:
+                return known.clone()
+            make = torch.zeros if tensor.dtype == torch.bool else torch.ones
+            return make(tensor.shape, dtype=tensor.dtype)
+
+    def note(self, value: object, *, decides: bool = False) -> None:
+        """Notes the line of the script that runs."""
+        source = _find_own_line(sys._getframe(1))
+        if source is not None and (source not in self.reads or decides):
+            self.reads[source] = Read(source, str(value), decides)
+
+
+def _is_scaler(frame: FrameType | None) -> bool:
+    """Tells whether a gradient scaler asks, through the methods of tensors."""
+    while frame is not None and is_machinery(frame.f_code.co_filename):
+        if frame.f_code.co_filename.endswith(_SCALER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _find_own_line(frame: FrameType | None) -> SourceLocation | None:
+    """Finds the innermost line of the user's own files, else of an installed package."""
+    installed = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.endswith(_SCALER) or (is_machinery(name) and _SILENT[1] in name):
+            return None
+        if is_user_file(name):
+            source = SourceLocation(name, frame.f_lineno or 0, frame.f_code.co_name)
+            if not is_installed(name):
+                return source
+            installed = installed or source
+        frame = frame.f_back
+    return installed

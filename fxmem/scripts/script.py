@@ -1,0 +1,390 @@
+"""A training script, run unchanged on fake tensors until some steps are recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import runpy
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fxmem.analysis import Analysis, Setup
+from fxmem.analyzing import find_settings
+from fxmem.errors import FxmemError, TraceError, UsageError
+from fxmem.graph import Category, Phase
+from fxmem.kernels.cuda.gpu import use_gpu
+from fxmem.kernels.functions import lower_functions
+from fxmem.loading.building import silence_fake_kernels
+from fxmem.recording.assemble import assemble_graph
+from fxmem.recording.failures import explain_failure
+from fxmem.recording.isolation import replace_inference_mode, stop_garbage_collection
+from fxmem.recording.options import Options, resolve_options
+from fxmem.recording.size_hints import SizeHint
+from fxmem.scripts.present_gpu import show_gpu
+from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.scripts.script_run import ScriptRun
+from fxmem.scripts.script_tracer import ScriptTracer
+from fxmem.tracing.conditions import leave_autocast
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.source import find_source
+from fxmem.tracing.values import answer_fake_checks
+from fxmem.versions.release import check_release
+
+
+class _EnoughSteps(BaseException):
+    """Ends the script: all steps asked for are recorded."""
+
+
+def run_script(
+    path: str,
+    arguments: Sequence[str] = (),
+    *,
+    is_module: bool = False,
+    steps: int = 3,
+    device: str = "cuda",
+    gpu: str | None = None,
+    alloc_conf: str | None = None,
+    size_hint: SizeHint = None,
+) -> ScriptRun:
+    """Runs a script as ``python`` does and records its steps: :func:`fxmem.run`."""
+    check_release()
+    if steps < 1:
+        raise UsageError(f"--steps must be 1 or more, got {steps}")
+    if not is_module and not os.path.isfile(path):
+        raise UsageError(f"no script {path!r}", hint="fxmem run train.py, or -m package.module")
+    options = resolve_options(device=device, gpu=gpu, size_hint=size_hint)
+    settings = find_settings(options.target.name, alloc_conf)
+    session = _Session(options, steps, os.path.basename(path), settings)
+    folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(path))
+    with (
+        mock.patch.object(sys, "argv", [path, *arguments]),
+        mock.patch.object(sys, "path", [folder, *sys.path]),
+        session.watch(),
+    ):
+        try:
+            if is_module:
+                runpy.run_module(path, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(path, run_name="__main__")
+        except _EnoughSteps:
+            pass
+        except SystemExit as error:
+            if error.code not in (None, 0) and not session.windows:
+                raise TraceError(
+                    f"{path} ended with exit code {error.code!r} before a step",
+                    hint="give its arguments after its name",
+                ) from error
+        except FxmemError:
+            raise
+        except Exception as error:
+            raise _explain(error, path, size_hint is not None) from error
+        session.end_script()
+    return session.describe()
+
+
+def _explain(error: Exception, path: str, has_size_hint: bool) -> FxmemError:
+    explained = explain_failure(error, (), has_size_hint)
+    if isinstance(explained, TraceError) and explained.cause.startswith("the step failed"):
+        cause = explained.cause.removeprefix("the step failed")
+        return TraceError(f"{os.path.basename(path)} failed{cause}", explained.hint)
+    return explained
+
+
+class _Session:
+    """One run of a script: its modes, its optimizers and its windows of recording."""
+
+    def __init__(self, options: Options, steps: int, name: str, settings: Any) -> None:
+        self.windows: list[Analysis] = []
+        self._options = options
+        self._steps = steps
+        self._name = name
+        self._settings = settings
+        self._recorder = ScriptRecorder(options.target, options.hints)
+        self._tracer = ScriptTracer(self._recorder, options.target.device)
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._stepped: set[int] = set()
+        self._phases = [Phase.FORWARD]
+        self._notes: dict[str, None] = {}
+        self._most_bytes = 0
+
+    # -- the run -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Records what runs within."""
+        target, recorder = self._options.target, self._recorder
+        fake_mode = make_fake_mode()
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            enter(stop_garbage_collection())
+            enter(leave_autocast())
+            enter(silence_fake_kernels())
+            enter(use_gpu(self._options.architecture))
+            if target.name == "cuda":
+                enter(show_gpu(self._options.gpu, self._options.architecture, self._measure_live))
+            enter(recorder.casts.watch_exits())
+            enter(answer_fake_checks())
+            enter(replace_inference_mode())
+            enter(self._watch_torch())
+            enter(fake_mode)
+            enter(recorder)
+            recorder.begin_step()
+            enter(recorder.watch_saved())
+            noted = enter(lower_functions(target))
+            enter(self._tracer.trace())
+            try:
+                yield
+            finally:
+                recorder.end_step()
+                self._notes.update(noted)
+
+    @contextlib.contextmanager
+    def _watch_torch(self) -> Iterator[None]:
+        """Sees optimizers and the engine of autograd, and replaces what needs real tensors."""
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        handles = (
+            register_optimizer_step_pre_hook(self._begin_optimizer),
+            register_optimizer_step_post_hook(self._end_optimizer),
+        )
+        replacements: list[tuple[Any, str, Any]] = [
+            (torch.autograd, "_engine_run_backward", self._watch_engine),
+            (torch, "compile", self._compile),
+            (nn.Module, "compile", self._compile),
+            (torch, "save", self._save),
+            (torch, "load", self._load),
+            (Optimizer, "__init__", self._see_optimizer),
+            (nn.Module, "_apply", self._move_module),
+            (torch.utils, "swap_tensors", lambda swap: _swap_tensors),
+            (DataLoader, "__init__", self._see_loader),
+        ]
+        if self._recorder.makes_fakes:  # but no loader does, with its samplers
+            replacements += [
+                (DataLoader, "__iter__", _run_real),
+                (_BaseDataLoaderIter, "__next__", _run_real),
+            ]
+        with contextlib.ExitStack() as stack:
+            for owner, name, make in replacements:
+                stack.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
+            torch.__future__.set_swap_module_params_on_conversion(True)
+            try:
+                yield
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(swaps)
+                for handle in handles:
+                    handle.remove()
+
+    def _measure_live(self) -> tuple[int, int]:
+        ledger = self._recorder.ledger
+        most = max(ledger.live_bytes, default=0)
+        self._most_bytes = max(self._most_bytes, most, ledger.live_now_bytes)
+        return ledger.live_now_bytes, self._most_bytes
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def end_script(self) -> None:
+        """Keeps what ran after the last step, or all of a script without one."""
+        if len(self._recorder.operations) > 1 and len(self.windows) < self._steps:
+            self._end_window()
+
+    def describe(self) -> ScriptRun:
+        """Describes the steps.
+
+        Raises:
+            TraceError: Nothing was recorded.
+        """
+        if all(len(step.graph.operations) == 1 for step in self.windows):
+            device = self._options.target.name
+            raise TraceError(
+                f"{self._name} ended without an operation on {device}",
+                hint="does it move its model there? --device cpu records a script for the CPU",
+            )
+        reads = self._recorder.reads.reads.values()
+        return ScriptRun(tuple(self.windows), tuple(reads), tuple(self._notes))
+
+    def _end_window(self) -> None:
+        recorder, tracer = self._recorder, self._tracer
+        recorder.end_step()
+        self._label_state()
+        graph = assemble_graph(recorder, tracer.list_nodes())
+        optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
+        number = len(self.windows) + 1
+        done = not self._list_optimizers() or bool(self._stepped)
+        setup = Setup(
+            model=self._name,
+            inputs=(f"step {number}" if done else f"after step {number - 1}",),
+            mode="script",
+            device=self._options.target.name,
+            optimizer=", ".join(optimizers) or None,
+            loss=None,
+            frontend="record",
+            gpu=self._options.gpu.name if self._options.gpu else None,
+        )
+        self.windows.append(Analysis(setup, graph, self._settings, self._options.gpu))
+        gc.collect(0)
+        self._stepped.clear()
+        tracer.begin_window()
+        recorder.begin_step()
+
+    def _label_state(self) -> None:
+        names = self._tracer.label_modules()
+        for optimizer in self._list_optimizers():
+            for owner, state in optimizer.state.items():
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    name = f"{names.get(id(owner), '')}.{key}".strip(".")
+                    self._recorder.label(value, Category.OPTIMIZER_STATE, name)
+
+    def _list_optimizers(self) -> list[Optimizer]:
+        return [o for o in (ref() for ref in self._optimizers) if o is not None]
+
+    # -- what torch runs -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _be_in(self, phase: Phase, depth: int) -> Iterator[None]:
+        self._phases.append(phase)
+        self._recorder.set_phase(phase)
+        try:
+            with self._tracer.be_silent(depth):
+                yield
+        finally:
+            self._phases.pop()
+            self._recorder.set_phase(self._phases[-1])
+
+    def _watch_engine(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            with self._be_in(Phase.BACKWARD, 1):
+                for loss in tree_leaves(args[0]):
+                    self._recorder.label(loss, Category.OUTPUT, "loss")
+                result = run(*args, **kwargs)
+            self._tracer.label_modules()
+            return result
+
+        return _engine_run_backward
+
+    def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._phases.append(Phase.OPTIMIZER)
+        self._recorder.set_phase(Phase.OPTIMIZER)
+        self._tracer._opaque_depth += 1
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return None
+
+        def run_closure() -> Any:  # the step's forward and backward, as Lightning runs them
+            with self._be_in(Phase.FORWARD, 0):
+                return closure()
+
+        if len(args) > 1:
+            return (args[0], run_closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": run_closure}
+
+    def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._phases.pop()
+        self._recorder.set_phase(self._phases[-1])
+        self._tracer._opaque_depth -= 1
+        self._stepped.add(id(optimizer))
+        if all(id(other) in self._stepped for other in self._list_optimizers()):
+            self._end_window()
+            if len(self.windows) >= self._steps:
+                raise _EnoughSteps
+
+    def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            self._optimizers.append(weakref.ref(optimizer))
+
+        return __init__
+
+    def _move_module(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._tracer.be_silent():
+                result = apply(module, *args, **kwargs)
+            parameter = next(module.parameters(recurse=False), None)
+            for kind, move in self._options.target.movers.items():
+                if isinstance(module, kind) and isinstance(parameter, FakeTensor):
+                    move(module)
+            return result
+
+        return _apply
+
+    def _see_loader(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            init(loader, *args, **kwargs)
+            loader.pin_memory = False  # which makes a copy faster that is not made
+
+        return __init__
+
+    def _compile(self, compile: Callable[..., Any]) -> Callable[..., Any]:
+        def run_eagerly(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self._notes["torch.compile was left out: the figures are of eager mode."] = None
+            return model if model is not None else lambda function: function
+
+        return run_eagerly
+
+    def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:
+            if any(isinstance(leaf, FakeTensor) for leaf in _iterate_held(saved)):
+                at = find_source()
+                self._notes[f"torch.save at {at} wrote nothing: its tensors have no values."] = None
+                return
+            save(saved, *args, **kwargs)
+
+        return save_real
+
+    def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            device = str(map_location) if isinstance(map_location, str | torch.device) else ""
+            with _be_real():
+                loaded = load(file, "cpu", *args, **kwargs)
+            if not device.startswith("cuda"):
+                return loaded
+            return tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), loaded)
+
+        return load_to_gpu
+
+
+@contextlib.contextmanager
+def _be_real() -> Iterator[None]:
+    """Records nothing within, and makes nothing fake."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _run_real(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_real(*args: Any, **kwargs: Any) -> Any:
+        with _be_real():
+            return run(*args, **kwargs)
+
+    return run_real
+
+
+def _swap_tensors(one: Any, other: Any) -> None:
+    """Swaps what two tensor objects are; ``torch.utils.swap_tensors`` without its checks.
+
+    It refuses tensors with weak references, and the mode of the fakes has some to each.
+    """
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    torch._C._swap_tensor_impl(one, other)
+
+
+def _iterate_held(value: Any) -> Iterator[Any]:
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, nn.Module):
+            yield from leaf.parameters()
+        yield leaf

@@ -1,0 +1,128 @@
+"""Recorder of a script, in which fake tensors and real ones live side by side.
+
+An operator on fake tensors is recorded and computes nothing; one on real tensors runs as ever: data
+sets, loaders and metrics stay real. Tensors become fake where the script puts them on the GPU; on
+the CPU as the target, where it makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+from torch.utils._mode_utils import no_dispatch
+
+from fxmem.graph import Category
+from fxmem.kernels.registry import Target
+from fxmem.recording.constants import is_index, list_tensors
+from fxmem.recording.ledger import KEPT, NO_STORAGE
+from fxmem.recording.recorder import Recorder
+from fxmem.recording.size_hints import SizeHints
+from fxmem.scripts.reads import ReadLog
+from fxmem.tracing.values import remember_constant
+from fxmem.versions.operators import aten
+
+_to_copy = aten._to_copy.default
+_copy = aten.copy_.default
+_scalar = aten._local_scalar_dense.default
+_HOST = torch.device("cpu")
+_WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Records the operators on fake tensors while it is active, above the mode of the fakes.
+
+    Attributes:
+        reads: The lines that read values.
+        makes_fakes: Tensors that are made of nothing are fake, whatever their device.
+    """
+
+    def __init__(self, target: Target, hints: SizeHints) -> None:
+        super().__init__(target, hints)
+        self.reads = ReadLog()
+        self.makes_fakes = target.device == _HOST
+        self._device = target.device
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = list_tensors((args, kwargs))
+        has_fakes = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if not has_fakes and not self._makes_fake(func, tensors, kwargs):
+            with no_dispatch():
+                return func(*args, **kwargs)
+        if func is _to_copy and not has_fakes:
+            return self._move(args[0], kwargs)
+        if func is _copy and not isinstance(args[0], FakeTensor):
+            self.reads.note("left as it was")
+            return args[0]
+        if func is _to_copy and kwargs.get("device") == _HOST != self._device:
+            real = self.reads.copy_to_host(args[0])
+            if real is not None:
+                with no_dispatch():
+                    return real.to(kwargs.get("dtype") or real.dtype)
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except DataDependentOutputException:
+            if func is not _scalar:
+                raise
+            return self.reads.answer_scalar(args[0])
+        except DynamicOutputShapeException:
+            # As many as there may be: the most memory.
+            self.reads.note("as many as there are elements")
+            masks = [t for t in tensors if t.dtype in (torch.bool, torch.uint8)] or tensors
+            hints = self.runner.hints
+            self.runner.hints = replace(hints, default=max(mask.numel() for mask in masks))
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                self.runner.hints = hints
+
+    def _makes_fake(self, func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
+        """Tells whether an operator of no fake tensor makes one, as factories and moves do."""
+        if not self.makes_fakes:
+            return kwargs.get("device") == self._device and (func is _to_copy or not tensors)
+        # Whole numbers stay real: scripts index their data with them.
+        if func is aten.lift_fresh.default:
+            return bool(tensors[0].is_floating_point())
+        is_whole = func.name() in _WHOLE or kwargs.get("dtype") in _INTEGERS
+        is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
+        return is_factory and not is_whole
+
+    def _move(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """Copies a real tensor to the GPU: a fake there, with the value of a small one."""
+        dtype = kwargs.get("dtype") or tensor.dtype
+        with no_dispatch():
+            strides = torch.empty_like(tensor, device="meta").stride()
+        options = {"dtype": dtype, "device": self._device}
+        made: Tensor = super().__torch_dispatch__(
+            aten.empty_strided.default, (), (tuple(tensor.shape), strides), options
+        )
+        if tensor.numel() == 1 or is_index(tensor):
+            with no_dispatch():
+                value = tensor.to(dtype)
+            remember_constant(made, value)
+        return made
+
+    def label_input(self, tensor: Tensor, name: str = "") -> None:
+        """Labels a storage as an input, unless it is known as something else."""
+        index = self.track(tensor)
+        if index == NO_STORAGE:
+            return
+        storage = self.ledger.storages[index]
+        is_unnamed = storage.category is Category.INPUT and not storage.name
+        if is_unnamed or storage.category is Category.TEMPORARY or storage.name == KEPT:
+            storage.category, storage.name = Category.INPUT, name

@@ -1,0 +1,257 @@
+"""Tracer of a script: its nodes are leaf modules and torch functions on fake tensors.
+
+As :class:`fxmem.tracing.tracer.Tracer` for a model, but there is no model to begin with: a module
+that the script itself calls gets the name that the script has for it, and what no module calls is a
+node of the script. No FX graph is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _device
+
+from fxmem.graph import Category, Phase
+from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.fxgraph import GraphBuilder, Origin, iterate_tensors
+from fxmem.tracing.modules import is_leaf
+from fxmem.tracing.nodes import Call, NodeLog, TracedNode
+from fxmem.tracing.source import is_user_file
+from fxmem.tracing.tracer import Tracer
+
+_TO_VALUES = {
+    Tensor.numpy: lambda real, *args, **kwargs: real.numpy(*args, **kwargs),
+    Tensor.tolist: lambda real: real.tolist(),
+    Tensor.__array__: lambda real, *args, **kwargs: real.__array__(*args, **kwargs),
+    Tensor.__repr__: lambda real, **_: repr(real),
+}
+"""Methods that show the values of a tensor, on the real one that stands for it."""
+_MOVES = (Tensor.to, Tensor.cuda)
+
+
+class _WindowBuilder(GraphBuilder):
+    """Origins of tensors within a window of nodes, as long as no other begins."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._mark = self.graph.call_function(len)
+
+    def find_origin(self, tensor: Tensor) -> Origin | None:
+        origin = super().find_origin(tensor)
+        return origin if origin is not None and origin.fx_node is self._mark else None
+
+    def tag_result(self, result: Any, node: int, fx_node: fx.Node | None) -> None:
+        super().tag_result(result, node, self._mark)
+
+
+class ScriptTracer(Tracer):
+    """Traces a script while active.
+
+    Attributes:
+        roots: The modules that the script calls, by the name that it has for each.
+    """
+
+    def __init__(self, recorder: ScriptRecorder, device: torch.device) -> None:
+        super().__init__(nn.Module(), recorder, symbolic_sizes=False)
+        self.roots: dict[str, nn.Module] = {}
+        self._recorder = recorder
+        self._target_device = device
+        self._names: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self.begin_window()
+
+    def begin_window(self) -> None:
+        """Begins with no nodes."""
+        self._log = NodeLog(self.model)
+        self._log.builder = _WindowBuilder(self.model)
+
+    def list_nodes(self) -> list[TracedNode]:
+        """Lists the nodes of the window."""
+        return [replace(node, phase=Phase.FORWARD) for node in self._log.nodes]
+
+    @contextlib.contextmanager
+    def trace(self) -> Iterator[None]:
+        """Traces what runs within."""
+        with self._tracing(Phase.LOSS):  # in which no FX graph is built
+            self._scopes = [""]
+            yield
+
+    @contextlib.contextmanager
+    def be_silent(self, depth: int = 1) -> Iterator[None]:
+        """Makes no nodes within; with a depth of 0 makes them again."""
+        before, self._opaque_depth = self._opaque_depth, depth and self._opaque_depth + depth
+        try:
+            yield
+        finally:
+            self._opaque_depth = before
+
+    def _give_up(self, reason: str) -> None:
+        pass  # there is no graph to replay
+
+    # -- functions -----------------------------------------------------------------------------
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        fakes = [t for t in iterate_tensors((args, kwargs)) if isinstance(t, FakeTensor)]
+        if func is Tensor.pin_memory or func is Tensor.record_stream:
+            return args[0]
+        if not fakes and not self._is_made(func, args, kwargs):
+            with torch._C.DisableTorchFunction():
+                return func(*args, **kwargs)
+        if func in _TO_VALUES and isinstance(args[0], FakeTensor):
+            return self._show(func, *args, **kwargs)
+        if func is Tensor.__format__ and isinstance(args[0], FakeTensor):
+            return self._format(*args)
+        if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _copy_deep(*args)
+        if func is Tensor.backward:
+            with self.be_silent():
+                return func(*args, **kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        if not fakes and func in _MOVES and len(self._scopes) == 1 and not self._opaque_depth:
+            self._recorder.label_input(result)
+        return result
+
+    def _is_made(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
+        """Tells whether a function of no fake tensor may make one."""
+        if func in _MOVES:
+            return True
+        device = kwargs.get("device", _device.CURRENT_DEVICE)
+        if self._recorder.makes_fakes:
+            return func in _device._device_constructors()
+        return str(device).startswith("cuda") or isinstance(device, int)
+
+    def _show(self, func: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            real = self._recorder.reads.copy_to_host(tensor)
+            if real is None:
+                if func is Tensor.__repr__:
+                    return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+                return func(tensor, *args, **kwargs)
+            return _TO_VALUES[func](real, *args, **kwargs)
+
+    def _format(self, tensor: Tensor, spec: str) -> str:
+        if tensor.dim() == 0:
+            return format(tensor.item(), spec)
+        return format(repr(tensor), spec)
+
+    # -- modules -------------------------------------------------------------------------------
+
+    def _call_module(
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self._opaque_depth or not _is_fake(module, args, kwargs):
+            return call(module, *args, **kwargs)
+        fqn = self._find_name(module)
+        is_criterion = is_leaf(module) and next(module.parameters(), None) is None
+        if fqn is None and len(self._scopes) == 1 and not is_criterion:
+            fqn = self._add_root(module)
+            self._label_inputs(module, args, kwargs)
+        if fqn is not None and is_leaf(module):
+            label = type(module).__name__
+            run = lambda *args, **kwargs: call(module, *args, **kwargs)  # noqa: E731
+            return self._run_node(Call("call_module", fqn, label, fqn, run, args, kwargs))
+        made = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
+        if fqn is not None and len(self._scopes) == 1:
+            self._label_inputs(module, args, kwargs)
+        self._scopes.append(made if fqn is None else fqn)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            self._scopes.pop()
+
+    def _find_name(self, module: nn.Module) -> str | None:
+        known = self._names.get(id(module))
+        return known[1] if known is not None and known[0]() is module else None
+
+    def _add_root(self, module: nn.Module) -> str:
+        """Names the modules of a root by what the script calls it."""
+        root = _find_variable(module) or type(module).__name__
+        while root in self.roots and self.roots[root] is not module:
+            root += "_"
+        self.roots[root] = module
+        for fqn, child in module.named_modules():
+            if self._find_name(child) is None:
+                self._names[id(child)] = weakref.ref(child), f"{root}.{fqn}".strip(".")
+        self.label_modules()
+        return root
+
+    def _label_inputs(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Labels what the script passes to a root as inputs, unless a node has computed it."""
+        find_origin, nodes = self._log.builder.find_origin, self._log.nodes
+        for name, value in bind_arguments(module, args, kwargs):
+            for tensor in iterate_tensors(value):
+                origin = find_origin(tensor)
+                if origin is None or nodes[origin.node].target in ("to", "cuda"):
+                    self._recorder.label_input(tensor, name)
+
+    def label_modules(self) -> dict[int, str]:
+        """Labels parameters, buffers and gradients of the roots; names parameters by their ids."""
+        names = {}
+        with torch._C.DisableTorchFunction():
+            for root, module in self.roots.items():
+                for name, parameter in module.named_parameters():
+                    names[id(parameter)] = fqn = f"{root}.{name}"
+                    self._recorder.set_category(parameter, Category.PARAMETER, fqn)
+                    if parameter.grad is not None:
+                        self._recorder.label(parameter.grad, Category.GRADIENT, f"{fqn}.grad")
+                for name, buffer in module.named_buffers():
+                    self._recorder.set_category(buffer, Category.BUFFER, f"{root}.{name}")
+        return names
+
+
+def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+    if any(isinstance(tensor, FakeTensor) for tensor in iterate_tensors((args, kwargs))):
+        return True
+    return isinstance(next(module.parameters(), None), FakeTensor)
+
+
+def _find_variable(module: nn.Module) -> str:
+    """Finds the name that the user's innermost code has for a module; empty for none."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    variables = dict(frame.f_locals)
+    if is_function and sys.version_info < (3, 13):
+        frame.f_locals.clear()  # a copy that the frame would keep, and with it every tensor
+    owner = variables.pop("self", None)
+    attributes = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
+    for scope in (variables, frame.f_globals, attributes):
+        for name, value in scope.items():
+            if value is module:
+                return str(name)
+    return ""
+
+
+def _copy_deep(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Copies a fake tensor as ``copy.deepcopy`` copies a real one."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+    with torch.no_grad():
+        copy = tensor.clone()
+    if isinstance(tensor, nn.Parameter):
+        copy = nn.Parameter(copy, tensor.requires_grad)
+    elif tensor.requires_grad:
+        copy.requires_grad_()
+    memo[id(tensor)] = copy
+    return copy

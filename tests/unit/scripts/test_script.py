@@ -1,0 +1,264 @@
+"""Training scripts as people write them, run where no GPU is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem import Category, Phase, ScriptRun, TraceError, UsageError
+
+MODEL = """
+import copy, math, os, sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(14400, 10)
+    )
+"""
+EVERY_HABIT = """
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+assert torch.cuda.get_device_name() and torch.cuda.get_device_properties(0).total_memory > 2**30
+model = make_model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # before the model is moved
+model = torch.compile(model.to(device))
+average = copy.deepcopy(model).requires_grad_(False)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+scaler = torch.amp.GradScaler()
+data = TensorDataset(torch.randn(256, 3, 32, 32), torch.randint(0, 10, (256,)))
+loader = DataLoader(data, batch_size=32, num_workers=1, pin_memory=True)
+best = math.inf
+for step, (x, y) in enumerate(loader):
+    assert not x.is_cuda
+    x, y = x.to(device, non_blocking=True), y.cuda()
+    assert x.is_cuda and x.device == device or x.device == torch.device("cuda:0")
+    with torch.autocast(device.type, dtype=torch.float16):
+        output = model(x)
+        loss = F.cross_entropy(output, y) / 2
+    if torch.isnan(loss):
+        raise SystemExit("diverged")
+    scaler.scale(loss).backward()
+    if step % 2 == 0:
+        continue
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    scheduler.step()
+    with torch.no_grad():
+        for mean, value in zip(average.parameters(), model.parameters()):
+            mean.lerp_(value, 0.1)
+    model.eval()
+    with torch.no_grad():
+        correct = (model(x).argmax(1) == y).sum().item()
+    model.train()
+    print(f"{loss.item():.3f} {loss:.3f} {norm} {correct / len(y)} {output.detach().cpu().numpy()}")
+    if loss < best:
+        best = float(loss)
+        torch.save({"model": model.state_dict()}, sys.argv[1])
+    with open(sys.argv[1] + ".log", "a") as log:
+        log.write("a step\\n")
+"""
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str, name: str = "train.py") -> Path:
+        path = tmp_path / name
+        path.write_text(MODEL + textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def test_a_script_with_every_habit_runs_unchanged(write: Write, tmp_path: Path) -> None:
+    script, saved = write(EVERY_HABIT), tmp_path / "model.pt"
+    run = fxmem.run(str(script), [str(saved)], gpu="rtx4090")
+    assert [step.setup.inputs for step in run.steps] == [("step 1",), ("step 2",), ("step 3",)]
+    assert run.steps[1].peak_bytes == run.steps[2].peak_bytes == run.largest.peak_bytes
+    assert run.steps[0].peak_bytes < run.largest.peak_bytes  # the optimizer's state came with it
+    lines = {read.source.line: read for read in run.reads}
+    text = script.read_text().splitlines()
+    assert {text[at - 1].strip().partition("(")[0] for at in lines} == {
+        *("print", "correct = ", "if loss < best:"),
+    }
+    assert [text[at - 1].strip() for at, read in lines.items() if read.decides] == [
+        "if loss < best:"
+    ]
+    assert "torch.compile was left out: the figures are of eager mode." in run.notes
+    assert not saved.exists()
+    assert (tmp_path / "model.pt.log").read_text() == "a step\n" * 2
+    labels = {run.largest.labels[s.index] for s in run.largest.graph.storages}
+    assert {"model.0.weight", "model.4.weight.grad", "model.4.weight.exp_avg"} <= labels
+    # Nothing of this is left in the process.
+    assert not torch.cuda.is_available()
+    assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().item() != 1
+    torch.save({}, tmp_path / "empty.pt")
+
+
+def test_a_step_takes_what_it_takes_in_an_analysis(write: Write) -> None:
+    script = write("""
+        model = make_model().to("cuda")
+        optimizer = torch.optim.Adam(model.parameters())
+        x = torch.randn(64, 3, 32, 32, device="cuda")
+        y = torch.randint(0, 10, (64,), device="cuda")
+        for _ in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                output = model(x)
+                loss = F.cross_entropy(output, y)
+            loss.backward()
+            optimizer.step()
+    """)
+    run = fxmem.run(str(script), gpu="h100")
+    namespace: dict[str, Callable[[], nn.Module]] = {}
+    exec(MODEL, namespace)
+    analysis = fxmem.analyze(
+        namespace["make_model"](),
+        "64x3x32x32",
+        loss="cross_entropy",
+        optimizer="adam",
+        autocast="bf16",
+        hold_outputs=True,
+        gpu="h100",
+    )
+    assert run.largest.peak_bytes == analysis.peak_bytes
+    assert run.largest.reserved_bytes == analysis.reserved_bytes
+    assert run.largest.saved_bytes == analysis.saved_bytes
+    assert run.largest.forward_flops == analysis.forward_flops
+    assert run.largest.backward_flops == analysis.backward_flops
+    assert run.largest.peak.source is not None
+    assert run.largest.peak.source.file == str(script)
+
+
+def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write) -> None:
+    script = write("""
+        model, optimizers = make_model(), []
+        other = nn.Linear(10, 10)
+        optimizers = [torch.optim.Adam(m.parameters()) for m in (model, other)]
+        for step in range(9):
+            x, y = torch.randn(16, 3, 32, 32), torch.zeros(16, 10)
+            for optimizer in optimizers:
+                loss = F.mse_loss(other(model(x)), y)
+                model.zero_grad()
+                other.zero_grad()
+                loss.backward()
+                optimizer.step()
+            print(loss.item(), loss)
+    """)
+    command = [sys.executable, "-m", "benchmarks.scripts", "--only"]
+    real, recorded = (
+        subprocess.run([*command, what, str(script)], capture_output=True, text=True, check=True)
+        for what in ("real", "cpu")
+    )
+    peaks = json.loads(real.stdout.splitlines()[-1])
+    assert json.loads(recorded.stdout.splitlines()[-1]) == peaks
+    assert len(peaks) == 3
+
+
+def test_evaluation_alone_is_one_step(write: Write) -> None:
+    script = write("""
+        model = make_model().cuda().eval()
+        with torch.inference_mode():
+            output = model(torch.ones(8, 3, 32, 32).cuda())
+        print(output, output.tolist()[0][0], output.cpu().numpy().mean())
+    """)
+    run = fxmem.run(str(script))
+    assert [step.setup.inputs for step in run.steps] == [("step 1",)]
+    assert run.largest.peak.phase is Phase.FORWARD
+    assert run.largest.setup.optimizer is None
+
+
+def test_a_closure_is_the_step_s_forward_and_backward(write: Write) -> None:
+    script = write("""
+        model = make_model().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(torch.randn(8, 3, 32, 32).cuda()), torch.ones(8).long().cuda())
+            loss.backward()
+            return loss
+        for _ in range(3):
+            optimizer.step(closure)
+    """)
+    largest = fxmem.run(str(script), steps=2).largest
+    phases = {operation.phase for operation in largest.graph.operations}
+    assert phases == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    assert largest.peak.phase is Phase.BACKWARD
+    assert any(node.name == "cross_entropy" for node in largest.nodes)
+
+
+def test_what_is_copied_between_host_and_gpu(write: Write, tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(1000)}, tmp_path / "weights.pt")
+    script = write(f"""
+        loaded = torch.load({str(tmp_path / "weights.pt")!r}, map_location="cuda")
+        assert loaded["weight"].is_cuda
+        generator = torch.Generator(device="cuda").manual_seed(1)
+        noise = torch.randn(1000, generator=generator, device="cuda")
+        lengths = torch.tensor([3, 5], device="cuda")
+        kept = torch.zeros(max(lengths.tolist()), 250, device="cuda")  # of known values
+        host = torch.zeros(1000)
+        host.copy_(noise)
+        assert host.sum() == 0
+        chosen = noise[noise > 0]
+        assert chosen.shape == (1000,)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.synchronize()
+        print(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated() >= 4096)
+    """)
+    run = fxmem.run(str(script))
+    shapes = {(s.shape, s.category) for s in run.largest.graph.storages}
+    assert ((5, 250), Category.TEMPORARY) in shapes
+
+
+def test_modules_have_the_names_of_the_script(write: Write) -> None:
+    script = write("""
+        class Trainer:
+            def __init__(self):
+                self.net = nn.DataParallel(make_model()).cuda()
+        trainer = Trainer()
+        critic = nn.Linear(10, 1).cuda()
+        Trainer.run = lambda self: critic(self.net(torch.ones(4, 3, 32, 32))).sum().backward()
+        trainer.run()
+    """)
+    names = [node.name for node in fxmem.run(str(script)).largest.nodes]
+    assert {"net.module.0", "net.module.4", "critic", "sum"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("raise ValueError('no data')", r"train.py failed at train.py:11: ValueError: no data"),
+        ("print(make_model()(torch.ones(1, 3, 32, 32)))", "train.py ended without an operation"),
+        ("sys.exit('usage: train.py DATA')", "ended with exit code 'usage: train.py DATA' before"),
+    ],
+)
+def test_scripts_that_end_early_are_explained(write: Write, text: str, cause: str) -> None:
+    with pytest.raises(TraceError, match=cause):
+        fxmem.run(str(write(text)))
+
+
+def test_bad_arguments_are_explained(write: Write) -> None:
+    with pytest.raises(UsageError, match=r"no script 'nope.py'"):
+        fxmem.run("nope.py")
+    with pytest.raises(UsageError, match="--steps must be 1 or more, got 0"):
+        fxmem.run(str(write("")), steps=0)
+    run: ScriptRun = fxmem.run(str(write("torch.ones(4, device='cuda') + 1")))
+    with pytest.raises(UsageError, match="a plan is for a model, and this is a step of a script"):
+        fxmem.plan(run.largest, budget="1GiB")
