@@ -22,9 +22,9 @@ Ends it after some steps of its optimizers, and reports the largest and the firs
 """
 _EPILOG = """\
 examples:
-  fxmem run train.py --batch-size 64
+  fxmem run train.py configs/small.yaml
   fxmem run --gpu rtx4090 --steps 5 train.py configs/small.yaml
-  fxmem run -o report.html -m package.train --epochs 1
+  fxmem run -o report.html -m package.train configs/small.yaml
 
 exit codes: 0 fine, 1 over --budget or too large for the --gpu, 2 bad usage or a script
 that fails

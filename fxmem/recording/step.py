@@ -93,7 +93,7 @@ def record_step(
             recording = _StepRunner(step, target, recorder).run(symbolic_sizes)
             return replace(
                 recording,
-                notes=(*_note_assumptions(recorder), *notes),
+                notes=(*note_assumptions(recorder), *notes),
                 is_routed=bool(recorder.runner.routings),
             )
         except NoGradientError as error:
@@ -132,7 +132,8 @@ def _watch(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
         yield notes
 
 
-def _note_assumptions(recorder: Recorder) -> Iterator[str]:
+def note_assumptions(recorder: Recorder) -> Iterator[str]:
+    """Notes what a step was taken to do where values decide, a sentence each."""
     yield from _note_draws(recorder)
     routings = recorder.runner.routings
     searches = [str(source) for source, searches in routings.items() if source and searches]

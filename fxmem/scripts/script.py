@@ -37,6 +37,7 @@ from fxmem.recording.failures import explain_failure
 from fxmem.recording.isolation import replace_inference_mode, stop_garbage_collection
 from fxmem.recording.options import Options, resolve_options
 from fxmem.recording.size_hints import SizeHint
+from fxmem.recording.step import note_assumptions
 from fxmem.scripts.present_gpu import show_gpu
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
@@ -153,7 +154,7 @@ class _Session:
                 yield
             finally:
                 recorder.end_step()
-                self._notes.update(noted)
+                self._notes.update(dict.fromkeys((*note_assumptions(recorder), *noted)))
 
     @contextlib.contextmanager
     def _watch_torch(self) -> Iterator[None]:

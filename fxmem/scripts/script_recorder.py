@@ -26,7 +26,7 @@ from fxmem.recording.ledger import KEPT, NO_STORAGE
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.scripts.reads import ReadLog
-from fxmem.tracing.values import remember_constant
+from fxmem.tracing.values import find_known, remember_constant
 from fxmem.versions.operators import aten
 
 _to_copy = aten._to_copy.default
@@ -43,12 +43,14 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     Attributes:
         reads: The lines that read values.
         makes_fakes: Tensors that are made of nothing are fake, whatever their device.
+        in_model: A module runs: its routing of tokens to experts is assumed, and no read.
     """
 
     def __init__(self, target: Target, hints: SizeHints) -> None:
         super().__init__(target, hints)
         self.reads = ReadLog()
         self.makes_fakes = target.device == _HOST
+        self.in_model = False
         self._device = target.device
 
     def __torch_dispatch__(
@@ -74,6 +76,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             if real is not None:
                 with no_dispatch():
                     return real.to(kwargs.get("dtype") or real.dtype)
+        if func is _scalar and not self.in_model:
+            value = find_known(args[0])
+            if value is not None and value.assumed:
+                return self.reads.answer_scalar(args[0])
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:

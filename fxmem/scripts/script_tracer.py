@@ -174,10 +174,12 @@ class ScriptTracer(Tracer):
         if fqn is not None and len(self._scopes) == 1:
             self._label_inputs(module, args, kwargs)
         self._scopes.append(made if fqn is None else fqn)
+        self._recorder.in_model = True
         try:
             return call(module, *args, **kwargs)
         finally:
             self._scopes.pop()
+            self._recorder.in_model = len(self._scopes) > 1
 
     def _find_name(self, module: nn.Module) -> str | None:
         known = self._names.get(id(module))

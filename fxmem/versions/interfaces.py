@@ -110,6 +110,18 @@ INTERFACES = (
         since=(2, 12),
     ),
     _list(
+        "torch._C",
+        "_swap_tensor_impl",
+        "keep a script's parameters the same objects when they move to the GPU",
+        "torch.utils.swap_tensors, without weak references to them",
+    ),
+    _list(
+        "torch.utils.data.dataloader",
+        "_BaseDataLoaderIter",
+        "leave the batches of a script for the CPU real",
+        "none",
+    ),
+    _list(
         "torch.autograd.graph",
         "_get_grad_fn_or_grad_acc",
         "find where hooks of a parameter's gradient hang",

@@ -101,6 +101,18 @@ COMMANDS = {
 UNSHOWN = {c for c in COMMANDS if c.startswith("fxmem ")} - {command for _, _, command in SHOWN}
 
 
+SCRIPT = """
+import torch
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(9):
+    model(torch.ones(4, 8).cuda()).sum().backward()
+    optimizer.step()
+"""
+"""A script of the user's, which takes any arguments."""
+
+
 def is_exact(command: str) -> bool:
     """Tells whether a command prints the same here as where the pages were written."""
     if command.startswith(("fxmem plan", "fxmem verify")):  # random choices, and times
@@ -129,6 +141,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyproject.toml").write_text(project.text)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "model.py").write_text(MODEL)
+    (tmp_path / "package").mkdir()
+    for name in ("train.py", "package/train.py"):
+        (tmp_path / name).write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(fxmem.api, "analyze", analyze_once)
@@ -197,7 +212,7 @@ def test_every_command_works(command: str) -> None:
     assert code == 0
     assert err == ""
     written = re.search(r"-o (\S+)", command)
-    if command.startswith("fxmem render"):
+    if command.startswith("fxmem render") or (written and command.startswith("fxmem run")):
         assert written and Path(written[1]).read_bytes().startswith(PICTURES)
         return
     result = Path(written[1]).read_text(encoding="utf-8") if written else out

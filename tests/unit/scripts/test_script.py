@@ -191,7 +191,8 @@ def test_a_closure_is_the_step_s_forward_and_backward(write: Write) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         def closure():
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(torch.randn(8, 3, 32, 32).cuda()), torch.ones(8).long().cuda())
+            x, y = torch.randn(8, 3, 32, 32).cuda(), torch.ones(8).long().cuda()
+            loss = F.cross_entropy(model(x), y)
             loss.backward()
             return loss
         for _ in range(3):

@@ -1,0 +1,62 @@
+"""``fxmem run`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fxmem.cli import main
+
+SCRIPT = """
+import sys
+import torch
+
+size, device = int(sys.argv[1]), "cuda" if torch.cuda.is_available() else "cpu"
+print("training on", torch.cuda.get_device_name() if device == "cuda" else device)
+model = torch.nn.Linear(size, size).to(device)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(9):
+    optimizer.zero_grad()
+    loss = model(torch.ones(4, size, device=device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("loss", loss.item())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return "train.py"
+
+
+def test_the_report_is_on_stdout_and_the_script_s_words_on_stderr(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--gpu", "h100", "--top", "2", script, "512"]) == 0
+    out, err = capsys.readouterr()
+    first, second = out.splitlines()[:2]
+    assert first.startswith("Peak ") and first.endswith("updating 2 parameters together")
+    assert second == "step 1 of train.py; NVIDIA H100 80GB HBM3; optimizer Adam"
+    assert "step 3 " in out and "train.py:14" in out and "Fits NVIDIA H100" in out
+    assert err.startswith("training on NVIDIA H100 80GB HBM3\nloss 1.0\n")
+
+
+def test_modules_limits_and_files(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--budget", "1MiB", "--steps", "1", "--json", "-o", "step.json"]
+    assert main([*arguments, "-m", "train", "512"]) == 1
+    assert "fxmem: over budget: the peak of" in capsys.readouterr().err
+    report = json.loads((tmp_path / "step.json").read_text())
+    assert [step["name"] for step in report["script"]["steps"]] == ["step 1"]
+    assert report["script"]["reads"] == []
+    assert main(["run", "--device", "cpu", "-o", "step.html", script, "64"]) == 0
+    assert "<svg" in (tmp_path / "step.html").read_text()
+    assert main(["run", "-o", "step.json", "nope.py"]) == 2
+    assert "no script 'nope.py' (fxmem run train.py, or -m package.module)" in (
+        capsys.readouterr().err
+    )
