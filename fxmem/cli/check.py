@@ -113,7 +113,8 @@ def run_check(arguments: argparse.Namespace) -> int:
         is_markdown = arguments.format == "markdown"
         width = None if is_markdown else choose_width(output)
         shown = [r for r in results if r.verdict is not None or not arguments.quiet]
-        title = f"{len(verdicts) or 'None'} of {len(results)} checks failed"
+        count = f"{len(results)} check{'s' if len(results) > 1 else ''}"
+        title = f"{len(verdicts)} of {count} failed" if verdicts else f"{count} passed"
         tables = [*_list_tables(shown, arguments.verbose)]
         text = write_report(title, [], tables, width=width, markdown=is_markdown) if shown else ""
     write_output(text, output)

@@ -219,13 +219,13 @@ def test_verbose_lists_the_storages_of_every_step(
 ) -> None:
     assert main(["check", "-v"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("None of 2 checks failed\n")
+    assert out.startswith("2 checks passed\n")
     assert out.count("storage at the peak") == 2
 
 
 @pytest.mark.parametrize(
     ("format", "start"),
-    [("json", "{"), ("markdown", "### None of 2 checks failed"), ("sarif", "{"), ("github", "")],
+    [("json", "{"), ("markdown", "### 2 checks passed"), ("sarif", "{"), ("github", "")],
 )
 def test_each_format_is_written(project: Project, format: str, start: str) -> None:
     result = project.folder / "result"
