@@ -95,7 +95,7 @@ class Comparison:
         """Writes the report, whose first line is :meth:`describe`.
 
         Args:
-            top: How many storages to list.
+            top: How many modules and storages to list.
             width: Columns of its tables and lines; None for no limit.
             markdown: Write Markdown, for the summary of a run in CI or a comment.
         """
@@ -129,7 +129,8 @@ class Comparison:
         rows = [(name, *write_sizes(a, b)) for name, a, b in totals if a or b]
         yield Table(["at the peak", *SIZES], rows)
         rows = [(fqn or "(none)", *write_sizes(*sizes)) for fqn, sizes in self.modules.items()]
-        yield Table(["module", *SIZES], rows)
+        more = f"... and {len(rows) - top} more" if len(rows) > top else ""
+        yield Table(["module", *SIZES], rows[:top], rest=more)
         yield list_changes(self.changes, top)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxmem.report.document import build_document
-from fxmem.report.tables import join_blocks, wrap, write_table
+from fxmem.report.tables import Table, join_blocks, wrap
 from fxmem.report.text import render_text, write_place, write_source
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.units import format_bytes
@@ -26,9 +26,9 @@ def render_script(run: ScriptRun, *, top: int = 10, width: int | None = None) ->
         (write_source(read.source), read.value, "a branch may hang on it" if read.decides else "")
         for read in run.reads
     ]
-    blocks = [
+    blocks: list[str | Table] = [
         render_text(build_document(largest), top=top, width=width),
-        write_table(
+        Table(
             ["recorded", "peak", "reserved", "in"],
             steps,
             right=["peak", "reserved"],
@@ -38,7 +38,7 @@ def render_script(run: ScriptRun, *, top: int = 10, width: int | None = None) ->
         "\n".join(wrap(note, width) for note in run.notes),
     ]
     if reads:
-        blocks.append(write_table(["values read at", "taken as", ""], reads, width=width))
+        blocks.append(Table(["values read at", "taken as", ""], reads, width=width))
     if abs(first.peak_bytes - largest.peak_bytes) > _ALIKE * largest.peak_bytes:
         blocks.append(render_text(build_document(first), top=top, width=width))
     return join_blocks(blocks)

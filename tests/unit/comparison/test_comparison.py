@@ -87,8 +87,10 @@ def test_storages_beyond_the_first_are_summed_up() -> None:
     (change,) = comparison.changes
     other = replace(change, source=None, after_bytes=5 * MIB)
     others = [replace(other, label=f"{i}") for i in range(2)]
-    more = replace(comparison, changes=(change, *others))
+    modules = {"": (0, 1), "a": (1, 0), "b": (0, 1)}
+    more = replace(comparison, changes=(change, *others), modules=modules)
     assert more.to_text(top=1).endswith("\n... and 2 more, +2.00 MiB\n")
+    assert "\n(none) " in more.to_text(top=1) and "\n... and 2 more\n" in more.to_text(top=1)
     assert " 0 and 1 alike " in more.to_text(top=2)
 
 
