@@ -1,4 +1,4 @@
-"""Hugging Face: a callback that has the model of a Trainer plan itself.
+"""Hugging Face: a callback that plans the model of a Trainer for its first batch.
 
 pip install transformers accelerate
 python examples/hugging_face_trainer.py
@@ -7,7 +7,6 @@ python examples/hugging_face_trainer.py
 from __future__ import annotations
 
 import tempfile
-from typing import Any
 
 import torch
 from transformers import (
@@ -19,24 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
-import fxmem
-
-
-class PlanMemory(TrainerCallback):
-    """Plans the model at the first training step, for its batch.
-
-    Args:
-        options: As for ``fxmem.auto``, such as ``budget="8GiB"`` or ``max_overhead=0.2``.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
-
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, *, model: PreTrainedModel, **kwargs: Any
-    ) -> None:
-        model.config.use_cache = False  # as gradient checkpointing has it
-        fxmem.auto(model, **self.options)
+from fxmem.integrations.transformers import FxmemCallback
 
 
 def make_examples() -> list[dict[str, list[int]]]:
@@ -71,7 +53,7 @@ def train(*callbacks: TrainerCallback) -> tuple[PreTrainedModel, list[float]]:
 
 if __name__ == "__main__":
     plain, expected = train()
-    planned, found = train(PlanMemory(max_overhead=0.5, device="cpu", time_limit_s=2))
+    planned, found = train(FxmemCallback(max_overhead=0.5, apply=True, time_limit_s=2))
     assert found == expected
     assert planned.plan.segments
     for ours, theirs in zip(plain.parameters(), planned.parameters(), strict=True):

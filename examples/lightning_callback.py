@@ -1,4 +1,4 @@
-"""Lightning: a callback that has the network of a LightningModule plan itself.
+"""Lightning: a callback that plans the steps of a LightningModule for its first batch.
 
 pip install lightning
 python examples/lightning_callback.py
@@ -6,33 +6,12 @@ python examples/lightning_callback.py
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import fxmem
-
-
-class PlanMemory(lightning.Callback):
-    """Plans one module of the LightningModule at the first training step, for its batch.
-
-    Args:
-        name: The module's name.
-        options: As for ``fxmem.auto``, such as ``budget="8GiB"`` or ``max_overhead=0.2``.
-    """
-
-    def __init__(self, name: str, **options: Any) -> None:
-        self.name = name
-        self.options = options
-
-    def setup(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
-    ) -> None:
-        if stage == "fit":
-            fxmem.auto(pl_module.get_submodule(self.name), **self.options)
+from fxmem.integrations.lightning import FxmemCallback
 
 
 class Classifier(lightning.LightningModule):
@@ -42,12 +21,12 @@ class Classifier(lightning.LightningModule):
         super().__init__()
         layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())]
         self.net = nn.Sequential(nn.Linear(16, 64), *layers, nn.Dropout(0.1), nn.Linear(64, 2))
-        self.losses: list[float] = []
+        self.losses: list[Tensor] = []
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         x, target = batch
         loss = nn.functional.cross_entropy(self.net(x), target)
-        self.losses.append(loss.item())
+        self.losses.append(loss.detach())
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -75,7 +54,7 @@ def train(*callbacks: lightning.Callback) -> Classifier:
 
 if __name__ == "__main__":
     plain = train()
-    planned = train(PlanMemory("net", max_overhead=0.5, device="cpu", time_limit_s=2))
+    planned = train(FxmemCallback(max_overhead=0.5, apply=True, time_limit_s=2))
     assert planned.losses == plain.losses
     for ours, theirs in zip(plain.parameters(), planned.parameters(), strict=True):
         assert torch.equal(ours, theirs)

@@ -25,6 +25,8 @@ from fxmem.units import resolve_bytes
 
 Choices = Mapping[str, Mapping[str, Any]]
 """The arguments of :func:`auto`: ``limits`` and ``planning`` of the plan, ``analysis``."""
+PlanModel = Callable[[nn.Module, Any, Any], nn.Module]
+"""Takes a model and a step's inputs, positional and by name; returns what runs in its place."""
 
 
 def auto(
@@ -88,13 +90,24 @@ def make_planned(
     return apply(model, plan(analysed, **limits, **planning))
 
 
+def plan_for_step(choices: Choices, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
+    """Applies a plan as :func:`make_planned`, for the autocast of the running step."""
+    analysis = {"autocast": find_autocast((args, kwargs)), **choices["analysis"]}
+    return make_planned(model, args, kwargs, **{**choices, "analysis": analysis})
+
+
+def prepare_first_step(model: nn.Module, plan_model: PlanModel) -> None:
+    """Has a model call a function before its first training step, and run what that returns."""
+    lazy = vars(model).get("forward")
+    if isinstance(lazy, LazyForward):
+        lazy.release()
+    vars(model)["forward"] = LazyForward(model, plan_model)
+
+
 def plan_lazily(model: Any, choices: Choices) -> Any:
     """Has a model, or each model that a class or a function makes, plan itself."""
     if isinstance(model, nn.Module):
-        lazy = vars(model).get("forward")
-        if isinstance(lazy, LazyForward):
-            lazy.release()
-        vars(model)["forward"] = LazyForward(model, choices)
+        prepare_first_step(model, functools.partial(plan_for_step, choices))
         return model
     if isinstance(model, type) and issubclass(model, nn.Module):
         construct = model.__init__
@@ -139,11 +152,11 @@ class LazyForward:
 
     Args:
         model: The model; a copy of it plans for itself.
-        choices: How to analyse and to plan.
+        plan_model: Makes what runs instead, or returns the model.
     """
 
-    def __init__(self, model: nn.Module, choices: Choices) -> None:
-        self.model, self._choices = model, choices
+    def __init__(self, model: nn.Module, plan_model: PlanModel) -> None:
+        self.model, self._plan_model = model, plan_model
         self._replaced: Callable[..., Any] | None = vars(model).get("forward")
         self._planned: nn.Module | None = None
         self._is_running = False
@@ -174,15 +187,15 @@ class LazyForward:
             self._is_running = False
 
     def _plan(self, args: Any, kwargs: Any) -> nn.Module:
-        """Makes the module whose ``forward`` runs from now on, for the autocast of this step."""
+        """Makes the module whose ``forward`` runs from now on, while the model is as it was."""
         model, planned = self.model, None
-        analysis = {"autocast": find_autocast((args, kwargs)), **self._choices["analysis"]}
+        outer = vars(model).get("forward", self)  # accelerate lays autocast around this one
         self.release()
         try:
-            planned = make_planned(model, args, kwargs, **{**self._choices, "analysis": analysis})
+            planned = self._plan_model(model, args, kwargs)
         finally:
-            if planned is not model:
-                vars(model)["forward"] = self
+            if planned is not model or outer is not self:
+                vars(model)["forward"] = outer
         if planned is not model and not hasattr(model, "plan"):
             vars(model)["plan"] = planned.plan
         return planned
@@ -190,16 +203,16 @@ class LazyForward:
     def release(self) -> None:
         """Has the model run its own code from now on."""
         held = vars(self.model)
-        del held["forward"]
+        held.pop("forward", None)
         if self._replaced is not None:
             held["forward"] = self._replaced
         if isinstance(held.get("plan"), Plan):
             del held["plan"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyForward:
-        copied = LazyForward(copy.deepcopy(self.model, memo), self._choices)
+        copied = LazyForward(copy.deepcopy(self.model, memo), self._plan_model)
         copied._replaced = copy.deepcopy(self._replaced, memo)
         return copied
 
     def __reduce__(self) -> Any:
-        return LazyForward, (self.model, self._choices)
+        return LazyForward, (self.model, self._plan_model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 import fxmem
 from benchmarks.cases import import_torchvision
 from fxmem.graph import Phase
+from fxmem.integrations.first_step import FirstStep, describe_optimizer
 
 STEPS = ("the first step", "the second step")
 VOCABULARY, TOKENS = 512, (8, 32)
@@ -61,7 +64,9 @@ def compute_own_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = Non
     return squares.mean(-1).where(labels >= 0, 0.0).mean()
 
 
-def train_with_transformers(folder: Path, own_loss: bool, **arguments: Any) -> None:
+def train_with_transformers(
+    folder: Path, own_loss: bool = False, callbacks: Sequence[Any] = (), **arguments: Any
+) -> list[float]:
     """Three steps, so that in the second the loader has a batch for the next; two are marked."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -81,7 +86,7 @@ def train_with_transformers(folder: Path, own_loss: bool, **arguments: Any) -> N
             max_steps=len(STEPS) + 1,
             optim="adamw_torch",
             save_strategy="no",
-            logging_strategy="no",
+            logging_steps=1,
             report_to=[],
             disable_tqdm=True,
             use_cpu=True,
@@ -91,10 +96,11 @@ def train_with_transformers(folder: Path, own_loss: bool, **arguments: Any) -> N
         train_dataset=[0] * 3 * arguments.get("gradient_accumulation_steps", 1),
         data_collator=make_batch,
         compute_loss_func=compute_own_loss if own_loss else None,
-        callbacks=[Mark()],
+        callbacks=[*callbacks, Mark()],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,9 @@ def compute_loss(output: Tensor) -> Tensor:
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
-def train_with_lightning(optimizer: str, **arguments: Any) -> None:
+def train_with_lightning(
+    optimizer: str, callbacks: Sequence[Any] = (), **arguments: Any
+) -> list[Tensor]:
     """Two steps, each marked."""
     import lightning.pytorch as lightning
 
@@ -155,10 +163,15 @@ def train_with_lightning(optimizer: str, **arguments: Any) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.net = make_net()
+            self.losses: list[Tensor] = []
 
         def training_step(self, batch: Tensor, index: int) -> Tensor:
             output = self.net(batch)
-            return compute_loss(output)
+            loss = compute_loss(output)
+            if callbacks:
+                self.log("loss", loss)
+                self.losses.append(loss.detach())
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return OPTIMIZERS[optimizer](self.parameters(), lr=1e-3)
@@ -186,10 +199,12 @@ def train_with_lightning(optimizer: str, **arguments: Any) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Mark()],
+        callbacks=[*callbacks, Mark()],
         **arguments,
     )
-    trainer.fit(Module(), loader)
+    module = Module()
+    trainer.fit(module, loader)
+    return module.losses
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)  # where the peak is, and in the loss
@@ -220,3 +235,90 @@ def test_lightning_trainer(
     scalars = [0 if at is Phase.LOSS else SCALAR for at in (first.phase, analysis.peak.phase)]
     peaks = [first.peak_bytes, analysis.peak_bytes]
     assert measured == [sum(pair) for pair in zip(peaks, scalars, strict=True)]
+
+
+def make_callback(trainer: str, **options: Any) -> Any:
+    """The callback of fxmem for a trainer."""
+    if trainer == "lightning":
+        from fxmem.integrations.lightning import FxmemCallback as ForLightning
+
+        return ForLightning(**options)
+    from fxmem.integrations.transformers import FxmemCallback as ForTransformers
+
+    return ForTransformers(**options)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "arguments", "waiting"),
+    [
+        # The next batch of the loader, and the number of items in this one.
+        ("transformers", {"gradient_accumulation_steps": 3, "bf16": True}, 4096 + SCALAR),
+        ("lightning", {"accumulate_grad_batches": 2, "precision": "bf16-mixed"}, 2 * SCALAR),
+    ],
+)
+def test_a_callback_plans_the_step_of_its_trainer(
+    tmp_path: Path, trainer: str, arguments: dict[str, Any], waiting: int
+) -> None:
+    losses: list[Any] = []
+
+    def train(callback: Any) -> None:
+        torch.manual_seed(0)
+        if trainer == "transformers":
+            losses.append(train_with_transformers(tmp_path, callbacks=[callback], **arguments))
+        else:
+            losses.append(train_with_lightning("sgd", [callback], **arguments))
+
+    check = make_callback(trainer)
+    planned = make_callback(trainer, max_overhead=0.5, apply=True, time_limit_s=0.3)
+    for callback in (check, planned):
+        (peak,) = measure_peaks(lambda callback=callback: train(callback), STEPS[1:])
+        step = callback.plan or callback.analysis
+        # What the analysis leaves behind are copies of counts.
+        assert step.peak_bytes <= peak - waiting <= step.peak_bytes + 256
+    assert planned.plan.peak_bytes < check.analysis.peak_bytes == planned.analysis.peak_bytes
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_a_callback_stops_a_step_over_the_budget(tmp_path: Path, trainer: str) -> None:
+    callback = make_callback(trainer, budget="1MiB")
+    with pytest.raises(fxmem.InfeasibleError) as caught:
+        if trainer == "transformers":
+            train_with_transformers(tmp_path, callbacks=[callback])
+        else:
+            train_with_lightning("sgd", [callback])
+    assert re.fullmatch(
+        r"the training step takes \S+ MiB in \w+, \w+\.py:\d+, more than 1\.00 MiB"
+        r" \(apply=True applies a plan; or a smaller batch\)",
+        str(caught.value),
+    )
+
+
+def test_a_step_that_cannot_be_analysed_runs_unless_a_plan_is_asked_for() -> None:
+    class Branches(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return -x if x.mean() > 0 else super().forward(x)
+
+    model, x = Branches(4, 4), torch.zeros(2, 4)
+    with pytest.warns(fxmem.FxmemWarning, match=r"^the first step is not checked: `x\.mean"):
+        assert FirstStep().check(model, (x,), {}) is model
+    with pytest.raises(fxmem.DataDependentError):
+        FirstStep(apply=True, budget=1).check(model, (x,), {})
+
+
+def test_an_optimizer_is_analysed_with_its_groups() -> None:
+    net = make_net()
+    weights, biases = ([p for p in net.parameters() if p.dim() == n] for n in (2, 1))
+    groups = [{"params": weights, "weight_decay": 0.1, "foreach": True}, {"params": biases[::-1]}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    made = describe_optimizer(optimizer, net)([*make_net().parameters()])
+    shapes = [[[p.shape for p in g["params"]] for g in o.param_groups] for o in (optimizer, made)]
+    assert shapes[0] == shapes[1]
+    for name in ("lr", "weight_decay", "foreach"):
+        ours, theirs = ([g[name] for g in o.param_groups] for o in (optimizer, made))
+        assert ours == theirs
+    sizes = [
+        fxmem.analyze(net, "8x64", optimizer=choice, device="cuda").peak_bytes
+        for choice in (describe_optimizer(optimizer, net), "adamw")
+    ]
+    assert sizes[0] < sizes[1]  # one group after the other
