@@ -141,12 +141,17 @@ class StepEdit:
         return family, [operations[index] for index in sorted(operations)]
 
     def fuse(
-        self, nodes: Collection[int], kept_bytes: int = 0, *, keeps_inputs: bool = True
+        self,
+        nodes: Collection[int],
+        kept_bytes: int,
+        *,
+        keeps_inputs: bool = True,
+        keeps_results: bool = True,
     ) -> None:
         """Has nodes run as one kernel, in forward as in backward.
 
-        Storages that are made and used inside are gone; inputs, results and so many bytes of
-        statistics are kept for backward, whose gradients are allocated as it begins.
+        Storages that are made and used inside are gone; so many bytes of statistics are kept for
+        backward, with inputs and results or one of them. Gradients are allocated as it begins.
         """
         forward, backward = self.list_forward(nodes), self.list_backward(nodes)
         if not forward:
@@ -167,7 +172,7 @@ class StepEdit:
                         self.change(storage.index, nbytes=0)
                     elif run is backward:
                         self.change(storage.index, born=run[0].index)
-                    else:
+                    elif keeps_results:
                         self.keep(storage.index, last)
         inputs = {index for operation in forward for index in operation.reads}
         for storage in (self.graph.storages[index] for index in inputs if keeps_inputs):

@@ -49,8 +49,8 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
         is_single = len(region) == _CAST_CALL_CAST
         code = _NORM if "rsqrt" in names else _SAME if is_single else _OTHER
         statistics_bytes = _FLOAT * prod(casts[0].shape) // max(casts[0].shape[-1], 1)
-        keeps_result = is_single and bool(names & _BY_RESULT)
-        edit.fuse(region, statistics_bytes, keeps_inputs=not keeps_result)
+        by_result = is_single and bool(names & _BY_RESULT)
+        edit.fuse(region, statistics_bytes, keeps_inputs=not by_result, keeps_results=by_result)
         found.append((kept_bytes, code, node.source))
     if not found:
         return
