@@ -21,15 +21,17 @@ from fxmem.report.formats import GRAPH, TIMELINE, TRADEOFF, RenderOptions, rende
 from fxmem.report.html import clean_svg, load_template
 from fxmem.report.module_table import write_modules
 from fxmem.report.plan_text import list_front_blocks, list_plan_blocks
+from fxmem.report.script_text import list_script_blocks
 from fxmem.report.suggestions import render_suggestions, suggest_code
 from fxmem.report.tables import Table, join_blocks
 from fxmem.report.text import list_blocks
 from fxmem.report.verify_text import list_verification_blocks
+from fxmem.scripts.script_run import ScriptRun
 
 if TYPE_CHECKING:
     from fxmem.verifying.verification import Verification
 
-Reported = Union[Analysis, Plan, Front, MaxBatch, "Verification"]
+Reported = Union[Analysis, Plan, Front, MaxBatch, ScriptRun, "Verification"]
 _DEPTH = 2  # of the modules' table, which is there besides the report
 
 
@@ -70,6 +72,8 @@ def write_html(value: Reported) -> str:
 def _list_blocks(value: Reported, width: int | None = None) -> list[str | Table]:
     if isinstance(value, Analysis):
         return list_blocks(build_document(value), width=width)
+    if isinstance(value, ScriptRun):
+        return list_script_blocks(value, width=width)
     if isinstance(value, Plan):
         if value.analysis is None:
             return list_plan_blocks(value, None, width=width)
@@ -84,9 +88,10 @@ def _list_blocks(value: Reported, width: int | None = None) -> list[str | Table]
 
 
 def _list_pictures(value: Reported) -> Iterator[tuple[str, Analysis, RenderOptions]]:
-    if isinstance(value, Analysis):
-        yield TIMELINE, value, RenderOptions(TIMELINE)
-        yield GRAPH, value, RenderOptions(GRAPH)
+    if isinstance(value, Analysis | ScriptRun):
+        step = value.largest if isinstance(value, ScriptRun) else value
+        yield TIMELINE, step, RenderOptions(TIMELINE)
+        yield GRAPH, step, RenderOptions(GRAPH)
     elif isinstance(value, Plan) and value.analysis is not None:
         yield TIMELINE, value.analysis, RenderOptions(TIMELINE, plan=value)
     elif isinstance(value, Front) and value[0].analysis is not None:
@@ -102,6 +107,9 @@ def _list_bars(value: Reported) -> Iterator[tuple[str, int | None]]:
         yield f"batch {value.batch}", value.peak_bytes
         yield f"batch {value.next_batch}", value.next_peak_bytes
         yield "memory", value.memory_bytes
+    elif isinstance(value, ScriptRun):
+        for step in value.steps:
+            yield ", ".join(step.setup.inputs), step.peak_bytes
     elif not isinstance(value, Analysis | Front):
         yield "model, measured", value.baseline.peak_bytes
         yield "with the plan, measured", value.planned.peak_bytes

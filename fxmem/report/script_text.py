@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxmem.report.document import build_document
 from fxmem.report.tables import Table, join_blocks, wrap
-from fxmem.report.text import render_text, write_place, write_source
+from fxmem.report.text import list_blocks, write_place, write_source
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.units import format_bytes
 
@@ -16,29 +16,28 @@ def render_script(run: ScriptRun, *, top: int = 10, width: int | None = None) ->
 
     The first step is left out where its peak is that of the largest, or within 1 % of it.
     """
-    largest, first = run.largest, run.steps[0]
-    steps = []
+    return join_blocks(list_script_blocks(run, top, width))
+
+
+def list_script_blocks(
+    run: ScriptRun, top: int = 10, width: int | None = None
+) -> list[str | Table]:
+    """Lists the blocks of the report on a script."""
+    largest, first, steps = run.largest, run.steps[0], []
     for step in run.steps:
         peak, figures = step.peak, (step.peak_bytes, step.reserved_bytes)
         place = write_place(peak.phase, peak.node.name if peak.node else None, peak.source)
         steps.append((", ".join(step.setup.inputs), *map(format_bytes, figures), place))
+    headers = ["recorded", "peak", "reserved", "in"]
     reads = [
         (write_source(read.source), read.value, "a branch may hang on it" if read.decides else "")
         for read in run.reads
     ]
-    blocks: list[str | Table] = [
-        render_text(build_document(largest), top=top, width=width),
-        Table(
-            ["recorded", "peak", "reserved", "in"],
-            steps,
-            right=["peak", "reserved"],
-            names=["in"],
-            width=width,
-        ),
+    differs = abs(first.peak_bytes - largest.peak_bytes) > _ALIKE * largest.peak_bytes
+    return [
+        *list_blocks(build_document(largest), top, width=width),
+        Table(headers, steps, right=["peak", "reserved"], names=["in"], width=width),
+        Table(["values read at", "taken as", ""], reads, width=width),
         "\n".join(wrap(note, width) for note in run.notes),
+        *(list_blocks(build_document(first), top, width=width) if differs else ()),
     ]
-    if reads:
-        blocks.append(Table(["values read at", "taken as", ""], reads, width=width))
-    if abs(first.peak_bytes - largest.peak_bytes) > _ALIKE * largest.peak_bytes:
-        blocks.append(render_text(build_document(first), top=top, width=width))
-    return join_blocks(blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxmem.analysis import Analysis
+from fxmem.analysis import Analysis, Shown
 from fxmem.graph import SourceLocation
 
 
@@ -19,7 +19,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class ScriptRun:
+class ScriptRun(Shown):
     """The steps of a script, as they were recorded.
 
     Attributes:
@@ -31,6 +31,10 @@ class ScriptRun:
     steps: tuple[Analysis, ...]
     reads: tuple[Read, ...]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        peaks = [step.peak_bytes for step in self.steps]
+        return f"ScriptRun(peak_bytes={peaks}, reads=<{len(self.reads)}>)"
 
     @property
     def largest(self) -> Analysis:

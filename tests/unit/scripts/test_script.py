@@ -106,6 +106,7 @@ def test_a_script_with_every_habit_runs_unchanged(write: Write, tmp_path: Path) 
     assert (tmp_path / "model.pt.log").read_text() == "a step\n" * 2
     labels = {run.largest.labels[s.index] for s in run.largest.graph.storages}
     assert {"model.0.weight", "model.4.weight.grad", "model.4.weight.exp_avg"} <= labels
+    assert str(run).startswith("Peak ") and "<svg" in run._repr_html_()
     # Nothing of this is left in the process.
     assert not torch.cuda.is_available()
     assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().item() != 1
