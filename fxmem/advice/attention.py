@@ -31,6 +31,7 @@ _CURES = {
     "float16": "x.to(torch.float16) of query, key and value",
 }
 """By a part of the reason, the code to write."""
+_OTHER = "what the fused kernels need: fxmem explain FX103"
 
 
 def find_attention(analysis: Analysis) -> Iterator[Finding]:
@@ -58,7 +59,7 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
         sources.setdefault(reason, node.source)
         nodes = {operation.node for operation in ran if operation.node is not None}
         if all(edit.nodes[index].op != "call_module" for index in nodes):
-            kept_bytes = prod(scores.shape) // max(scores.shape[-1], 1) * _FLOAT
+            kept_bytes = prod(scores.shape[:-1]) * _FLOAT
             copies = next((n for part, n in _COPIES.items() if part in reason), 0)
             kept_bytes += copies * sum(s.nbytes for s in edit.made.get(ran[-1].index, ()))
             edit.fuse(nodes | _find_scaling(edit, nodes), kept_bytes)
@@ -77,7 +78,7 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
     yield Finding(
         code="FX103",
         change=f"Let a fused kernel compute attention, whose scores are kept because {reason}",
-        option=next(cure for part, cure in _CURES.items() if part in reason),
+        option=next((cure for part, cure in _CURES.items() if part in reason), _OTHER),
         peak_bytes=peak_bytes,
         saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="None in time: it is faster; the last digits differ.",
@@ -102,8 +103,8 @@ def _drop_copy(edit: StepEdit, product: Operation) -> None:
     for storage in edit.made.get(product.index, ()):
         for reader in edit.readers.get(storage.index, ()):
             if reader.name == "aten.clone.default" and reader.node != product.node:
-                (copy,) = edit.made[reader.index]
-                edit.change(copy.index, born=storage.born)
-                edit.keep(copy.index, edit.storages[storage.index].died or copy.born)
-                edit.change(storage.index, nbytes=0)
+                for copy in edit.made.get(reader.index, ()):
+                    edit.change(copy.index, born=storage.born)
+                    edit.keep(copy.index, edit.storages[storage.index].died or copy.born)
+                    edit.change(storage.index, nbytes=0)
                 return

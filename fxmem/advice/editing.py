@@ -113,7 +113,7 @@ class StepEdit:
         while (maker := self.find_maker(storage)) is not None and maker.node is not None:
             if maker.name in MATMULS:
                 return maker, between
-            if maker.name.split(".")[1] not in _BETWEEN:
+            if maker.name.removeprefix("aten.").partition(".")[0] not in _BETWEEN:
                 break
             between.append(maker)
             before = [self.graph.storages[index] for index in maker.reads]

@@ -48,7 +48,7 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
         names = {edit.nodes[index].target for index in region}
         is_single = len(region) == _CAST_CALL_CAST
         code = _NORM if "rsqrt" in names else _SAME if is_single else _OTHER
-        statistics_bytes = _FLOAT * prod(casts[0].shape) // max(casts[0].shape[-1], 1)
+        statistics_bytes = _FLOAT * prod(casts[0].shape[:-1])
         by_result = is_single and bool(names & _BY_RESULT)
         edit.fuse(region, statistics_bytes, keeps_inputs=not by_result, keeps_results=by_result)
         found.append((kept_bytes, code, node.source))

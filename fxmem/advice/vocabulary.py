@@ -19,14 +19,16 @@ def find_logits(analysis: Analysis) -> Iterator[Finding]:
     edit = StepEdit(analysis)
     alive = {storage.index for storage in analysis.peak.live}
     held: list[Storage] = []
-    head_source = None
+    source = None
     for softmax in [o for o in edit.graph.operations if o.name == "aten._log_softmax.default"]:
-        scores = edit.graph.storages[softmax.reads[0]] if softmax.reads else None
-        path = scores and softmax.phase in FORWARD and edit.trace_back(scores)
-        if scores and path and softmax.node is not None and reads_parameter(edit, path[0]):
-            held += (s for s in _chunk(edit, scores, path[0]) if s.index in alive)
-            own = edit.nodes[softmax.node].source
-            head_source = own or edit.nodes[path[0].node or 0].source
+        if softmax.node is None or softmax.phase not in FORWARD or not softmax.reads:
+            continue
+        scores = edit.graph.storages[softmax.reads[0]]
+        traced = edit.trace_back(scores)
+        if traced is not None and reads_parameter(edit, traced[0]):
+            held += (s for s in _chunk(edit, scores, traced[0]) if s.index in alive)
+            own, head = edit.nodes[softmax.node], edit.nodes[traced[0].node or 0]
+            source = own.source or head.source  # a loss that is named has no line of the user's
     if not held:
         return
     peak_bytes = edit.measure_peak()
@@ -40,7 +42,7 @@ def find_logits(analysis: Analysis) -> Iterator[Finding]:
         peak_bytes=peak_bytes,
         saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="The head's forward runs twice, and no logits are returned.",
-        source=head_source,
+        source=source,
     )
 
 

@@ -215,7 +215,7 @@ class Attention(nn.Module):
 ATTENTIONS = {
     "it is written as products and a softmax": (attend_by_hand, 64),
     "a head dimension that is a multiple of 4, not 30": (F.scaled_dot_product_attention, 30),
-    "memory-efficient attention needs to be enabled": (attend_by_math, 64),
+    "flash attention and memory-efficient attention need to be enabled": (attend_by_math, 64),
 }
 
 

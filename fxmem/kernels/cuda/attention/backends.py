@@ -124,13 +124,15 @@ def explain_math(call: AttentionCall, gpu: Gpu, settings: Settings) -> str:
         "flash attention": SDPBackend.FLASH_ATTENTION,
         "memory-efficient attention": SDPBackend.EFFICIENT_ATTENTION,
     }
-    reasons = {
-        name: _find_obstacle(backend, call, gpu, settings)
-        if backend in settings.enabled
-        else "to be enabled"
-        for name, backend in fused.items()
-    }
-    return "; ".join(f"{name} needs {reason}" for name, reason in reasons.items())
+    by_need: dict[str, list[str]] = {}
+    for name, backend in fused.items():
+        is_enabled = backend in settings.enabled
+        need = _find_obstacle(backend, call, gpu, settings) if is_enabled else "to be enabled"
+        by_need.setdefault(need, []).append(name)
+    return "; ".join(
+        f"{' and '.join(names)} need{'s' if len(names) == 1 else ''} {need}"
+        for need, names in by_need.items()
+    )
 
 
 def _find_obstacle(backend: SDPBackend, call: AttentionCall, gpu: Gpu, settings: Settings) -> str:
