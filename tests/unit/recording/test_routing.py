@@ -30,7 +30,8 @@ class Mixture(nn.Module):
         self.route = route
         self.router = nn.Linear(WIDTH, EXPERTS)
         layers = [
-            nn.Sequential(nn.Linear(WIDTH, 64), nn.SiLU(), nn.Linear(64, WIDTH)) for _ in "8" * 8
+            nn.Sequential(nn.Linear(WIDTH, 64), nn.SiLU(), nn.Linear(64, WIDTH))
+            for _ in range(EXPERTS)
         ]
         self.experts = nn.ModuleList(layers)
         self.named = nn.ModuleDict({f"expert_{i}": layer for i, layer in enumerate(layers)})
@@ -151,6 +152,17 @@ def test_a_planned_mixture_computes_the_same() -> None:
     )
     assert plan.segments
     assert fxmem.verify(model, fxmem.apply(model, plan), INPUT, steps=1).equal
+
+
+def count_on_a_gpu(net: Any, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """Grouped products in transformers: a histogram of integers has a kernel for GPUs alone."""
+    counts = torch.histc(chosen.int(), bins=EXPERTS, min=0, max=EXPERTS - 1)
+    return net.experts[0](x) * counts.cumsum(0)[-1]  # type: ignore[no-any-return]
+
+
+def test_values_that_the_host_cannot_compute_are_unknown() -> None:
+    analysis = fxmem.analyze(Mixture(count_on_a_gpu), INPUT)
+    assert (analysis.frontend, analysis.setup.notes) == ("fx", ())
 
 
 def choose_one(net: Any, x: Tensor) -> Tensor:
