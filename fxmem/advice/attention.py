@@ -27,6 +27,7 @@ _CURES = {
     _GROUPED: "key.repeat_interleave(groups, 1) and the same for value instead of "
     "enable_gqa=True, or run attention in bfloat16",
     "4 dimensions": "x.unsqueeze(0) of query, key and value",
+    "16 bytes": "x.clone() of query, key and value",
     "contiguous": "x.contiguous() of query, key, value and mask",
     "float16": "x.to(torch.float16) of query, key and value",
 }

@@ -181,7 +181,10 @@ def _list_efficient_obstacles(call: AttentionCall, gpu: Gpu, settings: Settings)
         yield f"float16{', bfloat16' * (len(types) > 2)} or float32, not {_name_type(call)}"
     if not _is_aligned(call, gpu):
         multiple = 8 if call.query.dtype in _HALVES else 4
-        yield f"a head dimension that is a multiple of {multiple}, not {call.query.shape[-1]}"
+        odd = [x.shape[-1] for x in call.inputs if x.shape[-1] % multiple]
+        if odd:
+            yield f"a head dimension that is a multiple of {multiple}, not {odd[0]}"
+        yield "query, key and value that begin at multiples of 16 bytes in memory"
     if not _have_rows(call) or not _are_rows_dense(call, ignore_single=False):
         yield _ROWS
     if not _heads_match(call, enable_gqa=False, same_heads=True):

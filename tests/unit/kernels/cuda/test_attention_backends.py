@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fxmem.kernels.cuda.attention.backends import AttentionCall, choose_backend, read_settings
+from fxmem.kernels.cuda.attention.backends import (
+    AttentionCall,
+    choose_backend,
+    explain_math,
+    read_settings,
+)
 from fxmem.kernels.cuda.gpu import Gpu
 
 FLASH = SDPBackend.FLASH_ATTENTION
@@ -191,3 +196,25 @@ def test_an_order_that_the_user_sets() -> None:
         assert choose(call(), H100) is EFFICIENT
     with sdpa_kernel([FLASH]):
         assert choose(call(dtype=F32)) is None
+
+
+HEADS = (2, 4, 64, 32)
+NEEDS = [
+    (call(HEADS, dtype=torch.float64), A100, "float16, bfloat16 or float32, not float64"),
+    (call(HEADS), T4, "float16 or float32, not bfloat16"),
+    (call((4, 64, 32), dtype=torch.float32), A100, "inputs of 4 dimensions"),
+    (call(HEADS, (2, 2, 64, 32), enable_gqa=True, attn_mask=mask(64, 64)), A100, "as many heads"),
+    (call((2, 4, 64, 300)), A100, "a head dimension that is a multiple of 8, not 300"),
+    (
+        call_same(*HEADS, dtype=F32, strides=(8192, 2048, 32, 1), offset=1),
+        A100,
+        "begin at multiples of 16 bytes",
+    ),
+    (call(HEADS, attn_mask=mask(64, 64).T), A100, "a last dimension that is contiguous in memory"),
+]
+
+
+@pytest.mark.parametrize(("what", "gpu", "need"), NEEDS, ids=[need for _, _, need in NEEDS])
+def test_the_need_that_leaves_the_math_kernel(what: AttentionCall, gpu: Gpu, need: str) -> None:
+    assert choose(what, gpu) is SDPBackend.MATH
+    assert need in explain_math(what, gpu, read_settings(gpu))
