@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fxmem.advice.editing import StepEdit
 from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
-from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Storage
 from fxmem.memory.labels import find_updated
 from fxmem.units import format_bytes
 
@@ -75,10 +75,10 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
 
     What the optimizer takes for several at a time is shared out by their sizes.
     """
-    loop, graph = analysis.setup.loop, analysis.allocated_graph
+    graph = analysis.allocated_graph
     steps = [o for o in graph.operations if o.phase is Phase.OPTIMIZER]
-    is_whole = loop.clip_grad or loop.accumulate > 1 or analysis.setup.autocast == "fp16"
-    if not steps or is_whole or not loop.set_to_none:
+    gradients = [s for s in graph.storages if s.category is Category.GRADIENT]
+    if not steps or _are_needed_together(graph, gradients):
         return
     edit = StepEdit(analysis)
     sizes = {s.name: s.nbytes for s in graph.storages if s.category is Category.PARAMETER}
@@ -101,7 +101,7 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
         live -= freed_bytes[operation.index]
     for storage in temporary:
         edit.change(storage.index, nbytes=0)
-    for storage in (s for s in graph.storages if s.category is Category.GRADIENT):
+    for storage in gradients:
         if storage.born == RESIDENT:  # of the step before, where zero_grad runs after forward
             edit.change(storage.index, nbytes=0)
         elif storage.died is None:
@@ -124,4 +124,19 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
         saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="No clipping by the norm of all gradients, no accumulation over micro-batches, no "
         "GradScaler.",
+    )
+
+
+def _are_needed_together(graph: MemoryGraph, gradients: Sequence[Storage]) -> bool:
+    """Tells whether gradients are kept from step to step, accumulated, clipped or unscaled."""
+    indices = {storage.index for storage in gradients}
+    first = next((o.index for o in graph.operations if o.phase is Phase.BACKWARD), 0)
+    return (
+        any(s.born == RESIDENT and s.died is None for s in gradients)
+        or any(o.index > first and o.phase is Phase.FORWARD for o in graph.operations)
+        or any(
+            ("norm" in o.name or "_amp_" in o.name) and not indices.isdisjoint(o.reads)
+            for o in graph.operations
+            if o.index > first
+        )
     )
