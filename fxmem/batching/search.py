@@ -21,6 +21,7 @@ from fxmem.batching.record import MaxBatch
 from fxmem.errors import TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES, find_gpu
 from fxmem.loading.axes import find_axis, resize_inputs
+from fxmem.loading.importing import read_files_once
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
 from fxmem.planning.outcome import find_shortage
 from fxmem.planning.plan import Plan
@@ -37,6 +38,7 @@ Shortage = Callable[[Analysis], str]
 """Says why the step of an analysis does not fit; the empty text where it does."""
 
 
+@read_files_once()
 def find_max_batch(
     model: nn.Module | str,
     args: Any = (),
@@ -227,9 +229,10 @@ def find_largest(
         The size, or 0 where none fits; and None where memory does not grow with it.
     """
     hi: int | None = None
-    stride = 1  # grows while sizes fit that were not expected to
+    surprises = 0  # sizes in a row that fit, and were not expected to: longer strides follow
     before = len(sizes.analyses) - (lo == 0)
     while hi is None or hi - lo > sizes.unit:
+        stride = 1 << max(surprises - 1, 0)
         size = _choose_next(sizes, guess, lo, hi, stride)
         is_new = size not in sizes.analyses and size not in sizes.refused
         most = MOST_ANALYSES * (2 if hi in sizes.refused else 1)
@@ -243,9 +246,9 @@ def find_largest(
             beyond = [each for each in refused if each > max(lo, min(sizes.analyses))]
             hi = min([*beyond, *([] if hi is None else [hi])], default=hi)
         elif judge(sizes.analyses[size]):
-            hi, stride = size, 1
+            hi, surprises = size, 0
         else:
-            stride = 2 * stride if size == lo + stride * sizes.unit else 1
+            surprises = surprises + 1 if size == lo + stride * sizes.unit else 0
             lo = size
     return lo, hi
 

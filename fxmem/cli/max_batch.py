@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import re
@@ -13,7 +14,6 @@ from fxmem.cli.output import check_output, choose_width, write_line, write_outpu
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
-    StepChoice,
     add_command,
     add_step_options,
     parse_budget,
@@ -116,24 +116,23 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
         steps.append(parse_step(argparse.Namespace(**{**vars(arguments), **values})))
     varied = [name for name in _LISTS if len(texts[name]) > 1]
     found = []
-    for at, (chosen, step) in enumerate(zip(settings, steps, strict=True), 1):
-        names = {name: chosen[name] for name in varied}
-        label = f" ({at} of {len(steps)}: {', '.join(names.values())})" if varied else ""
-        with show_progress(f"fitting {arguments.target}{label}"):
-            found.append((names, _find(step, limits)))
+    with contextlib.ExitStack() as stack:
+        for at, (chosen, step) in enumerate(zip(settings, steps, strict=True), 1):
+            names = {name: chosen[name] for name in varied}
+            label = f" ({at} of {len(steps)}: {', '.join(names.values())})" if varied else ""
+            with show_progress(f"fitting {arguments.target}{label}"), run_user_code(step.target):
+                from fxmem.api import max_batch
+                from fxmem.loading.importing import read_files_once
+
+                stack.enter_context(read_files_once())
+                one = max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
+            found.append((names, one))
     write_output(_write(found, arguments.json), None)
-    if any(each.batch for _, each in found):
+    if any(each.batch or (each.planned and each.planned.batch) for _, each in found):
         return 0
     memory = format_bytes(found[0][1].memory_bytes)
     write_line(f"fxmem: no size fits {memory}: {found[0][1].next_cause}")
     return EXIT_NONE_FITS
-
-
-def _find(step: StepChoice, limits: dict[str, Any]) -> MaxBatch:
-    with run_user_code(step.target):
-        from fxmem.api import max_batch
-
-        return max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
 
 
 def _write(found: list[tuple[dict[str, str], MaxBatch]], as_json: bool) -> str:

@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -46,10 +47,28 @@ def keep_importable(target: Target) -> Iterator[None]:
                 sys.path.remove(entry)
 
 
+@contextlib.contextmanager
+def read_files_once() -> Iterator[None]:
+    """Reads the file of a TARGET once, however often it is imported: some can be read but once.
+
+    Such a file defines operators, or registers classes by name.
+    """
+    read = _read.get()
+    token = _read.set(set() if read is None else read)
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
+_read: ContextVar[set[str] | None] = ContextVar("read", default=None)
+
+
 def import_target(target: Target, *, again: bool = True) -> ModuleType:
     """Imports the target's module; call it within :func:`keep_importable`.
 
-    With ``again``, a file that has been imported is read again; a module never is.
+    With ``again``, a file that has been imported is read again, but for
+    :func:`read_files_once`; a module never is.
 
     Raises:
         LoadError: There is none, or it cannot be imported.
@@ -59,9 +78,12 @@ def import_target(target: Target, *, again: bool = True) -> ModuleType:
         if not os.path.isfile(path):
             raise _explain_missing_file(target, path)
         name = _find_package(target)[1]
-        known = sys.modules.get(name)
+        known, read = sys.modules.get(name), _read.get()
+        again = again and path not in (read or ())
         if known is not None and known.__file__ == path and not again:
             return known
+        if read is not None:
+            read.add(path)
     importlib.invalidate_caches()
     try:
         with _refuse_training(target):

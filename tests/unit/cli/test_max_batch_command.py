@@ -88,6 +88,13 @@ def test_lists_make_a_table(net: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert values[1]["batch"] > 1.9 * values[0]["batch"]
 
 
+def test_a_file_is_read_once(net: str) -> None:
+    with open(net, "a") as file:
+        file.write("import torch\nlibrary = torch.library.Library('fxmem_read_once', 'DEF')\n")
+    step = ["max-batch", f"{net}:Net", "--input", "64x8", "--device", "cpu", "--memory", "64MiB"]
+    assert main([*step, "--dtype", "none,bf16"]) == 0
+
+
 def test_a_memory_that_nothing_fits_is_a_finding(
     net: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
