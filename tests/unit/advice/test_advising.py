@@ -18,6 +18,15 @@ from fxmem.advice.finding import Finding
 from fxmem.advice.variants import halve_inputs
 
 MIB = 2**20
+CODES = {
+    "zero_grad": "FX202",
+    "foreach": "FX203",
+    "fused": "FX204",
+    "autocast": "FX301",
+    "accumulate": "FX302",
+    "fuse_conv_bn": "FX304",
+}
+"""By a part of the code to write, the code of its finding."""
 
 
 def make_net() -> nn.Module:
@@ -25,7 +34,10 @@ def make_net() -> nn.Module:
 
 
 def find(advice: tuple[Finding, ...], option: str) -> Finding:
-    return next(a for a in advice if a.option.startswith(option))
+    """The finding whose code to write begins so; its own code is the one that belongs to that."""
+    found = next(a for a in advice if a.option.startswith(option))
+    assert found.code == next(code for part, code in CODES.items() if part in found.option)
+    return found
 
 
 def list_options(model: nn.Module | str, args: Any, **options: Any) -> list[str]:

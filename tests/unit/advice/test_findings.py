@@ -27,6 +27,9 @@ from fxmem.advice.upcasts import find_upcasts
 from fxmem.advice.vocabulary import find_logits
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
+from fxmem.report.html import write_html
+from fxmem.report.json_report import list_finding
+from fxmem.units import format_bytes
 from fxmem.versions.release import is_release
 
 MIB = 2**20
@@ -408,9 +411,14 @@ def test_micro_batches_are_mended_alike() -> None:
     check(find_logits, step, fxmem.analyze(Language(16384, parts=8), args, accumulate=2))
 
 
-def test_a_saved_report_has_none() -> None:
+def test_every_report_lists_them_and_a_saved_one_has_none_to_draw() -> None:
     step = fxmem.analyze(Language(16384), ("4x512:int64", "4x512:int64"))
-    assert len(find_findings(step)) == 1
+    (finding,) = find_findings(step)
+    saving = format_bytes(finding.saving_bytes)
+    row = f"FX101      {saving}  {finding.title}  {finding.source}\nfxmem explain FX101 says what"
+    assert row in str(step)
+    assert step.to_dict()["findings"] == [list_finding(finding)]
+    assert f'FX101</td><td class="number">{saving}</td><td>Compute the head' in write_html(step)
     assert (
         find_findings(dataclasses.replace(step, graph=dataclasses.replace(step.graph, saves=())))
         == ()
