@@ -30,6 +30,7 @@ class ReadLog:
 
     def __init__(self) -> None:
         self.reads: dict[SourceLocation, Read] = {}
+        self.count = 0  # of scalars that were read
 
     def answer_scalar(self, tensor: Tensor) -> Any:
         """Makes the number that stands for a tensor's only element: 1, or True where that passes.
@@ -47,6 +48,7 @@ class ReadLog:
                 self.note(value, decides=True)
             return value
         value = 1.0 if tensor.is_floating_point() else 1
+        self.count += 1
         self.note(value)
         return value
 
@@ -66,9 +68,16 @@ class ReadLog:
             make = torch.zeros if tensor.dtype == torch.bool else torch.ones
             return make(tensor.shape, dtype=tensor.dtype)
 
+    def see_comparison(self, frame: FrameType, result: object) -> None:
+        """Notes that the script's own code has compared a stand-in: a branch may hang on it."""
+        name = frame.f_code.co_filename
+        if is_user_file(name) and not is_installed(name):
+            source = SourceLocation(name, frame.f_lineno or 0, frame.f_code.co_name)
+            self.reads[source] = Read(source, str(result), decides=True)
+
     def note(self, value: object, *, decides: bool = False) -> None:
-        """Notes the line of the script that runs."""
-        source = _find_own_line(sys._getframe(1))
+        """Notes the line that runs: the script's own, or where a branch may hang on it any."""
+        source = _find_line(sys._getframe(1), is_own=not decides)
         if source is not None and (source not in self.reads or decides):
             self.reads[source] = Read(source, str(value), decides)
 
@@ -82,8 +91,8 @@ def _is_scaler(frame: FrameType | None) -> bool:
     return False
 
 
-def _find_own_line(frame: FrameType | None) -> SourceLocation | None:
-    """Finds the innermost line of the user's own files, else of an installed package."""
+def _find_line(frame: FrameType | None, *, is_own: bool) -> SourceLocation | None:
+    """Finds the innermost line, of the user's own files unless only installed ones run."""
     installed = None
     while frame is not None:
         name = frame.f_code.co_filename
@@ -91,7 +100,7 @@ def _find_own_line(frame: FrameType | None) -> SourceLocation | None:
             return None
         if is_user_file(name):
             source = SourceLocation(name, frame.f_lineno or 0, frame.f_code.co_name)
-            if not is_installed(name):
+            if not (is_own and is_installed(name)):
                 return source
             installed = installed or source
         frame = frame.f_back

@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -42,11 +43,15 @@ from fxmem.scripts.present_gpu import show_gpu
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
+from fxmem.scripts.stand_ins import watch_comparisons
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.fakes import make_fake_mode
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import answer_fake_checks
 from fxmem.versions.release import check_release
+
+_MOST_STEPS = 100
+"""How often an optimizer may step before another one does, and count as one step: a critic's."""
 
 
 class _EnoughSteps(BaseException):
@@ -120,7 +125,7 @@ class _Session:
         self._recorder = ScriptRecorder(options.target, options.hints)
         self._tracer = ScriptTracer(self._recorder, options.target.device)
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._stepped: set[int] = set()
+        self._stepped: Counter[int] = Counter()
         self._phases = [Phase.FORWARD]
         self._notes: dict[str, None] = {}
         self._most_bytes = 0
@@ -147,6 +152,8 @@ class _Session:
             enter(fake_mode)
             enter(recorder)
             recorder.begin_step()
+            watch_comparisons(recorder.reads.see_comparison)
+            stack.callback(watch_comparisons, None)
             enter(recorder.watch_saved())
             noted = enter(lower_functions(target))
             enter(self._tracer.trace())
@@ -298,8 +305,9 @@ class _Session:
         self._phases.pop()
         self._recorder.set_phase(self._phases[-1])
         self._tracer._opaque_depth -= 1
-        self._stepped.add(id(optimizer))
-        if all(id(other) in self._stepped for other in self._list_optimizers()):
+        self._stepped[id(optimizer)] += 1
+        have_all = all(id(other) in self._stepped for other in self._list_optimizers())
+        if have_all or self._stepped[id(optimizer)] == _MOST_STEPS:
             self._end_window()
             if len(self.windows) >= self._steps:
                 raise _EnoughSteps

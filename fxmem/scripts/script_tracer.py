@@ -22,6 +22,7 @@ from torch.utils import _device
 
 from fxmem.graph import Category, Phase
 from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.scripts.stand_ins import stand_in
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fxgraph import GraphBuilder, Origin, iterate_tensors
 from fxmem.tracing.modules import is_leaf
@@ -119,6 +120,10 @@ class ScriptTracer(Tracer):
             return self._format(*args)
         if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _copy_deep(*args)
+        if func is Tensor.item:
+            count = self._recorder.reads.count
+            value = super().__torch_function__(func, types, args, kwargs)
+            return value if count == self._recorder.reads.count else stand_in(value)
         if func is Tensor.backward:
             with self.be_silent():
                 return func(*args, **kwargs)

@@ -68,6 +68,9 @@ for step, (x, y) in enumerate(loader):
         correct = (model(x).argmax(1) == y).sum().item()
     model.train()
     print(f"{loss.item():.3f} {loss:.3f} {norm} {correct / len(y)} {output.detach().cpu().numpy()}")
+    accuracy = 100 * correct / len(y)
+    if accuracy > 50:
+        print("good")
     if loss < best:
         best = float(loss)
         torch.save({"model": model.state_dict()}, sys.argv[1])
@@ -96,11 +99,10 @@ def test_a_script_with_every_habit_runs_unchanged(write: Write, tmp_path: Path) 
     lines = {read.source.line: read for read in run.reads}
     text = script.read_text().splitlines()
     assert {text[at - 1].strip().partition("(")[0] for at in lines} == {
-        *("print", "correct = ", "if loss < best:"),
+        *("print", "correct = ", "if accuracy > 50:", "if loss < best:"),
     }
-    assert [text[at - 1].strip() for at, read in lines.items() if read.decides] == [
-        "if loss < best:"
-    ]
+    decided = {text[at - 1].strip(): read.value for at, read in lines.items() if read.decides}
+    assert decided == {"if accuracy > 50:": "False", "if loss < best:": "False"}
     assert "torch.compile was left out: the figures are of eager mode." in run.notes
     assert not saved.exists()
     assert (tmp_path / "model.pt.log").read_text() == "a step\n" * 2
