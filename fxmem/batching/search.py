@@ -143,13 +143,13 @@ def resolve_margin(margin: str | float, memory_bytes: int) -> int:
     >>> resolve_margin(0.25, 1000), resolve_margin("5%", 1000), resolve_margin("1KiB", 4096)
     (250, 50, 1024)
     """
+    share = margin if isinstance(margin, float) and margin < 1 else None
     if isinstance(margin, str) and margin.strip().endswith("%"):
         try:
-            margin = float(margin.strip()[:-1]) / 100
+            share = float(margin.strip()[:-1]) / 100
         except ValueError:
             raise UsageError(f"{margin!r} is not a margin", hint="5% or 1GiB") from None
-    is_share = isinstance(margin, float) and margin < 1
-    nbytes = int(float(margin) * memory_bytes) if is_share else resolve_bytes(margin)
+    nbytes = resolve_bytes(margin) if share is None else int(share * memory_bytes)
     if not 0 <= nbytes < memory_bytes:
         raise UsageError(
             f"a margin of {format_bytes(nbytes)} leaves nothing of {format_bytes(memory_bytes)}",

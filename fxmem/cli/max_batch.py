@@ -22,7 +22,7 @@ from fxmem.cli.step import (
     run_user_code,
 )
 from fxmem.errors import UsageError
-from fxmem.units import format_bytes, parse_bytes
+from fxmem.units import format_bytes
 
 EXIT_NONE_FITS = 1
 _LISTS = ("dtype", "autocast", "optimizer")
@@ -149,5 +149,6 @@ def _write(found: list[tuple[dict[str, str], MaxBatch]], as_json: bool) -> str:
 
 
 def _parse_margin(text: str) -> str | float:
-    is_share = re.fullmatch(r"[0-9.]+ *%?", text)
-    return parse_share(text, "--margin") if is_share else parse_bytes(text)
+    if text.endswith("%"):
+        return text
+    return float(text) if re.fullmatch(r"0?\.[0-9]+|0", text) else parse_budget(text)

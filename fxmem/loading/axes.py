@@ -56,6 +56,8 @@ def find_axis(args: Any, kwargs: Any, axis: str | int | None = None) -> Axis:
         for leaf in map(read_leaf, tree_leaves(value)):
             shape = tuple(leaf.shape) if isinstance(leaf, Tensor | TensorSpec) else ()
             shapes.append((name, shape))
+    if not shapes:
+        raise UsageError("no inputs are given", hint="one of them at least has the size to vary")
     dims: dict[int, tuple[int, ...]] = {}
     for item in str(0 if axis is None else axis).split(","):
         match = _ITEM.fullmatch(item.strip())

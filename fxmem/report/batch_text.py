@@ -90,7 +90,8 @@ def _write_notes(found: MaxBatch, noun: str, rows: int = 1) -> list[str]:
         memory += f", minus {' and '.join(texts)}"
     every = f", in multiples of {found.multiple_of}" if found.multiple_of > 1 else ""
     steps = max(found.analyses, 0 if found.planned is None else found.planned.analyses)
-    analysed = "" if rows > 1 else f"; {steps} steps were analysed"
+    count = "1 step was" if steps == 1 else f"{steps} steps were"
+    analysed = "" if rows > 1 else f"; {count} analysed"
     notes = [
         f"{memory}.",
         f"The {noun} is {found.axis}{every}{analysed}.",
@@ -102,7 +103,7 @@ def _write_notes(found: MaxBatch, noun: str, rows: int = 1) -> list[str]:
         if each.next_batch is None:
             notes.append(f"No {noun} was found that does not fit{label}.")
         elif each.next_peak_bytes is None:
-            notes.append(f"The model refuses {each.next_batch}: {each.next_cause}.")
+            notes.append(f"The model refuses {each.next_batch}: {each.next_cause.rstrip('.')}.")
         elif not each.is_exact:
             first, last = each.batch + each.multiple_of, each.next_batch - each.multiple_of
             notes.append(f"From {first} to {last} no {noun} was tried{label}.")

@@ -149,6 +149,7 @@ def test_the_margin_and_the_context_stay_free() -> None:
         ({}, "the largest batch for which memory? (gpu='rtx4090' or memory='24GiB')"),
         ({"memory": "512MiB"}, "a memory of 512.00 MiB is less than the 610.24 MiB kept for "),
         ({"memory": "1GiB", "margin": "1GiB"}, "a margin of 1.00 GiB leaves nothing of 1.00 GiB"),
+        ({"memory": "1GiB", "margin": "500%"}, "a margin of 5.00 GiB leaves nothing of 1.00 GiB"),
         ({"memory": "1GiB", "multiple_of": 0}, "a size cannot be a multiple of 0 (1 or more)"),
         (
             {"memory": "1GiB", "mode": "infer", "max_overhead": 0.1},

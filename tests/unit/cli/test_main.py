@@ -136,6 +136,10 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
         ),
         (f"{PLAN} --budget 8", "a budget of 8 is 8 bytes (8GiB? 8B if bytes are meant)"),
         (f"{PLAN} --fit", "--fit needs a GPU (name it: --gpu rtx4090)"),
+        (
+            "max-batch x:y --memory 8GiB --margin 2",
+            "a budget of 2 is 2 bytes (2GiB? 2B if bytes are meant)",
+        ),
         ("max-batch x:y", "no memory is given (--gpu rtx4090, or --memory 24GiB)"),
         (f"{PLAN} --max-overhead much", "--max-overhead: 'much' is not a share (0.1 or 10%)"),
         (f"{PLAN} --max-overhead -0.1", "--max-overhead must be 0 or more, got -0.1"),

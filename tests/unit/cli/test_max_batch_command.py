@@ -73,6 +73,7 @@ def test_a_size_that_the_model_refuses_is_explained(
     assert out[2:5] == ["as it is 40 N yes", "as it is 41 refused", out[4]]
     assert out[4] == "Memory: N, minus N for CUDA's context."
     assert out[6].startswith("The model refuses 41: the step failed at net.py:")
+    assert not out[6].endswith("..")
 
 
 def test_lists_make_a_table(net: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,8 @@ def test_an_axis_that_is_none_is_refused(axis: str, message: str) -> None:
     assert str(caught.value) == message
     with pytest.raises(fxmem.UsageError, match=r"^the inputs are empty along the axis \(give "):
         find_axis("0x3", None)
+    with pytest.raises(fxmem.UsageError, match=r"^no inputs are given \(one of them at least has "):
+        find_axis((), None)
 
 
 def test_lengths_keep_their_values_and_images_do_not() -> None:
