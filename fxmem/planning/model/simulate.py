@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -89,6 +89,8 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
     """Lists what led to a rewritten step: all that is resident, and one such step.
 
     The state of the optimizer comes to be at the end of that step, before it updates anything.
+    Gradients that are resident were, in that step, the tensors that are added to them in this one;
+    if each step frees them, a micro-batch made them anew before this one.
     """
     if not graph.warmup:
         return ()
@@ -96,21 +98,57 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
     seen = (index for index, nbytes in graph.warmup if nbytes > 0 and index in resident)
     order = dict.fromkeys(index for index in (*seen, *resident) if index is not None)
     states = [i for i in order if graph.storages[i].category is Category.OPTIMIZER_STATE]
-    later = set(states)
+    taken = _find_first_gradients(graph, resident)
+    later = {*states, *taken.values()}
     led: list[tuple[int | None, int]] = [(i, resident[i]) for i in order if i not in later]
-    for event in build_timeline(graph).events:
-        if event.phase is Phase.OPTIMIZER:
-            led += [(index, resident[index]) for index in states]
-            states = []
-        storage = event.storage
-        if storage is None:
+    freed = _list_freed_gradients(graph, states, taken.values())
+    step = build_timeline(graph).events
+    micro_batch = [event for event in step if event.phase is not Phase.OPTIMIZER]
+    for events in (step, micro_batch) if freed else (step,):
+        is_first, held = events is step, dict[int, int]()  # what is allocated, by name
+        if not is_first:
+            led += [(index, -resident[index]) for index in freed]
+        for event in events:
+            if event.phase is Phase.OPTIMIZER:
+                led += [(index, resident[index]) for index in states]
+                states = []
             # Blocks that a kernel holds at the same time need names of their own.
-            storage = len(graph.storages) + event.block
-        if storage not in resident:
-            led.append((~storage, event.delta_bytes))
-    led += [
-        (~s.index, -s.nbytes)
-        for s in graph.storages
-        if s.died is None and s.index not in resident  # gradients, output and loss
-    ]
+            storage = len(graph.storages) + event.block if event.storage is None else event.storage
+            gradient = taken.get(storage)
+            if gradient is not None and (is_first or gradient in freed):
+                led += [(gradient, event.delta_bytes)] if event.delta_bytes > 0 else []
+            elif storage not in resident:
+                led.append((~storage, event.delta_bytes))
+                held[storage] = held.get(storage, 0) + event.delta_bytes
+        led += [(~storage, -nbytes) for storage, nbytes in held.items() if nbytes]
     return tuple(led)
+
+
+def _list_freed_gradients(
+    graph: MemoryGraph, states: Sequence[int], gradients: Collection[int]
+) -> list[int]:
+    """Lists the gradients that each step frees, and its first micro-batch makes anew."""
+    made = {index: at for at, (index, nbytes) in enumerate(graph.warmup) if nbytes > 0}
+    updated = max((made.get(index, -1) for index in states), default=len(graph.warmup))
+    return [index for index in gradients if made.get(index, -1) > updated]
+
+
+def _find_first_gradients(graph: MemoryGraph, resident: Container[int]) -> dict[int, int]:
+    """Finds the tensors that are added to resident gradients, and were these in the first step.
+
+    Source: ``torch/csrc/autograd/functions/accumulate_grad.h``, ``accumulateGrad``, which takes the
+    first tensor itself.
+    """
+    found: dict[int, int] = {}
+    for operation in graph.operations:
+        if operation.phase is not Phase.BACKWARD:
+            continue
+        for gradient in operation.writes:
+            kept = graph.storages[gradient]
+            if gradient not in resident or kept.category is not Category.GRADIENT:
+                continue
+            for index in operation.reads:
+                added = graph.storages[index]
+                if added.died == operation.index and added.nbytes == kept.nbytes:
+                    found.setdefault(gradient, index)
+    return {index: gradient for gradient, index in found.items()}

@@ -58,6 +58,14 @@ def test_the_planned_step_takes_what_the_plan_says(
     assert [operations[at].name for at, _ in planned.order] == [each.name for each in ran]
 
 
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"set_to_none": False}])
+def test_blocks_lie_between_gradients_as_in_the_recorded_step(options: dict[str, Any]) -> None:
+    step: dict[str, Any] = {"optimizer": "adam", **options}
+    analysis = fxmem.analyze("examples/unet.py:UNet", "2x3x64x64", **step)
+    plain = fxmem.pareto(analysis, strategy=lambda problem: [])[0]
+    assert plain.peak_bytes == plain.baseline_peak_bytes
+
+
 def test_the_planned_model_computes_the_same() -> None:
     analysis = fxmem.analyze(make_model(), INPUT, accumulate=4, device="cpu")
     plan = fxmem.plan(analysis, max_overhead=0.5, strategy="schedules")
