@@ -7,13 +7,14 @@ events do nothing. What the script puts on ``cuda`` is for the recorder.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fxmem.gpus import GpuModel, find_gpu
@@ -63,6 +64,36 @@ def _make_generator(device: Any = "cpu") -> torch.Generator:
 
 
 _Generator = torch.Generator
+
+
+class TypeOnGpu:
+    """``torch.cuda.FloatTensor`` or the like: makes tensors, and is what ``Tensor.type`` takes."""
+
+    is_cuda = True
+
+    def __init__(self, host_type: Any) -> None:
+        self._host_type = host_type
+        self.dtype: torch.dtype = host_type.dtype
+
+    def __call__(self, *args: Any) -> Tensor:
+        made: Tensor = self._host_type(*args)
+        return made.cuda()
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype == self.dtype
+
+
+def find_type(kind: Any = None, *_: Any) -> Any:
+    """Finds the type with a device, as ``torch.cuda.FloatTensor`` is, that a type or name means."""
+    if isinstance(kind, str) and kind.startswith("torch.") and kind.endswith("Tensor"):
+        kind = operator.attrgetter(kind.removeprefix("torch."))(torch)
+    return kind if isinstance(kind, TypeOnGpu | type(torch.FloatTensor)) else None
+
+
+def _set_default_type(kind: Any) -> None:
+    found = find_type(kind)
+    torch.set_default_dtype(found.dtype)
+    torch.set_default_device("cuda" if found.is_cuda else None)
 
 
 @contextlib.contextmanager
@@ -125,12 +156,16 @@ def show_gpu(
         "get_rng_state": lambda *_: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         **dict.fromkeys(("Stream", "Event", "ExternalStream"), _Stream),
+        **{f"{kind}Tensor": TypeOnGpu(getattr(torch, f"{kind}Tensor")) for kind in _KINDS},
     }
     owners: dict[Any, dict[str, Any]] = {
         torch.cuda: functions,
         torch.cuda.nvtx: {"range_push": answer(0), "range_pop": answer(0)},
         torch.accelerator: functions,
-        torch: {"Generator": _GeneratorOfAnyDevice},
+        torch: {
+            "Generator": _GeneratorOfAnyDevice,
+            "set_default_tensor_type": _set_default_type,
+        },
         nn.DataParallel: {"scatter": _scatter_to_one},
     }
     with contextlib.ExitStack() as stack:
@@ -140,6 +175,7 @@ def show_gpu(
         yield
 
 
+_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _TRUE = ("is_available", "is_initialized", "is_bf16_supported")
 _FALSE = ("_is_in_bad_fork", "is_current_stream_capturing")
 _ZERO = (

@@ -42,15 +42,18 @@ class ReadLog:
         if _is_scaler(frame):
             return 0.0
         if tensor.dtype == torch.bool:
-            passing = find_passing_answer(frame)
-            value: Any = bool(passing)
-            if passing is None:
-                self.note(value, decides=True)
-            return value
-        value = 1.0 if tensor.is_floating_point() else 1
+            return self.answer_truth(frame)
+        value: Any = 1.0 if tensor.is_floating_point() else 1
         self.count += 1
         self.note(value)
         return value
+
+    def answer_truth(self, frame: FrameType) -> bool:
+        """Tells whether a test that code within a frame makes passes: False if that is unknown."""
+        passing = find_passing_answer(frame)
+        if passing is None:
+            self.note(False, decides=True)
+        return bool(passing)
 
     def copy_to_host(self, tensor: Tensor) -> Tensor | None:
         """Makes the real tensor that stands for a fake one's copy in the host's memory.

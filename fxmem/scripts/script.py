@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import runpy
 import sys
 import weakref
@@ -21,6 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
@@ -50,8 +52,13 @@ from fxmem.tracing.source import find_source
 from fxmem.tracing.values import answer_fake_checks
 from fxmem.versions.release import check_release
 
+_TRACEBACK = "see the whole traceback with --debug"
 _MOST_STEPS = 100
-"""How often an optimizer may step before another one does, and count as one step: a critic's."""
+"""Steps of one optimizer after which those that have not stepped are not waited for.
+
+A critic takes up to 100 steps to one of its generator; layers that are trained one after the other
+have an optimizer each.
+"""
 
 
 class _EnoughSteps(BaseException):
@@ -108,8 +115,9 @@ def run_script(
 def _explain(error: Exception, path: str, has_size_hint: bool) -> FxmemError:
     explained = explain_failure(error, (), has_size_hint)
     if isinstance(explained, TraceError) and explained.cause.startswith("the step failed"):
-        cause = explained.cause.removeprefix("the step failed")
-        return TraceError(f"{os.path.basename(path)} failed{cause}", explained.hint)
+        cause = re.sub(r"\x1b\[[0-9;]*m", "", explained.cause.removeprefix("the step failed"))
+        hint = _TRACEBACK if "the inputs" in (explained.hint or "") else explained.hint
+        return TraceError(f"{os.path.basename(path)} failed{cause}", hint)
     return explained
 
 
@@ -126,6 +134,7 @@ class _Session:
         self._tracer = ScriptTracer(self._recorder, options.target.device)
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: Counter[int] = Counter()
+        self._idle: set[int] = set()
         self._phases = [Phase.FORWARD]
         self._notes: dict[str, None] = {}
         self._most_bytes = 0
@@ -166,6 +175,7 @@ class _Session:
     @contextlib.contextmanager
     def _watch_torch(self) -> Iterator[None]:
         """Sees optimizers and the engine of autograd, and replaces what needs real tensors."""
+        device, dtype = _device.CURRENT_DEVICE, torch.get_default_dtype()
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         handles = (
             register_optimizer_step_pre_hook(self._begin_optimizer),
@@ -195,6 +205,9 @@ class _Session:
                 yield
             finally:
                 torch.__future__.set_swap_module_params_on_conversion(swaps)
+                torch.set_default_dtype(dtype)
+                if _device.CURRENT_DEVICE is not device:
+                    torch.set_default_device(device)
                 for handle in handles:
                     handle.remove()
 
@@ -233,7 +246,7 @@ class _Session:
         graph = assemble_graph(recorder, tracer.list_nodes())
         optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
         number = len(self.windows) + 1
-        done = not self._list_optimizers() or bool(self._stepped)
+        done = not self.windows or not self._optimizers or bool(self._stepped)
         setup = Setup(
             model=self._name,
             inputs=(f"step {number}" if done else f"after step {number - 1}",),
@@ -253,6 +266,11 @@ class _Session:
     def _label_state(self) -> None:
         names = self._tracer.label_modules()
         for optimizer in self._list_optimizers():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = names.get(id(parameter), "")
+                    self._recorder.label(parameter, Category.PARAMETER, name)
+                    self._recorder.label(parameter.grad, Category.GRADIENT, name and f"{name}.grad")
             for owner, state in optimizer.state.items():
                 for key, value in state.items() if isinstance(state, dict) else ():
                     name = f"{names.get(id(owner), '')}.{key}".strip(".")
@@ -281,6 +299,8 @@ class _Session:
                     self._recorder.label(loss, Category.OUTPUT, "loss")
                 result = run(*args, **kwargs)
             self._tracer.label_modules()
+            if not self._optimizers and kwargs.get("accumulate_grad"):
+                self._end_step()  # the script updates its parameters by hand
             return result
 
         return _engine_run_backward
@@ -306,11 +326,21 @@ class _Session:
         self._recorder.set_phase(self._phases[-1])
         self._tracer._opaque_depth -= 1
         self._stepped[id(optimizer)] += 1
-        have_all = all(id(other) in self._stepped for other in self._list_optimizers())
-        if have_all or self._stepped[id(optimizer)] == _MOST_STEPS:
-            self._end_window()
-            if len(self.windows) >= self._steps:
-                raise _EnoughSteps
+        self._idle.discard(id(optimizer))
+        others = {id(other) for other in self._list_optimizers()} - self._stepped.keys()
+        if self._stepped[id(optimizer)] >= _MOST_STEPS and not others <= self._idle:
+            self._idle |= others
+            self._notes[
+                f"{len(others)} of the script's optimizers did not step while another did"
+                f" {_MOST_STEPS} times: a step does not wait for them."
+            ] = None
+        if others <= self._idle:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self._end_window()
+        if len(self.windows) >= self._steps:
+            raise _EnoughSteps
 
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ the CPU as the target, where it makes them.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
+            if func in (aten.equal.default, aten.allclose.default):
+                return self.reads.answer_truth(sys._getframe(1))
             if func is not _scalar:
                 raise
             return self.reads.answer_scalar(args[0])

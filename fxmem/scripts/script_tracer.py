@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
+from torch.utils._pytree import tree_map_only
 
 from fxmem.graph import Category, Phase
+from fxmem.scripts.present_gpu import find_type
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.stand_ins import stand_in
 from fxmem.tracing.calls import bind_arguments
@@ -38,6 +40,7 @@ _TO_VALUES = {
 }
 """Methods that show the values of a tensor, on the real one that stands for it."""
 _MOVES = (Tensor.to, Tensor.cuda)
+_COPIES = (torch.tensor, torch.as_tensor)
 
 
 class _WindowBuilder(GraphBuilder):
@@ -111,6 +114,10 @@ class ScriptTracer(Tracer):
         fakes = [t for t in iterate_tensors((args, kwargs)) if isinstance(t, FakeTensor)]
         if func is Tensor.pin_memory or func is Tensor.record_stream:
             return args[0]
+        func, args, kwargs = _name_device(func, args, kwargs)
+        if func in _COPIES and fakes and not isinstance(args[0], Tensor):  # a list of scalars
+            values = tree_map_only(Tensor, Tensor.item, args[0])
+            return self.__torch_function__(func, types, (values, *args[1:]), kwargs)
         if not fakes and not self._is_made(func, args, kwargs):
             with torch._C.DisableTorchFunction():
                 return func(*args, **kwargs)
@@ -230,6 +237,27 @@ def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
     if any(isinstance(tensor, FakeTensor) for tensor in iterate_tensors((args, kwargs))):
         return True
     return isinstance(next(module.parameters(), None), FakeTensor)
+
+
+def _name_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Writes a call with the device of its result, where the script leaves that to torch."""
+    if func is Tensor.type and (kind := find_type(*args[1:])) is not None:
+        return Tensor.to, (args[0], "cuda" if kind.is_cuda else "cpu", kind.dtype), {}
+    if func is Tensor.to and type(args[1] if len(args) > 1 else None) is int:
+        args = (args[0], "cuda", *args[2:])
+    device = kwargs.get("device")
+    if type(device) is int:
+        return func, args, {**kwargs, "device": "cuda"}
+    if func is Tensor.new and isinstance(args[0], FakeTensor):
+        is_of_values = len(args) == 2 and not isinstance(args[1], int | torch.Size)
+        func = Tensor.new_tensor if is_of_values else Tensor.new_empty
+        args = args if len(args) == 2 and not isinstance(args[1], int) else (args[0], args[1:])
+    if func is Tensor.new_tensor and device is None:
+        return func, args, {**kwargs, "device": args[0].device, "dtype": args[0].dtype, **kwargs}
+    is_on_gpu = str(_device.CURRENT_DEVICE).startswith("cuda")  # by a mode below this one
+    if device is None and is_on_gpu and func in _device._device_constructors():
+        kwargs = {**kwargs, "device": "cuda"}
+    return func, args, kwargs
 
 
 def _find_variable(module: nn.Module) -> str:

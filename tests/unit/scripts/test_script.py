@@ -208,6 +208,82 @@ def test_a_closure_is_the_step_s_forward_and_backward(write: Write) -> None:
     assert any(node.name == "cross_entropy" for node in largest.nodes)
 
 
+def test_parameters_updated_by_hand_end_a_step_with_backward(write: Write) -> None:
+    """As ``word_language_model/main.py`` of pytorch/examples, whose loop is endless otherwise."""
+    script = write("""
+        model = make_model().cuda()
+        while True:
+            model.zero_grad()
+            loss = model(torch.randn(8, 3, 32, 32).cuda()).sum()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(parameter.grad, alpha=-0.1)
+    """)
+    run = fxmem.run(str(script))
+    assert [step.setup.inputs for step in run.steps] == [("step 1",), ("step 2",), ("step 3",)]
+    assert run.steps[1].peak_bytes == run.steps[2].peak_bytes
+
+
+def test_a_step_does_not_wait_long_for_an_optimizer(write: Write) -> None:
+    """As ``mnist_forward_forward/main.py`` of pytorch/examples, an optimizer for each layer."""
+    script = write("""
+        layers = [nn.Linear(8, 8).cuda() for _ in range(2)]
+        optimizers = [torch.optim.Adam(layer.parameters()) for layer in layers]
+        x = torch.randn(4, 8).cuda()
+        for layer, optimizer in zip(layers, optimizers):
+            for _ in range(1000):
+                optimizer.zero_grad()
+                layer(x).sum().backward()
+                optimizer.step()
+    """)
+    run = fxmem.run(str(script))
+    assert run.notes[0].startswith("1 of the script's optimizers did not step while another did")
+    linears = [sum(node.name.startswith("layer") for node in step.nodes) for step in run.steps]
+    assert linears == [100, 1, 1]
+
+
+def test_tensors_are_made_by_their_types(write: Write) -> None:
+    """As the scripts of eriklindernoren/PyTorch-GAN do, with a gradient penalty on top."""
+    script = write("""
+        from torch.autograd import Variable
+
+        Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+        images = Variable(torch.randn(4, 3, 32, 32, dtype=torch.float64).type(Tensor))
+        model = make_model().cuda()
+        scores = model(images.requires_grad_())
+        ones = Variable(Tensor(*scores.shape).fill_(1.0), requires_grad=False)
+        gradients = torch.autograd.grad(scores, images, ones, create_graph=True)[0]
+        assert isinstance(gradients, Tensor) and not isinstance(ones.long(), Tensor)
+        labels = Variable(torch.ones(4).type("torch.cuda.LongTensor"))
+        assert labels.is_cuda and not labels.type(torch.FloatTensor).is_cuda
+        (gradients.norm(2, dim=(1, 2, 3)) - 1).pow(2).mean().backward()
+    """)
+    graph = fxmem.run(str(script)).largest.graph
+    made = {(s.shape, s.dtype) for s in graph.storages}
+    assert {((4, 3, 32, 32), "float32"), ((4, 10), "float32"), ((4,), "int64")} <= made
+
+
+def test_tensors_are_made_where_the_script_wants_them(write: Write) -> None:
+    """As pytorch/examples' ``actor_critic.py`` makes its returns, and as older code does."""
+    script = write("""
+        x = torch.randn(8, 4).to(0)
+        assert x.is_cuda and torch.ones(3, device=0).is_cuda and torch.ones(3).cuda(0).is_cuda
+        assert x.new_tensor([1, 2]).is_cuda and x.new([1.0, 2.0]).is_cuda and x.new(3, 2).is_cuda
+        assert x.new(x.size()).shape == x.shape
+        mean = nn.Linear(4, 1).cuda()(x).mean()
+        assert torch.tensor([mean, 2.0]).tolist() == [1, 2]
+        assert torch.tensor([[mean], [mean]], device="cuda").is_cuda
+        assert torch.equal(x, x) and torch.allclose(x, x)
+        torch.set_default_device("cuda")
+        assert torch.ones(3).is_cuda and nn.Linear(3, 3).weight.is_cuda
+        torch.set_default_tensor_type("torch.cuda.HalfTensor")  # as amdegroot/ssd.pytorch
+        assert torch.ones(3).is_cuda and torch.ones(3).dtype == torch.float16
+    """)
+    assert fxmem.run(str(script)).largest.peak_bytes > 0
+    assert torch.ones(1).device.type == "cpu" and torch.ones(1).dtype == torch.float32
+
+
 def test_what_is_copied_between_host_and_gpu(write: Write, tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1000)}, tmp_path / "weights.pt")
     script = write(f"""
@@ -249,6 +325,10 @@ def test_modules_have_the_names_of_the_script(write: Write) -> None:
     ("text", "cause"),
     [
         ("raise ValueError('no data')", r"train.py failed at train.py:11: ValueError: no data"),
+        (
+            "torch.ones(2, 3).cuda() @ torch.ones(2, 3).cuda()",
+            r"at train.py:11: RuntimeError: .*\(see the whole traceback with --debug\)$",
+        ),
         ("print(make_model()(torch.ones(1, 3, 32, 32)))", "train.py ended without an operation"),
         ("sys.exit('usage: train.py DATA')", "ended with exit code 'usage: train.py DATA' before"),
     ],
