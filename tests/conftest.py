@@ -12,6 +12,8 @@ from hypothesis import settings
 
 # Threads of kernels that spin while they wait hold up the tests beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# That of the terminal in which the tests run, which reports would take as their width.
+os.environ.pop("COLUMNS", None)
 
 GOLDEN = Path(__file__).parent / "golden"
 
