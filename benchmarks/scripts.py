@@ -46,16 +46,27 @@ def measure_script(path: str, arguments: list[str], steps: int) -> list[int]:
         optimizers.append(weakref.ref(optimizer))
 
     def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal count
         stepped.add(id(optimizer))
         if all(ref() is None or id(ref()) in stepped for ref in optimizers):
-            stepped.clear()
-            gc.collect()
-            with record_function(_MARK):
-                count += 1
-            if count == steps:
-                raise _Enough
+            end_step()
 
+    def end_step() -> None:
+        nonlocal count
+        stepped.clear()
+        gc.collect()
+        with record_function(_MARK):
+            count += 1
+        if count == steps:
+            raise _Enough
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        result = engine(*args, **kwargs)
+        if not optimizers and kwargs.get("accumulate_grad"):
+            end_step()
+        return result
+
+    engine = torch.autograd._engine_run_backward
+    torch.autograd._engine_run_backward = run_backward
     Optimizer.__init__ = see  # type: ignore[method-assign]
     handle = register_optimizer_step_post_hook(end)
     sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))

@@ -89,7 +89,7 @@ class AutogradLog:
         in ``torch/csrc/autograd/FunctionsManual.cpp``); tensors of a Python class have the view's
         own function, which hands on its gradient's memory.
         """
-        for tensor in results:
+        for tensor in results if torch.is_grad_enabled() else ():
             base, function = tensor._base, tensor.grad_fn
             if base is None or tensor.numel() != base.numel():
                 continue

@@ -6,6 +6,8 @@ tensors have no values, so a script that reads one gets a plausible one, and the
 
 from __future__ import annotations
 
+import itertools
+import linecache
 import os
 import sys
 from types import FrameType
@@ -21,6 +23,9 @@ from fxmem.tracing.source import is_machinery, is_user_file
 from fxmem.tracing.values import MAX_ELEMENTS, find_passing_answer, find_value
 
 _SCALER = os.path.join("torch", "amp", "grad_scaler.py")
+_LBFGS = os.path.join("torch", "optim", "lbfgs.py")
+_PROGRESS = ("if ys > ", "if abs(gtd_new) <= ")
+"""Tests of LBFGS that keep another direction, and end the search along one."""
 _SILENT = (_SCALER, os.path.join("torch", "optim") + os.sep)
 """Files of torch whose own reads decide nothing that a user would want to know."""
 
@@ -30,17 +35,24 @@ class ReadLog:
 
     def __init__(self) -> None:
         self.reads: dict[SourceLocation, Read] = {}
+        self._losses = itertools.count(1)
         self.count = 0  # of scalars that were read
 
     def answer_scalar(self, tensor: Tensor) -> Any:
         """Makes the number that stands for a tensor's only element: 1, or True where that passes.
 
         Gradient scalers are told that all gradients are finite, and an assertion that it holds;
-        any other truth value is False.
+        any other truth value is False. LBFGS is told that the loss falls, and runs to its last
+        iteration with a full history.
         """
         frame = sys._getframe(1)
-        if _is_scaler(frame):
+        if _find_asker(frame, _SCALER) is not None:
             return 0.0
+        if (asker := _find_asker(frame, _LBFGS)) is not None:
+            if tensor.dtype == torch.bool:
+                line = linecache.getline(asker.f_code.co_filename, asker.f_lineno or 0)
+                return line.strip().startswith(_PROGRESS)
+            return 1 / next(self._losses)
         if tensor.dtype == torch.bool:
             return self.answer_truth(frame)
         value: Any = 1.0 if tensor.is_floating_point() else 1
@@ -85,13 +97,13 @@ class ReadLog:
             self.reads[source] = Read(source, str(value), decides)
 
 
-def _is_scaler(frame: FrameType | None) -> bool:
-    """Tells whether a gradient scaler asks, through the methods of tensors."""
+def _find_asker(frame: FrameType | None, file: str) -> FrameType | None:
+    """Finds the frame of a file of torch that asks, through the methods of tensors."""
     while frame is not None and is_machinery(frame.f_code.co_filename):
-        if frame.f_code.co_filename.endswith(_SCALER):
-            return True
+        if frame.f_code.co_filename.endswith(file):
+            return frame
         frame = frame.f_back
-    return False
+    return None
 
 
 def _find_line(frame: FrameType | None, *, is_own: bool) -> SourceLocation | None:

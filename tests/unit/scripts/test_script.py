@@ -175,6 +175,31 @@ def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write) -> N
     assert len(peaks) == 3
 
 
+def test_lbfgs_fills_its_history(write: Write) -> None:
+    """As ``time_sequence_prediction/train.py`` of pytorch/examples."""
+    script = write("""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+        nn.init.orthogonal_(model[0].weight)  # as super_resolution/model.py of pytorch/examples
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+        x, y = torch.randn(256, 8), torch.randn(256, 4)
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+        while True:
+            optimizer.step(closure)
+    """)
+    command = [sys.executable, "-m", "benchmarks.scripts", "--only"]
+    real, recorded = (
+        subprocess.run([*command, what, str(script)], capture_output=True, text=True, check=True)
+        for what in ("real", "cpu")
+    )
+    peaks = json.loads(real.stdout.splitlines()[-1])
+    assert json.loads(recorded.stdout.splitlines()[-1]) == pytest.approx(peaks, rel=0.02)
+
+
 def test_evaluation_alone_is_one_step(write: Write) -> None:
     script = write("""
         model = make_model().cuda().eval()
