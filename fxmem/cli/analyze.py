@@ -49,15 +49,20 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     help = "the peak of one step and what is alive there"
     parser = add_command(commands, "analyze", run_analyze, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser)
-    output = parser.add_argument_group("the result")
-    output.add_argument("--budget", metavar="SIZE", help="exit 1 if the peak is over it, e.g. 8GiB")
-    output.add_argument("--json", action="store_true", help="everything, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
+    output = add_result_options(parser, "write to FILE instead of stdout")
     output.add_argument("--nodes", action="store_true", help="add a table of all nodes")
     output.add_argument("--modules", action="store_true", help="add a table of the modules")
     output.add_argument(
         "--depth", type=int, metavar="N", help=f"levels of --modules (default: {DEPTH})"
     )
+
+
+def add_result_options(parser: argparse.ArgumentParser, file_help: str) -> argparse._ArgumentGroup:
+    """Adds the options of a report on a step, with a help for its file."""
+    output = parser.add_argument_group("the result")
+    output.add_argument("--budget", metavar="SIZE", help="exit 1 if the peak is over it, e.g. 8GiB")
+    output.add_argument("--json", action="store_true", help="everything, as JSON")
+    output.add_argument("-o", "--output", metavar="FILE", help=file_help)
     output.add_argument(
         "--top",
         type=int,
@@ -66,6 +71,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="storages to list at the peak (default: %(default)s)",
     )
     output.add_argument("--debug", action="store_true", help="show tracebacks")
+    return output
 
 
 def run_analyze(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from fxmem.cli.analyze import check_fit
+from fxmem.cli.analyze import add_result_options, check_fit
 from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import add_command, add_gpu_options, parse_budget, parse_size_hint
@@ -54,23 +54,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="[FILE:LINE=]N",
         help="how many elements nonzero() and boolean masks find (default: all)",
     )
-    output = parser.add_argument_group("the result")
-    output.add_argument("--budget", metavar="SIZE", help="exit 1 if the peak is over it, e.g. 8GiB")
-    output.add_argument("--json", action="store_true", help="everything, as JSON")
-    output.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="write to FILE instead of stdout; a picture, a page or a snapshot by its suffix",
-    )
-    output.add_argument(
-        "--top",
-        type=int,
-        default=10,
-        metavar="N",
-        help="storages to list at the peak (default: %(default)s)",
-    )
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    file_help = "write to FILE instead of stdout; a picture, a page or a snapshot by its suffix"
+    add_result_options(parser, file_help)
 
 
 def run_run(arguments: argparse.Namespace) -> int:

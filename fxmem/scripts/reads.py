@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.graph import SourceLocation, is_installed
 from fxmem.scripts.script_run import Read
 from fxmem.tracing.source import is_machinery, is_user_file
-from fxmem.tracing.values import MAX_ELEMENTS, find_passing_answer, find_value
+from fxmem.tracing.values import find_passing_answer, find_value
 
 _SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 _LBFGS = os.path.join("torch", "optim", "lbfgs.py")
@@ -28,6 +28,10 @@ _PROGRESS = ("if ys > ", "if abs(gtd_new) <= ")
 """Tests of LBFGS that keep another direction, and end the search along one."""
 _SILENT = (_SCALER, os.path.join("torch", "optim") + os.sep)
 """Files of torch whose own reads decide nothing that a user would want to know."""
+
+
+_MOST_COPIED = 1 << 20
+"""Elements of the largest tensor that is made up on the host; a larger one stays fake."""
 
 
 class ReadLog:
@@ -72,7 +76,7 @@ class ReadLog:
 
         None for one that is too large to be made up. A copy of known values is no read.
         """
-        if tensor.numel() > MAX_ELEMENTS * 16:
+        if tensor.numel() > _MOST_COPIED:
             return None
         known = find_value(tensor)
         if known is None:
