@@ -33,6 +33,7 @@ from fxmem.analyzing import find_settings
 from fxmem.errors import FxmemError, TraceError, UsageError
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import use_gpu
+from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.recording.assemble import assemble_graph
@@ -41,7 +42,6 @@ from fxmem.recording.isolation import replace_inference_mode, stop_garbage_colle
 from fxmem.recording.options import Options, resolve_options
 from fxmem.recording.size_hints import SizeHint
 from fxmem.recording.step import note_assumptions
-from fxmem.scripts.present_gpu import show_gpu
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer

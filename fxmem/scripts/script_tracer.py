@@ -22,7 +22,7 @@ from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 
 from fxmem.graph import Category, Phase
-from fxmem.scripts.present_gpu import find_type
+from fxmem.kernels.cuda.present_gpu import find_type
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.stand_ins import stand_in
 from fxmem.tracing.calls import bind_arguments
