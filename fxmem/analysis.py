@@ -53,6 +53,10 @@ class Setup:
     size_hint: int | Mapping[str, int] | None = None
     inference_mode: bool = False  # else inference is under no_grad
     loop: Loop = PLAIN
+    # names and sizes of the mesh of processes, one of whose ranks the step is of; None for one
+    mesh: Mapping[str, int] | None = None
+    parallelize: str | None = None  # how the model is laid out on the mesh
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

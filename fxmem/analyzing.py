@@ -22,6 +22,7 @@ from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.memory.allocator import AllocatorSettings, parse_settings
+from fxmem.parallelism.layout import Layout
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.failures import is_traced
 from fxmem.recording.isolation import stop_garbage_collection
@@ -96,6 +97,7 @@ def analyze_model(
         notes=tuple(_list_notes(blueprint, served.recording, loss=loss, optimizer=optimizer)),
         size_hint=chosen.size_hint,
         loop=chosen.loop,
+        **_describe_layout(chosen.layout),
     )
     blueprint = replace(blueprint, args=given[0], kwargs=given[1])  # fakes, which take no memory
     analysis = Analysis(setup, served.recording.graph, settings, chosen.gpu, graph, blueprint)
@@ -112,6 +114,13 @@ def analyze_model(
         "weights there."
     )
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
+
+
+def _describe_layout(layout: Layout | None) -> dict[str, Any]:
+    if layout is None:
+        return {}
+    parallelize = name_choice(layout.parallelize)
+    return {"mesh": dict(layout.mesh), "parallelize": parallelize, "rank": layout.rank}
 
 
 def analyze_again(analysis: Analysis) -> Analysis:
@@ -199,7 +208,10 @@ def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
             reason = "its code goes by a size that depends on data" if is_hinted else ""
             return replace(recording, reason=reason)
 
-        return record_with_frontend(record, blueprint.options.frontend)
+        options = blueprint.options
+        if options.layout is not None:
+            return Served(record(False), "record", "")
+        return record_with_frontend(record, options.frontend)
 
 
 def record_with_frontend(record: Callable[[bool], Recording], frontend: str | None) -> Served:

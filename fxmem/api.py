@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fxmem.advice.finding import Finding
     from fxmem.batching.record import MaxBatch
     from fxmem.comparison.comparison import Comparison
+    from fxmem.parallelism.layout import ParallelizeChoice
     from fxmem.planning.strategies.problem import Strategy
     from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.recording.size_hints import SizeHint
@@ -52,6 +53,9 @@ def analyze(
     alloc_conf: str | None = None,
     frontend: str | None = None,
     size_hint: SizeHint = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
+    rank: int = 0,
 ) -> Analysis:
     """Measures the memory of a step of a model: its peak, and what is alive there.
 
@@ -96,6 +100,13 @@ def analyze(
         size_hint: How many elements ``nonzero``, boolean masks and the like find, in all lines
             or by line, ``{"expert.py:31": 512}``; without it a model whose sizes depend on data
             is refused.
+        mesh: Names and sizes of the dimensions of a ``DeviceMesh``, ``{"dp": 8, "tp": 4}``: the
+            step is that of one rank of so many processes, which need not be there.
+        parallelize: A function ``parallelize(model, mesh)`` that lays the model out on the mesh
+            (``fully_shard``, ``parallelize_module``, ``DistributedDataParallel``, ...) and
+            returns it, or None where it changes it in place; or a TARGET that names one;
+            ``"fsdp"`` for ``fully_shard`` on each repeated block and the root; ``"ddp"``.
+        rank: The rank that is analysed.
 
     Returns:
         Every number of the step; sizes are integers in bytes.
@@ -133,6 +144,9 @@ def analyze(
         alloc_conf=alloc_conf,
         frontend=frontend,
         size_hint=size_hint,
+        mesh=mesh,
+        parallelize=parallelize,
+        rank=rank,
     )
 
 

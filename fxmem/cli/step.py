@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
+from fxmem.parallelism.layout import parse_mesh
 from fxmem.report.tables import escape_controls
 from fxmem.specs import parse_dtype, parse_input
 from fxmem.units import parse_bytes
@@ -95,7 +96,46 @@ def add_step_options(parser: argparse.ArgumentParser, *, checks_fit: bool = True
         help="the size to assume where one depends on values, as that of nonzero() does; for all "
         "lines, or for one of them (may be repeated)",
     )
+    _add_layout(parser)
     _add_surroundings(parser, checks_fit)
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
+    layout = parser.add_argument_group("the processes that share it (need not be present)")
+    layout.add_argument("--mesh", metavar="NAME=N,...", help="their mesh, e.g. dp=8,tp=4")
+    layout.add_argument(
+        "--parallelize",
+        metavar="TARGET",
+        help="file.py:function of the model and the mesh, which lays the one out on the other; or "
+        "fsdp or ddp",
+    )
+    layout.add_argument(
+        "--rank", type=int, default=0, help="the one that is analysed (default: %(default)s)"
+    )
+    for name, what in {"fsdp": "fully_shard", "ddp": "DistributedDataParallel"}.items():
+        layout.add_argument(
+            f"--{name}",
+            type=int,
+            metavar="N",
+            help=f"{what} on N processes: --mesh dp=N --parallelize {name}",
+        )
+
+
+def parse_layout(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Reads how processes share a step, as arguments of :func:`fxmem.analyze`.
+
+    Raises:
+        UsageError: More than one way is given, or one is not understood.
+    """
+    plain = [name for name in ("fsdp", "ddp") if getattr(arguments, name) is not None]
+    if len(plain) + bool(arguments.mesh or arguments.parallelize) > 1:
+        raise UsageError("more than one way to share the step", hint="--fsdp, --ddp or --mesh")
+    mesh, parallelize = None, arguments.parallelize
+    if plain:
+        mesh, parallelize = {"dp": getattr(arguments, plain[0])}, plain[0]
+    elif arguments.mesh is not None:
+        mesh = parse_mesh(arguments.mesh)
+    return {"mesh": mesh, "parallelize": parallelize, "rank": arguments.rank}
 
 
 def _add_surroundings(parser: argparse.ArgumentParser, checks_fit: bool) -> None:
@@ -201,6 +241,7 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         "loss": arguments.loss,
         "frontend": arguments.frontend,
         "size_hint": parse_size_hint(arguments.size_hint),
+        **parse_layout(arguments),
     }
     return StepChoice(arguments.target, args, kwargs, options)
 

@@ -14,13 +14,16 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemError
 from fxmem.kernels.cuda.gpu import use_gpu
+from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.registry import Target
 from fxmem.loading.building import replace_converted
+from fxmem.parallelism.process_group import join_fake_group, make_mesh
+from fxmem.parallelism.wrapping import copy_model, parallelize_model
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import OptimizerFactory
-from fxmem.recording.options import Options
+from fxmem.recording.options import Options, load_choice
 from fxmem.recording.step import Recording, Step, record_step, trace_forward
 from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
 from fxmem.tracing.fakes import make_fake_inputs
@@ -77,7 +80,7 @@ class Blueprint:
             for module in self.model.modules():
                 _place_module(module, options.target)
             yield Step(
-                model=self.model,
+                model=self.model if options.layout is None else copy_model(self.model),
                 args=args,
                 kwargs=kwargs,
                 train=train,
@@ -86,7 +89,14 @@ class Blueprint:
                 make_optimizer=self.make_optimizer if train else None,
                 loop=options.loop,
                 autocast=options.autocast_to,
+                parallelize=None if options.layout is None else self._parallelize,
             )
+
+    def _parallelize(self, model: nn.Module) -> nn.Module:
+        layout = self.options.layout
+        assert layout is not None
+        mesh = make_mesh(layout, self.options.target.name)
+        return parallelize_model(model, load_choice(layout.parallelize), mesh)
 
     def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
         """Makes a step and records it; to be called with the fake mode active.
@@ -135,7 +145,22 @@ class Blueprint:
             use_gpu(self.options.architecture),
             replace_converted(),
             answer_fake_checks(),
+            self._join_group(),
         ):
+            yield
+
+    @contextlib.contextmanager
+    def _join_group(self) -> Iterator[None]:
+        """Runs as one process of a group, where the model is laid out on a mesh."""
+        options, layout = self.options, self.options.layout
+        if layout is None:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            if options.target.name == "cuda":
+                gpu = show_gpu(options.gpu, options.architecture, count=layout.world_size)
+                stack.enter_context(gpu)
+            stack.enter_context(join_fake_group(layout.world_size, layout.rank))
             yield
 
 

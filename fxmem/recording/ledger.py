@@ -72,6 +72,7 @@ class Ledger:
         self.is_warming_up = True  # the step has not begun
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
+        self._emptied: dict[int, LiveStorage] = {}  # resized to nothing; the last that was there
         self._kept: set[tuple[str, bool]] = set()
         self._serials: list[int] = []  # of the storages
         self._next_serial = 0
@@ -146,6 +147,33 @@ class Ledger:
             self.change(nbytes)
         return index
 
+    def resize(self, storage: torch.UntypedStorage, node: int | None) -> None:
+        """Counts a storage that has been resized: the memory it had is freed, another allocated.
+
+        FSDP2 frees and allocates unsharded parameters so (``free_storage`` in
+        ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``), as autograd holds their tensors.
+        """
+        key = storage._cdata
+        if key in self._live:
+            self._emptied[key] = self._end(key)
+        before = self._emptied.get(key)
+        if before is None or not storage.nbytes():
+            return
+        del self._emptied[key]
+        seen = LiveStorage(storage.nbytes(), before.shape, before.dtype, self.operation, node)
+        seen.category, seen.name = before.category, before.name
+        self._add(key, seen)
+        self.change(seen.nbytes)
+
+    def find_emptied(self, tensor: Tensor) -> LiveStorage | None:
+        """Finds the storage that a tensor had before it was resized to nothing."""
+        return self._emptied.get(tensor.untyped_storage()._cdata) if self._emptied else None
+
+    def forget_freed(self) -> None:
+        """Forgets what led here, but for the storages that are alive."""
+        alive = {self._serials[index] for index in self._live.values()}
+        self.history = [event for event in self.history if event[0] in alive]
+
     def keep(self, name: str, nbytes: int, node: int | None, *, by_engine: bool) -> None:
         """Adds memory that a library takes at its first use in a thread, and never frees.
 
@@ -219,6 +247,11 @@ class Ledger:
 
     def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
         del self._references[key]
+        self._emptied.pop(key, None)
+        if key in self._live:
+            self._end(key)
+
+    def _end(self, key: int) -> LiveStorage:
         index = self._live.pop(key)
         storage = self.storages[index]
         self.history.append((self._serials[index], -storage.nbytes))
@@ -226,6 +259,7 @@ class Ledger:
             storage.died = self.operation
             storage.death_rank = self._deaths = self._deaths + 1
         self.change(-storage.nbytes)
+        return storage
 
 
 class FirstStepLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from fxmem.kernels.registry import Target
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
 from fxmem.loop import Loop, resolve_loop
+from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
@@ -48,6 +49,7 @@ class Options:
     frontend: str | None  # asked for
     size_hint: SizeHint  # how many elements nonzero and the like find; None to refuse them
     hints: SizeHints  # the same, read
+    layout: Layout | None = None  # on a mesh of processes; None for one process
 
 
 def resolve_options(
@@ -64,6 +66,9 @@ def resolve_options(
     hold_outputs: bool | None = None,
     frontend: str | None = None,
     size_hint: SizeHint = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
+    rank: int = 0,
 ) -> Options:
     """Checks arguments of :func:`fxmem.analyze`, and finds the objects that they name.
 
@@ -80,6 +85,9 @@ def resolve_options(
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
     if gpu is not None and device != "cuda":
         raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
+    layout = resolve_layout(mesh, parallelize, rank)
+    if layout is not None and frontend == "fx":
+        raise UsageError("the fx frontend with a mesh", hint="leave the frontend out")
     model = None if gpu is None else find_gpu(gpu)
     if not (autocast is None or isinstance(autocast, str | torch.dtype)):
         raise UsageError(f"autocast={autocast!r} is not a dtype", hint="bf16, fp16, or None")
@@ -102,8 +110,9 @@ def resolve_options(
         autocast=autocast,
         autocast_to=getattr(torch, autocast_name) if autocast_name else None,
         loop=resolve_loop(loop, given),
-        frontend=frontend,
+        frontend=frontend if layout is None else "record",
         size_hint=size_hint,
+        layout=layout,
         hints=read_size_hint(size_hint),
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from fxmem.errors import TraceError
@@ -27,6 +28,7 @@ from fxmem.graph import (
     measure_blocks,
 )
 from fxmem.kernels.registry import Call, Target, Workspace
+from fxmem.parallelism.reducer import finish_collective, is_count
 from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
 from fxmem.recording.constants import list_tensors
 from fxmem.recording.ledger import NO_STORAGE, CastLog, FirstStepLog, Ledger, UserReferences
@@ -38,7 +40,7 @@ from fxmem.recording.operators import (
     find_written,
 )
 from fxmem.recording.size_hints import SizeHints
-from fxmem.tracing.fakes import LeanDispatchMode
+from fxmem.tracing.fakes import LeanDispatchMode, find_inner, is_wrapper
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import keep_value
@@ -47,6 +49,7 @@ from fxmem.versions.operators import aten
 _prim_device = torch.ops.prim.device.default
 _detach = aten.detach.default
 _lift_fresh = aten.lift_fresh.default
+_UNNAMED = (Category.TEMPORARY, Category.COMMUNICATION)
 _MOST_ELEMENTS = 1 << 45
 """A tensor with more is a slip in an input's size; kernels' block counts overflow far above it."""
 
@@ -96,10 +99,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """Sets category and name of the storages of the tensors in a value, unless known."""
         for tensor in iterate_tensors(value):
             index = self.track(tensor)
-            if index == NO_STORAGE:
-                continue
-            storage = self.ledger.storages[index]
-            if storage.category is Category.TEMPORARY:
+            found = self.ledger.storages[index] if index != NO_STORAGE else None
+            storage = found or self.ledger.find_emptied(find_inner(tensor))
+            if storage is not None and storage.category in _UNNAMED:
                 storage.category, storage.name = category, name
 
     def set_category(self, tensor: torch.Tensor, category: Category, name: str) -> None:
@@ -207,14 +209,19 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._packing:
+        if self._packing or func.namespace == "profiler":
             return func(*args, **kwargs)  # the recorder's own, no part of the step
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # a DTensor runs it on its local tensors
         if func is _prim_device:
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         # Torch-function modes need not see the recorder's own questions to tensors.
         with torch._C.DisableTorchFunction():
             read = list_tensors((args, kwargs))
+            if is_count(func, read, kwargs):
+                with no_dispatch():
+                    return finish_collective(func, args, func(*args, **kwargs))
             if func is _lift_fresh:  # its argument is the memory of its result, torch.tensor(...)
                 read = []
             elif not all(isinstance(tensor, FakeTensor) for tensor in read):
@@ -245,6 +252,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             in_forward = self._phase in (Phase.FORWARD, Phase.LOSS)
             result = self.runner.run(func, args, kwargs, in_forward=in_forward)
         made = list_tensors((result,))
+        if func.namespace == "c10d":
+            self.label(
+                read, Category.COMMUNICATION, func._schema.name.partition("::")[2].strip("_")
+            )
+            result = finish_collective(func, args, result)
         if any(tensor.layout is not torch.strided for tensor in made):
             raise TraceError(
                 "sparse gradients and tensors are not supported",
@@ -354,7 +366,29 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
         """Tracks a tensor in the ledger, by default as born in the running node."""
         fake = self.real_tensors.find_fake(tensor)
-        return self.ledger.track(fake, born, self._node if born is None else node)
+        return self.ledger.track(find_inner(fake), born, self._node if born is None else node)
+
+    @contextmanager
+    def watch_resizing(self) -> Iterator[None]:
+        """Records resized storages, while active, as operators."""
+        storages: Any = torch.UntypedStorage
+        resize = storages.resize_
+
+        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            result = resize(storage, nbytes)
+            if self.ledger.recording:
+                index = len(self.operations)
+                operation = Operation(index, "storage.resize_", self._phase, self._node)
+                self.operations.append(operation)
+                self.ledger.operation = index
+            self.ledger.resize(storage, self._node)
+            return result
+
+        storages.resize_ = resize_
+        try:
+            yield
+        finally:
+            del storages.resize_
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fxmem.graph import Category
+from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.reach import iterate_reached
@@ -45,6 +46,8 @@ def label_residents(
         label(parameter, Category.PARAMETER, name)
     for name, buffer in model.named_buffers():
         label(buffer, Category.BUFFER, name)
+    for name, tensor in iterate_unsharded(model):
+        label(tensor, Category.PARAMETER, f"{name} (unsharded)")
     for name, value in inputs:
         label(value, Category.INPUT, name)
     label(target, Category.INPUT, "target")

@@ -24,6 +24,7 @@ from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Target
 from fxmem.loop import PLAIN, Loop
+from fxmem.parallelism.reducer import has_reducer
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import replace_inference_mode, watch_random_state
 from fxmem.recording.losses import Loss, NoGradientError
@@ -56,6 +57,8 @@ class Step:
     loop: Loop = PLAIN  # around the model
     autocast: torch.dtype | None = None  # of forward and loss; float16 takes a gradient scaler
     inference_mode: bool = False  # inference runs under inference_mode, not no_grad
+    # lays the model out on a mesh of processes; None for one process
+    parallelize: Callable[[nn.Module], nn.Module] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ def _watch(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
     """Runs PyTorch as on the target, and yields notes on what runs otherwise."""
     with (
         watch_random_state(recorder),
+        recorder.watch_resizing(),
         recorder.casts.watch_exits(),
         lower_functions(target) as notes,
         replace_inference_mode(),
@@ -170,6 +174,10 @@ class _StepRunner:
     """Runs a step, in functions whose locals live as long as in an eager loop."""
 
     def __init__(self, step: Step, target: Target, recorder: Recorder) -> None:
+        if step.parallelize is not None:
+            with recorder:
+                step = replace(step, model=step.parallelize(step.model))
+            recorder.ledger.forget_freed()
         self._step = step
         self._device_type = target.name
         is_scaled = step.train and step.autocast is torch.float16
@@ -193,6 +201,8 @@ class _StepRunner:
 
         def run_first_model() -> Any:
             nonlocal first_change
+            if step.parallelize is not None:
+                return self._run_model()
             state = ForwardState(step.model, is_first=True)
             output = self._run_model()
             first_change = state.find_change()
@@ -214,7 +224,8 @@ class _StepRunner:
                 total = parameter.detach().new_zeros((), dtype=torch.float32)
                 recorder.label(total, Category.OUTPUT, "sum of losses")
             del parameter
-            self._run_once(run_first_model, _call)
+            for _ in range(2 if has_reducer(step.model) else 1):
+                self._run_once(run_first_model, _call)
             forget_replaced()
             # Reference cycles of the first step are gone in a steady run, sooner or later; all of
             # them are in the youngest generation.
@@ -224,7 +235,12 @@ class _StepRunner:
             for tensor in iterate_tensors((step.args, step.kwargs)):
                 tensor.grad = None  # each step has a batch of its own
             self._label_residents()
-            tracer = Tracer(step.model, recorder, symbolic_sizes=symbolic_sizes)
+            tracer = Tracer(
+                step.model,
+                recorder,
+                symbolic_sizes=symbolic_sizes,
+                logs_calls=step.parallelize is None,
+            )
             recorder.begin_step()
             self._run_once(lambda: tracer.run_model(step.args, step.kwargs), tracer.run_loss)
             del others, total

@@ -24,6 +24,7 @@ STYLES = {
     Category.ACTIVATION: Style("#e69f00", "#c98a1f", "."),
     Category.OUTPUT: Style("#cc79a7", "#a8578a", "/\\"),
     Category.TEMPORARY: Style("#56b4e9", "#4a93bd", "-"),
+    Category.COMMUNICATION: Style("#d55e00", "#c0561a", "/-"),
     Category.WORKSPACE: Style("#d8d3c8", "#8d877a", "|/"),
 }
 """In the order in which they are stacked: those that change least at the bottom, and workspaces,

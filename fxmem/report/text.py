@@ -104,6 +104,9 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
     elif mode == "infer" and setup.autocast:  # which keeps the casts of weights alive there
         mode = f"{mode} under no_grad()"
     parts = [setup.model, ", ".join(setup.inputs) or "no inputs", mode, setup.gpu or setup.device]
+    if setup.mesh:
+        mesh = ",".join(f"{name}={size}" for name, size in setup.mesh.items())
+        parts.append(f"rank {setup.rank} of {mesh} by {setup.parallelize}")
     if setup.autocast:
         parts.append(f"autocast {setup.autocast}")
     if setup.mode == "train":

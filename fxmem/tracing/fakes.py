@@ -271,6 +271,20 @@ def _find_spans(leaves: Iterable[object]) -> dict[int, tuple[int, int]]:
     return spans
 
 
+@functools.cache
+def is_wrapper(kind: type) -> bool:
+    """Tells whether tensors of a class wrap others, on which their operators run: DTensor."""
+    return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
+
+
+def find_inner(tensor: Tensor) -> Tensor:
+    """Finds the tensor that holds the memory of a DTensor; returns another itself."""
+    while is_wrapper(type(tensor)):
+        wrapper: Any = tensor
+        tensor = getattr(wrapper, wrapper.__tensor_flatten__()[0][0])
+    return tensor
+
+
 def refuse_compiled(model: nn.Module) -> None:
     """Checks that the model's Python code is what would run, not what a compiler made of it."""
     for name, module in model.named_modules():

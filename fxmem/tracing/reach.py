@@ -63,19 +63,25 @@ _LIBRARIES = frozenset({"torch", "fxmem", *sys.stdlib_module_names}) - {"__main_
 def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Iterator[object]:
     """Yields the objects that code reaches from a value, itself included, once, depth first.
 
-    Classes, Python modules, numbers and texts are not entered or yielded; nor are the globals
-    of functions of torch and fxmem. What was seen before, by id, is passed over, and the rest added
-    to it.
+    Classes, Python modules, numbers and texts are not entered or yielded; nor are objects of
+    ``torch.distributed`` but tensors, and the globals of functions of torch and fxmem. What was
+    seen before, by id, is passed over, and the rest added to it.
     """
     seen = {} if seen is None else seen  # the objects too, so that no id is used again
     stack = [value]
     while stack:
         current = stack.pop()
-        if isinstance(current, LEAVES) or id(current) in seen:
+        if isinstance(current, LEAVES) or id(current) in seen or _is_of_wrapper(current):
             continue
         seen[id(current)] = current
         yield current
         stack.extend(reversed([*find_held(current)]))
+
+
+def _is_of_wrapper(value: object) -> bool:
+    """Tells whether an object is a wrapper's own, as the states of FSDP are."""
+    is_own = type(value).__module__.startswith("torch.distributed")
+    return is_own and not isinstance(value, Tensor)
 
 
 def find_globals(function: FunctionType) -> dict[str, Any]:

@@ -61,16 +61,25 @@ class Tracer(torch.overrides.TorchFunctionMode):
     """Builds the graph of a model on fake tensors while its code runs.
 
     Sizes that the code asks for stay nodes of the graph where they are symbolic (the ``fx``
-    frontend), else they become constants (the ``record`` frontend).
+    frontend), else they become constants (the ``record`` frontend). The calls of modules are logged
+    for plans.
     """
 
-    def __init__(self, model: nn.Module, listener: NodeListener, *, symbolic_sizes: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        listener: NodeListener,
+        *,
+        symbolic_sizes: bool,
+        logs_calls: bool = True,
+    ) -> None:
         super().__init__()
         self.model = model
         self.calls = CallLog(lambda value: listener.find_storages(value), lambda: len(self.nodes))
         self._log = NodeLog(model)
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
+        self._logs_calls = logs_calls
         self._phase = Phase.FORWARD
         self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
         self._entered: set[str] = set()
@@ -259,6 +268,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
             self._entered.add(fqn)
             if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
                 self._log.builder.give_up(f"{fqn} has hooks, which no graph calls")
+        if not self._logs_calls:
+            return run(module, *args, **kwargs)
         return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
 
     def _call_checkpoint(

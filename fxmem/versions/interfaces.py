@@ -242,6 +242,30 @@ INTERFACES = (
         "measure a step's peak on the CPU, for verify",
         "the profiler's Chrome trace, a file",
     ),
+    _list(
+        "torch.testing._internal.distributed.fake_pg",
+        "FakeStore",
+        "be one rank of a process group whose other ranks are not there",
+        "a process group of fxmem's own, by torch.distributed.Backend.register_backend",
+    ),
+    _list(
+        "torch._C",
+        "_distributed_c10d",
+        "give collectives a future, for the reducer of DistributedDataParallel",
+        "a communication hook that returns one",
+    ),
+    _list(
+        "torch.nn.parallel.distributed",
+        "_verify_param_shape_across_processes _sync_module_states",
+        "build DistributedDataParallel without other ranks",
+        "a process group of fxmem's own",
+    ),
+    _list(
+        "torch.distributed",
+        "Reducer",
+        "see when it reads its own counts",
+        "let it run on real tensors",
+    ),
 )
 
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _foreach_utils
 
 from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu
+from fxmem.tracing.fakes import find_inner
 from fxmem.versions.operators import aten
 
 _SEEN = torch.device("cuda", 0)
@@ -87,8 +88,8 @@ class _DeviceView(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _ANSWERS:  # of what else is asked, fake kernels' meta tensors among them
-            is_fake = isinstance(args[0], FakeTensor)
-            is_on_gpu = is_fake and args[0].fake_device == self._device
+            inner = find_inner(args[0])
+            is_on_gpu = isinstance(inner, FakeTensor) and inner.fake_device == self._device
             return _ANSWERS[func] if is_on_gpu else func(*args)
         was_busy, self.is_busy = self.is_busy, True
         try:
@@ -97,6 +98,8 @@ class _DeviceView(TorchFunctionMode):
             self.is_busy = was_busy
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is torch.device:
+            return func(*args, **kwargs)
         if func is Tensor.cuda:
             return Tensor.to(args[0], self._device)
         if func is Tensor.cpu:

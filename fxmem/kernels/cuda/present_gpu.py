@@ -98,7 +98,11 @@ def _set_default_type(kind: Any) -> None:
 
 @contextlib.contextmanager
 def show_gpu(
-    model: GpuModel | None, gpu: Gpu, measure_live: Callable[[], tuple[int, int]]
+    model: GpuModel | None,
+    gpu: Gpu,
+    measure_live: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    *,
+    count: int = 1,
 ) -> Iterator[None]:
     """Has ``torch.cuda`` tell of one GPU within.
 
@@ -106,6 +110,7 @@ def show_gpu(
         model: The GPU; None for one with an A100's name and memory.
         gpu: The properties that the choice of kernels depends on.
         measure_live: Tells how many bytes are allocated now, and at most so far.
+        count: How many such GPUs there are; all memory is on the first.
     """
     shown = model or find_gpu(_ANY_GPU)
     capacity = shown.capacity_bytes
@@ -139,7 +144,7 @@ def show_gpu(
         **dict.fromkeys(_ZERO, 0),
         **dict.fromkeys(_IGNORED, None),
         **dict.fromkeys(("current_stream", "default_stream", "stream"), _Stream()),
-        "device_count": 1,
+        "device_count": count,
         "get_device_name": shown.name,
         "get_device_capability": gpu.capability,
         "get_device_properties": properties,

@@ -96,6 +96,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
             *["--accumulate", "4", "--keep-gradients", "--hold-outputs", "--loop", "lightning"],
             "--inference-mode",
             *["--gpu", "h100", "--alloc-conf", "expandable_segments:True"],
+            *["--mesh", "dp=8,tp=4", "--parallelize", "train.py:parallelize", "--rank", "5"],
         ]
     )
     (args, options) = calls[0]
@@ -120,7 +121,24 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
         "alloc_conf": "expandable_segments:True",
         "frontend": "record",
         "size_hint": 7,
+        "mesh": {"dp": 8, "tp": 4},
+        "parallelize": "train.py:parallelize",
+        "rank": 5,
     }
+
+
+@pytest.mark.parametrize("name", ["fsdp", "ddp"])
+def test_plain_ways_to_share_a_step(
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]], name: str
+) -> None:
+    main([*COMMAND, f"--{name}", "8"])
+    options = calls[0][1]
+    assert (options["mesh"], options["parallelize"]) == ({"dp": 8}, name)
+
+
+def test_two_ways_to_share_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--fsdp", "8", "--mesh", "dp=8"]) == 2
+    assert "more than one way to share the step" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("default::fxmem.FxmemWarning")

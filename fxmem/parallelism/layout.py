@@ -1,0 +1,89 @@
+"""Layout of a parallel run: the mesh of its processes, and how the model is laid out on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fxmem.errors import UsageError
+
+ParallelizeChoice = str | Callable[[Any, Any], Any] | None
+"""``"fsdp"``, ``"ddp"``, a TARGET, or a function of a model and a DeviceMesh."""
+_PLAIN = ("fsdp", "ddp")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A mesh of processes, one of its ranks, and the function that lays a model out on it.
+
+    >>> layout = Layout((("dp", 4), ("tp", 2)), "fsdp", rank=5)
+    >>> layout.world_size, str(layout)
+    (8, 'rank 5 of dp=4,tp=2')
+    """
+
+    mesh: tuple[tuple[str, int], ...]  # names of the dimensions, with the size of each
+    parallelize: ParallelizeChoice
+    rank: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return math.prod(size for _, size in self.mesh)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {','.join(f'{name}={size}' for name, size in self.mesh)}"
+
+
+def resolve_layout(
+    mesh: Mapping[str, int] | None, parallelize: ParallelizeChoice, rank: int
+) -> Layout | None:
+    """Checks the layout that a caller asks for; None where no mesh is given.
+
+    Raises:
+        UsageError: A part is missing or not understood.
+
+    >>> resolve_layout({"dp": 8}, "fsdp", 0).world_size
+    8
+    """
+    if mesh is None:
+        if parallelize is not None or rank:
+            raise UsageError(
+                "parallelize or rank without a mesh", hint="mesh={'dp': 8} (--mesh dp=8)"
+            )
+        return None
+    if not mesh or not all(isinstance(size, int) and size > 0 for size in mesh.values()):
+        raise UsageError(f"mesh {dict(mesh)!r} has no processes", hint="{'dp': 8}: names and sizes")
+    if parallelize is None:
+        raise UsageError(
+            "no function lays the model out on the mesh",
+            hint="parallelize='fsdp', 'ddp', or a function of the model and the mesh",
+        )
+    if isinstance(parallelize, str) and ":" not in parallelize and parallelize not in _PLAIN:
+        raise UsageError(
+            f"unknown parallelize={parallelize!r}",
+            hint="fsdp, ddp, or a TARGET such as train.py:parallelize",
+        )
+    layout = Layout(tuple(mesh.items()), parallelize, rank)
+    if not 0 <= rank < layout.world_size:
+        raise UsageError(
+            f"rank {rank} of {layout.world_size}", hint=f"0 to {layout.world_size - 1}"
+        )
+    return layout
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Parses a mesh as the command line has it.
+
+    Raises:
+        UsageError: It is no list of names and sizes.
+
+    >>> parse_mesh("dp=8,tp=4")
+    {'dp': 8, 'tp': 4}
+    """
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return {name.strip(): int(size) for name, size in pairs}
+    except ValueError:
+        raise UsageError(f"mesh {text!r} is not understood", hint="dp=8,tp=4") from None

@@ -1,0 +1,85 @@
+"""DistributedDataParallel on fake tensors: its C++ reducer, buckets and all.
+
+The buckets are allocated, filled and reduced by ``torch/csrc/distributed/c10d/reducer.cpp`` itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.futures import Future
+from torch.nn.parallel import distributed
+
+_FACTORIES = ("aten::empty.memory_format", "aten::zeros")
+
+
+def has_reducer(model: nn.Module) -> bool:
+    """Tells whether a model is reduced in buckets, which are laid out anew in the second step."""
+    kind = nn.parallel.DistributedDataParallel
+    return any(isinstance(module, kind) for module in model.modules())
+
+
+class _Reducers:
+    """The reducers of a recording.
+
+    Attributes:
+        are_there: Some may be in use.
+        is_counting: One makes indices of buckets, sizes or used parameters, and reads them.
+    """
+
+    are_there = False
+    is_counting = False
+
+
+def is_count(func: Any, tensors: Sequence[Tensor], kwargs: Mapping[str, Any]) -> bool:
+    """Tells whether an operator is on a reducer's own counts, which are real tensors."""
+    if not _Reducers.are_there:
+        return False
+    if not tensors:
+        is_made = _Reducers.is_counting and func.name() in _FACTORIES
+        return is_made and kwargs.get("dtype") is torch.int32
+    return all(not isinstance(t, FakeTensor) and t.dtype is torch.int32 for t in tensors)
+
+
+def finish_collective(func: Any, args: Sequence[Any], result: Any) -> Any:
+    """Gives the work of a collective a future with its tensors, which a reducer takes out again.
+
+    That of the fake process group has none in it.
+    """
+    if func.name() not in ("c10d::allreduce_", "c10d::broadcast_"):
+        return result
+    done: Future[Any] = Future()
+    done.set_result(args[0])
+    groups: Any = torch._C._distributed_c10d
+    return result[0], groups._create_work_from_future(done).boxed()
+
+
+@contextlib.contextmanager
+def run_reducers() -> Iterator[None]:
+    """Lets reducers run on fake tensors within."""
+    none: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731 - compares ranks
+    counting = "__init__", "_rebuild_buckets", "_set_static_graph"
+    real: Any = vars(dist)["Reducer"]
+    kind = type("Reducer", (real,), {name: _count(getattr(real, name)) for name in counting})
+    with (
+        mock.patch.object(distributed, "_verify_param_shape_across_processes", none),
+        mock.patch.object(distributed, "_sync_module_states", none),
+        mock.patch.object(dist, "Reducer", kind),
+        mock.patch.object(_Reducers, "are_there", True),
+    ):
+        yield
+
+
+def _count(function: Callable[..., Any]) -> Callable[..., Any]:
+    def count(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(_Reducers, "is_counting", True):
+            return function(*args, **kwargs)
+
+    return count

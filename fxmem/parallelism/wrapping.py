@@ -1,0 +1,102 @@
+"""A model laid out on a mesh, by the user's function or in the plain way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxmem.errors import TraceError, UsageError
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Copies a model on fake tensors, so that what wraps the copy leaves the model as it is."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        with torch.no_grad():
+            copied_tensor: Any = tensor.clone()
+        if isinstance(tensor, nn.Parameter):
+            copied_tensor = nn.Parameter(copied_tensor, tensor.requires_grad)
+        memo[id(tensor)] = copied_tensor
+    return copy.deepcopy(model, memo)
+
+
+def parallelize_model(model: nn.Module, parallelize: Any, mesh: DeviceMesh) -> nn.Module:
+    """Lays a model out on a mesh, by a function or by the name of a plain way.
+
+    Raises:
+        TraceError: The function returns something else than a module or None.
+    """
+    lay_out = {"fsdp": shard_blocks, "ddp": replicate}.get(parallelize, parallelize)
+    result = lay_out(model, mesh)
+    if result is not None and not isinstance(result, nn.Module):
+        raise TraceError(
+            f"parallelize returned a {type(result).__name__}, not a module",
+            hint="return the model, or None where it is changed in place",
+        )
+    return model if result is None else result
+
+
+def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shards a model by ``fully_shard``: each of its repeated blocks, then the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in find_blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def replicate(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Wraps a model in ``DistributedDataParallel``."""
+    if mesh.ndim > 1:
+        raise UsageError(f"ddp on a mesh of {mesh.ndim} dimensions", hint="ddp takes one")
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Finds the blocks that a model repeats, the outermost ones.
+
+    A model of transformers names the classes of its blocks (``_no_split_modules``); others keep
+    blocks of one class in an ``nn.ModuleList`` or ``nn.Sequential``.
+
+    >>> len(find_blocks(nn.ModuleList(nn.Sequential(nn.ReLU()) for _ in range(3))))
+    3
+    """
+    names = getattr(model, "_no_split_modules", None)
+    if names:
+        return [module for module in model.modules() if type(module).__name__ in names]
+    return [*_iterate_blocks(model)]
+
+
+def _iterate_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    children = [*module.children()]
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    kinds = {type(child) for child in children}
+    if is_list and len(children) > 1 and len(kinds) == 1 and any(children[0].children()):
+        yield from children
+        return
+    for child in children:
+        yield from _iterate_blocks(child)
+
+
+def iterate_unsharded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters that ``fully_shard`` gathers, with the names of their shards.
+
+    Source: ``FSDPParam`` in ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        state: Any = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [
+            getattr(state, "_fsdp_param_group", None)
+        ]
+        for group in groups:
+            for parameter in group.fsdp_params if group is not None else ():
+                for tensor in parameter.all_gather_outputs:
+                    yield names.get(parameter.sharded_param, ""), tensor

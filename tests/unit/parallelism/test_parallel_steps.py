@@ -1,0 +1,83 @@
+"""Steps of one rank under the plain wrappers: what is resident, and what its buffers take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.graph import Category
+
+BLOCKS, WIDTH, RANKS = 3, 32, 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, 5)  # five rows on eight ranks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+BLOCK_NUMEL = sum(parameter.numel() for parameter in Block().parameters())
+HEAD_NUMEL = 5 * WIDTH + 5
+
+
+def analyze(parallelize: Any, device: str = "cpu") -> fxmem.Analysis:
+    fixed: dict[str, Any] = {"device": device, "loss": "mse", "optimizer": "adam"}
+    return fxmem.analyze(Net(), f"4x{WIDTH}", mesh={"dp": RANKS}, parallelize=parallelize, **fixed)
+
+
+def test_shards_of_each_rank() -> None:
+    model = Net()
+    for rank, rows in ((0, 1), (7, 0)):  # the head's rows are padded to one on each rank
+        analysis = fxmem.analyze(
+            model, f"4x{WIDTH}", mesh={"dp": RANKS}, parallelize="fsdp", rank=rank, device="cpu"
+        )
+        numel = BLOCKS * BLOCK_NUMEL // RANKS + (WIDTH + 1)
+        assert analysis.parameter_bytes == 4 * numel, rows
+        assert analysis.setup.rank == rank
+    assert type(model.blocks[0]) is Block
+    assert not model.blocks[0]._forward_pre_hooks
+
+
+def test_buffers_of_fully_shard() -> None:
+    analysis = analyze("fsdp")
+    gathered = [
+        storage.nbytes
+        for storage in analysis.graph.storages
+        if storage.category is Category.COMMUNICATION and storage.name == "allgather_base"
+    ]
+    # Forward gathers the root and each block, backward the blocks again but for the last, which is
+    # prefetched too: the root keeps its parameters.
+    assert gathered.count(4 * BLOCK_NUMEL) == 2 * BLOCKS
+    assert gathered.count(4 * RANKS * (WIDTH + 1)) == 1
+    unsharded = [s for s in analysis.graph.storages if s.name == "blocks.0.up.weight (unsharded)"]
+    assert [storage.nbytes for storage in unsharded] == 2 * [4 * 4 * WIDTH * WIDTH]
+    assert all(storage.died is not None for storage in unsharded)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_buckets_of_data_parallel(device: str) -> None:
+    analysis = analyze("ddp", device)
+    numel = BLOCKS * BLOCK_NUMEL + HEAD_NUMEL
+    buckets = [s for s in analysis.graph.storages if s.category is Category.COMMUNICATION]
+    assert sum(bucket.nbytes for bucket in buckets) >= 4 * numel
+    assert analysis.parameter_bytes >= 4 * numel
