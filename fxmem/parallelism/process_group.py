@@ -27,6 +27,8 @@ from fxmem.parallelism.reducer import run_reducers
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
+_PROPAGATION = "_propagate_tensor_meta_non_cached"
+"""Runs an operator of DTensors on fake tensors of global shapes, which the step never makes."""
 
 
 @contextlib.contextmanager
@@ -49,6 +51,7 @@ def join_fake_group(world_size: int, rank: int) -> Iterator[None]:
         raise UsageError(
             "this process has joined a process group", hint="analyze before init_process_group"
         )
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
@@ -60,14 +63,15 @@ def join_fake_group(world_size: int, rank: int) -> Iterator[None]:
         with run_outside_modes():
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
         stack.callback(dist.destroy_process_group)
-        for owner in (dist, dist.distributed_c10d, device_mesh):
-            if hasattr(owner, "init_process_group"):
-                joins = mock.patch.object(owner, "init_process_group", lambda *a, **k: None)
+        for joining in (dist, dist.distributed_c10d, device_mesh):
+            if hasattr(joining, "init_process_group"):
+                joins = mock.patch.object(joining, "init_process_group", lambda *a, **k: None)
                 stack.enter_context(joins)
-        for name in _MESH_METHODS:
-            if name in vars(DeviceMesh):
-                method = _run_real(vars(DeviceMesh)[name])
-                stack.enter_context(mock.patch.object(DeviceMesh, name, method))
+        methods = [(DeviceMesh, name) for name in _MESH_METHODS]
+        for owner, name in [*methods, (ShardingPropagator, _PROPAGATION)]:
+            if name in vars(owner):
+                method = _run_real(vars(owner)[name])
+                stack.enter_context(mock.patch.object(owner, name, method))
         stack.enter_context(run_reducers())
         yield
 

@@ -147,11 +147,11 @@ def save_random_states() -> Callable[[], None]:
 def list_generators(inputs: Iterable[Any]) -> list[torch.Generator]:
     """Lists PyTorch's own generators, of the CPU and of the GPUs that hold inputs."""
     gpus = {value.device.index for value in inputs if isinstance(value, Tensor) and value.is_cuda}
-    is_initialized: Callable[[], bool] = torch.cuda.is_initialized
     # In an analysis there may be no GPU; while a graph is captured, its generator cannot be asked.
-    if not gpus or not is_initialized() or torch.cuda.is_current_stream_capturing():
+    real: tuple[torch.Generator, ...] = torch.cuda.default_generators
+    if not gpus or not real or torch.cuda.is_current_stream_capturing():
         return [torch.default_generator]
-    return [torch.default_generator, *(torch.cuda.default_generators[at] for at in sorted(gpus))]
+    return [torch.default_generator, *(real[at] for at in sorted(gpus) if at < len(real))]
 
 
 def read_state(generator: torch.Generator) -> bytes:

@@ -249,6 +249,12 @@ INTERFACES = (
         "a process group of fxmem's own, by torch.distributed.Backend.register_backend",
     ),
     _list(
+        "torch.distributed.tensor._sharding_prop",
+        "ShardingPropagator",
+        "leave out the tensors of global shapes on which DTensor infers the shapes of results",
+        "leave out operators that run within torch.distributed.tensor's own frames",
+    ),
+    _list(
         "torch._C",
         "_distributed_c10d",
         "give collectives a future, for the reducer of DistributedDataParallel",

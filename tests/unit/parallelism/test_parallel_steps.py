@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import fxmem
 from fxmem.graph import Category
@@ -81,3 +86,12 @@ def test_buckets_of_data_parallel(device: str) -> None:
     buckets = [s for s in analysis.graph.storages if s.category is Category.COMMUNICATION]
     assert sum(bucket.nbytes for bucket in buckets) >= 4 * numel
     assert analysis.parameter_bytes >= 4 * numel
+
+
+def test_tensor_parallel_steps_make_no_tensors_of_global_shapes() -> None:
+    def split(model: nn.Module, mesh: Any) -> None:
+        ways = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+        parallelize_module(model, mesh, ways)
+
+    analysis = fxmem.analyze(Net(), f"40x{WIDTH}", mesh={"tp": 2}, parallelize=split, loss="mse")
+    assert not [s for s in analysis.graph.storages if s.shape == (40, 4 * WIDTH)]
