@@ -28,6 +28,7 @@ from fxmem.graph import (
     measure_blocks,
 )
 from fxmem.kernels.registry import Call, Target, Workspace
+from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.reducer import finish_collective, is_count
 from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
 from fxmem.recording.constants import list_tensors
@@ -212,7 +213,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if self._packing or func.namespace == "profiler":
             return func(*args, **kwargs)  # the recorder's own, no part of the step
         if any(map(is_wrapper, types)):
-            return NotImplemented  # a DTensor runs it on its local tensors
+            with self:  # a DTensor runs it on its local tensors
+                return run_on_locals(func, args, kwargs or {})
         if func is _prim_device:
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)

@@ -239,7 +239,7 @@ class _StepRunner:
                 step.model,
                 recorder,
                 symbolic_sizes=symbolic_sizes,
-                logs_calls=step.parallelize is None,
+                builds_graph=step.parallelize is None,
             )
             recorder.begin_step()
             self._run_once(lambda: tracer.run_model(step.args, step.kwargs), tracer.run_loss)

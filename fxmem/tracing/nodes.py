@@ -66,12 +66,13 @@ class Call:
 
 
 class NodeLog:
-    """Writes down nodes, and builds the FX graph of those of forward."""
+    """Writes down nodes, and builds the FX graph of those of forward where one is wanted."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, builds_graph: bool = True) -> None:
         self.nodes: list[TracedNode] = []
         self.builder = GraphBuilder(model)
         self._model = model
+        self._builds_graph = builds_graph
         self._occurrences: dict[str, int] = {}
         self._context, self._settings = read_context(), read_settings()
         self._traced_in: TraceContext | None = None
@@ -114,7 +115,7 @@ class NodeLog:
         origins = map(self.builder.find_origin, iterate_tensors((args, call.kwargs)))
         inputs = tuple(dict.fromkeys(origin.node for origin in origins if origin))
         op, fx_node = call.op, None
-        if phase is Phase.FORWARD:
+        if phase is Phase.FORWARD and self._builds_graph:
             op, target = self._keep_context(call, result)
             fx_node = self.builder.add_call(op, target, args, call.kwargs, name)
             fx_node.meta[NODE] = name

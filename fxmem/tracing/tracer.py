@@ -61,8 +61,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
     """Builds the graph of a model on fake tensors while its code runs.
 
     Sizes that the code asks for stay nodes of the graph where they are symbolic (the ``fx``
-    frontend), else they become constants (the ``record`` frontend). The calls of modules are logged
-    for plans.
+    frontend), else they become constants (the ``record`` frontend). Without a graph the nodes
+    alone are noted.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Tracer(torch.overrides.TorchFunctionMode):
         listener: NodeListener,
         *,
         symbolic_sizes: bool,
-        logs_calls: bool = True,
+        builds_graph: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
         self.calls = CallLog(lambda value: listener.find_storages(value), lambda: len(self.nodes))
-        self._log = NodeLog(model)
+        self._log = NodeLog(model, builds_graph=builds_graph)
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
-        self._logs_calls = logs_calls
+        self._builds_graph = builds_graph
         self._phase = Phase.FORWARD
         self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
         self._entered: set[str] = set()
@@ -107,6 +107,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
         state = ForwardState(self.model) if self._symbolic_sizes else None
         with self._tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
+        if not self._builds_graph:
+            return output
         self._log.end(output, frozenset(self._entered))
         if state is not None:
             self._log.builder.give_up(state.find_change())
@@ -268,7 +270,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             self._entered.add(fqn)
             if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
                 self._log.builder.give_up(f"{fqn} has hooks, which no graph calls")
-        if not self._logs_calls:
+        if not self._builds_graph:
             return run(module, *args, **kwargs)
         return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
 
