@@ -136,6 +136,7 @@ class Storage:
         slack_bytes: What of it was not asked for, where the allocator hands out larger blocks.
         cast_until: Index of the operation to which autocast keeps it at least, as the cast of a
             weight that other operators may use too; None where it does not.
+        stream: Number of the CUDA stream that it is allocated on; 0 for the default one.
     """
 
     index: int
@@ -151,6 +152,7 @@ class Storage:
     death_rank: int = 0
     slack_bytes: int = 0
     cast_until: int | None = None
+    stream: int = 0
 
 
 Blocks = tuple[tuple[int, int], ...]
@@ -221,6 +223,7 @@ class Operation:
             forward and loss only, and only as far as the tensors themselves go.
         blocks: What makes up ``workspace_bytes``, where the kernel takes something else than one
             block after its results.
+        stream: Number of the CUDA stream that its workspace is allocated on.
     """
 
     index: int
@@ -238,6 +241,7 @@ class Operation:
     keeps: tuple[str, ...] = ()
     overwritable: tuple[int, ...] = ()
     blocks: Blocks = ()
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +339,8 @@ class MemoryGraph:
             it that a node returned, whatever autograd keeps; None where it did not, or no node
             returned one. Empty where that is not known.
         first_operations: The operators of the first step, as far as they allocate or free.
+        warmup_streams: Negative numbers in ``warmup`` with the CUDA streams of those storages, as
+            far as these are not the default one.
     """
 
     nodes: tuple[Node, ...]
@@ -346,3 +352,4 @@ class MemoryGraph:
     calls: tuple[ModuleCall, ...] = ()
     let_go: tuple[int | None, ...] = ()
     first_operations: tuple[FirstOperation, ...] = ()
+    warmup_streams: tuple[tuple[int, int], ...] = ()

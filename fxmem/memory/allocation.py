@@ -226,7 +226,7 @@ def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
     for index, event in enumerate(events, -first):
         owner = event.storage, event.block
         if event.nbytes and event.action is Action.ALLOC:
-            blocks[owner] = allocator.allocate(event.nbytes)
+            blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
         elif event.nbytes:
             allocator.free(blocks.pop(owner))
         if index == -1:
@@ -284,9 +284,13 @@ def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
         for storage in graph.storages
         if storage.born == RESIDENT and storage.index not in seen
     ]
+    streams: dict[int | None, int] = dict(graph.warmup_streams)
+    streams.update((storage.index, storage.stream) for storage in graph.storages if storage.stream)
     led = tuple(
-        Event(_ACTIONS[nbytes > 0], abs(nbytes), storage, step=-1, phase=Phase.FORWARD)
-        for storage, nbytes in (*unseen, *graph.warmup)
+        Event(
+            _ACTIONS[nbytes > 0], abs(nbytes), name, -1, Phase.FORWARD, stream=streams.get(name, 0)
+        )
+        for name, nbytes in (*unseen, *graph.warmup)
     )
     return led + build_timeline(graph).events, len(led)
 

@@ -32,6 +32,7 @@ class Event:
     step: int  # index of the operation in which it happens
     phase: Phase  # that operation's phase
     block: int = 0  # which of the kernel's blocks a workspace is
+    stream: int = 0  # number of the CUDA stream that it is allocated on
 
     @property
     def delta_bytes(self) -> int:
@@ -97,12 +98,12 @@ def _run_operation(
         yield from _run_kernel(operation, list(allocated))
     else:
         for storage in allocated:
-            yield Event(Action.ALLOC, storage.nbytes, storage.index, step, phase)
+            yield _make_event(Action.ALLOC, storage, step, phase)
     if operation.workspace_bytes and not operation.blocks:
-        yield Event(Action.ALLOC, operation.workspace_bytes, None, step, phase)
-        yield Event(Action.FREE, operation.workspace_bytes, None, step, phase)
+        yield Event(Action.ALLOC, operation.workspace_bytes, None, step, phase, 0, operation.stream)
+        yield Event(Action.FREE, operation.workspace_bytes, None, step, phase, 0, operation.stream)
     for storage in freed:
-        yield Event(Action.FREE, storage.nbytes, storage.index, step, phase)
+        yield _make_event(Action.FREE, storage, step, phase)
 
 
 def _run_kernel(operation: Operation, results: list[Storage]) -> Iterable[Event]:
@@ -110,14 +111,18 @@ def _run_kernel(operation: Operation, results: list[Storage]) -> Iterable[Event]
     named = sum(block == NEXT_RESULT for block, _ in operation.blocks)
     at = max(len(results) - named, 0)
     for storage in results[:at]:
-        yield Event(Action.ALLOC, storage.nbytes, storage.index, step, phase)
+        yield _make_event(Action.ALLOC, storage, step, phase)
     for block, nbytes in operation.blocks:
         if block != NEXT_RESULT:
             action = Action.ALLOC if nbytes > 0 else Action.FREE
-            yield Event(action, abs(nbytes), None, step, phase, block)
+            yield Event(action, abs(nbytes), None, step, phase, block, operation.stream)
         elif at < len(results):
-            yield Event(Action.ALLOC, results[at].nbytes, results[at].index, step, phase)
+            yield _make_event(Action.ALLOC, results[at], step, phase)
             at += 1
+
+
+def _make_event(action: Action, storage: Storage, step: int, phase: Phase) -> Event:
+    return Event(action, storage.nbytes, storage.index, step, phase, 0, storage.stream)
 
 
 def _group_by_step(

@@ -64,16 +64,26 @@ def _cut_graph(graph: MemoryGraph, start: int) -> MemoryGraph:
         )
         for storage in graph.storages
     )
-    count = len(graph.storages)  # storages that are gone, then workspaces, have negative names
+    # Storages that are gone, then workspaces, have negative names that are new to the warmup.
+    first = 1 + max((~storage for storage, _ in graph.warmup if storage is not None), default=0)
+    names = {index: ~(first + at) for at, index in enumerate(sorted(gone))}
+    streams = dict(graph.warmup_streams)
+    streams.update((names[i], graph.storages[i].stream) for i in gone if graph.storages[i].stream)
+    blocks: dict[tuple[int, int], int] = {}
 
     def name(storage: int | None) -> int | None:
-        return ~(count + storage) if storage in gone else storage
+        return storage if storage is None else names.get(storage, storage)
 
     warmup = [(name(storage), nbytes) for storage, nbytes in graph.warmup]
     for event in build_timeline(graph).events:
         if event.step >= start:
             break
-        storage = name(event.storage) if event.storage is not None else ~(2 * count + event.block)
+        storage = name(event.storage)
+        if storage is None:
+            key = event.block, event.stream
+            storage = blocks.setdefault(key, ~(first + len(names) + len(blocks)))
+            if event.stream:
+                streams[storage] = event.stream
         warmup.append((storage, event.delta_bytes))
     kept = graph.operations[start:]
     return replace(
@@ -94,6 +104,7 @@ def _cut_graph(graph: MemoryGraph, start: int) -> MemoryGraph:
             for save in graph.saves
         ),
         warmup=tuple(warmup) if graph.warmup else (),
+        warmup_streams=tuple(streams.items()),
         let_go=tuple(map(move, graph.let_go)),
         first_operations=(),
     )

@@ -54,6 +54,7 @@ def assemble_graph(
             saved_by=tuple(storage.saved_by),
             death_rank=storage.death_rank,
             cast_until=storage.cast_until,
+            stream=storage.stream,
         )
         for index, storage in enumerate(ledger.storages)
     )
@@ -70,6 +71,7 @@ def assemble_graph(
             for index in range(len(ledger.storages))
         ),
         first_operations=tuple(recorder.first_step.list_operations(recorder.operations)),
+        warmup_streams=ledger.warmup_streams,
     )
 
 

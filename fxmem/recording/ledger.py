@@ -23,6 +23,7 @@ from fxmem.graph import (
     Operation,
     Phase,
 )
+from fxmem.kernels.cuda.present_gpu import find_stream
 from fxmem.kernels.registry import Workspace
 from fxmem.specs import strip_torch
 from fxmem.tracing.conditions import read_autocast_on
@@ -53,6 +54,7 @@ class LiveStorage:
     name: str = ""
     saved_by: list[int] = field(default_factory=list)
     cast_until: int | None = None
+    stream: int = 0
 
 
 class Ledger:
@@ -68,13 +70,15 @@ class Ledger:
         self.operation = -1  # index of the latest
         self.counts_all = device == _HOST
         self.recording = False  # births and deaths belong to the step
+        self.warmup_streams: tuple[tuple[int, int], ...] = ()  # as in the memory graph
         self._device = device
         self.is_warming_up = True  # the step has not begun
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
         self._emptied: dict[int, LiveStorage] = {}  # resized to nothing; the last that was there
-        self._kept: set[tuple[str, bool]] = set()
+        self._kept: set[tuple[str, bool, int]] = set()
         self._serials: list[int] = []  # of the storages
+        self._streams: dict[int, int] = {}  # by serial number; without the default one
         self._next_serial = 0
         self._deaths = 0
 
@@ -98,6 +102,8 @@ class Ledger:
             (None if serial is None else indices.get(serial, ~serial), nbytes)
             for serial, nbytes in self.history
         ]
+        gone = self._streams.keys() - indices.keys()
+        self.warmup_streams = tuple((~serial, self._streams[serial]) for serial in sorted(gone))
         self.resident_bytes = self.live_now_bytes
         self.live_bytes = []
         self.operation = 0
@@ -177,11 +183,13 @@ class Ledger:
     def keep(self, name: str, nbytes: int, node: int | None, *, by_engine: bool) -> None:
         """Adds memory that a library takes at its first use in a thread, and never frees.
 
-        The autograd engine's thread has memory of its own.
+        The autograd engine's thread has memory of its own, and so has each stream
+        (``getCurrentCUDABlasHandle`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``).
         """
-        if not nbytes or (name, by_engine) in self._kept:
+        key = name, by_engine, find_stream()
+        if not nbytes or key in self._kept:
             return
-        self._kept.add((name, by_engine))
+        self._kept.add(key)
         storage = LiveStorage(nbytes, (nbytes,), "uint8", self.operation, node)
         storage.category, storage.name = Category.WORKSPACE, name
         self._add(-len(self._kept), storage)  # no address
@@ -202,7 +210,8 @@ class Ledger:
             for tensor in made:
                 see(tensor)
             if workspace:
-                self.history += [(None, workspace), (None, -workspace)]
+                serial = self._take_serial() if find_stream() else None
+                self.history += [(serial, workspace), (serial, -workspace)]
             if workspace and self.recording:
                 self.change(workspace)
                 self.change(-workspace)
@@ -236,14 +245,18 @@ class Ledger:
     def _add(self, key: int, storage: LiveStorage) -> int:
         index = len(self.storages)
         self.storages.append(storage)
-        self._serials.append(self._take_serial())
+        serial = self._take_serial()
+        self._serials.append(serial)
+        storage.stream = self._streams.get(serial, 0)
         self._live[key] = index
-        self.history.append((self._serials[index], storage.nbytes))
+        self.history.append((serial, storage.nbytes))
         return index
 
     def _take_serial(self) -> int:
-        self._next_serial += 1
-        return self._next_serial - 1
+        serial, self._next_serial = self._next_serial, self._next_serial + 1
+        if stream := find_stream():
+            self._streams[serial] = stream
+        return serial
 
     def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
         del self._references[key]

@@ -27,6 +27,7 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
+from fxmem.kernels.cuda.present_gpu import find_stream
 from fxmem.kernels.registry import Call, Target, Workspace
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.reducer import finish_collective, is_count
@@ -330,6 +331,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             effect=find_effect(func, call.args, call.kwargs),
             keeps=tuple(name for name, nbytes in kept if nbytes),
             overwritable=self._list_storages(overwritable),
+            stream=find_stream(),
         )
         self.operations.append(operation)
 

@@ -99,7 +99,10 @@ def list_finding(finding: Finding) -> dict[str, Any]:
 
 
 def _list_fields(record: Any) -> dict[str, Any]:
-    return {name: _to_plain(value) for name, value in asdict(record).items()}
+    values = asdict(record)
+    if not values.get("stream", True):  # the default one
+        del values["stream"]
+    return {name: _to_plain(value) for name, value in values.items()}
 
 
 def _to_plain(value: Any) -> Any:

@@ -38,9 +38,10 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
     events = []
     for place in trace.residents:
         stack = [{"filename": "fxmem", "line": 0, "name": analysis.labels[place.storage]}]
-        category, block = _find_category(analysis, place.storage), (place.address, place.nbytes)
+        category = _find_category(analysis, place.storage)
+        block = place.address, place.nbytes, analysis.graph.storages[place.storage].stream
         events.append(
-            _write_event(TraceAction.ALLOC.value, *block, stack, category, "before the step")
+            _write_event(TraceAction.ALLOC.value, block, stack, category, "before the step")
         )
     last, stack = -1, []
     for happened, index in trace.events:
@@ -53,11 +54,11 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
         for name in names:
             is_block = not name.startswith("segment")
             category = _find_category(analysis, event.storage) if is_block else ""
-            block = (happened.address, happened.nbytes)
-            events.append(_write_event(name, *block, stack, category, event.phase.value))
+            block = happened.address, happened.nbytes, happened.stream
+            events.append(_write_event(name, block, stack, category, event.phase.value))
     origins = {e["addr"]: e["frames"] for e in events if e["action"] == TraceAction.ALLOC.value}
     # The viewer knows colours for categories only where one of them is called unknown.
-    events.append(_write_event("snapshot", 0, 0, [], "unknown"))
+    events.append(_write_event("snapshot", (0, 0, 0), [], "unknown"))
     return {
         "segments": [_write_segment(segment, origins) for segment in trace.segments],
         "device_traces": [events],
@@ -95,13 +96,13 @@ def _find_category(analysis: Analysis, storage: int | None) -> str:
 
 def _write_event(
     action: str,
-    address: int,
-    nbytes: int,
+    block: tuple[int, int, int],
     stack: list[dict[str, Any]],
     category: str,
     metadata: str = "",
 ) -> dict[str, Any]:
-    event = {"action": action, "addr": address, "size": nbytes, "stream": 0, "frames": stack}
+    address, nbytes, stream = block
+    event = {"action": action, "addr": address, "size": nbytes, "stream": stream, "frames": stack}
     if category:
         event["category"] = category
     return {**event, "user_metadata": metadata, "pool_id": _POOL}

@@ -112,7 +112,7 @@ class ScriptTracer(Tracer):
     ) -> Any:
         kwargs = kwargs or {}
         fakes = [t for t in iterate_tensors((args, kwargs)) if isinstance(t, FakeTensor)]
-        if func is Tensor.pin_memory or func is Tensor.record_stream:
+        if func is Tensor.pin_memory:
             return args[0]
         func, args, kwargs = _name_device(func, args, kwargs)
         if func in _COPIES and fakes and not isinstance(args[0], Tensor):  # a list of scalars

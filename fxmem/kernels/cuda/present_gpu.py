@@ -1,16 +1,17 @@
 """A machine with one GPU, as far as a script can see.
 
-``torch.cuda`` answers as on the target GPU, waits for nothing and keeps no states; streams and
-events do nothing. What the script puts on ``cuda`` is for the recorder.
+``torch.cuda`` answers as on the target GPU, waits for nothing and keeps no states but the current
+stream. What the script puts on ``cuda`` is for the recorder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -23,30 +24,18 @@ from fxmem.kernels.cuda.gpu import Gpu
 _ANY_GPU = "a100-80gb"
 _RNG_STATE_BYTES = 16
 """A seed and an offset: ``CUDAGeneratorImpl::get_state`` in ATen/cuda/CUDAGeneratorImpl.cpp."""
+_STREAMS_OF_POOL, _STREAM_POOLS = 32, 4
 
 
-class _Stream:
+class _Queue:
     """A stream or an event: what runs on it runs at once."""
 
     device = torch.device("cuda", 0)
-    cuda_stream = stream_id = 0
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
 
     def _pass(self, *_args: Any, **_kwargs: Any) -> None:
         pass
 
     record = wait = synchronize = wait_stream = wait_event = _pass
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Stream()
 
     def query(self) -> bool:
         return True
@@ -54,8 +43,62 @@ class _Stream:
     def is_capturing(self) -> bool:
         return False
 
+
+class _Event(_Queue):
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
     def elapsed_time(self, _end: Any) -> float:
         return 1.0
+
+
+class _Stream(_Queue):
+    """A stream, which the allocator knows by its number.
+
+    As in ``c10/cuda/CUDAStream.cpp``, those of one priority come in turn from a pool.
+    """
+
+    entered: ClassVar[list[_Stream]] = []  # and not left; the last is the current one
+    _made: ClassVar[Counter[int]] = Counter()  # by priority
+
+    def __init__(
+        self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **_kwargs: Any
+    ) -> None:
+        self.priority = priority
+        if stream_id is None:
+            pool = min(max(-priority, 0), _STREAM_POOLS - 1)
+            stream_id = 1 + pool * _STREAMS_OF_POOL + self._made[pool] % _STREAMS_OF_POOL
+            self._made[pool] += 1
+        self.stream_id = self.cuda_stream = stream_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and self.stream_id == other.stream_id
+
+    def __hash__(self) -> int:
+        return self.stream_id
+
+    def __enter__(self) -> _Stream:
+        self.entered.append(self)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.entered.pop()
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+
+_Stream.entered.append(_Stream(stream_id=0))
+
+
+def find_stream() -> int:
+    """Finds the number of the current stream, within :func:`show_gpu`; 0 is the default one."""
+    return _Stream.entered[-1].stream_id
+
+
+def _set_stream(stream: _Stream | None) -> None:
+    if stream is not None:
+        _Stream.entered[-1] = stream
 
 
 def _make_generator(device: Any = "cpu") -> torch.Generator:
@@ -143,7 +186,6 @@ def show_gpu(
         **dict.fromkeys(_FALSE, False),
         **dict.fromkeys(_ZERO, 0),
         **dict.fromkeys(_IGNORED, None),
-        **dict.fromkeys(("current_stream", "default_stream", "stream"), _Stream()),
         "device_count": count,
         "get_device_name": shown.name,
         "get_device_capability": gpu.capability,
@@ -160,7 +202,13 @@ def show_gpu(
         "memory_stats": lambda *_: {"allocated_bytes.all.current": get_live()},
         "get_rng_state": lambda *_: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
-        **dict.fromkeys(("Stream", "Event", "ExternalStream"), _Stream),
+        "Stream": _Stream,
+        "Event": _Event,
+        "ExternalStream": lambda stream_ptr, *_: _Stream(stream_id=stream_ptr),
+        "stream": lambda stream: stream or contextlib.nullcontext(),
+        "set_stream": _set_stream,
+        "current_stream": lambda *_: _Stream.entered[-1],
+        "default_stream": lambda *_: _Stream(stream_id=0),
         **{f"{kind}Tensor": TypeOnGpu(getattr(torch, f"{kind}Tensor")) for kind in _KINDS},
     }
     owners: dict[Any, dict[str, Any]] = {
@@ -169,14 +217,19 @@ def show_gpu(
         torch.accelerator: functions,
         torch: {
             "Generator": _GeneratorOfAnyDevice,
+            "Stream": _Stream,
+            "Event": _Event,
             "set_default_tensor_type": _set_default_type,
         },
+        Tensor: {"record_stream": answer(None)},
         nn.DataParallel: {"scatter": _scatter_to_one},
     }
     with contextlib.ExitStack() as stack:
         for owner, names in owners.items():
             known = {name: value for name, value in names.items() if hasattr(owner, name)}
             stack.enter_context(mock.patch.multiple(owner, **known))
+        default = _Stream(stream_id=0)
+        stack.enter_context(mock.patch.multiple(_Stream, entered=[default], _made=Counter()))
         yield
 
 
@@ -204,7 +257,6 @@ _IGNORED = (
     "seed_all",
     "set_rng_state",
     "set_rng_state_all",
-    "set_stream",
     "reset_peak_memory_stats",
     "reset_max_memory_allocated",
     "reset_accumulated_memory_stats",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory, Shortage
 from fxmem.memory.allocator.heap import Block, DeviceMemory
 from fxmem.memory.allocator.settings import AllocatorSettings
-from fxmem.memory.timeline import Event
+from fxmem.memory.timeline import Action, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ def replay(
     for event in events:
         owner = event.storage, event.block
         try:
-            if event.delta_bytes > 0:
-                blocks[owner] = allocator.allocate(event.nbytes)
-            elif event.delta_bytes < 0:
+            if event.nbytes and event.action is Action.ALLOC:
+                blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
+            elif event.nbytes:
                 allocator.free(blocks.pop(owner))
         except OutOfMemory as error:
             shortage = error.shortage

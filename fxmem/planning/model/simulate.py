@@ -82,18 +82,24 @@ def build_graph(simulation: Simulation) -> MemoryGraph:
             storage = replace(storage, index=index, born=life.born, died=life.died)
         storages.append(storage)
     rewritten = replace(graph, operations=operations, storages=tuple(storages), saves=())
-    return replace(rewritten, warmup=_warm_up(rewritten), first_operations=())
+    warmup, streams = _warm_up(rewritten)
+    return replace(rewritten, warmup=warmup, warmup_streams=streams, first_operations=())
 
 
-def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
+def _warm_up(
+    graph: MemoryGraph,
+) -> tuple[tuple[tuple[int | None, int], ...], tuple[tuple[int, int], ...]]:
     """Lists what led to a rewritten step: all that is resident, and one such step.
 
     The state of the optimizer comes to be at the end of that step, before it updates anything.
     Gradients that are resident were, in that step, the tensors that are added to them in this one;
     if each step frees them, a micro-batch made them anew before this one.
+
+    Returns:
+        What :class:`~fxmem.graph.MemoryGraph` has as ``warmup`` and ``warmup_streams``.
     """
     if not graph.warmup:
-        return ()
+        return (), ()
     resident = {s.index: s.nbytes for s in graph.storages if s.born == RESIDENT}
     seen = (index for index, nbytes in graph.warmup if nbytes > 0 and index in resident)
     order = dict.fromkeys(index for index in (*seen, *resident) if index is not None)
@@ -103,6 +109,7 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
     led: list[tuple[int | None, int]] = [(i, resident[i]) for i in order if i not in later]
     freed = _list_freed_gradients(graph, states, taken.values())
     step = build_timeline(graph).events
+    names, streams = dict[tuple[int, int], int](), dict[int, int]()
     micro_batch = [event for event in step if event.phase is not Phase.OPTIMIZER]
     for events in (step, micro_batch) if freed else (step,):
         is_first, held = events is step, dict[int, int]()  # what is allocated, by name
@@ -112,8 +119,12 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
             if event.phase is Phase.OPTIMIZER:
                 led += [(index, resident[index]) for index in states]
                 states = []
-            # Blocks that a kernel holds at the same time need names of their own.
-            storage = len(graph.storages) + event.block if event.storage is None else event.storage
+            storage = event.storage
+            if storage is None:  # blocks that a kernel holds at the same time need names
+                block = event.block, event.stream
+                storage = names.setdefault(block, len(graph.storages) + len(names))
+            if event.stream:
+                streams[~storage] = event.stream
             gradient = taken.get(storage)
             if gradient is not None and (is_first or gradient in freed):
                 led += [(gradient, event.delta_bytes)] if event.delta_bytes > 0 else []
@@ -121,7 +132,7 @@ def _warm_up(graph: MemoryGraph) -> tuple[tuple[int | None, int], ...]:
                 led.append((~storage, event.delta_bytes))
                 held[storage] = held.get(storage, 0) + event.delta_bytes
         led += [(~storage, -nbytes) for storage, nbytes in held.items() if nbytes]
-    return tuple(led)
+    return tuple(led), tuple(streams.items())
 
 
 def _list_freed_gradients(

@@ -102,6 +102,25 @@ def test_a_workspace_of_the_warm_up_is_none_of_the_step_s() -> None:
     assert allocation.reserved_bytes == (32 * MIB,)
 
 
+def test_blocks_are_those_of_their_streams() -> None:
+    """By hand: 30 MiB that a side stream freed before the step serve that stream alone."""
+    for stream, warmup_stream, held_mib in ((0, 0, 30), (1, 0, 60), (0, 1, 60), (1, 1, 30)):
+        graph = make_graph(
+            replace(make_storage(0, 30 * MIB, 1, 2), stream=stream),
+            warmup=((-1, 30 * MIB), (-1, -30 * MIB)),
+        )
+        streams = ((-1, warmup_stream),) if warmup_stream else ()
+        graph = replace(graph, warmup_streams=streams)
+        assert measure_allocation(graph, SETTINGS) == (30 * MIB, held_mib * MIB)
+    assert {e.stream for e, _ in trace_blocks(graph, SETTINGS).events} == {1}
+    # A resident storage of the side stream leaves its segment's rest to that stream.
+    resident = replace(make_storage(0, 2 * MIB, RESIDENT), stream=1)
+    graph = make_graph(resident, workspace_bytes=3 * MIB)
+    assert measure_allocation(graph, SETTINGS)[1] == 40 * MIB
+    operations = tuple(replace(operation, stream=1) for operation in graph.operations)
+    assert measure_allocation(replace(graph, operations=operations), SETTINGS)[1] == 20 * MIB
+
+
 def test_where_memory_runs_out() -> None:
     graph = make_graph(make_storage(0, 20 * MIB, RESIDENT), make_storage(1, 40 * MIB, 3))
     assert run_on_device(graph, SETTINGS, 60 * MIB, 0).exhaustion is None

@@ -79,6 +79,15 @@ def test_buffers_of_fully_shard() -> None:
     assert all(storage.died is not None for storage in unsharded)
 
 
+def test_buffers_of_fully_shard_are_on_streams_of_its_own() -> None:
+    """``FSDPCommContext.lazy_init``: urgent streams for copying in, gathering and reducing."""
+    streams: dict[str, set[int]] = {}
+    for storage in analyze("fsdp", "cuda").graph.storages:
+        streams.setdefault(storage.name, set()).add(storage.stream)
+    assert streams["allgather_base"] == {33} and streams["blocks.1.up.weight.grad"] == {35}
+    assert streams["blocks.0.up.weight (unsharded)"] == streams["head.weight"] == {0}
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_buckets_of_data_parallel(device: str) -> None:
     analysis = analyze("ddp", device)

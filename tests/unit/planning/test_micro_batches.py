@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
 import fxmem
+from fxmem.graph import MemoryGraph
+from fxmem.memory.allocation import trace_blocks
+from fxmem.planning.micro_batches import take_last_micro_batch
+from fxmem.planning.model.index import build_index
+from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.outcome import trace_plan
 
 INPUT = "256x32"
@@ -87,3 +93,27 @@ def test_the_overhead_is_that_of_all_micro_batches() -> None:
     (once_segment,), (often_segment,) = once.segments, often.segments
     assert 3 * once_segment.recompute_s == pytest.approx(often_segment.recompute_s)
     assert 3 * once_segment.recompute_flops == often_segment.recompute_flops > 0
+
+
+def move_to_side(graph: MemoryGraph) -> MemoryGraph:
+    """Puts everything on another stream than the default one."""
+    names = {name if name is not None else -(10**6) for name, _ in graph.warmup}
+    return replace(
+        graph,
+        storages=tuple(replace(storage, stream=5) for storage in graph.storages),
+        operations=tuple(replace(operation, stream=5) for operation in graph.operations),
+        warmup=tuple((-(10**6) if name is None else name, n) for name, n in graph.warmup),
+        warmup_streams=tuple((name, 5) for name in names if name < 0),
+    )
+
+
+@pytest.mark.parametrize("loop", ["plain", "plain(accumulate=2)"])
+def test_a_rewritten_step_keeps_its_streams(loop: str) -> None:
+    analysis = fxmem.analyze(make_model(), INPUT, device="cuda", loop=loop, optimizer="adam")
+    moved = replace(analysis, graph=move_to_side(analysis.graph))
+    cut = take_last_micro_batch(moved).graph
+    for graph in (moved.graph, cut, build_graph(simulate_segments(build_index(cut), ()))):
+        # Segments of the default stream would stay, even of one block that is gone.
+        assert {segment.stream for segment in trace_blocks(graph, analysis.settings).segments} == {
+            5
+        }

@@ -11,6 +11,8 @@ import torch
 
 from fxmem.graph import NEXT_RESULT, RESIDENT, Category
 from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.registry import Target
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
@@ -188,3 +190,26 @@ def test_blocks_of_the_warm_up_have_names_of_their_own() -> None:
         (-1, -(4 << 20)),
     ]
     del y
+
+
+def test_storages_and_workspaces_are_those_of_the_current_stream() -> None:
+    target = Target("cuda")
+    target.workspace(torch.ops.aten.exp.default)(lambda *_: 64)
+    target.keeper(torch.ops.aten.exp.default)(lambda args: (("its workspace", 100),))
+    recorder = Recorder(target)
+    with show_gpu(None, Gpu()), make_fake_mode(), recorder:
+        x, side = torch.zeros(4, device=CUDA.device), torch.cuda.Stream(stream_id=7)
+        with torch.cuda.stream(side):
+            kept = x.exp()
+            x.exp()  # gone before the step
+            recorder.begin_step()
+            made = kept.exp()
+        made.exp()
+    storages = recorder.ledger.storages
+    assert [s.stream for s in storages if s.name != "its workspace"] == [0, 7, 7, 0]
+    # Of a library's memory, each stream has its own.
+    assert [s.stream for s in storages if s.name == "its workspace"] == [7, 0]
+    assert [operation.stream for operation in recorder.operations] == [0, 7, 0]
+    gone = [change for change in recorder.ledger.warmup if change[0] is None or change[0] < 0]
+    assert sorted(nbytes for _, nbytes in gone) == [-64, -64, -16, 16, 64, 64]
+    assert recorder.ledger.warmup_streams == tuple((name, 7) for name, n in gone if n > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from snapshots import replay_forwards
 from torch import nn
 
 import fxmem
+from benchmarks.allocator_trace import check
 from fxmem import Category, Phase, ScriptRun, TraceError, UsageError
+from fxmem.report.json_report import read_analysis
 
 MODEL = """
 import copy, math, os, sys
@@ -371,3 +375,40 @@ def test_bad_arguments_are_explained(write: Write) -> None:
     run: ScriptRun = fxmem.run(str(write("torch.ones(4, device='cuda') + 1")))
     with pytest.raises(UsageError, match="a plan is for a model, and this is a step of a script"):
         fxmem.plan(run.largest, budget="1GiB")
+
+
+SIDE_STREAM = """
+    side = torch.cuda.Stream() if "side" in sys.argv else torch.cuda.current_stream()
+    net = nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        with torch.cuda.stream(side):  # as loaders do that fetch the next batch meanwhile
+            batch = torch.randn(8192, 1024).to("cuda", non_blocking=True)
+            batch = batch * 2
+        torch.cuda.current_stream().wait_stream(side)
+        batch.record_stream(torch.cuda.current_stream())
+        net(batch).relu().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_side_stream_reserves_memory_of_its_own(write: Write, tmp_path: Path) -> None:
+    script = str(write(SIDE_STREAM))
+    alone, beside = (fxmem.run(script, arguments).largest for arguments in ([], ["side"]))
+    assert beside.peak_bytes == alone.peak_bytes
+    assert beside.reserved_bytes > alone.reserved_bytes
+    assert {storage.stream for storage in alone.graph.storages} == {0}
+    on_side = {s.shape for s in beside.graph.storages if s.stream == 1}
+    assert on_side == {(8192, 1024)}
+    # The reports name the stream.
+    fxmem.render(beside, tmp_path / "step.pickle")
+    snapshot = pickle.loads((tmp_path / "step.pickle").read_bytes())
+    (trace,) = snapshot["device_traces"]
+    assert {event["stream"] for event in trace} == {s["stream"] for s in snapshot["segments"]}
+    assert max(replay_forwards(snapshot)) == beside.requested_bytes
+    (result,) = check(tmp_path / "step.pickle")
+    assert (result.difference, result.reserved_bytes) == ("", beside.reserved_bytes)
+    storages = beside.to_dict()["storages"]
+    assert [s.get("stream", 0) for s in storages] == [s.stream for s in beside.graph.storages]
+    assert read_analysis(json.dumps(beside.to_dict())).graph.storages[-1].stream in (0, 1)

@@ -93,6 +93,12 @@ DEFAULTS = [
     ("a=513", "S a1K 2047K", "1K 2M"),
     # No bytes, no block, no segment.
     ("a=0", "", "0M 0M"),
+    # A free block is its own stream's alone (BlockComparatorSize, get_free_block), small or large,
+    # and a segment, too; back on that stream, it serves again.
+    ("a@1=30M -a b=30M", "L 30M | L b30M", "30M 60M"),
+    ("a@1=30M -a b=30M c@1=30M", "L c30M | L b30M", "60M 60M"),
+    ("a@1=1M b=1M c@1=1M", "S a1M c1M | S b1M 1M", "3M 4M"),
+    ("a@1=12M b@1=512 -a -b c@2=11M", "L 12M | S 2M | L c12M", "12M 26M"),
     # Up to 1 MiB is small: two fit a segment. One byte more is large.
     ("a=1M b=1M", "S a1M b1M", "2M 2M"),
     ("a=1048577", "L a1024.5K 19455.5K", "1024.5K 20M"),
