@@ -41,13 +41,34 @@ def parallelize_model(model: nn.Module, parallelize: Any, mesh: DeviceMesh) -> n
     return model if result is None else result
 
 
-def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shards a model by ``fully_shard``: each of its repeated blocks, then the root."""
-    from torch.distributed.fsdp import fully_shard
+def shard_blocks(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    reshards: bool = True,
+    param_dtype: torch.dtype | None = None,
+    offloads: bool = False,
+) -> nn.Module:
+    """Shards a model by ``fully_shard``: each of its repeated blocks, then the root.
 
+    Args:
+        model: The model, which is changed in place.
+        mesh: Of one dimension; or of two, the first of which replicates the shards.
+        reshards: Whether blocks free their parameters between forward and backward.
+        param_dtype: Of parameters and activations, with gradients reduced in float32; None for
+            their own.
+        offloads: Whether shards, gradients and the optimizer's state lie in the host's memory.
+    """
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    options: dict[str, Any] = {"mesh": mesh}
+    if param_dtype is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32)
+    if offloads:
+        options["offload_policy"] = CPUOffloadPolicy()
     for block in find_blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, reshard_after_forward=reshards, **options)
+    fully_shard(model, **options)
     return model
 
 
