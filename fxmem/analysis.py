@@ -56,7 +56,7 @@ class Setup:
     # names and sizes of the mesh of processes, one of whose ranks the step is of; None for one
     mesh: Mapping[str, int] | None = None
     parallelize: str | None = None  # how the model is laid out on the mesh
-    rank: int = 0
+    rank: int | str = 0
 
 
 @dataclass(frozen=True, slots=True)

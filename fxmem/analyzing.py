@@ -23,6 +23,7 @@ from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.memory.allocator import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
+from fxmem.parallelism.process_group import offer_group
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.failures import is_traced
 from fxmem.recording.isolation import stop_garbage_collection
@@ -64,11 +65,16 @@ def analyze_model(
     """
     check_release()
     chosen = resolve_options(**options)
+    if chosen.layout is not None and chosen.layout.rank == "worst":
+        asked = {**options, "optimizer": optimizer, "loss": loss, "alloc_conf": alloc_conf}
+        return _find_worst(model, args, kwargs, asked, chosen.layout)
     settings = find_settings(chosen.target.name, alloc_conf)
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
     other = None
-    with isolate_analysis(model, loss, optimizer, target=chosen.target):
+    layout = chosen.layout
+    choices = (model, loss, optimizer, layout and layout.parallelize)
+    with isolate_analysis(*choices, target=chosen.target, layout=layout):
         blueprint = _draw_blueprint(model, *inputs, loss, optimizer, chosen)
         described = describe_model(blueprint.model)
         given = blueprint.make_inputs()
@@ -116,6 +122,23 @@ def analyze_model(
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 
+def _find_worst(
+    model: nn.Module | str, args: Any, kwargs: Any, options: dict[str, Any], layout: Layout
+) -> Analysis:
+    """Analyses the ranks that may differ, and returns the one with the highest peak."""
+    analyses = [
+        analyze_model(model, args, kwargs, **{**options, "rank": rank})
+        for rank in layout.list_differing()
+    ]
+    worst = max(analyses, key=lambda analysis: analysis.peak_bytes)
+    least = min(analyses, key=lambda analysis: analysis.peak_bytes)
+    note = f"All {layout.world_size} ranks have the same peak."
+    if least.peak_bytes < worst.peak_bytes:
+        rank, peak = least.setup.rank, format_bytes(least.peak_bytes)
+        note = f"Of the ranks compared, {rank} has the lowest peak: {peak}."
+    return replace(worst, setup=replace(worst.setup, notes=(*worst.setup.notes, note)))
+
+
 def _describe_layout(layout: Layout | None) -> dict[str, Any]:
     if layout is None:
         return {}
@@ -126,7 +149,7 @@ def _describe_layout(layout: Layout | None) -> dict[str, Any]:
 def analyze_again(analysis: Analysis) -> Analysis:
     """Records an analysed step again, with its model as it has been changed since."""
     blueprint, target = analysis.blueprint, analysis.blueprint.options.target
-    with isolate_analysis(target=target):
+    with isolate_analysis(target=target, layout=blueprint.options.layout):
         recording = _record(blueprint, analysis.setup.inputs).recording
     return replace(analysis, graph=recording.graph, fx_graph=recording.fx_graph)
 
@@ -150,7 +173,9 @@ def trace_model(
 
 
 @contextlib.contextmanager
-def isolate_analysis(*choices: object, target: Target = CPU) -> Iterator[None]:
+def isolate_analysis(
+    *choices: object, target: Target = CPU, layout: Layout | None = None
+) -> Iterator[None]:
     """Runs an analysis of arguments that may be a TARGET as in a process of its own."""
     with (
         stop_garbage_collection(),
@@ -159,6 +184,7 @@ def isolate_analysis(*choices: object, target: Target = CPU) -> Iterator[None]:
         leave_autocast(),
         prepare_targets(*choices),
         silence_fake_kernels(),
+        offer_group(layout),
         allow_autocast() if target is CUDA else contextlib.nullcontext(),
     ):
         yield

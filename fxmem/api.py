@@ -55,7 +55,7 @@ def analyze(
     size_hint: SizeHint = None,
     mesh: Mapping[str, int] | None = None,
     parallelize: ParallelizeChoice = None,
-    rank: int = 0,
+    rank: int | str = 0,
 ) -> Analysis:
     """Measures the memory of a step of a model: its peak, and what is alive there.
 
@@ -106,7 +106,7 @@ def analyze(
             (``fully_shard``, ``parallelize_module``, ``DistributedDataParallel``, ...) and
             returns it, or None where it changes it in place; or a TARGET that names one;
             ``"fsdp"`` for ``fully_shard`` on each repeated block and the root; ``"ddp"``.
-        rank: The rank that is analysed.
+        rank: The rank that is analysed; ``"worst"`` for the one with the highest peak.
 
     Returns:
         Every number of the step; sizes are integers in bytes.

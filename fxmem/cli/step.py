@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
-from fxmem.parallelism.layout import parse_mesh
+from fxmem.parallelism.layout import parse_mesh, parse_rank
 from fxmem.report.tables import escape_controls
 from fxmem.specs import parse_dtype, parse_input
 from fxmem.units import parse_bytes
@@ -110,7 +110,11 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
         "fsdp or ddp",
     )
     layout.add_argument(
-        "--rank", type=int, default=0, help="the one that is analysed (default: %(default)s)"
+        "--rank",
+        default="0",
+        metavar="N",
+        help="the one that is analysed, or worst for the one with the highest peak (default: "
+        "%(default)s)",
     )
     for name, what in {"fsdp": "fully_shard", "ddp": "DistributedDataParallel"}.items():
         layout.add_argument(
@@ -135,7 +139,7 @@ def parse_layout(arguments: argparse.Namespace) -> dict[str, Any]:
         mesh, parallelize = {"dp": getattr(arguments, plain[0])}, plain[0]
     elif arguments.mesh is not None:
         mesh = parse_mesh(arguments.mesh)
-    return {"mesh": mesh, "parallelize": parallelize, "rank": arguments.rank}
+    return {"mesh": mesh, "parallelize": parallelize, "rank": parse_rank(arguments.rank)}
 
 
 def _add_surroundings(parser: argparse.ArgumentParser, checks_fit: bool) -> None:

@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial
-
 _REDUCTIONS = ("norm", "max", "powsum")
 
 
@@ -26,16 +23,18 @@ def run_on_locals(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     name = func.name()
     if not name.startswith("aten::_foreach_") or any(word in name for word in _REDUCTIONS):
         return NotImplemented
-    specs: list[Any] = [getattr(tensor, "_spec", None) for tensor in args[0]]
-    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
-    for values in lists:
-        for spec, value in zip(specs, values, strict=False):
-            if isinstance(value, DTensor) and not _is_alike(spec, value._spec):
+    from torch.distributed.tensor import DTensor  # which takes a second to import
+
+    specs = [_find_spec(tensor) for tensor in args[0]]
+    for values in (*args, *kwargs.values()):
+        for spec, value in zip(specs, values if isinstance(values, list) else (), strict=False):
+            found = _find_spec(value)
+            if found is not None and not _is_alike(spec, found):
                 return NotImplemented
     local_args = [_take_local(value) for value in args]
     result = func(*local_args, **{name: _take_local(value) for name, value in kwargs.items()})
-    if result is None or name.endswith("_"):
-        return result if result is None else args[0]
+    if result is None:
+        return None
     wrap: Any = DTensor
     return [
         local if spec is None else wrap(local, spec, requires_grad=False)
@@ -43,15 +42,20 @@ def run_on_locals(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     ]
 
 
+def _find_spec(value: Any) -> Any:
+    """Finds mesh, placements and global shape of a DTensor; None for anything else."""
+    return getattr(value, "_spec", None)
+
+
 def _is_alike(spec: Any, other: Any) -> bool:
-    if spec is None or (spec.mesh, spec.placements) != (other.mesh, other.placements):
+    if spec is None or any(placement.is_partial() for placement in spec.placements):
         return False
-    return bool(spec.shape == other.shape) and not any(
-        isinstance(placement, Partial) for placement in spec.placements
+    return bool(
+        (spec.mesh, spec.placements, spec.shape) == (other.mesh, other.placements, other.shape)
     )
 
 
 def _take_local(value: Any) -> Any:
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_take_local(element) for element in value]
-    return value._local_tensor if isinstance(value, DTensor) else value
+    return value if _find_spec(value) is None else value._local_tensor

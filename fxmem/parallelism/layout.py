@@ -12,6 +12,7 @@ from fxmem.errors import UsageError
 ParallelizeChoice = str | Callable[[Any, Any], Any] | None
 """``"fsdp"``, ``"ddp"``, a TARGET, or a function of a model and a DeviceMesh."""
 _PLAIN = ("fsdp", "ddp")
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,35 @@ class Layout:
 
     mesh: tuple[tuple[str, int], ...]  # names of the dimensions, with the size of each
     parallelize: ParallelizeChoice
-    rank: int = 0
+    rank: int | str = 0  # or "worst": the one with the highest peak
 
     @property
     def world_size(self) -> int:
         """The number of processes."""
         return math.prod(size for _, size in self.mesh)
 
+    def list_differing(self) -> list[int]:
+        """Lists the ranks among which the one with the highest peak is.
+
+        All ranks of up to eight; of more, those at the ends of each dimension of the mesh: what
+        cannot be divided evenly gives more to the first ranks and less to the last.
+
+        >>> Layout((("dp", 16), ("tp", 2)), "fsdp").list_differing()
+        [0, 1, 30, 31]
+        """
+        if self.world_size <= _FEW:
+            return [*range(self.world_size)]
+        ranks = [0]
+        for _, size in self.mesh:
+            ranks = [rank * size + at for rank in ranks for at in sorted({0, size - 1})]
+        return ranks
+
     def __str__(self) -> str:
         return f"rank {self.rank} of {','.join(f'{name}={size}' for name, size in self.mesh)}"
 
 
 def resolve_layout(
-    mesh: Mapping[str, int] | None, parallelize: ParallelizeChoice, rank: int
+    mesh: Mapping[str, int] | None, parallelize: ParallelizeChoice, rank: int | str
 ) -> Layout | None:
     """Checks the layout that a caller asks for; None where no mesh is given.
 
@@ -66,10 +83,9 @@ def resolve_layout(
             hint="fsdp, ddp, or a TARGET such as train.py:parallelize",
         )
     layout = Layout(tuple(mesh.items()), parallelize, rank)
-    if not 0 <= rank < layout.world_size:
-        raise UsageError(
-            f"rank {rank} of {layout.world_size}", hint=f"0 to {layout.world_size - 1}"
-        )
+    last = layout.world_size - 1
+    if rank != "worst" and not (isinstance(rank, int) and 0 <= rank <= last):
+        raise UsageError(f"no rank {rank} on this mesh", hint=f"0 to {last}, or worst")
     return layout
 
 
@@ -87,3 +103,12 @@ def parse_mesh(text: str) -> dict[str, int]:
         return {name.strip(): int(size) for name, size in pairs}
     except ValueError:
         raise UsageError(f"mesh {text!r} is not understood", hint="dp=8,tp=4") from None
+
+
+def parse_rank(text: str) -> int | str:
+    """Parses a rank as the command line has it: a number, or another text as it is.
+
+    >>> parse_rank("3"), parse_rank("worst")
+    (3, 'worst')
+    """
+    return int(text) if text.isdecimal() else text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from fxmem.parallelism.reducer import run_reducers
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
+_ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+_NOT_GIVEN = -1
 _PROPAGATION = "_propagate_tensor_meta_non_cached"
 """Runs an operator of DTensors on fake tensors of global shapes, which the step never makes."""
 
@@ -39,41 +42,66 @@ def run_outside_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def join_fake_group(world_size: int, rank: int) -> Iterator[None]:
-    """Makes this process one rank of a group; code that joins one by itself is in it already.
+def offer_group(layout: Layout | None = None) -> Iterator[None]:
+    """Makes this process one rank of a layout's group; code that joins one is in it already.
+
+    Without a layout, code that joins a group is alone in it, or the rank that it names.
 
     Raises:
         UsageError: This process is in a real group.
     """
-    if not dist.is_available():
-        raise UsageError("this build of PyTorch has no torch.distributed", hint="another build")
-    if dist.is_initialized():
-        raise UsageError(
-            "this process has joined a process group", hint="analyze before init_process_group"
-        )
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-    environment = {name: str(value) for name, value in places.items()}
-    defaults = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {**defaults, **os.environ, **environment}))
-        stack.callback(setattr, sys, "excepthook", sys.excepthook)  # which joining replaces
-        with run_outside_modes():
-            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-        stack.callback(dist.destroy_process_group)
-        for joining in (dist, dist.distributed_c10d, device_mesh):
-            if hasattr(joining, "init_process_group"):
-                joins = mock.patch.object(joining, "init_process_group", lambda *a, **k: None)
-                stack.enter_context(joins)
-        methods = [(DeviceMesh, name) for name in _MESH_METHODS]
-        for owner, name in [*methods, (ShardingPropagator, _PROPAGATION)]:
-            if name in vars(owner):
-                method = _run_real(vars(owner)[name])
-                stack.enter_context(mock.patch.object(owner, name, method))
-        stack.enter_context(run_reducers())
+    if not dist.is_available() or dist.is_initialized():
+        if layout is not None:
+            raise UsageError(
+                "this process has joined a process group, or PyTorch has none to join",
+                hint="analyze before init_process_group",
+            )
         yield
+        return
+
+    def join(*_: Any, world_size: int = _NOT_GIVEN, rank: int = _NOT_GIVEN, **__: Any) -> None:
+        if dist.is_initialized():
+            return
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        size = layout.world_size if layout else max(world_size, 1)
+        place = int(layout.rank) if layout else max(rank, 0)
+        hook = sys.excepthook  # which joining replaces
+        with run_outside_modes():
+            init_real("fake", store=FakeStore(), rank=place, world_size=size)
+        sys.excepthook = hook
+
+    init_real = dist.init_process_group
+    logger = logging.getLogger("torch.distributed")
+    level = logger.level
+    with contextlib.ExitStack() as stack:
+        for owner in (dist, dist.distributed_c10d, device_mesh):
+            if hasattr(owner, "init_process_group"):
+                stack.enter_context(mock.patch.object(owner, "init_process_group", join))
+        for kind, name in _list_outside(layout):
+            method = _run_real(vars(kind)[name])
+            stack.enter_context(mock.patch.object(kind, name, method))
+        stack.enter_context(run_reducers())
+        stack.callback(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
+        if layout is not None:
+            places = {"RANK": layout.rank, "LOCAL_RANK": layout.rank, **_ADDRESS}
+            environment = {name: str(value) for name, value in places.items()}
+            environment["WORLD_SIZE"] = str(layout.world_size)
+            stack.enter_context(mock.patch.dict(os.environ, environment))
+            join()
+        logger.setLevel(logging.ERROR)  # advice on speed, at each redistribution
+        stack.callback(logger.setLevel, level)
+        yield
+
+
+def _list_outside(layout: Layout | None) -> Iterator[tuple[type, str]]:
+    """Lists methods that run outside of the recording, with their classes."""
+    methods: list[tuple[type, str]] = [(DeviceMesh, name) for name in _MESH_METHODS]
+    if layout is not None:
+        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+        methods.append((ShardingPropagator, _PROPAGATION))
+    return ((kind, name) for kind, name in methods if name in vars(kind))
 
 
 def _run_real(method: Any) -> Any:
@@ -88,7 +116,7 @@ def _run_real(method: Any) -> Any:
 
 
 def make_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """Makes the mesh of a layout, to be called within :func:`join_fake_group`."""
+    """Makes the mesh of a layout, to be called within :func:`offer_group`."""
     names, sizes = zip(*layout.mesh, strict=True)
     with run_outside_modes():
         return device_mesh.init_device_mesh(device_type, sizes, mesh_dim_names=names)

@@ -17,7 +17,7 @@ from fxmem.kernels.cuda.gpu import use_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.registry import Target
 from fxmem.loading.building import replace_converted
-from fxmem.parallelism.process_group import join_fake_group, make_mesh
+from fxmem.parallelism.process_group import make_mesh
 from fxmem.parallelism.wrapping import copy_model, parallelize_model
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
@@ -145,23 +145,16 @@ class Blueprint:
             use_gpu(self.options.architecture),
             replace_converted(),
             answer_fake_checks(),
-            self._join_group(),
+            self._show_gpus(),
         ):
             yield
 
-    @contextlib.contextmanager
-    def _join_group(self) -> Iterator[None]:
-        """Runs as one process of a group, where the model is laid out on a mesh."""
+    def _show_gpus(self) -> contextlib.AbstractContextManager[None]:
+        """Shows the GPUs to wrappers, which ask for streams and devices."""
         options, layout = self.options, self.options.layout
-        if layout is None:
-            yield
-            return
-        with contextlib.ExitStack() as stack:
-            if options.target.name == "cuda":
-                gpu = show_gpu(options.gpu, options.architecture, count=layout.world_size)
-                stack.enter_context(gpu)
-            stack.enter_context(join_fake_group(layout.world_size, layout.rank))
-            yield
+        if layout is None or options.target.name != "cuda":
+            return contextlib.nullcontext()
+        return show_gpu(options.gpu, options.architecture, count=layout.world_size)
 
 
 def _place_module(module: nn.Module, target: Target) -> None:

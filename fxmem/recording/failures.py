@@ -49,6 +49,11 @@ _CAUSES = (
         "define forward(self, ...) in it; of a ModuleList, call the modules one by one",
     ),
     (
+        r"FSDP needs a non-CPU accelerator|Cannot access accelerator device",
+        "FullyShardedDataParallel does not run without a GPU{at}",
+        "shard with torch.distributed.fsdp.fully_shard, which holds as much",
+    ),
+    (
         r"no fake impl registered for <CustomOpDef\((.*?)\)>",
         "the operator {0}{at} does not run on tensors without data",
         "give it a fake kernel with torch.library.register_fake",
@@ -60,7 +65,7 @@ _ANYWHERE = (
         r"(?i)\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b|dummy base class",
         "there is no GPU in an analysis: ask torch.cuda.is_available() first",
     ),
-    (r"process group", "an analysis is of one process: leave torch.distributed out"),
+    (r"process group", "say how many processes there are: --mesh dp=8, or mesh= in Python"),
 )
 """Patterns of errors' texts, whoever raised them, with the hint for them."""
 _IN_TORCH = (

@@ -68,7 +68,7 @@ def resolve_options(
     size_hint: SizeHint = None,
     mesh: Mapping[str, int] | None = None,
     parallelize: ParallelizeChoice = None,
-    rank: int = 0,
+    rank: int | str = 0,
 ) -> Options:
     """Checks arguments of :func:`fxmem.analyze`, and finds the objects that they name.
 

@@ -14,7 +14,7 @@ REFUSED = [
     ({"mesh": {"dp": 0}, "parallelize": "fsdp"}, "mesh {'dp': 0} has no processes"),
     ({"mesh": {"dp": 2}}, "no function lays the model out on the mesh"),
     ({"mesh": {"dp": 2}, "parallelize": "fsdp2"}, "unknown parallelize='fsdp2'"),
-    ({"mesh": {"dp": 2}, "parallelize": "fsdp", "rank": 2}, "rank 2 of 2"),
+    ({"mesh": {"dp": 2}, "parallelize": "fsdp", "rank": 2}, "no rank 2 on this mesh"),
     ({"mesh": {"dp": 2}, "parallelize": "fsdp", "frontend": "fx"}, "the fx frontend with a mesh"),
     ({"mesh": {"a": 2, "b": 2}, "parallelize": "ddp"}, "ddp on a mesh of 2 dimensions"),
 ]

@@ -104,3 +104,24 @@ def test_tensor_parallel_steps_make_no_tensors_of_global_shapes() -> None:
 
     analysis = fxmem.analyze(Net(), f"40x{WIDTH}", mesh={"tp": 2}, parallelize=split, loss="mse")
     assert not [s for s in analysis.graph.storages if s.shape == (40, 4 * WIDTH)]
+
+
+def test_the_rank_with_the_highest_peak() -> None:
+    worst = fxmem.analyze(
+        Net(), f"4x{WIDTH}", mesh={"dp": RANKS}, parallelize="fsdp", rank="worst", optimizer="adam"
+    )
+    assert worst.setup.rank == 0  # it has a row of the head, whose state the last rank lacks
+    assert worst.setup.notes[-1].startswith("Of the ranks compared, 5 has the lowest peak: ")
+
+
+def build_in_a_group() -> nn.Module:
+    torch.distributed.init_process_group("nccl")
+    return nn.Linear(4, 4 * torch.distributed.get_world_size())
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_factory_that_joins_a_group(world_size: int) -> None:
+    layout: Any = {"mesh": {"dp": 4}, "parallelize": "ddp"} if world_size == 4 else {}
+    analysis = fxmem.analyze(f"{__file__}:build_in_a_group", "2x4", **layout)
+    assert analysis.parameter_bytes >= 4 * 20 * world_size
+    assert not torch.distributed.is_initialized()

@@ -213,7 +213,7 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
             lambda net, x: torch.distributed.all_reduce(x),
             "the step failed at {}: ValueError: Default process group has not been initialized, "
             "please make sure to call init_process_group.",
-            "an analysis is of one process: leave torch.distributed out",
+            "say how many processes there are: --mesh dp=8, or mesh= in Python",
         ),
         (
             lambda net, x: torch.sparse.mm(torch.eye(3).to_sparse(), x),
