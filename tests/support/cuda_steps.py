@@ -71,9 +71,9 @@ def made(graph: MemoryGraph, *phases: Phase) -> list[tuple[str, int]]:
 def hold(graph: MemoryGraph, phase: Phase) -> int:
     """The most that a phase holds of what it made itself, in bytes."""
     steps = [o for o in graph.operations if o.phase is phase]
-    first = steps[0].index
+    first = steps[0].index if steps else 0
     made = [s for s in graph.storages if s.born >= first]
-    return max(
+    held = (
         operation.workspace_bytes
         + sum(
             s.nbytes
@@ -82,6 +82,7 @@ def hold(graph: MemoryGraph, phase: Phase) -> int:
         )
         for operation in steps
     )
+    return max(held, default=0)
 
 
 def workspaces(graph: MemoryGraph) -> dict[str, int]:

@@ -12,6 +12,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -90,6 +91,8 @@ class _DeviceView(TorchFunctionMode):
         if func in _ANSWERS:  # of what else is asked, fake kernels' meta tensors among them
             inner = find_inner(args[0])
             is_on_gpu = isinstance(inner, FakeTensor) and inner.fake_device == self._device
+            if inner is not args[0] and _is_of_checkpoint(sys._getframe(1)):
+                is_on_gpu = False  # as in its hooks, which run where this mode does not
             return _ANSWERS[func] if is_on_gpu else func(*args)
         was_busy, self.is_busy = self.is_busy, True
         try:
@@ -128,6 +131,13 @@ class _DeviceView(TorchFunctionMode):
         if type(value) is str and _ACCELERATOR.fullmatch(value):
             return self._device
         return value
+
+
+def _is_of_checkpoint(frame: FrameType | None) -> bool:
+    """Tells whether ``torch.utils.checkpoint`` asks, through fxmem's own modes."""
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fxmem."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "torch.utils.checkpoint"
 
 
 _FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})

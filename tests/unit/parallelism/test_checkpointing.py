@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import fxmem
 from fxmem.errors import UsageError
@@ -60,6 +65,16 @@ def test_gradients_are_the_same(way: str) -> None:
     for (name, expected), (other, actual) in zip(*found, strict=True):
         assert name == other
         assert torch.equal(expected, actual)
+
+
+def test_checkpoints_of_tensor_parallel_blocks() -> None:
+    def parallelize(model: Any, mesh: Any) -> None:
+        parallelize_module(model, mesh, {"*.0": ColwiseParallel(), "*.2": RowwiseParallel()})
+        checkpoint_blocks(model, "full")
+
+    fixed: dict[str, Any] = {"mesh": {"tp": 2}, "loss": "mse"}
+    analysis = fxmem.analyze(make_model(), f"1024x{WIDTH}", parallelize=parallelize, **fixed)
+    assert len([*list_recomputed(analysis)]) == 16
 
 
 def test_checkpoints_of_the_user_stay() -> None:
