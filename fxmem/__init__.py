@@ -12,6 +12,7 @@ from fxmem.api import (
     diff,
     max_batch,
     pareto,
+    pipeline,
     plan,
     render,
     run,
@@ -31,6 +32,7 @@ from fxmem.errors import (
 )
 from fxmem.graph import Category, Phase
 from fxmem.loop import Loop
+from fxmem.pipelines.pipeline import Pipeline
 from fxmem.planning.plan import Plan
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.specs import TensorSpec
@@ -50,6 +52,7 @@ __all__ = [
     "Loop",
     "MaxBatch",
     "Phase",
+    "Pipeline",
     "Plan",
     "ScriptRun",
     "TensorSpec",
@@ -64,6 +67,7 @@ __all__ = [
     "diff",
     "max_batch",
     "pareto",
+    "pipeline",
     "plan",
     "render",
     "run",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fxmem.batching.record import MaxBatch
     from fxmem.comparison.comparison import Comparison
     from fxmem.parallelism.layout import ParallelizeChoice
+    from fxmem.pipelines.pipeline import Pipeline
     from fxmem.planning.strategies.problem import Strategy
     from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.recording.size_hints import SizeHint
@@ -192,6 +193,81 @@ def run(
         steps=steps,
         device=device,
         gpu=gpu,
+        alloc_conf=alloc_conf,
+        size_hint=size_hint,
+    )
+
+
+def pipeline(
+    stages: Sequence[nn.Module] | nn.Module | str,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    schedule: str = "1F1B",
+    microbatches: int = 8,
+    ranks: int | None = None,
+    device: str | torch.device = "cuda",
+    gpu: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    optimizer: OptimizerChoice = None,
+    loss: LossChoice = None,
+    return_outputs: bool = True,
+    alloc_conf: str | None = None,
+    size_hint: SizeHint = None,
+) -> Pipeline:
+    """Measures the memory of each rank of a pipeline of ``torch.distributed.pipelining``.
+
+    Each stage is recorded with one micro-batch, and the schedule, in the order of PyTorch's own
+    class, is replayed over the recordings. Measured is a steady step of each rank::
+
+        optimizer.zero_grad()  # an optimizer for each stage
+        output = schedule.step(*args, target=target, losses=losses, **kwargs)
+        optimizer.step()
+
+    Args:
+        stages: The modules, each taking what the one before returns: a list, a ``ModuleList`` or
+            ``Sequential``, or a TARGET of one, such as a function that returns the list.
+        args: Positional inputs of the first stage, of all micro-batches together: PyTorch splits
+            them along dimension 0.
+        kwargs: Keyword inputs, which every stage takes.
+        schedule: A name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes.
+        microbatches: Micro-batches of a step.
+        ranks: The ranks that the stages are dealt to. None for as many as stages, and half as many
+            for a schedule of several stages a rank.
+        device: As for :func:`analyze`.
+        gpu: As for :func:`analyze`.
+        dtype: As for :func:`analyze`.
+        optimizer: As for :func:`analyze`; each stage has one.
+        loss: As for :func:`analyze`, of the last stage's output.
+        return_outputs: As for ``schedule.step``: whether the last rank merges and returns results.
+        alloc_conf: As for :func:`analyze`.
+        size_hint: As for :func:`analyze`.
+
+    Raises:
+        UsageError: An argument is not understood, or the schedule does not take these numbers.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: A stage cannot be run on fake tensors.
+
+    >>> from torch import nn
+    >>> found = pipeline([nn.Linear(64, 64) for _ in range(4)], "32x64", device="cpu")
+    >>> [rank.stages[0].most_in_flight for rank in found.ranks]
+    [4, 3, 2, 1]
+    """
+    from fxmem.pipelines.pipelining import simulate_pipeline
+
+    return simulate_pipeline(
+        stages,
+        args,
+        kwargs,
+        schedule=schedule,
+        microbatches=microbatches,
+        ranks=ranks,
+        device=device,
+        gpu=gpu,
+        dtype=dtype,
+        optimizer=optimizer,
+        loss=loss,
+        return_outputs=return_outputs,
         alloc_conf=alloc_conf,
         size_hint=size_hint,
     )

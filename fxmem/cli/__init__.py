@@ -12,7 +12,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import fxmem
-from fxmem.cli import analyze, check, diff, doctor, explain, max_batch, plan, render, run, verify
+from fxmem.cli import (
+    analyze,
+    check,
+    diff,
+    doctor,
+    explain,
+    max_batch,
+    pipeline,
+    plan,
+    render,
+    run,
+    verify,
+)
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
@@ -21,6 +33,7 @@ COMMANDS = {
     "analyze": analyze,
     "plan": plan,
     "max-batch": max_batch,
+    "pipeline": pipeline,
     "render": render,
     "verify": verify,
     "diff": diff,

@@ -198,7 +198,7 @@ def add_input_option(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_training_options(group: argparse._ArgumentGroup) -> None:
+def add_training_options(group: argparse._ArgumentGroup, *, has_autocast: bool = True) -> None:
     """Adds what else decides what a step computes: dtypes, optimizer and loss."""
     group.add_argument(
         "--dtype", metavar="DTYPE", help="cast parameters and floating inputs, e.g. bf16"
@@ -215,11 +215,13 @@ def add_training_options(group: argparse._ArgumentGroup) -> None:
         help="cross_entropy, nll, mse, l1, smooth_l1 or bce; or file.py:function, from the output "
         "to a scalar (default: the output's .loss, else the sum of the output)",
     )
-    group.add_argument(
-        "--autocast",
-        metavar="DTYPE",
-        help="autocast forward and loss to bf16, or to fp16 with a gradient scaler (default: none)",
-    )
+    if has_autocast:
+        group.add_argument(
+            "--autocast",
+            metavar="DTYPE",
+            help="autocast forward and loss to bf16, or to fp16 with a gradient scaler (default: "
+            "none)",
+        )
 
 
 def parse_step(arguments: argparse.Namespace) -> StepChoice:

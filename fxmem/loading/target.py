@@ -146,6 +146,8 @@ def _build(
             continue
         if isinstance(model, nn.Module):
             return model
+        if isinstance(model, list | tuple) and all(isinstance(m, nn.Module) for m in model):
+            return nn.ModuleList(model)  # the stages of a pipeline
         returned = "None" if model is None else f"a {type(model).__name__}"
         raise LoadError(f"{target.text!r} returned {returned}, not an nn.Module", hint=_MEANT)
     raise _explain_failed_build(target, errors[-1]) from errors[-1]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -31,6 +31,7 @@ from fxmem.tracing.fxgraph import list_calls
 from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 from fxmem.tracing.values import answer_fake_checks
 
+_Recorded = TypeVar("_Recorded")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -99,21 +100,31 @@ class Blueprint:
         return parallelize_model(model, load_choice(layout.parallelize), mesh)
 
     def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
-        """Makes a step and records it; to be called with the fake mode active.
+        """Makes a step and records it; as for :meth:`run`.
 
-        Sizes stay nodes or are numbers; an error names the inputs as given.
+        Sizes stay nodes or are numbers.
+        """
+        target, hints = self.options.target, self.options.hints
+        return self.run(
+            lambda step: record_step(step, target, symbolic_sizes=symbolic_sizes, hints=hints),
+            inputs,
+        )
+
+    def run(self, record: Callable[[Step], _Recorded], inputs: Sequence[str]) -> _Recorded:
+        """Makes a step and has it recorded; to be called with the fake mode active.
+
+        An error names the inputs as given.
 
         Raises:
             TraceError: The step cannot be run on fake tensors.
         """
-        target, hints = self.options.target, self.options.hints
         try:
             with self.make_step() as step, self._replace_functions():
-                return record_step(step, target, symbolic_sizes=symbolic_sizes, hints=hints)
+                return record(step)
         except FxmemError:
             raise
         except (Exception, SystemExit) as error:
-            raise explain_failure(error, inputs, hints.default is not None) from error
+            raise explain_failure(error, inputs, self.options.hints.default is not None) from error
 
     def trace(self) -> tuple[fx.Graph, str]:
         """Makes a step and traces its forward, with the fake mode active.

@@ -91,7 +91,7 @@ def record_step(
         hints: How many elements ``nonzero`` and the like find; None to refuse them.
     """
     recorder = Recorder(target, hints)
-    with _watch(recorder, target) as notes:
+    with imitate_target(recorder, target) as notes:
         try:
             recording = _StepRunner(step, target, recorder).run(symbolic_sizes)
             return replace(
@@ -119,12 +119,12 @@ def trace_forward(
         The FX graph, and what it cannot express.
     """
     recorder = Recorder(target, hints)
-    with _watch(recorder, target):
+    with imitate_target(recorder, target):
         return _StepRunner(step, target, recorder).trace()
 
 
 @contextlib.contextmanager
-def _watch(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
+def imitate_target(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
     """Runs PyTorch as on the target, and yields notes on what runs otherwise."""
     with (
         watch_random_state(recorder),

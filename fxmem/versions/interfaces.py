@@ -237,6 +237,13 @@ INTERFACES = (
         "set_device_type, which reads it no more",
     ),
     _list(
+        "torch.distributed.pipelining.PipelineStage",
+        "forward_one_chunk backward_one_chunk backward_weight_one_chunk clear_runtime_states"
+        " _check_chunk_id _retrieve_recv_activations _retrieve_recv_grads",
+        "run a pipeline's stage as its schedules do, without a process group",
+        "the functions of torch.distributed.pipelining._backward, which are private too",
+    ),
+    _list(
         "torch._C._profiler",
         "_EventType",
         "measure a step's peak on the CPU, for verify",

@@ -30,6 +30,7 @@ from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
 from fxmem.memory.liveness import Peak
 from fxmem.memory.modules import Module
+from fxmem.pipelines.pipeline import Pipeline, RankMemory, StageMemory
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
@@ -112,7 +113,7 @@ def test_every_loss_and_optimizer_is_documented() -> None:
     "kind",
     [
         *(Analysis, Peak, Module, Plan, Segment, Finding, Verification, Difference),
-        *(Comparison, Change, MaxBatch),
+        *(Comparison, Change, MaxBatch, Pipeline, RankMemory, StageMemory),
     ],
 )
 def test_every_attribute_is_documented(kind: type) -> None:
@@ -126,7 +127,7 @@ def test_every_argument_is_documented_in_order() -> None:
     calls = re.findall(r"^(?:\| `)?fxmem\.(\w+)\((.*?)\)(?:` \||$)", API_DOC, re.M | re.S)
     assert {name for name, _ in calls} >= {
         *("analyze", "plan", "pareto", "apply", "auto", "verify", "advise", "diff"),
-        "max_batch",
+        *("max_batch", "pipeline"),
     }
     for name, arguments in calls:
         shown = inspect.signature(eval(f"lambda {' '.join(arguments.split())}: None"))

@@ -1,0 +1,130 @@
+"""``fxmem pipeline``: the memory of each rank of a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.cli.step import (
+    TARGET_HELP,
+    add_command,
+    add_gpu_options,
+    add_input_option,
+    add_training_options,
+    parse_budget,
+    parse_inputs,
+    parse_size_hint,
+    run_user_code,
+)
+from fxmem.specs import parse_dtype
+from fxmem.units import format_bytes
+
+EXIT_OVER_BUDGET = 1
+
+_DESCRIPTION = f"""\
+Records the stages of a pipeline one by one, and replays a schedule of
+torch.distributed.pipelining over them: the peak of each rank, and the fullest.
+
+{TARGET_HELP}Here it is a list of modules, the stages in order: a function that returns one, a
+ModuleList or a Sequential.
+"""
+_EPILOG = """\
+examples:
+  fxmem pipeline gpt.py:split --input 32x512:int64 --optimizer adamw --loss cross_entropy
+  fxmem pipeline gpt.py:split --input 32x512:int64 --schedule Interleaved1F1B --ranks 4
+
+exit codes: 0 fine, 1 a rank is over --budget or does not fit the --gpu, 2 bad usage or stages that
+cannot be loaded or traced
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``."""
+    help = "the memory of each rank of a pipeline"
+    parser = add_command(commands, "pipeline", run_pipeline, help, _DESCRIPTION, _EPILOG)
+    parser.add_argument("target", metavar="TARGET", help="the stages: module_or_file:name")
+    step = parser.add_argument_group("the step")
+    add_input_option(step)
+    add_training_options(step, has_autocast=False)
+    step.add_argument(
+        "--size-hint",
+        action="append",
+        metavar="[FILE:LINE=]N",
+        help="the size to assume where one depends on values, as that of nonzero() does",
+    )
+    schedule = parser.add_argument_group("the schedule")
+    schedule.add_argument(
+        "--schedule",
+        default="1F1B",
+        metavar="NAME",
+        help="as PyTorch names it: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, "
+        "ZBVZeroBubble, DualPipeV (default: %(default)s)",
+    )
+    schedule.add_argument(
+        "--microbatches",
+        type=int,
+        default=8,
+        metavar="N",
+        help="micro-batches that the inputs are split into (default: %(default)s)",
+    )
+    schedule.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="ranks that the stages are dealt to (default: one for each stage, or for each two)",
+    )
+    schedule.add_argument(
+        "--no-outputs",
+        action="store_true",
+        help="step(return_outputs=False): the last rank does not return its results",
+    )
+    add_gpu_options(parser, "; exit 1 if a rank does not fit it")
+    output = parser.add_argument_group("the result")
+    output.add_argument("--budget", metavar="SIZE", help="exit 1 if a peak is over it, e.g. 8GiB")
+    output.add_argument("--json", action="store_true", help="everything, as JSON")
+    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
+    output.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run_pipeline(arguments: argparse.Namespace) -> int:
+    """Simulates a pipeline and writes the result.
+
+    Returns:
+        The exit code: 0, or 1 where a rank is over the budget or does not fit the GPU.
+
+    Raises:
+        FxmemError: Bad usage, or stages that cannot be loaded or traced.
+    """
+    args, kwargs = parse_inputs(arguments.inputs)
+    dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
+    budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
+    check_output(arguments.output)
+    names = "schedule microbatches ranks device gpu optimizer loss alloc_conf".split()
+    with show_progress(f"recording {arguments.target}"), run_user_code(arguments.target):
+        from fxmem.api import pipeline
+        from fxmem.report.pipeline_text import render_pipeline
+
+        found = pipeline(
+            arguments.target,
+            args,
+            kwargs,
+            dtype=dtype,
+            return_outputs=not arguments.no_outputs,
+            size_hint=parse_size_hint(arguments.size_hint),
+            **{name: getattr(arguments, name) for name in names},
+        )
+    width = choose_width(arguments.output)
+    text = f"{found.to_json(indent=2)}\n" if arguments.json else render_pipeline(found, width=width)
+    write_output(text, arguments.output)
+    code, peak = 0, format_bytes(found.peak_bytes)
+    if budget_bytes is not None and found.peak_bytes > budget_bytes:
+        budget, rank = format_bytes(budget_bytes), found.fullest.rank
+        write_line(f"fxmem: over budget: the peak of rank {rank}, {peak}, is over {budget}")
+        code = EXIT_OVER_BUDGET
+    over = [str(rank.rank) for rank in found.ranks if rank.fits is False]
+    if over:
+        write_line(f"fxmem: these ranks do not fit {found.setup.gpu}: {', '.join(over)}")
+        code = EXIT_OVER_BUDGET
+    return code
