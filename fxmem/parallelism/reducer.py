@@ -48,17 +48,17 @@ def is_count(func: Any, tensors: Sequence[Tensor], kwargs: Mapping[str, Any]) ->
     return all(not isinstance(t, FakeTensor) and t.dtype is torch.int32 for t in tensors)
 
 
-def finish_collective(func: Any, args: Sequence[Any], result: Any) -> Any:
-    """Gives the work of a collective a future with its tensors, which a reducer takes out again.
+def run_collective(func: Any, args: Sequence[Any]) -> Any:
+    """Returns what a collective returns once it is done, with its buffers as they were.
 
-    That of the fake process group has none in it.
+    Its work has a future with its tensors, which a reducer takes out of it: that of the fake
+    process group has none in it, and its operators know no fake tensors until PyTorch 2.10.
     """
-    if func.name() not in ("c10d::allreduce_", "c10d::broadcast_"):
-        return result
-    done: Future[Any] = Future()
-    done.set_result(args[0])
+    future: Future[Any] = Future()
+    future.set_result(args[0] if isinstance(args[0], list) else [args[0]])
     groups: Any = torch._C._distributed_c10d
-    return result[0], groups._create_work_from_future(done).boxed()
+    work = groups._create_work_from_future(future).boxed()
+    return work if len(func._schema.returns) == 1 else (args[0], work)
 
 
 @contextlib.contextmanager

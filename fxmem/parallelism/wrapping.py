@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxmem.errors import TraceError, UsageError
 
+_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
 
 def copy_model(model: nn.Module) -> nn.Module:
     """Copies a model on fake tensors, so that what wraps the copy leaves the model as it is."""
@@ -38,7 +40,13 @@ def parallelize_model(model: nn.Module, parallelize: Any, mesh: DeviceMesh) -> n
             f"parallelize returned a {type(result).__name__}, not a module",
             hint="return the model, or None where it is changed in place",
         )
-    return model if result is None else result
+    laid_out = model if result is None else result
+    if any(type(module).__module__ == _FSDP1 for module in laid_out.modules()):
+        raise TraceError(
+            "FullyShardedDataParallel keeps flat parameters, which are not analysed",
+            hint="shard with torch.distributed.fsdp.fully_shard, which holds as much",
+        )
+    return laid_out
 
 
 def shard_blocks(

@@ -50,7 +50,7 @@ _CAUSES = (
     ),
     (
         r"FSDP needs a non-CPU accelerator|Cannot access accelerator device",
-        "FullyShardedDataParallel does not run without a GPU{at}",
+        "FullyShardedDataParallel needs a GPU{at}",
         "shard with torch.distributed.fsdp.fully_shard, which holds as much",
     ),
     (

@@ -30,7 +30,7 @@ from fxmem.graph import (
 from fxmem.kernels.cuda.present_gpu import find_stream
 from fxmem.kernels.registry import Call, Target, Workspace
 from fxmem.parallelism.foreach import run_on_locals
-from fxmem.parallelism.reducer import finish_collective, is_count
+from fxmem.parallelism.reducer import is_count, run_collective
 from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
 from fxmem.recording.constants import list_tensors
 from fxmem.recording.ledger import NO_STORAGE, CastLog, FirstStepLog, Ledger, UserReferences
@@ -224,7 +224,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             read = list_tensors((args, kwargs))
             if is_count(func, read, kwargs):
                 with no_dispatch():
-                    return finish_collective(func, args, func(*args, **kwargs))
+                    if func.namespace == "c10d":
+                        return run_collective(func, args)
+                    return func(*args, **kwargs)
             if func is _lift_fresh:  # its argument is the memory of its result, torch.tensor(...)
                 read = []
             elif not all(isinstance(tensor, FakeTensor) for tensor in read):
@@ -248,6 +250,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             result = self._engine.find_reused(
                 func, args, caller, lambda x: self.track(x) >= self._function_start
             )
+        if func.namespace == "c10d":
+            result = run_collective(func, args)
         if running is not None and not in_backward:
             node = self.autograd.find_node(running)
             self.autograd.early |= set() if node is None else {node}
@@ -259,7 +263,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self.label(
                 read, Category.COMMUNICATION, func._schema.name.partition("::")[2].strip("_")
             )
-            result = finish_collective(func, args, result)
         if any(tensor.layout is not torch.strided for tensor in made):
             raise TraceError(
                 "sparse gradients and tensors are not supported",

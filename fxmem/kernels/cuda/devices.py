@@ -31,6 +31,8 @@ _SEEN = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
 _AUTOCASTS = frozenset({"torch.amp.autocast_mode", "torch._library.custom_ops"})
 """Modules that cast what is on CUDA, for autograd functions and operators of the user."""
+_MAKES_DTENSOR = "torch.distributed.tensor._api", "__new__"
+"""Module and function that made, until PyTorch 2.9, a DTensor on the device that it sees."""
 _ACCELERATOR = re.compile(r"cuda(:\d+)?")
 _FakeDevice = Callable[[FakeTensor], torch.device]
 _get_device: Any = Tensor.device.__get__
@@ -55,8 +57,10 @@ def view_devices(device: torch.device) -> Iterator[None]:
         found = real(tensor)
         if found != device:
             return found
-        module = str(sys._getframe(1).f_globals.get("__name__", ""))  # exec may give none
+        frame = sys._getframe(1)
+        module = str(frame.f_globals.get("__name__", ""))  # exec may give none
         internal = module.startswith(("torch._", "torch.utils.", "fxmem."))
+        internal |= (module, frame.f_code.co_name) == _MAKES_DTENSOR
         if module in _AUTOCASTS or not (view.is_busy or internal):
             return _SEEN
         return found
