@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
+import runpy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,15 @@ from torch.optim import Adam, AdamW
 import fxmem
 from benchmarks.cases import import_torchvision
 from benchmarks.published.predicting import find_allocated_after, find_peak_in, use_cudnn
+from benchmarks.published.sources import fms_acceleration
 from benchmarks.stamp import write_stamp
 from fxmem.analysis import Analysis
-from fxmem.graph import Phase
+from fxmem.graph import Category, Phase
 from fxmem.memory.allocation import _list_events
 from fxmem.memory.allocator import replay
 
 COMMAND = "python -m benchmarks.many_gpus -o docs/results/many_gpus.md"
-ROOT = Path(__file__).parent.parent
+LLAMA = Path(__file__).parent.parent / "examples" / "llama.py"
 MB, GIB = 10**6, 2**30
 
 
@@ -57,20 +57,30 @@ class Row:
 
 
 def find_first_peaks(analysis: Analysis) -> dict[Phase | None, int]:
-    """Finds the most allocated so far at the end of each phase of the first step.
+    """Finds the most allocated up to the end of each phase of the first step.
 
-    As ``torch.cuda.max_memory_allocated()`` tells there; None is the moment before forward.
+    As ``torch.cuda.max_memory_allocated()`` tells there, without cuBLAS's workspaces, which stay
+    from their first use on. None is the moment before the inputs move to the device.
     """
     assert analysis.settings is not None
-    events, count = _list_events(analysis.graph)
+    graph = analysis.graph
+    events, count = _list_events(graph)
     allocated = replay(events[:count], analysis.settings).allocated_bytes
-    unseen = count - len(analysis.graph.warmup)
-    operations = analysis.graph.first_operations
-    starts = [(0, None), *((unseen + first.start, first.phase) for first in operations)]
+    phases = {count - len(graph.warmup) + op.start: op.phase for op in graph.first_operations}
+    is_input = {s.index for s in graph.storages if s.category is Category.INPUT}
+    is_workspace = {s.index for s in graph.storages if s.name == "cuBLAS workspace"}
     peaks: dict[Phase | None, int] = {}
-    peak = 0
-    for (start, phase), (end, _) in pairwise([*starts, (count, None)]):
-        peak = peaks[phase] = max(peak, *allocated[start:end], 0)
+    phase: Phase | None = None
+    peak = workspaces = 0
+    for index, event in enumerate(events[:count]):
+        following = phases.get(index, phase)
+        if phase is Phase.OPTIMIZER and following is Phase.FORWARD:
+            break  # DDP lays its buckets out in a second step
+        if phase is not None or event.storage in is_input:
+            phase = following or Phase.FORWARD
+        if event.storage in is_workspace:
+            workspaces += allocated[index] - allocated[index - 1]
+        peak = peaks[phase] = max(peak, allocated[index] - workspaces)
     return peaks
 
 
@@ -116,25 +126,38 @@ def check_fsdp_test(reshard: bool) -> list[Row]:
         "optimizer": 4 * shard,
         "after zero_grad": 3 * shard,
     }
-    first = find_first_peaks(analysis)
+    first, base = find_first_peaks(analysis), measure_workspaces(analysis)
     found = {
         "forward": first[Phase.FORWARD],
         "backward": first[Phase.BACKWARD],
-        "optimizer": find_peak_in(analysis, (Phase.OPTIMIZER,)),
-        "after zero_grad": find_allocated_after(analysis, ()),
+        "optimizer": find_peak_in(analysis, (Phase.OPTIMIZER,)) - base,
+        "after zero_grad": find_allocated_after(analysis, ()) - base,
     }
     way = "resharded" if reshard else "kept"
-    base = measure_workspaces(analysis)
     return [
-        Row(f"{name}, parameters {way} after forward", 4 * bound, found[name] - base)
+        Row(f"{name}, parameters {way} after forward", 4 * bound, found[name])
         for name, bound in bounds.items()
     ]
+
+
+class EarlyZeroRedundancyOptimizer(ZeroRedundancyOptimizer):
+    """With the partition of torch 1.8, which took parameters in their order, not by size."""
+
+    def _partition_parameters(self, params_per_rank: Any = None) -> Any:
+        if not self._partition_parameters_cache:
+            params_per_rank = [[] for _ in range(self.world_size)]
+            sizes = [0] * self.world_size
+            for parameter in self.param_groups[0]["params"]:
+                rank = sizes.index(min(sizes))
+                params_per_rank[rank].append(parameter)
+                sizes[rank] += parameter.numel()
+        return super()._partition_parameters(params_per_rank)
 
 
 def check_zero_tutorial(sharded: bool) -> list[Row]:
     """Compares with PyTorch's recipe of the ZeroRedundancyOptimizer, run with torch 1.8.
 
-    That torch took cuBLAS's workspace from the driver, so it is not counted.
+    That torch took cuBLAS's workspace from the driver.
     """
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(20)))
@@ -142,45 +165,59 @@ def check_zero_tutorial(sharded: bool) -> list[Row]:
     def make_optimizer(parameters: Any) -> Any:
         settings: dict[str, Any] = {"lr": 0.01, "foreach": False}
         if sharded:
-            return ZeroRedundancyOptimizer(parameters, optimizer_class=Adam, **settings)
+            return EarlyZeroRedundancyOptimizer(parameters, Adam, **settings)
         return Adam(parameters, **settings)
 
-    analysis = fxmem.analyze(
-        model,
-        ("20x2000",),
-        mesh={"dp": 2},
-        parallelize="ddp",
-        loss="mse",
-        optimizer=make_optimizer,
-        alloc_conf="",
-    )
-    first, base = find_first_peaks(analysis), measure_workspaces(analysis)
+    options: dict[str, Any] = {"optimizer": make_optimizer, "loss": "mse", "alloc_conf": ""}
+    replicated = fxmem.analyze(model, ("20x2000",), mesh={"dp": 2}, parallelize="ddp", **options)
+    alone = fxmem.analyze(model, ("20x2000",), **options | {"optimizer": "adam"})
+    first = find_first_peaks(replicated)
     stages = {
-        "wrapped": (656, first[None]),
-        "before optimizer.step()": (992, first[Phase.BACKWARD] - base),
-        "after it": (1361 if sharded else 1697, first[Phase.OPTIMIZER] - base),
+        "model created": (335, find_first_peaks(alone)[None]),
+        "DDP created": (656, first[None]),
+        "before step()": (992, first[Phase.BACKWARD]),
+        "after step()": (1361 if sharded else 1697, first[Phase.OPTIMIZER]),
     }
     name = "ZeroRedundancyOptimizer" if sharded else "Adam"
     return [Row(f"{name}, {stage}", n * MB, found) for stage, (n, found) in stages.items()]
 
 
 def check_torchtitan(gpus: int, published_gib: float) -> list[Row]:
-    """Compares with torchtitan's Llama 3.1 8B in eager mode, reserved memory."""
-    path = ROOT / "examples" / "llama.py"
-    spec = importlib.util.spec_from_file_location("llama", path)
-    assert spec is not None and spec.loader is not None
-    llama: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(llama)
-    with use_cudnn(90100):  # torch of that month prefers flash attention
+    """Compares with torchtitan's Llama 3.1 8B in eager mode: most reserved memory of a rank."""
+    llama: Any = runpy.run_path(str(LLAMA))
+    with use_cudnn(90100):  # torch of that month prefers flash attention to cuDNN's
         analysis = fxmem.analyze(
-            f'{path}:Llama("8B")',
+            f'{LLAMA}:Llama("8B")',
             ("2x8192:int64",),
-            gpu="h100-nvl",
+            gpu="h100-nvl",  # has the memory of theirs, nearly
             mesh={"dp": gpus},
-            parallelize=llama.parallelize_fsdp,
-            loss=llama.next_token_loss,
+            parallelize=llama["parallelize_fsdp"],
+            loss=llama["next_token_loss"],
             optimizer=lambda parameters: AdamW(parameters, foreach=True),
             loop=fxmem.Loop(outputs="loss", clip_grad=True),
             alloc_conf="expandable_segments:True",
         )
-    return [Row(f"8B on {gpus} GPUs", published_gib * GIB, analysis.reserved_bytes)]
+    return [Row(f"FSDP on {gpus} GPUs", published_gib * GIB, analysis.reserved_bytes)]
+
+
+def check_mistral(batch: int, published: int) -> list[Row]:
+    """Compares with fms-acceleration's fine-tuning of Mistral-7B on two GPUs.
+
+    They ran FSDP1, whose flat parameters hold as much as the shards here when the optimizer steps.
+    """
+    length = 4096
+    import_torchvision()
+    tokens = fxmem.TensorSpec((batch, length), "int64")
+    settings = "name='mistral', transformers='4.48.1', dtype='bfloat16', rank=0"
+    analysis = fxmem.analyze(
+        f"{fms_acceleration.__name__}:FineTuning({settings}, dropout=0.0, amp=False)",
+        (tokens, tokens, tokens),
+        gpu="a100-80gb",
+        mesh={"dp": 2},
+        parallelize=shard_layers,
+        optimizer=AdamW,
+        loop="huggingface",
+        loss=fms_acceleration.take_loss,
+        alloc_conf="",
+    )
+    return [Row(f"batch {batch} per GPU", published, analysis.peak_bytes)]

@@ -54,7 +54,8 @@ def label_residents(
     for value in iterate_reached(loss):
         if isinstance(value, torch.Tensor) and recorder.find_storages(value):
             label(value, Category.INPUT, "held by the loss")
-    reached = [*iterate_held(model), ("", optimizer)]
+    inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer's, of this rank's shard
+    reached = [*iterate_held(model), ("", optimizer), ("", inner)]
     for _, holder in reached:
         if isinstance(holder, torch.optim.Optimizer):
             for owner, values in holder.state.items():
