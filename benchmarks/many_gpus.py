@@ -21,13 +21,12 @@ from tabulate import tabulate
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam, AdamW
 
 import fxmem
 from benchmarks.cases import import_torchvision
-from benchmarks.published.predicting import find_allocated_after, find_peak_in, use_cudnn
+from benchmarks.large import measure
+from benchmarks.published.predicting import find_allocated_after, use_cudnn
 from benchmarks.published.sources import fms_acceleration
 from benchmarks.stamp import write_stamp
 from fxmem.analysis import Analysis
@@ -42,25 +41,23 @@ MB, GIB = 10**6, 2**30
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure, in bytes."""
+    """A published figure and the predicted one, in bytes."""
 
     what: str
     published: float
-    predicted: float | None = None  # None where it is not modelled
-    reason: str = ""  # that it is not
+    predicted: float
 
     @property
     def error(self) -> float:
         """The signed difference, as a share of the published figure."""
-        assert self.predicted is not None
         return self.predicted / self.published - 1
 
 
 def find_first_peaks(analysis: Analysis) -> dict[Phase | None, int]:
-    """Finds the most allocated up to the end of each phase of the first step.
+    """Finds the most allocated in each phase of the first step.
 
-    As ``torch.cuda.max_memory_allocated()`` tells there, without cuBLAS's workspaces, which stay
-    from their first use on. None is the moment before the inputs move to the device.
+    Without cuBLAS's workspaces, which stay from their first use on. None is all that happens
+    before the inputs move to the device.
     """
     assert analysis.settings is not None
     graph = analysis.graph
@@ -71,7 +68,7 @@ def find_first_peaks(analysis: Analysis) -> dict[Phase | None, int]:
     is_workspace = {s.index for s in graph.storages if s.name == "cuBLAS workspace"}
     peaks: dict[Phase | None, int] = {}
     phase: Phase | None = None
-    peak = workspaces = 0
+    workspaces = 0
     for index, event in enumerate(events[:count]):
         following = phases.get(index, phase)
         if phase is Phase.OPTIMIZER and following is Phase.FORWARD:
@@ -80,14 +77,8 @@ def find_first_peaks(analysis: Analysis) -> dict[Phase | None, int]:
             phase = following or Phase.FORWARD
         if event.storage in is_workspace:
             workspaces += allocated[index] - allocated[index - 1]
-        peak = peaks[phase] = max(peak, allocated[index] - workspaces)
+        peaks[phase] = max(peaks.get(phase, 0), allocated[index] - workspaces)
     return peaks
-
-
-def measure_workspaces(analysis: Analysis) -> int:
-    """Measures cuBLAS's workspaces, which stay from their first use on."""
-    storages = analysis.allocated_graph.storages
-    return sum(storage.nbytes for storage in storages if storage.name == "cuBLAS workspace")
 
 
 def shard_layers(model: nn.Module, mesh: DeviceMesh, **settings: Any) -> None:
@@ -99,16 +90,12 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh, **settings: Any) -> None:
 
 
 def check_fsdp_test(reshard: bool) -> list[Row]:
-    """Compares with the bounds of ``test_fully_shard_memory.py``, in PyTorch at 5ae3db1.
-
-    A bound is met if the prediction is no more; its buffer of 16 MB is left out.
-    """
+    """Compares with the bounds of ``test_fully_shard_memory.py``, in PyTorch at 5ae3db1."""
     from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
 
+    arguments = ModelArgs(vocab_size=32, n_layers=3, dim=768, n_heads=12, weight_tying=False)
     with torch.device("meta"):
-        model = Transformer(
-            ModelArgs(vocab_size=32, n_layers=3, dim=768, n_heads=12, weight_tying=False)
-        )
+        model = Transformer(arguments)
     analysis = fxmem.analyze(
         model,
         ("1x4:int64",),
@@ -120,38 +107,46 @@ def check_fsdp_test(reshard: bool) -> list[Row]:
     whole = sum(parameter.numel() for parameter in model.parameters())
     block = sum(parameter.numel() for parameter in model.layers[0].parameters())
     shard, rest = (whole + 1) // 2, whole - 3 * block
-    bounds = {
-        "forward": shard + 3 * block + rest if reshard else shard + whole + block,
-        "backward": 2 * shard + 4 * block + rest if reshard else shard + whole + 1.5 * block,
-        "optimizer": 4 * shard,
-        "after zero_grad": 3 * shard,
+    bounds = {  # elements, and MB of leeway
+        "forward": (shard + 3 * block + rest if reshard else shard + whole + block, 16),
+        "backward": (2 * shard + 4 * block + rest if reshard else shard + whole + 1.5 * block, 16),
+        "optimizer": (4 * shard, 16),
+        "after zero_grad()": (3 * shard, 32),
     }
-    first, base = find_first_peaks(analysis), measure_workspaces(analysis)
+    first = find_first_peaks(analysis)
+    workspaces = (s for s in analysis.allocated_graph.storages if s.name == "cuBLAS workspace")
     found = {
         "forward": first[Phase.FORWARD],
-        "backward": first[Phase.BACKWARD],
-        "optimizer": find_peak_in(analysis, (Phase.OPTIMIZER,)) - base,
-        "after zero_grad": find_allocated_after(analysis, ()) - base,
+        "backward": max(first[Phase.LOSS], first[Phase.BACKWARD]),
+        "optimizer": first[Phase.OPTIMIZER],
+        "after zero_grad()": find_allocated_after(analysis, ()) - sum(s.nbytes for s in workspaces),
     }
-    way = "resharded" if reshard else "kept"
+    way = "freed" if reshard else "kept"
     return [
-        Row(f"{name}, parameters {way} after forward", 4 * bound, found[name])
-        for name, bound in bounds.items()
+        Row(f"{name}, parameters {way} after forward", 4 * bound + leeway * MB, found[name])
+        for name, (bound, leeway) in bounds.items()
     ]
 
 
-class EarlyZeroRedundancyOptimizer(ZeroRedundancyOptimizer):
-    """With the partition of torch 1.8, which took parameters in their order, not by size."""
+def make_early_zero(parameters: Any, **settings: Any) -> Any:
+    """Makes a ZeroRedundancyOptimizer of Adam with the partition of torch 1.8.
 
-    def _partition_parameters(self, params_per_rank: Any = None) -> Any:
-        if not self._partition_parameters_cache:
-            params_per_rank = [[] for _ in range(self.world_size)]
-            sizes = [0] * self.world_size
-            for parameter in self.param_groups[0]["params"]:
-                rank = sizes.index(min(sizes))
-                params_per_rank[rank].append(parameter)
-                sizes[rank] += parameter.numel()
-        return super()._partition_parameters(params_per_rank)
+    That takes parameters in their order, not by size.
+    """
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    class Early(ZeroRedundancyOptimizer):
+        def _partition_parameters(self, params_per_rank: Any = None) -> Any:
+            if not self._partition_parameters_cache:
+                params_per_rank = [[] for _ in range(self.world_size)]
+                sizes = [0] * self.world_size
+                for parameter in self.param_groups[0]["params"]:
+                    rank = sizes.index(min(sizes))
+                    params_per_rank[rank].append(parameter)
+                    sizes[rank] += parameter.numel()
+            return super()._partition_parameters(params_per_rank)
+
+    return Early(parameters, Adam, **settings)
 
 
 def check_zero_tutorial(sharded: bool) -> list[Row]:
@@ -162,21 +157,16 @@ def check_zero_tutorial(sharded: bool) -> list[Row]:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(20)))
 
-    def make_optimizer(parameters: Any) -> Any:
-        settings: dict[str, Any] = {"lr": 0.01, "foreach": False}
-        if sharded:
-            return EarlyZeroRedundancyOptimizer(parameters, Adam, **settings)
-        return Adam(parameters, **settings)
-
+    make_optimizer = functools.partial(make_early_zero if sharded else Adam, foreach=False)
     options: dict[str, Any] = {"optimizer": make_optimizer, "loss": "mse", "alloc_conf": ""}
     replicated = fxmem.analyze(model, ("20x2000",), mesh={"dp": 2}, parallelize="ddp", **options)
     alone = fxmem.analyze(model, ("20x2000",), **options | {"optimizer": "adam"})
     first = find_first_peaks(replicated)
     stages = {
-        "model created": (335, find_first_peaks(alone)[None]),
-        "DDP created": (656, first[None]),
-        "before step()": (992, first[Phase.BACKWARD]),
-        "after step()": (1361 if sharded else 1697, first[Phase.OPTIMIZER]),
+        "after creating local model": (335, find_first_peaks(alone)[None]),
+        "after creating DDP": (656, first[None]),
+        "before optimizer step()": (992, first[Phase.BACKWARD]),
+        "after optimizer step()": (1361 if sharded else 1697, first[Phase.OPTIMIZER]),
     }
     name = "ZeroRedundancyOptimizer" if sharded else "Adam"
     return [Row(f"{name}, {stage}", n * MB, found) for stage, (n, found) in stages.items()]
@@ -220,4 +210,146 @@ def check_mistral(batch: int, published: int) -> list[Row]:
         loss=fms_acceleration.take_loss,
         alloc_conf="",
     )
-    return [Row(f"batch {batch} per GPU", published, analysis.peak_bytes)]
+    return [Row(f"batch {batch} on each GPU", published, analysis.peak_bytes)]
+
+
+def measure_largest() -> list[str]:
+    """Measures the analysis of a rank of 512 that train Llama 3.1 405B, in a process of its own."""
+    setting = f"""
+import functools, runpy
+llama = runpy.run_path({str(LLAMA)!r})
+analyze = lambda: fxmem.analyze(
+    {str(LLAMA)!r} + ':Llama("405B")', ("1x8192:int64",), gpu="h100", mesh={{"dp": 64, "tp": 8}},
+    parallelize=llama["parallelize_2d"], loss=llama["next_token_loss"], optimizer="adamw",
+    loop=fxmem.Loop(outputs="loss"),
+)
+"""
+    found = measure(LLAMA.parent.parent, setting, 1)
+    seconds, memory = found["seconds"][0], found["rss"] // 1024
+    return [f"{found['peak'] / GIB:.2f} GiB", f"{seconds:.1f} s", f"{memory:,} MiB"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A publication: its title, notes, unit, and functions that predict its figures."""
+
+    title: str
+    text: str
+    checks: Sequence[Callable[[], list[Row]]]
+    unit: int = MB
+    published: str = "published"
+
+    def write(self) -> str:
+        """Writes the section, with a table of its figures."""
+        digits = 2 if self.unit == GIB else 1
+        rows = [
+            (
+                row.what,
+                f"{row.published / self.unit:,.{digits}f}",
+                f"{row.predicted / self.unit:,.{digits}f}",
+                f"{row.error:+.2%}",
+            )
+            for check in self.checks
+            for row in check()
+        ]
+        name = "GiB" if self.unit == GIB else "MB"
+        headers = ["figure", f"{self.published}, {name}", f"predicted, {name}", "differs by"]
+        table = tabulate(rows, headers, "github", colalign=("left", "right", "right", "right"))
+        return f"## {self.title}\n\n{self.text.strip()}\n\n{table}\n"
+
+
+SECTIONS = (
+    Section(
+        "torchtitan: Llama 3.1 8B in eager mode",
+        """
+torchtitan's `benchmarks/llama3_h100_202412_torchtitan.md`, with torch of December 2024: FSDP2,
+checkpoints by operator, batch 2 of 8,192 tokens, H100 with 96 GB. The figure is the most that the
+allocator reserves. The model is [examples/llama.py](../../examples/llama.py).
+""",
+        [functools.partial(check_torchtitan, *row) for row in ((8, 82.4), (128, 67.0))],
+        GIB,
+    ),
+    Section(
+        "PyTorch's ZeroRedundancyOptimizer recipe",
+        """
+`recipes_source/zero_redundancy_optimizer.rst` in PyTorch's tutorials: DDP on two GPUs, with torch
+1.8, which prints `max_memory_allocated()` in whole MB, rounded down.
+""",
+        [functools.partial(check_zero_tutorial, sharded) for sharded in (False, True)],
+    ),
+    Section(
+        "fms-acceleration: Mistral-7B on two GPUs",
+        """
+Fine-tuning in bf16 with AdamW and checkpoints, `max_memory_allocated()` on A100, torch 2.4.1. They
+used FSDP1. The peak is in the optimizer, where its flat parameters hold what the shards of FSDP2
+hold. The rows with LoRA peak in backward, inside FSDP1: not modelled.
+""",
+        [
+            functools.partial(check_mistral, *row)
+            for row in ((2, 36_225_939_968), (4, 36_226_136_576))
+        ],
+    ),
+    Section(
+        "PyTorch's memory test of FSDP2",
+        """
+The bounds that `test/distributed/_composable/fsdp/test_fully_shard_memory.py` asserts on two GPUs,
+with their leeway of 16 MB, or 32 MB in the end: a prediction should be below. The predictions are
+made up of S elements of shards, B of a block and N outside of blocks, four bytes each, less than
+0.5 MB of activations, and 4 to 7 MB that the allocator rounds up:
+
+- forward: S + N + 3B if parameters are freed after it (the all-gathers of two blocks, and the
+  parameters of one); S + N + 5B if they are kept (those of three blocks);
+- backward: S + N + 4.5B (freed: an all-gather, the parameters of two blocks, the input of a
+  reduce-scatter and its output; kept: no all-gather, and the parameters of three);
+- optimizer: 4S and two temporaries of Adam, 9.4 MB; after `zero_grad()`: 3S.
+
+Two bounds are exceeded. That of the optimizer, by 0.2 %, is rounding. In a forward that keeps
+parameters, PyTorch holds the all-gather of the block before until the next block's is copied out
+(`prev_all_gather_state` in `FSDPParamGroup.wait_for_unshard`), B more than the bound has; with real
+tensors on the CPU the same code takes 185.1 MB too. The test passes, since it subtracts the peak of
+the subtest that ran before in its process.
+""",
+        [functools.partial(check_fsdp_test, reshard) for reshard in (True, False)],
+        published="bound",
+    ),
+)
+_HEAD = """
+A rank of many, on a machine without GPUs and with a process group whose other ranks are not there.
+"""
+_NOT_MODELLED = """
+## Not modelled
+
+- torchtitan's figures with `torch.compile` (with and without float8, tables 1 and 3: 77.0, 76.8,
+  62.0 and 61.8 GiB): inductor's buffers are not those of eager mode.
+- Its figures with float8 and context parallelism (table 2: 83.9, 84.2, 84.0 and 84.5 GiB), with
+  asynchronous tensor parallelism (table 4), and with pipelines that are compiled (tables 5 and 6).
+- FSDP1: fms-acceleration's rows with LoRA, and those with bitsandbytes.
+"""
+
+
+def main() -> None:
+    """Prints the page, or writes it to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="sections with this in their titles")
+    parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    sections = [section for section in SECTIONS if chosen.only.lower() in section.title.lower()]
+    parts = ["# Many GPUs", write_stamp(COMMAND), _HEAD.strip()]
+    parts += [section.write().strip() for section in sections]
+    if not chosen.only:
+        largest = tabulate(
+            [["Llama 3.1 405B, batch 1 x 8192, FSDP 64, TP 8", *measure_largest()]],
+            ["rank 0 of 512", "peak", "time", "memory of the process"],
+            "github",
+        )
+        parts += [f"## The largest\n\n{largest}", _NOT_MODELLED.strip()]
+    page = "\n\n".join(parts) + "\n"
+    if chosen.output:
+        chosen.output.write_text(page)
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

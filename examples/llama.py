@@ -45,7 +45,7 @@ class Config:
 
 
 CONFIGS = {
-    "tiny": Config(256, 8, 16, 4, multiple_of=256, vocabulary=2048),
+    "tiny": Config(256, 4, 16, 4, multiple_of=256, vocabulary=2048),
     "8B": Config(4096, 32, 32, 8, multiple_of=1024),
     "70B": Config(8192, 80, 64, 8),
     "405B": Config(16384, 126, 128, 8, stretch=1.2),
@@ -256,7 +256,7 @@ def main() -> None:
 
     for choice in (None, 2, "op", "full"):
         analysis = fxmem.analyze(
-            "examples/llama.py:Llama",
+            Llama(),
             ("2x2048:int64",),
             mesh={"dp": 8},
             parallelize=partial(parallelize_fsdp, checkpoints=choice),

@@ -42,6 +42,15 @@ def test_the_api_analyses_batches_of_three_sizes() -> None:
     assert [line.split(":")[0] for line in lines[:3]] == ["batch 64", "batch 512", "batch 4096"]
 
 
+def test_more_checkpoints_of_a_llama_take_less_memory() -> None:
+    done = run_example("llama.py")
+    rows = re.findall(r"^checkpoints (\w+): ([\d.]+) MiB$", done.stdout, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == ["None", "2", "op", "full"]
+    peaks = [float(peak) for _, peak in rows]
+    assert peaks == sorted(peaks, reverse=True)
+    assert done.stderr == ""
+
+
 def test_the_curve_is_the_same_in_less_than_half_of_the_memory() -> None:
     out = run_example("train_characters.py").stdout
     rows = re.findall(r"^ +\d+  (\S+)  (\S+)$", out, flags=re.MULTILINE)
