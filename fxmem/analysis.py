@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from fxmem.gpus import CONTEXT_BYTES, GpuModel
+from fxmem.gpus import CONTEXT_BYTES, NCCL_BYTES, GpuModel
 from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
 from fxmem.loop import PLAIN, Loop
 from fxmem.memory.allocation import (
@@ -195,15 +195,28 @@ class Analysis(Shown):
         return max(live + operation.library_bytes for live, operation in operations)
 
     @cached_property
+    def context_bytes(self) -> tuple[int, int]:
+        """Least and most bytes outside of the allocator: CUDA's context and NCCL's buffers.
+
+        Zero on the CPU. NCCL has a communicator for each group of ranks that communicates.
+        """
+        if self.settings is None:
+            return 0, 0
+        groups = {operation.group for operation in self.graph.operations if operation.group}
+        least, most = zip(CONTEXT_BYTES, NCCL_BYTES, strict=True)
+        return least[0] + len(groups) * least[1], most[0] + len(groups) * most[1]
+
+    @cached_property
     def device_run(self) -> DeviceRun | None:
         """The step in the memory of the target GPU; None without one.
 
-        The CUDA context takes the most memory that is known of it. A step that does not fit beside
-        it runs beside the least instead; where it fits then, its exhaustion is not certain.
+        The CUDA context, with NCCL's buffers, takes the most memory that is known of it. A step
+        that does not fit beside it runs beside the least instead; where it fits then, its
+        exhaustion is not certain.
         """
         if self.settings is None or self.gpu is None:
             return None
-        capacity_bytes, (least, most) = self.gpu.capacity_bytes, CONTEXT_BYTES
+        capacity_bytes, (least, most) = self.gpu.capacity_bytes, self.context_bytes
         run = run_on_device(self.graph, self.settings, capacity_bytes, most)
         if run.exhaustion is None:
             return run
@@ -221,12 +234,12 @@ class Analysis(Shown):
     def process_bytes(self) -> tuple[int, int] | None:
         """Bytes that ``nvidia-smi`` shows for the process, least and most; None on the CPU.
 
-        The sum of :attr:`reserved_bytes` and the CUDA context, without cuDNN's workspaces for
-        convolutions.
+        The sum of :attr:`reserved_bytes` and :attr:`context_bytes`, without cuDNN's workspaces
+        for convolutions.
         """
         if self.settings is None:
             return None
-        least, most = (self.reserved_bytes + nbytes for nbytes in CONTEXT_BYTES)
+        least, most = (self.reserved_bytes + nbytes for nbytes in self.context_bytes)
         if self.gpu is not None and least <= self.gpu.capacity_bytes:
             most = min(most, self.gpu.capacity_bytes)
         return least, most

@@ -24,6 +24,16 @@ with PyTorch on CUDA 12 and 13: about 300 MB (PyTorch issue 107667), 400 MB (iss
 before any kernel on an RTX 6000 Ada. With eager loading, as before CUDA 11.7, it is above 1 GB.
 """
 
+NCCL_BYTES = (256 * _MIB, 1536 * _MIB)
+"""The least and the most that NCCL's buffers take for each communicator, outside of PyTorch.
+
+A channel has about 10 MiB for each neighbour, 4 MiB of them by ``NCCL_BUFFSIZE``; a communicator
+has up to 32 channels, and neighbours in rings and trees. The least is one ring with 24 channels.
+Seen: 544 MB for groups of 2 and 688 MB for groups of 3 and 4 A100s (NVIDIA/nccl issue 964), 1.06 GB
+with the CUDA context on 8 H100s (issue 1685, where an all-to-all takes 3.3 GB more), 1.6 GB with
+it, and 6 GB for three or more communicators (issue 864).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:

@@ -224,6 +224,8 @@ class Operation:
         blocks: What makes up ``workspace_bytes``, where the kernel takes something else than one
             block after its results.
         stream: Number of the CUDA stream that its workspace is allocated on.
+        communication_bytes: What a rank sends, and receives, in a collective.
+        group: Names of the mesh's dimensions that the ranks of a collective differ in.
     """
 
     index: int
@@ -242,6 +244,8 @@ class Operation:
     overwritable: tuple[int, ...] = ()
     blocks: Blocks = ()
     stream: int = 0
+    communication_bytes: int = 0
+    group: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

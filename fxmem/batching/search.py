@@ -19,7 +19,7 @@ from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
 from fxmem.batching.record import MaxBatch
 from fxmem.errors import TraceError, UsageError
-from fxmem.gpus import CONTEXT_BYTES, find_gpu
+from fxmem.gpus import find_gpu
 from fxmem.loading.axes import find_axis, resize_inputs
 from fxmem.loading.importing import read_files_once
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
@@ -72,7 +72,7 @@ def find_max_batch(
     unit = multiple_of or 1
     sizes = Sizes(analyze, -(-found.size // unit) * unit, unit, multiple_of is not None)
     first = sizes.analyze(sizes.start)
-    context_bytes = 0 if first.settings is None else max(CONTEXT_BYTES)
+    context_bytes = max(first.context_bytes)
     kept_bytes = context_bytes + margin_bytes
     if kept_bytes >= memory_bytes:
         raise UsageError(

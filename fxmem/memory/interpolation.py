@@ -46,7 +46,8 @@ def interpolate_graph(graphs: Mapping[int, MemoryGraph], size: int) -> MemoryGra
 
     def mix_operation(same: Sequence[Operation]) -> Operation:
         first = same[0]
-        if not any(o.workspace_bytes or o.flops or o.library_bytes for o in same):
+        sums = ("workspace_bytes", "flops", "library_bytes", "communication_bytes")
+        if not any(getattr(o, name) for o in same for name in sums):
             return first
         blocks = [number for number, _ in first.blocks]
         alike = [at for at, o in enumerate(same) if [number for number, _ in o.blocks] == blocks]
@@ -56,6 +57,7 @@ def interpolate_graph(graphs: Mapping[int, MemoryGraph], size: int) -> MemoryGra
             workspace_bytes=mix([o.workspace_bytes for o in like], among),
             flops=mix([o.flops for o in same]),
             library_bytes=mix([o.library_bytes for o in same]),
+            communication_bytes=mix([o.communication_bytes for o in same]),
             blocks=tuple(
                 (number, mix([o.blocks[at][1] for o in like], among))
                 for at, number in enumerate(blocks)

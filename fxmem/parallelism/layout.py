@@ -11,6 +11,8 @@ from fxmem.errors import UsageError
 
 ParallelizeChoice = str | Callable[[Any, Any], Any] | None
 """``"fsdp"``, ``"ddp"``, a TARGET, or a function of a model and a DeviceMesh."""
+Mesh = tuple[tuple[str, int], ...]
+"""Names and sizes of the dimensions of a mesh, the last of which runs fastest."""
 _PLAIN = ("fsdp", "ddp")
 _FEW = 8
 
@@ -24,7 +26,7 @@ class Layout:
     (8, 'rank 5 of dp=4,tp=2')
     """
 
-    mesh: tuple[tuple[str, int], ...]  # names of the dimensions, with the size of each
+    mesh: Mesh
     parallelize: ParallelizeChoice
     rank: int | str = 0  # or "worst": the one with the highest peak
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.gpus import CONTEXT_BYTES
 from fxmem.memory.allocation import measure_allocation, run_on_device
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
@@ -126,7 +125,7 @@ def plan_fitting(
         UsageError: No GPU is named, or there is no such style for the step.
     """
     check_analysis(analysis)
-    gpu, context_bytes = analysis.gpu, max(CONTEXT_BYTES)
+    gpu, context_bytes = analysis.gpu, max(analysis.context_bytes)
     if gpu is None or analysis.settings is None:
         raise UsageError("fitting a GPU needs a GPU", hint="gpu='rtx4090'")
     step = prepare_step(analysis, style)

@@ -91,6 +91,7 @@ class Blueprint:
                 loop=options.loop,
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
+                mesh=() if options.layout is None else options.layout.mesh,
             )
 
     def _parallelize(self, model: nn.Module) -> nn.Module:

@@ -29,7 +29,9 @@ from fxmem.graph import (
 )
 from fxmem.kernels.cuda.present_gpu import find_stream
 from fxmem.kernels.registry import Call, Target, Workspace
+from fxmem.parallelism.collectives import describe_collective
 from fxmem.parallelism.foreach import run_on_locals
+from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import is_count, run_collective
 from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
 from fxmem.recording.constants import list_tensors
@@ -72,14 +74,16 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         target: The device whose kernels run the step.
         hints: How many elements ``nonzero`` and the like find.
+        mesh: The mesh of processes of which this is one.
     """
 
-    def __init__(self, target: Target, hints: SizeHints | None = None) -> None:
+    def __init__(self, target: Target, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger(target.device)
         self.operations: list[Operation] = []  # since begin_step
         self.node_records: dict[int, NodeRecord] = {}  # by index of the traced node
         self.target = target
+        self.mesh = mesh
         self.runner = OperatorRunner(target, self.ledger, hints or SizeHints())
         self.autograd = AutogradLog(self.ledger)
         self.real_tensors = RealTensorCache()
@@ -318,6 +322,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if is_forward and func is not _lift_fresh:
             overwritable = find_overwritable(call.args, call.kwargs, call.outputs)
         self.ledger.operation = index
+        sent_bytes, group = describe_collective(func, call.args, call.outputs, self.mesh)
         operation = Operation(
             index,
             operator_name(func),
@@ -335,6 +340,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             keeps=tuple(name for name, nbytes in kept if nbytes),
             overwritable=self._list_storages(overwritable),
             stream=find_stream(),
+            communication_bytes=sent_bytes,
+            group=group,
         )
         self.operations.append(operation)
 

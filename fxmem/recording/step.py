@@ -24,6 +24,7 @@ from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Target
 from fxmem.loop import PLAIN, Loop
+from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import has_reducer
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import replace_inference_mode, watch_random_state
@@ -59,6 +60,7 @@ class Step:
     inference_mode: bool = False  # inference runs under inference_mode, not no_grad
     # lays the model out on a mesh of processes; None for one process
     parallelize: Callable[[nn.Module], nn.Module] | None = None
+    mesh: Mesh = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def record_step(
         symbolic_sizes: Whether sizes stay nodes (``fx``), or are numbers (``record``).
         hints: How many elements ``nonzero`` and the like find; None to refuse them.
     """
-    recorder = Recorder(target, hints)
+    recorder = Recorder(target, hints, step.mesh)
     with imitate_target(recorder, target) as notes:
         try:
             recording = _StepRunner(step, target, recorder).run(symbolic_sizes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from fxmem.advice.finders import find_findings
 from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis, Setup
+from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Category, Node, Phase, SourceLocation
 from fxmem.memory.allocation import Exhaustion
 from fxmem.memory.labels import label_operator
@@ -54,6 +55,8 @@ class Fit:
     capacity_bytes: int
     exhaustion: Exhaustion | None = None  # where it runs out, unless the step fits
     retries: int = 0  # how often the allocator gives back its cache
+    # least and most of the CUDA context, with NCCL's buffers where ranks communicate
+    context_bytes: tuple[int, int] = CONTEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,13 @@ def build_document(analysis: Analysis) -> Document:
     }
     fit = None
     if analysis.gpu is not None and run is not None:
-        fit = Fit(analysis.gpu.name, analysis.gpu.capacity_bytes, run.exhaustion, run.retries)
+        fit = Fit(
+            analysis.gpu.name,
+            analysis.gpu.capacity_bytes,
+            run.exhaustion,
+            run.retries,
+            analysis.context_bytes,
+        )
     breakdown = sorted(analysis.breakdown.items(), key=lambda row: -row[1])
     return Document(
         headline=Headline(peak.nbytes, peak.phase, node, peak.source, optimizer, peak.parameters),

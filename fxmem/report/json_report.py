@@ -100,8 +100,9 @@ def list_finding(finding: Finding) -> dict[str, Any]:
 
 def _list_fields(record: Any) -> dict[str, Any]:
     values = asdict(record)
-    if not values.get("stream", True):  # the default one
-        del values["stream"]
+    for name in ("stream", "communication_bytes", "group"):  # the default one; no collective
+        if not values.get(name, True):
+            del values[name]
     return {name: _to_plain(value) for name, value in values.items()}
 
 

@@ -136,10 +136,11 @@ def write_fit(fit: Fit) -> str:
     where = f"{where}: {ran_out.cause}"
     if ran_out.is_certain:
         return escape_controls(f"Does not fit {gpu}, {where}.")
-    least, most = map(format_bytes, CONTEXT_BYTES)
-    return escape_controls(
-        f"Fits {gpu} if the CUDA context takes {least}, but not if it takes {most}: {where}."
-    )
+    least, most = map(format_bytes, fit.context_bytes)
+    takes = f"takes {least}, but not if it takes {most}"
+    if fit.context_bytes != CONTEXT_BYTES:
+        takes = f"and NCCL take {least}, but not if they take {most}"
+    return escape_controls(f"Fits {gpu} if the CUDA context {takes}: {where}.")
 
 
 def write_range(least_bytes: int, most_bytes: int) -> str:

@@ -119,6 +119,17 @@ def test_memory_may_run_out_in_the_first_forward() -> None:
     assert (found.step, found.phase, found.node) == (None, Phase.FORWARD, "block.relu")
 
 
+def test_memory_may_run_out_beside_nccl() -> None:
+    analysis = make_analysis(make_gpu(1024 * MIB))
+    first, *others = analysis.graph.operations
+    operations = (first, dataclasses.replace(others[0], group=("dp",)), *others[1:])
+    graph = dataclasses.replace(analysis.graph, operations=operations)
+    fit = build_document(dataclasses.replace(analysis, graph=graph)).fit
+    assert fit is not None
+    text = "Fits Tesla T4 (1.00 GiB) if the CUDA context and NCCL take 556.00 MiB, but not if they "
+    assert write_fit(fit).startswith(f"{text}take 2.09 GiB: ")
+
+
 def test_the_cache_may_have_to_be_given_back() -> None:
     for retries, times in ((1, "once"), (3, "3 times")):
         assert write_fit(Fit("T4", 14 << 30, retries=retries)) == (

@@ -24,7 +24,7 @@ from fxmem.batching.record import MaxBatch
 from fxmem.cli import COMMANDS, _build_parser
 from fxmem.comparison.changes import Change
 from fxmem.comparison.comparison import Comparison
-from fxmem.gpus import CONTEXT_BYTES, GPUS
+from fxmem.gpus import CONTEXT_BYTES, GPUS, NCCL_BYTES
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
@@ -176,6 +176,9 @@ def test_figures_of_the_guide_are_those_of_the_code() -> None:
     least, most = (nbytes // MIB for nbytes in CONTEXT_BYTES)
     assert f"{least} to {most} MiB of CUDA context" in GUIDE
     assert f"if the CUDA context takes {least} MiB, not if it takes {most} MiB" in GUIDE
+    least_bytes, most_bytes = NCCL_BYTES
+    many_gpus = (ROOT / "docs/many-gpus.md").read_text()
+    assert f"{least_bytes // MIB} MiB to {most_bytes / GIB} GiB for each group" in many_gpus
     with use_gpu(Gpu(capability=(9, 0))):
         assert f"{cublas_workspace_bytes() // MIB} MiB from Hopper (9.0) on" in GUIDE
     assert f"else {cublas_workspace_bytes() / MIB} MiB" in GUIDE

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 import fxmem
 from fxmem.graph import Category
 
-BLOCKS, WIDTH, RANKS = 3, 32, 8
+BLOCKS, WIDTH, RANKS, MIB = 3, 32, 8, 1 << 20
 
 
 class Block(nn.Module):
@@ -125,3 +125,22 @@ def test_a_factory_that_joins_a_group(world_size: int) -> None:
     analysis = fxmem.analyze(f"{__file__}:build_in_a_group", "2x4", **layout)
     assert analysis.parameter_bytes >= 4 * 20 * world_size
     assert not torch.distributed.is_initialized()
+
+
+def test_communication_of_replicated_shards() -> None:
+    fixed: dict[str, Any] = {"loss": "mse", "parallelize": "fsdp", "gpu": "t4"}
+    analysis = fxmem.analyze(Net(), f"4x{WIDTH}", mesh={"replicate": 2, "shard": 4}, **fixed)
+    sent = dict.fromkeys([("replicate",), ("shard",)], 0)
+    for operation in analysis.graph.operations:
+        if operation.group:
+            sent[operation.group] += operation.communication_bytes
+    blocks, head = 4 * BLOCKS * BLOCK_NUMEL, 4 * 4 * 2 * (WIDTH + 1)  # the head's rows padded to 8
+    gathered, reduced = 2 * blocks + head, blocks + head
+    assert sent["shard",] == (gathered + reduced) * 3 // 4
+    assert sent["replicate",] == reduced // 4  # twice, one half each
+    least, most = analysis.context_bytes
+    assert (least, most) == (MIB * (300 + 2 * 256), MIB * (600 + 2 * 1536))
+    assert analysis.process_bytes == (
+        least + analysis.reserved_bytes,
+        most + analysis.reserved_bytes,
+    )
