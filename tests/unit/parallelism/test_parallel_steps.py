@@ -50,6 +50,12 @@ def analyze(parallelize: Any, device: str = "cpu") -> fxmem.Analysis:
     return fxmem.analyze(Net(), f"4x{WIDTH}", mesh={"dp": RANKS}, parallelize=parallelize, **fixed)
 
 
+on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this release"
+)
+
+
+@on_cpu
 def test_shards_of_each_rank() -> None:
     model = Net()
     for rank, rows in ((0, 1), (7, 0)):  # the head's rows are padded to one on each rank
@@ -63,6 +69,7 @@ def test_shards_of_each_rank() -> None:
     assert not model.blocks[0]._forward_pre_hooks
 
 
+@on_cpu
 def test_buffers_of_fully_shard() -> None:
     analysis = analyze("fsdp")
     gathered = [
