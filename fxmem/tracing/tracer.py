@@ -2,7 +2,8 @@
 
 Nothing but a list of calls is taken from the run: no tensor is held, so storages live exactly
 as long as they do in eager mode. A node is a leaf module, a torch function or method, a
-user-defined autograd Function, or a checkpointed region; nothing is seen inside one.
+user-defined autograd Function, a checkpointed region, or what ``fully_shard`` does before a module
+to gather its parameters; nothing is seen inside one.
 
 Follows ``torch/fx/_symbolic_trace.py`` (``Tracer.is_leaf_module``, patching of
 ``nn.Module.__call__``), with a ``TorchFunctionMode`` in the place of proxies.
@@ -39,6 +40,7 @@ _HOOKS = frozenset(
 )
 """Attributes of a tensor that lead to what backward does with it, which is no part of a graph."""
 
+_SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _REGION = "a checkpointed region calls a function that no graph holds"
 
 
@@ -221,6 +223,21 @@ class Tracer(torch.overrides.TorchFunctionMode):
         def traced_checkpoint(*arguments: Any, **kwargs: Any) -> Iterator[None]:
             return self._call_checkpoint(generator, arguments, kwargs)
 
+        sharding: Any = sys.modules.get(_SHARDING)
+        group: Any = sharding.FSDPParamGroup if sharding is not None else None
+        gather: Any = getattr(group, "pre_forward", None)
+
+        def traced_gather(*arguments: Any) -> Any:
+            if self._opaque_depth:
+                return gather(*arguments)
+            run = functools.partial(gather, *arguments[:2])  # the group and its module
+            scope = self._scopes[-1]
+            return self._run_node(
+                Call("call_function", gather, "all_gather", scope, run, arguments[2:], {})
+            )
+
+        if group is not None:
+            group.pre_forward = traced_gather
         nn.Module.__call__ = traced_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(traced_apply)  # type: ignore[assignment]
         checkpointing._checkpoint_without_reentrant_generator = traced_checkpoint
@@ -233,6 +250,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
             torch.autograd.Function.apply = apply  # type: ignore[method-assign]
             checkpointing._checkpoint_without_reentrant_generator = generator
             globals()["run_segment"] = segment
+            if group is not None:
+                group.pre_forward = gather
 
     def _call_module(
         self,

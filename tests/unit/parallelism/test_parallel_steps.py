@@ -151,3 +151,8 @@ def test_communication_of_replicated_shards() -> None:
         least + analysis.reserved_bytes,
         most + analysis.reserved_bytes,
     )
+
+
+def test_gathering_is_one_node() -> None:
+    names = [node.name for node in analyze("fsdp", "cuda").graph.nodes]
+    assert names[:4] == ["x", "all_gather", "blocks.0.all_gather", "blocks.0.up"]
