@@ -1,0 +1,298 @@
+"""Compares the predicted memory of each rank with what real processes allocate.
+
+    python -m benchmarks.distributed [--only NAME ...] [-o docs/results/distributed.md]
+
+Each rank is a process, its group is gloo's, and PyTorch's profiler sees every allocation and free
+of three steps, of which the third counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+from torch import nn
+from torch._C._profiler import _EventType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.distributed_cases import CASES, DistributedCase
+from benchmarks.stamp import write_stamp
+from fxmem.analysis import Analysis
+from fxmem.loop import Loop
+
+_MARK = "measured step"
+_STEPS = 3
+_PATIENCE_S = 2e-3
+_SMALL_BYTES = 64  # scalars that a dispatcher wraps are not of the step
+
+_INTRODUCTION = """\
+# Ranks of distributed steps
+
+{stamp}
+
+Small models on 2 and 4 ranks. Each rank is a process of a gloo group, and PyTorch's profiler sees all allocations and
+frees of three steps. Compared is the peak of the third step, in bytes, with `fxmem.analyze(model, args, mesh=...,
+parallelize=..., rank=..., device="cpu")`.
+
+gloo gathers and reduces in buffers of its own, which NCCL does not have: a copy of the output of each all-gather in the
+calling thread, another in gloo's thread, and a copy of the input of each reduce-scatter (`ProcessGroupGloo.cpp`). The
+profiler shows them below `c10d::` and `gloo:`, and they are left out of the measured peak; the column beside it has
+them. The last column compares the tensors that the step allocates, of {small} bytes or more, by their sizes.
+
+"""
+
+
+@dataclass(frozen=True)
+class RankMeasurement:
+    """Memory events of one rank's step, apart from those of gloo's own buffers.
+
+    Attributes:
+        resident_bytes: Live when the step begins.
+        allocations: Sizes of what the step allocates, in order.
+        peak_bytes: The most that is live.
+        peak_with_buffers: The most that is live, gloo's buffers included.
+    """
+
+    resident_bytes: int
+    allocations: Sequence[int]
+    peak_bytes: int
+    peak_with_buffers: int
+
+
+# -- on a rank -----------------------------------------------------------------------------------
+
+
+def _take_step(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    optimizer: torch.optim.Optimizer,
+    accumulate: int = 1,
+    clip_grad: bool = False,
+) -> None:
+    for _ in range(accumulate):
+        time.sleep(_PATIENCE_S)
+        output = model(*inputs)
+        loss = output.sum()
+        loss.backward()
+    if clip_grad:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def _take_steps(case: DistributedCase) -> None:
+    mesh = init_device_mesh("cpu", tuple(case.mesh.values()), mesh_dim_names=tuple(case.mesh))
+    model = case.parallelize(case.model(), mesh)
+    inputs = case.inputs()
+    optimizer = case.optimizer([p for p in model.parameters() if p.requires_grad])
+    for step in range(_STEPS):
+        gc.collect()
+        with record_function(_MARK) if step == _STEPS - 1 else contextlib.nullcontext():
+            _take_step(model, inputs, optimizer, **case.loop)
+        optimizer.zero_grad(set_to_none=True)  # so that no gradient is there before a step
+
+
+@contextlib.contextmanager
+def _wait_patiently() -> Iterator[None]:
+    """Lets gloo's thread drop its tensors first: frees are not reported from there."""
+    work, functional = dist.distributed_c10d.Work, torch.ops._c10d_functional
+    wait, wait_tensor = work.wait, functional.wait_tensor
+
+    def wait_patiently(*args: Any) -> Any:
+        result = wait(*args)
+        time.sleep(_PATIENCE_S)
+        return result
+
+    def wait_for_tensor(tensor: Any) -> Any:
+        time.sleep(_PATIENCE_S)
+        result = wait_tensor(tensor)
+        time.sleep(_PATIENCE_S)
+        return result
+
+    work.wait, functional.wait_tensor = wait_patiently, wait_for_tensor
+    try:
+        yield
+    finally:
+        work.wait, functional.wait_tensor = wait, wait_tensor
+
+
+def measure_rank(case: DistributedCase) -> RankMeasurement:
+    """Measures the third step of a case on this rank of the default process group."""
+    cpu = [ProfilerActivity.CPU]
+    gc.collect()
+    gc.disable()
+    try:
+        with _wait_patiently(), profile(activities=cpu, profile_memory=True, acc_events=True) as p:
+            _take_steps(case)
+    finally:
+        gc.enable()
+    memory: list[tuple[int, int, int, bool]] = []  # time, address, bytes, whether gloo's
+    trees = p.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    waiting: list[tuple[Any, bool]] = [(event, False) for event in trees]
+    start = end = 0
+    while waiting:
+        event, is_gloo = waiting.pop()
+        kind, fields = event.typed
+        if kind == _EventType.Allocation:
+            memory.append((event.start_time_ns, fields.ptr, fields.alloc_size, is_gloo))
+        elif event.name == _MARK:
+            start, end = event.start_time_ns, event.end_time_ns
+        is_gloo = is_gloo or event.name.startswith(("c10d::", "gloo:"))
+        waiting.extend((child, is_gloo) for child in event.children)
+    memory.sort(key=lambda event: event[0])
+    live: dict[int, tuple[int, bool]] = {}  # by address
+    own = buffers = resident = peak = peak_with_buffers = 0
+    allocations: list[int] = []
+    for at, address, nbytes, is_gloo in memory:
+        if at > end:
+            break
+        if at < start:
+            buffers, resident = 0, own
+        if address in live:  # freed, here or unseen before
+            freed, was_gloo = live.pop(address)
+            own, buffers = (own, buffers - freed) if was_gloo else (own - freed, buffers)
+        if nbytes > 0:
+            live[address] = nbytes, is_gloo
+            own, buffers = (own, buffers + nbytes) if is_gloo else (own + nbytes, buffers)
+            if at >= start and not is_gloo:
+                allocations.append(nbytes)
+        if at < start:
+            resident = peak = peak_with_buffers = own
+        peak, peak_with_buffers = max(peak, own), max(peak_with_buffers, own + buffers)
+    return RankMeasurement(resident, allocations, peak, peak_with_buffers)
+
+
+def _measure_here(names: Sequence[str], rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is imported takes long to look through
+    for number, case in enumerate(case for case in CASES if case.name in names):
+        store = dist.FileStore(str(folder / f"store {number}"), world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        result = json.dumps(asdict(measure_rank(case)))
+        (folder / f"{case.name} {rank}.json").write_text(result)
+        dist.destroy_process_group()
+
+
+# -- around them ---------------------------------------------------------------------------------
+
+
+def measure_cases(cases: Sequence[DistributedCase]) -> dict[str, list[RankMeasurement]]:
+    """Measures every rank of cases, in as many processes as a case has ranks.
+
+    Raises:
+        RuntimeError: A rank failed.
+    """
+    found = {}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "9"}
+    for world_size in sorted({case.world_size for case in cases}):
+        names = [case.name for case in cases if case.world_size == world_size]
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed"]
+            command += ["--folder", folder, "--world-size", str(world_size), "--only", *names]
+            ranks = [
+                subprocess.Popen([*command, "--rank", str(rank)], env=environment)
+                for rank in range(world_size)
+            ]
+            while any(rank.poll() is None for rank in ranks):
+                if any(rank.poll() for rank in ranks):
+                    for rank in ranks:
+                        rank.kill()
+                time.sleep(0.1)
+            if any(rank.wait() for rank in ranks):
+                raise RuntimeError(f"a rank failed in one of {names}")
+            for name in names:
+                files = [Path(folder) / f"{name} {rank}.json" for rank in range(world_size)]
+                found[name] = [RankMeasurement(**json.loads(file.read_text())) for file in files]
+    return found
+
+
+def predict_rank(case: DistributedCase, rank: int) -> Analysis:
+    """Analyses the step of one rank."""
+    import fxmem
+
+    options: dict[str, Any] = {"mesh": dict(case.mesh), "parallelize": case.parallelize}
+    return fxmem.analyze(
+        case.model(),
+        case.inputs(),
+        rank=rank,
+        device="cpu",
+        optimizer=case.optimizer,
+        loop=Loop(**case.loop),
+        **options,
+    )
+
+
+def compare_allocations(analysis: Analysis, real: RankMeasurement) -> str:
+    """Compares what is allocated in a step by size; "" where all is equal."""
+    events = analysis.timeline.events
+    ours = Counter(e.nbytes for e in events if e.delta_bytes >= _SMALL_BYTES)
+    theirs = Counter(nbytes for nbytes in real.allocations if nbytes >= _SMALL_BYTES)
+    parts = []
+    for word, sizes in (("missing", theirs - ours), ("extra", ours - theirs)):
+        shown = ", ".join(f"{n} of {size:,}" for size, n in sorted(sizes.items())[::-1][:4])
+        parts += [f"{word}: {shown}{', ...' if len(sizes) > 4 else ''}"] if sizes else []
+    return "; ".join(parts)
+
+
+def _compare_rank(case: DistributedCase, rank: int, real: RankMeasurement) -> tuple[Any, ...]:
+    try:
+        analysis = predict_rank(case, rank)
+    except Exception as error:  # a case that cannot be analysed is a row too
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
+        return case.name, rank, "", real.peak_bytes, "", real.peak_with_buffers, reason
+    ours, theirs = analysis.peak_bytes, real.peak_bytes
+    difference = f"{100 * (ours / theirs - 1):+.3f} %" if ours != theirs else "0"
+    tensors = compare_allocations(analysis, real) or "equal"
+    return case.name, rank, ours, theirs, difference, real.peak_with_buffers, tensors
+
+
+def main() -> None:
+    """Writes a table with a row for each rank of each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", help="names of cases; default all")
+    parser.add_argument("-o", "--output", type=Path)
+    for name in ("rank", "world-size"):
+        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    names = arguments.only or [case.name for case in CASES]
+    if arguments.folder is not None:
+        _measure_here(names, arguments.rank, arguments.world_size, arguments.folder)
+        return
+    cases = [case for case in CASES if case.name in names]
+    measured = measure_cases(cases)
+    rows = [
+        _compare_rank(case, rank, real)
+        for case in cases
+        for rank, real in enumerate(measured[case.name])
+    ]
+    headers = ["case", "rank", "predicted", "measured", "differs by", "with gloo's", "allocations"]
+    align = ["left", *["right"] * 5, "left"]
+    table = tabulate(rows, headers, "pipe", intfmt=",", colalign=align)
+    if arguments.output is None:
+        print(table)
+        return
+    stamp = write_stamp("python -m benchmarks.distributed")
+    arguments.output.write_text(
+        _INTRODUCTION.format(stamp=stamp, small=_SMALL_BYTES) + table + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
