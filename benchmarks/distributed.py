@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.parallel.distributed as ddp
 from tabulate import tabulate
 from torch import nn
 from torch._C._profiler import _EventType
@@ -46,14 +47,15 @@ _INTRODUCTION = """\
 
 {stamp}
 
-Small models on 2 and 4 ranks. Each rank is a process of a gloo group, and PyTorch's profiler sees all allocations and
-frees of three steps. Compared is the peak of the third step, in bytes, with `fxmem.analyze(model, args, mesh=...,
-parallelize=..., rank=..., device="cpu")`.
+Small models on 2 and 4 ranks. Each rank is a process of a gloo group, and PyTorch's profiler sees
+all allocations and frees of three steps. Compared is the peak of the third step, in bytes, with
+`fxmem.analyze(model, args, mesh=..., parallelize=..., rank=..., device="cpu")`.
 
-gloo gathers and reduces in buffers of its own, which NCCL does not have: a copy of the output of each all-gather in the
-calling thread, another in gloo's thread, and a copy of the input of each reduce-scatter (`ProcessGroupGloo.cpp`). The
-profiler shows them below `c10d::` and `gloo:`, and they are left out of the measured peak; the column beside it has
-them. The last column compares the tensors that the step allocates, of {small} bytes or more, by their sizes.
+gloo gathers and reduces in buffers of its own, which NCCL does not have: a copy of the output of
+each all-gather in the calling thread, another in gloo's thread, and a copy of the input of each
+reduce-scatter (`ProcessGroupGloo.cpp`). The profiler shows them below `c10d::` and `gloo:`. They
+are left out of the measured peak; the column beside it has them. The last column compares the
+sizes of all tensors that the step allocates, of {small} bytes or more.
 
 """
 
@@ -109,7 +111,10 @@ def _take_steps(case: DistributedCase) -> None:
 
 @contextlib.contextmanager
 def _wait_patiently() -> Iterator[None]:
-    """Lets gloo's thread drop its tensors first: frees are not reported from there."""
+    """Lets gloo's thread drop its tensors first: frees are not reported from there.
+
+    DDP waits in C++ where it synchronises parameters, which are equal here.
+    """
     work, functional = dist.distributed_c10d.Work, torch.ops._c10d_functional
     wait, wait_tensor = work.wait, functional.wait_tensor
 
@@ -125,10 +130,12 @@ def _wait_patiently() -> Iterator[None]:
         return result
 
     work.wait, functional.wait_tensor = wait_patiently, wait_for_tensor
+    synchronize, ddp._sync_module_states = ddp._sync_module_states, lambda *_, **__: None
     try:
         yield
     finally:
         work.wait, functional.wait_tensor = wait, wait_tensor
+        ddp._sync_module_states = synchronize
 
 
 def measure_rank(case: DistributedCase) -> RankMeasurement:

@@ -273,7 +273,7 @@ CASES = [
     DistributedCase("fsdp, checkpoints", _TWO, partial(shard, checkpoints=True)),
     DistributedCase("fsdp, SGD", _TWO, shard, optimizer=_sgd),
     DistributedCase("fsdp, foreach", _TWO, shard, optimizer=partial(_adamw, foreach=True)),
-    DistributedCase("fsdp, accumulation", _TWO, shard, loop={"accumulate": 3}),
+    DistributedCase("fsdp, accumulation", _TWO, shard, loop={"accumulate": 2}),
     DistributedCase("fsdp, clipping", _TWO, shard, loop={"clip_grad": True}),
     DistributedCase("fsdp, frozen with adapters", _TWO, shard, build_adapted),
     DistributedCase("fsdp, Llama", _TWO, shard, Llama),
@@ -286,7 +286,7 @@ CASES = [
     DistributedCase("ddp, static graph", _TWO, partial(replicate, static_graph=True)),
     DistributedCase("ddp, unused", _TWO, partial(replicate, find_unused_parameters=True)),
     DistributedCase(
-        "ddp, accumulation", _TWO, partial(replicate, **_VIEWS), loop={"accumulate": 3}
+        "ddp, accumulation", _TWO, partial(replicate, **_VIEWS), loop={"accumulate": 2}
     ),
     DistributedCase("ddp, ZeRO-1", _TWO, replicate, optimizer=_zero),
     DistributedCase("tp", {"tp": 2}, split_chain, partial(Chain, hidden=514)),

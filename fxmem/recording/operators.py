@@ -39,6 +39,8 @@ _SAME_DTYPE = {
     aten.convolution.default: (0, 1),
 }
 """Positions of two arguments of one dtype; the tests hold this against what real tensors do."""
+_RUN_BY = {"fsdp::chunk_cat": aten._chunk_cat.out}
+"""Operators of ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``, and whose kernels run."""
 _MASKS = (torch.bool, torch.uint8)
 _INDICES = (torch.int64, torch.int32)
 
@@ -152,7 +154,7 @@ class OperatorRunner:
         tensors = iterate_tensors((call.args, call.kwargs, call.outputs))
         if not (self._ledger.counts_all or any(map(self._ledger.is_counted, tensors))):
             return 0
-        return self._target.estimate_workspace(func, call)
+        return self._target.estimate_workspace(_RUN_BY.get(func.name(), func), call)
 
     def estimate_library_bytes(self, func: Any, call: Call) -> int:
         """Estimates the most that the library behind the kernel may choose to take besides."""

@@ -7,8 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last, size_bytes
+from fxmem.kernels.registry import CPU, Call, Workspace
+from fxmem.kernels.workspace import (
+    BlockTrace,
+    PeakTrace,
+    dense_bytes,
+    is_like_channels_last,
+    size_bytes,
+)
 
 _INDEX_BYTES = 8
 
@@ -104,3 +110,24 @@ def _shuffle(call: Call) -> int:
 def _pad(call: Call) -> int:
     """aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in one dense format."""
     return copies_bytes(call.result, call.tensor(0))
+
+
+@CPU.workspace("_chunk_cat.out")
+def _chunk_cat(call: Call) -> Workspace:
+    """aten/src/ATen/native/TensorShape.cpp, ``_pad_chunk`` and ``cat_out_cpu``.
+
+    Tensors that chunks do not divide evenly are padded with zeros, all of them, and those of
+    another dtype than the result copied one by one.
+    """
+    tensors, dim, chunks = call.args[:3]
+    trace, copied = BlockTrace(), []
+    for x in tensors:
+        length = x.shape[dim]
+        padded_bytes = size_bytes(x) // length * (length + -length % chunks)
+        copied.append(padded_bytes if x.dtype != call.kwargs["out"].dtype else 0)
+        if length % chunks:
+            trace.allocate(padded_bytes)
+            trace.free(trace.allocate(transposing_buffer_bytes(x)))
+    for nbytes in copied:
+        trace.free(trace.allocate(nbytes))
+    return trace.finish()

@@ -41,6 +41,13 @@ def test_reductions_cast_as_a_whole(sizes: tuple[int, ...]) -> None:
         check(aten.cumprod.default, y, 1)
 
 
+def test_chunks_are_padded() -> None:
+    tensors = [torch.randn(129, 65), torch.randn(70, 129).t(), torch.randn(128), torch.randn(3, 2)]
+    out = torch.empty(2, sum((len(x) + 1) // 2 * x[0].numel() for x in tensors))
+    check(aten._chunk_cat.out, tensors, 0, 2, out=out)
+    check(aten._chunk_cat.out, [x.bfloat16() for x in tensors], 0, 2, out=out)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_sums(dtype: torch.dtype) -> None:
     x = torch.randn(4, 6, 14, 16).to(dtype)
