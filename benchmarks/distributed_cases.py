@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -221,6 +220,8 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def _zero(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of torch.jit.script
+
     return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, **options)
 
 

@@ -88,6 +88,8 @@ def offer_group(layout: Layout | None = None) -> Iterator[None]:
             environment = {name: str(value) for name, value in places.items()}
             environment["WORLD_SIZE"] = str(layout.world_size)
             stack.enter_context(mock.patch.dict(os.environ, environment))
+            _forget_meshes()
+            stack.callback(_forget_meshes)
             join()
         logger.setLevel(logging.ERROR)  # advice on speed, at each redistribution
         stack.callback(logger.setLevel, level)
@@ -102,6 +104,18 @@ def _list_outside(layout: Layout | None) -> Iterator[tuple[type, str]]:
 
         methods.append((ShardingPropagator, _PROPAGATION))
     return ((kind, name) for kind, name in methods if name in vars(kind))
+
+
+def _forget_meshes() -> None:
+    """Has DTensor plan nothing by the meshes of a group that is left.
+
+    Its caches take meshes of equal sizes for one, and hold their process groups.
+    """
+    from torch.distributed.tensor import _redistribute
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    _redistribute._gen_transform_infos.cache_clear()
 
 
 def _run_real(method: Any) -> Any:

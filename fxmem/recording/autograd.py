@@ -236,6 +236,14 @@ class EngineWatch:
 
     def __init__(self) -> None:
         self._returned = False
+        self._is_wrapped = False
+
+    def see_wrapper(self) -> None:
+        """Notes that a subclass such as DTensor takes the operator, which it then runs on parts.
+
+        Eager takes the branch for subclasses too.
+        """
+        self._is_wrapped = True
 
     def see_device_query(self) -> None:
         """Notes that ``prim::device`` was dispatched: an addition straight after is the engine's.
@@ -243,7 +251,7 @@ class EngineWatch:
         The engine validates a node's result, and asks for its device, before it adds the result
         to the gradient of the next node (``torch/csrc/autograd/engine.cpp``, ``validate_outputs``).
         """
-        self._returned = True
+        self._returned, self._is_wrapped = True, False
 
     def find_reused(
         self,
@@ -258,6 +266,9 @@ class EngineWatch:
         backward, which eager never rewrites; fresh is a tensor that the running function made.
         """
         returned, self._returned = self._returned, False
+        is_wrapped, self._is_wrapped = self._is_wrapped, False
+        if is_wrapped:
+            return None
         is_engine = caller.f_code.co_name == "_engine_run_backward"
         if func is aten.add.Tensor and returned and is_engine:
             self._returned = True  # the next gradient of the same node may be added right away

@@ -40,7 +40,7 @@ _SAME_DTYPE = {
 }
 """Positions of two arguments of one dtype; the tests hold this against what real tensors do."""
 _RUN_BY = {"fsdp::chunk_cat": aten._chunk_cat.out}
-"""Operators of ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``, and whose kernels run."""
+"""Operators of ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``, and those they run."""
 _MASKS = (torch.bool, torch.uint8)
 _INDICES = (torch.int64, torch.int32)
 

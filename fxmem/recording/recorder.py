@@ -218,6 +218,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if self._packing or func.namespace == "profiler":
             return func(*args, **kwargs)  # the recorder's own, no part of the step
         if any(map(is_wrapper, types)):
+            if func is not _prim_device:
+                self._engine.see_wrapper()
             with self:  # a DTensor runs it on its local tensors
                 return run_on_locals(func, args, kwargs or {})
         if func is _prim_device:

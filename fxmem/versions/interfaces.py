@@ -262,6 +262,24 @@ INTERFACES = (
         "leave out operators that run within torch.distributed.tensor's own frames",
     ),
     _list(
+        "torch.distributed.tensor.debug",
+        "_clear_sharding_prop_cache",
+        "forget the meshes of a group that is left",
+        "none",
+    ),
+    _list(
+        "torch.distributed.tensor._redistribute",
+        "_gen_transform_infos",
+        "forget the meshes of a group that is left",
+        "none",
+    ),
+    _list(
+        "torch.ops._c10d_functional",
+        "wait_tensor",
+        "have it return its argument, as it does on real tensors",
+        "a wait_tensor of fxmem's own",
+    ),
+    _list(
         "torch._C",
         "_distributed_c10d",
         "give collectives a future, for the reducer of DistributedDataParallel",
