@@ -117,6 +117,11 @@ class OperatorRunner:
             see_result(func, args, kwargs, result, self.hints)
         return result
 
+    def detach(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Detaches a tensor, as no part of the step."""
+        detached: torch.Tensor = self._cache.run(aten.detach.default, (tensor,), {})
+        return detached
+
     def _run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_dtypes(func, args)
         kernel = self._kernels.get(func)

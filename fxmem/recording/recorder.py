@@ -215,8 +215,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._packing or func.namespace == "profiler":
-            return func(*args, **kwargs)  # the recorder's own, no part of the step
+        if self._packing:  # the recorder's own, no part of the step
+            return self.runner.detach(*args)
+        if func.namespace == "profiler":
+            with no_dispatch():
+                return func(*args, **kwargs)
         if any(map(is_wrapper, types)):
             if func is not _prim_device:
                 self._engine.see_wrapper()

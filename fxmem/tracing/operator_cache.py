@@ -51,8 +51,10 @@ _SECRET_VIEWS = frozenset(
     }
 )
 """Operators whose results share memory with the first argument, and whose schemas do not say so."""
-_INDEXING = frozenset({aten.select.int, aten.slice.Tensor})
-"""Views that a loop over time steps takes at another place each time: quicker made than found."""
+_INDEXING = frozenset({aten.select.int, aten.slice.Tensor, aten.as_strided.default})
+"""Views that a loop takes at another place each time: quicker made than found."""
+_EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
+_HOST = torch.device("cpu")
 
 
 class OperatorCache:
@@ -65,6 +67,8 @@ class OperatorCache:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator, or looks its result up."""
+        if func in _EMPTY:
+            return self._make_empty(func, args, kwargs)
         kind = _find_kind(func)
         if kind is None:
             return func(*args, **kwargs)
@@ -87,6 +91,15 @@ class OperatorCache:
         if kept is None:
             return func(*args, **kwargs)
         return args[0] if kind is _Kind.SELF else self._rebuild(kept, first, kind)
+
+    def _make_empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensor:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            meta = func(*args, **{**kwargs, "device": "meta", "pin_memory": None})
+            return self._wrap(meta, mode, kwargs.get("device") or _HOST)
+        finally:
+            del guard
 
     def _rebuild(self, kept: _Kept, like: FakeTensor, kind: _Kind) -> Any:
         def make(layout: _Layout) -> FakeTensor:
@@ -137,7 +150,7 @@ def _find_kind(func: Any) -> _Kind | None:
         return None
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
         return None
-    if "as_strided" in schema.name:  # counts from the beginning of the memory
+    if "as_strided" in schema.name and func not in _INDEXING:  # counts from where memory begins
         return None
     if func in _SECRET_VIEWS:
         return _Kind.VIEW
