@@ -254,7 +254,8 @@ class Section:
         ]
         name = "GiB" if self.unit == GIB else "MB"
         headers = ["figure", f"{self.published}, {name}", f"predicted, {name}", "differs by"]
-        table = tabulate(rows, headers, "github", colalign=("left", "right", "right", "right"))
+        sides = ("left", "right", "right", "right")
+        table = tabulate(rows, headers, "pipe", colalign=sides, disable_numparse=True)
         return f"## {self.title}\n\n{self.text.strip()}\n\n{table}\n"
 
 
@@ -341,7 +342,7 @@ def main() -> None:
         largest = tabulate(
             [["Llama 3.1 405B, batch 1 x 8192, FSDP 64, TP 8", *measure_largest()]],
             ["rank 0 of 512", "peak", "time", "memory of the process"],
-            "github",
+            "pipe",
         )
         parts += [f"## The largest\n\n{largest}", _NOT_MODELLED.strip()]
     page = "\n\n".join(parts) + "\n"

@@ -104,6 +104,19 @@ def test_buckets_of_data_parallel(device: str) -> None:
     assert analysis.parameter_bytes >= 4 * numel
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # in torch.distributed.optim
+def test_a_zero_redundancy_optimizer_holds_the_state_of_its_rank() -> None:
+    def make_optimizer(parameters: Any) -> Any:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    layout: Any = {"mesh": {"dp": 2}, "parallelize": "ddp"}
+    analysis = fxmem.analyze(nn.Linear(8, 4), "2x8", optimizer=make_optimizer, **layout)
+    state = [s for s in analysis.graph.storages if s.category is Category.OPTIMIZER_STATE]
+    assert [s.name for s in state] == ["module.weight.momentum_buffer"]  # rank 1 has the bias's
+
+
 def test_tensor_parallel_steps_make_no_tensors_of_global_shapes() -> None:
     def split(model: nn.Module, mesh: Any) -> None:
         ways = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
