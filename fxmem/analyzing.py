@@ -149,7 +149,8 @@ def _describe_layout(layout: Layout | None) -> dict[str, Any]:
 def analyze_again(analysis: Analysis) -> Analysis:
     """Records an analysed step again, with its model as it has been changed since."""
     blueprint, target = analysis.blueprint, analysis.blueprint.options.target
-    with isolate_analysis(target=target, layout=blueprint.options.layout):
+    layout = blueprint.options.layout
+    with isolate_analysis(layout and layout.parallelize, target=target, layout=layout):
         recording = _record(blueprint, analysis.setup.inputs).recording
     return replace(analysis, graph=recording.graph, fx_graph=recording.fx_graph)
 

@@ -315,9 +315,13 @@ def plan(
     >>> found.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= found.peak_bytes
     True
     """
-    from fxmem.planning import planner
+    find_plan: Callable[..., Plan]
+    if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
+        from fxmem.applying.ranks import plan_rank as find_plan
+    else:
+        from fxmem.planning.planner import plan as find_plan
 
-    return planner.plan(
+    return find_plan(
         analysis,
         budget=budget,
         max_overhead=max_overhead,
@@ -354,9 +358,13 @@ def pareto(
     Raises:
         UsageError: The step is not a training step, or there is no such style for it.
     """
-    from fxmem.planning import planner
+    list_front: Callable[..., Front]
+    if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
+        from fxmem.applying.ranks import list_front
+    else:
+        from fxmem.planning.planner import pareto as list_front
 
-    return planner.pareto(
+    return list_front(
         analysis,
         by_flops=by_flops,
         points=points,

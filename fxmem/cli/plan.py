@@ -124,7 +124,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
     chosen = None
     with show_progress(f"planning {arguments.target}"):
         analysis = analyze_step(step)
-        if is_one:
+        if analysis.setup.mesh is not None and (is_one or not arguments.advice):
+            with run_user_code(step.target):
+                chosen, text = _plan_rank(arguments, analysis, limit)
+        elif is_one:
             chosen = _choose_plan(arguments, analysis, limit)
             text = f"{chosen.to_json()}\n" if arguments.json else _write_plan(chosen)
         elif not arguments.advice:
@@ -178,6 +181,39 @@ def _choose_plan(arguments: argparse.Namespace, analysis: Analysis, limit: dict[
     if arguments.fit:
         return plan_fitting(analysis, **options)
     return plan(analysis, **limit, **options)
+
+
+def _plan_rank(
+    arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]
+) -> tuple[Plan | None, str]:
+    """Plans the step of a rank; returns the plan, where one is asked for, and the report."""
+    from fxmem.applying.ranks import (
+        choose_fitting,
+        choose_plan,
+        list_ways,
+        record_front,
+        seek_rank_plans,
+    )
+    from fxmem.planning.planner import resolve_limit
+    from fxmem.report.plan_text import render_ways
+
+    names = ("budget", "max_overhead", "max_overhead_flops")
+    resolved = resolve_limit(*map(limit.get, names)) if limit else None
+    points = {} if resolved or arguments.fit else {"points": min(arguments.points, 8)}
+    plans = seek_rank_plans(analysis, **points, **_list_search_options(arguments))
+    if not points:
+        chosen = choose_plan(plans, resolved) if resolved else choose_fitting(plans)
+        if arguments.json:
+            return chosen, f"{chosen.to_json()}\n"
+        budget_bytes = resolved.budget_bytes if resolved else None
+        options: dict[str, Any] = {"chosen": chosen, "budget_bytes": budget_bytes}
+        table = render_ways([*list_ways(plans)], None, width=choose_width(None), **options)
+        return chosen, f"{_write_plan(chosen)}\n{table}\n"
+    front = record_front(plans)
+    if arguments.json:
+        return None, json.dumps([json.loads(plan.to_json()) for plan in front], indent=2) + "\n"
+    table = render_ways([*list_ways(plans)], analysis.setup, width=choose_width(None))
+    return None, f"{table}\n"
 
 
 def _render_front(arguments: argparse.Namespace, analysis: Analysis) -> str:

@@ -114,7 +114,7 @@ def run_render(arguments: argparse.Namespace) -> int:
         )
         trains = plan is not None and plan.mode == "train"
         if view == TRADEOFF or (kind == "html" and trains and not is_report):
-            from fxmem.planning.planner import pareto
+            from fxmem.api import pareto
 
             front = pareto(analysis, style=None if plan is None else plan.style)
             options = replace(options, front=front)

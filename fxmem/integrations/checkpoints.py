@@ -13,9 +13,8 @@ from torch import nn
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_again
 from fxmem.errors import FxmemError
-from fxmem.planning.micro_batches import repeat_flops, take_last_micro_batch
 from fxmem.planning.plan import CheckpointPrice
-from fxmem.planning.step import check_analysis, price_step
+from fxmem.planning.step import check_analysis, price_change
 
 _SWITCHES = (
     ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),  # transformers
@@ -48,13 +47,7 @@ def price_checkpoints(analysis: Analysis) -> CheckpointPrice | None:
             other = analyze_again(recorded)
     except (FxmemError, ValueError):  # some of transformers' models refuse the switch
         return None
-    step_s, step_flops = sum(price_step(analysis)), _count_flops(analysis)
-    return CheckpointPrice(
-        f"{found[0]}()",
-        other.peak_bytes,
-        sum(price_step(other)) / (step_s or 1.0) - 1,
-        _count_flops(other) / (step_flops or 1) - 1,
-    )
+    return CheckpointPrice(f"{found[0]}()", other.peak_bytes, *price_change(analysis, other))
 
 
 @contextlib.contextmanager
@@ -67,8 +60,3 @@ def _turn_on(model: nn.Module, on: str, off: str) -> Iterator[None]:
             yield
         finally:
             getattr(switched, off)(*((False,) if on == off else ()))
-
-
-def _count_flops(analysis: Analysis) -> int:
-    graph = repeat_flops(take_last_micro_batch(analysis).graph, analysis.setup.loop.accumulate)
-    return sum(operation.flops for operation in graph.operations)

@@ -78,7 +78,12 @@ def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
 
 
 def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:
-    """Finds the analysis of the step with a plan; None as :func:`trace_plan`."""
+    """Finds the analysis of the step with a plan; None as :func:`trace_plan`.
+
+    Plans of a rank hold what was recorded.
+    """
+    if analysis.setup.mesh is not None:
+        return plan.analysis
     step = trace_plan(analysis, plan)
     return None if step is None else step.analysis
 

@@ -150,7 +150,8 @@ class Plan(Shown):
             segment is all of a module's call, and its ``fqn`` says whose.
         size_hint: What was assumed of sizes that depend on data; None for nothing.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
-        analysis: The analysis that it was made from, likewise.
+        analysis: The analysis that it was made from, likewise; of one rank of many processes, the
+            analysis of the step with the plan.
     """
 
     fingerprint: str

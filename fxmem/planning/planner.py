@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
@@ -15,6 +15,7 @@ from fxmem.planning.code_changes import add_changes, plan_changes
 from fxmem.planning.micro_batches import take_last_micro_batch
 from fxmem.planning.model.modules import name_spans
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
+from fxmem.planning.model.segments import nest_spans
 from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.outcome import locate_segments
 from fxmem.planning.plan import MODULES, Front, Plan
@@ -78,31 +79,51 @@ def plan(
                 f" takes {format_bytes(changes.peak_bytes)}"
             )
         return changes
+    limit = resolve_limit(budget, max_overhead, max_overhead_flops)
+    step, part = prepare_step(analysis, style), take_last_micro_batch(analysis)
+    by_flops = limit.by_flops
+    problem = make_problem(step, by_flops, Goal(limit.budget_bytes, limit.most))
+    is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
+    front = problem.price_runs(step.price_run(by_flops))
+    if limit.budget_bytes is not None:
+        return add_changes(part, _choose_within(step, front, limit.budget_bytes, is_over))
+    leanest = next(
+        candidate
+        for candidate in reversed(_leave_out_poor(front))  # the first adds nothing
+        if _measure_overhead(step, candidate)[by_flops] <= limit.most
+    )
+    return add_changes(part, _describe(step, leanest, _measure(step, leanest)))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimit:
+    """The limit that a plan keeps."""
+
+    budget_bytes: int | None = None
+    most: float = math.inf  # overhead, of time or of FLOPs
+    by_flops: bool = False
+
+
+def resolve_limit(
+    budget: str | float | None, max_overhead: float | None, max_overhead_flops: float | None
+) -> PlanLimit:
+    """Checks the limit of a plan.
+
+    Raises:
+        UsageError: Not exactly one limit is given, or it is not understood.
+    """
     limits = (budget, max_overhead, max_overhead_flops)
     if sum(limit is not None for limit in limits) != 1:
         raise UsageError(
             "a plan needs one limit",
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
-    for share in (max_overhead, max_overhead_flops):
-        is_number = isinstance(share, int | float) and not isinstance(share, bool)
-        if share is not None and not (is_number and share >= 0):
-            raise UsageError(f"an overhead cannot be {share!r}", hint="0.1 for a tenth more")
-    step, part = prepare_step(analysis, style), take_last_micro_batch(analysis)
-    by_flops = max_overhead_flops is not None
-    most = max_overhead_flops if by_flops else max_overhead
-    problem = make_problem(step, by_flops, Goal(budget_bytes, most))
-    is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
-    front = problem.price_runs(step.price_run(by_flops))
-    if budget_bytes is not None:
-        return add_changes(part, _choose_within(step, front, budget_bytes, is_over))
-    assert most is not None
-    leanest = next(
-        candidate
-        for candidate in reversed(_leave_out_poor(front))  # the first adds nothing
-        if _measure_overhead(step, candidate)[by_flops] <= most
-    )
-    return add_changes(part, _describe(step, leanest, _measure(step, leanest)))
+    if budget is not None:
+        return PlanLimit(resolve_bytes(budget))
+    share = max_overhead if max_overhead_flops is None else max_overhead_flops
+    if isinstance(share, bool) or not (isinstance(share, int | float) and share >= 0):
+        raise UsageError(f"an overhead cannot be {share!r}", hint="0.1 for a tenth more")
+    return PlanLimit(most=share, by_flops=max_overhead is None)
 
 
 def plan_fitting(
@@ -169,6 +190,20 @@ def transfer_plan(analysis: Analysis, plan: Plan) -> Plan | None:
     candidate = make_problem(step, by_flops=False).score_segments(segments)
     part = take_last_micro_batch(analysis)
     return add_changes(part, _describe(step, candidate, _measure(step, candidate)))
+
+
+def plan_modules(analysis: Analysis, choices: Mapping[str, Collection[str]]) -> dict[str, Plan]:
+    """Makes plans that recompute modules chosen by name; none where one of those cannot be."""
+    step = prepare_step(analysis, MODULES)
+    problem = make_problem(step, by_flops=False)
+    modules = {choice.fqn: choice.spans for choice in step.modules}
+    plans = {}
+    for name, chosen in choices.items():
+        if modules.keys() >= {*chosen}:
+            spans = nest_spans(span for fqn in chosen for span in modules[fqn])
+            candidate = problem.score_segments(spans)
+            plans[name] = _describe(step, candidate, _measure(step, candidate), in_full=False)
+    return plans
 
 
 def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -> PlanProblem:

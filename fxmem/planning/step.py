@@ -74,6 +74,11 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             there is no such style for it.
     """
     check_analysis(analysis)
+    if analysis.setup.mesh is not None:
+        raise UsageError(
+            "a plan for one rank of many processes is found by recording the rank",
+            hint="fxmem.plan(analysis, budget=...) or fxmem.pareto(analysis)",
+        )
     style = style or (GRAPH if analysis.frontend == "fx" else MODULES)
     if style not in STYLES:
         raise UsageError(f"unknown style {style!r}", hint=" or ".join(STYLES))
@@ -118,13 +123,12 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             for at in sorted(reasons)
         ]
     costs_s = price_step(analysis)
-    roofline = find_roofline(analysis.setup.device, analysis.gpu)
     return PlanningStep(
         index=index,
         limits=limits,
         costs_s=costs_s,
         step_s=sum(costs_s),
-        run_s=times * price_run(roofline, times * len(costs_s), sum(costs_s)),
+        run_s=_price_run(analysis, costs_s),
         step_flops=sum(operation.flops for operation in index.graph.operations),
         requested=requested,
         settings=analysis.settings,
@@ -150,6 +154,34 @@ def price_step(analysis: Analysis) -> tuple[float, ...]:
         cost if operation.phase is Phase.OPTIMIZER else times * cost
         for cost, operation in zip(costs_s, part.graph.operations, strict=True)
     )
+
+
+def _price_run(analysis: Analysis, costs_s: Sequence[float]) -> float:
+    """Prices a run of a segment beside its operations, in seconds; of all micro-batches."""
+    roofline, times = (
+        find_roofline(analysis.setup.device, analysis.gpu),
+        analysis.setup.loop.accumulate,
+    )
+    return times * price_run(roofline, times * len(costs_s), sum(costs_s))
+
+
+def price_change(analysis: Analysis, changed: Analysis, runs: int = 0) -> tuple[float, float]:
+    """Prices a changed step that was recorded: added time and FLOPs, as shares of the step's.
+
+    Args:
+        analysis: Of the step.
+        changed: Of the same step with checkpoints.
+        runs: How many segments of a plan run again.
+    """
+    costs_s = price_step(analysis)
+    seconds = sum(price_step(changed)) + runs * _price_run(analysis, costs_s)
+    flops = _count_flops(analysis)
+    return seconds / (sum(costs_s) or 1.0) - 1, _count_flops(changed) / (flops or 1) - 1
+
+
+def _count_flops(analysis: Analysis) -> int:
+    graph = repeat_flops(take_last_micro_batch(analysis).graph, analysis.setup.loop.accumulate)
+    return sum(operation.flops for operation in graph.operations)
 
 
 def check_analysis(analysis: object) -> None:

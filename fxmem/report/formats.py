@@ -158,5 +158,10 @@ def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
 
     view = find_view(kind, options)
     if options.plan is not None:
+        if analysis.setup.mesh is not None:
+            raise UsageError(
+                "plans are not drawn on the step of a rank",
+                hint="draw fxmem.analyze(fxmem.apply(model, plan), ..., mesh=...)",
+            )
         check_fingerprint(options.plan, analysis.graph, "fxmem plan -o")
     return FORMATS[kind].views[view](analysis, options, kind)

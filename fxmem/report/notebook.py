@@ -97,7 +97,12 @@ def _list_pictures(value: Reported) -> Iterator[tuple[str, Analysis, RenderOptio
         yield TIMELINE, step, RenderOptions(TIMELINE)
         yield GRAPH, step, RenderOptions(GRAPH)
     elif isinstance(value, Plan) and value.analysis is not None:
-        yield TIMELINE, value.analysis, RenderOptions(TIMELINE, plan=value)
+        is_one_process = value.analysis.setup.mesh is None
+        yield (
+            TIMELINE,
+            value.analysis,
+            RenderOptions(TIMELINE, plan=value if is_one_process else None),
+        )
     elif isinstance(value, Front) and value[0].analysis is not None:
         yield TRADEOFF, value[0].analysis, RenderOptions(TRADEOFF, front=tuple(value))
 

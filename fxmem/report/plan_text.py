@@ -86,6 +86,49 @@ def render_price(price: CheckpointPrice, baseline_bytes: int, width: int | None 
     )
 
 
+def render_ways(
+    ways: Sequence[tuple[str, Plan | CheckpointPrice]],
+    setup: Setup | None,
+    *,
+    chosen: Plan | None = None,
+    budget_bytes: int | None = None,
+    width: int | None = None,
+) -> str:
+    """Writes ways to recompute on a rank, cheapest first: plans, and checkpoints that are none.
+
+    Args:
+        ways: Each with its name; the first recomputes nothing, or is a plan as well.
+        setup: Of the step; None for a table that follows the chosen plan.
+        chosen: The plan that keeps the limit.
+        budget_bytes: The limit, where that is a peak.
+        width: Columns of the text.
+    """
+    baseline_bytes = next(way.baseline_peak_bytes for _, way in ways if isinstance(way, Plan))
+    headers = ["recomputed", "peak", "of the step's", "added time", "added FLOPs"]
+    headers += ["fits"] if budget_bytes is not None else []
+    rows = []
+    for name, way in ways:
+        shares = (way.peak_bytes / (baseline_bytes or 1), way.overhead, way.overhead_flops)
+        row = [name, write_limit(way.peak_bytes), *map(write_share, shares)]
+        if budget_bytes is not None:
+            fits = "yes" if way.peak_bytes <= budget_bytes else "no"
+            row.append("chosen" if way is chosen else fits)
+        rows.append(row)
+    title, advice = "", ""
+    if setup is not None:
+        least = format_bytes(min(way.peak_bytes for _, way in ways))
+        title = f"Peak {format_bytes(baseline_bytes)}, with recomputation down to {least}"
+        title = f"{title}\n{write_subject(setup)}"
+        advice = (
+            "Choose a row by its peak (--budget) or by its added time (--max-overhead); "
+            "-o plan.json saves the plan."
+        )
+    if any(isinstance(way, CheckpointPrice) for _, way in ways):
+        note = "By operator: torch.utils.checkpoint keeps attention and every second matrix product"
+        advice = f"{note}, which a plan cannot express. {advice}".rstrip()
+    return join_blocks([title, _write_rows(headers, rows, width), wrap(advice, width)])
+
+
 def list_front_blocks(
     plans: Sequence[Plan], setup: Setup | None, width: int | None = None
 ) -> list[str | Table]:
