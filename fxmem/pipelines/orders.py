@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleSingle,
     ScheduleGPipe,
+    _PipelineScheduleRuntime,
     get_schedule_class,
 )
 
@@ -77,9 +78,14 @@ def list_actions(
         built = kind(own_stages, microbatches)
     except (TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{schedule} does not take {count}: {error}") from None
-    return Driver.RUNTIME, tuple(
+    driver = Driver.RUNTIME if issubclass(kind, _PipelineScheduleRuntime) else Driver.LOCKSTEP
+    return driver, tuple(
         tuple(
-            StageAction(Work(one.computation_type.value), one.stage_index, one.microbatch_index)
+            StageAction(
+                Work[one.computation_type.name.removeprefix("FULL_")],
+                one.stage_index,
+                one.microbatch_index,
+            )
             for action in built.pipeline_order[rank]
             if action is not None
             for one in getattr(action, "sub_actions", None) or (action,)

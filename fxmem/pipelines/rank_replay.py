@@ -9,6 +9,7 @@ stages also live as long as the driver of the schedule refers to them, as
   result itself takes the buffer's place until the next step (``set_local_fwd_input``).
 - ``ScheduleGPipe`` and ``_PipelineScheduleRuntime`` keep the handle of each send, and with it the
   tensor, to the end of the schedule.
+- ``PipelineScheduleMulti`` waits for each send, and keeps what its variable ``output`` names.
 - ``Schedule1F1B`` keeps what its variables name: ``output``, ``bwd_sends`` and ``send_work``.
 """
 
@@ -39,6 +40,7 @@ class Driver(str, Enum):
     GPIPE = "GPipe"
     ONE_F_ONE_B = "1F1B"
     RUNTIME = "runtime"
+    LOCKSTEP = "lockstep"  # the schedules of several stages a rank up to torch 2.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class _Rank:
         index, microbatch = action.stage, action.microbatch
         if self._driver is not Driver.RUNTIME:
             self._refer(self._variables, "output", output)
-        if self._stages[index].is_last:
+        if self._stages[index].is_last or self._driver is Driver.LOCKSTEP:
             return
         if index + 1 in self._stages:
             self._refer(self._buffers, ("input", index + 1, microbatch), output)
@@ -236,6 +238,8 @@ class _Rank:
     def _pass_gradient(self, action: StageAction, gradients: list[int], *, is_fired: bool) -> None:
         """Refers to the gradients of the inputs as the driver does after a backward."""
         index, microbatch = action.stage, action.microbatch
+        if self._driver is Driver.LOCKSTEP:
+            return
         if index - 1 in self._stages:
             self._refer(self._buffers, ("gradient", index - 1, microbatch), gradients)
         elif self._driver is not Driver.ONE_F_ONE_B:

@@ -244,6 +244,12 @@ INTERFACES = (
         "the functions of torch.distributed.pipelining._backward, which are private too",
     ),
     _list(
+        "torch.distributed.pipelining.schedules",
+        "_PipelineScheduleRuntime",
+        "know how a schedule holds what it sends",
+        "the release of torch",
+    ),
+    _list(
         "torch._C._profiler",
         "_EventType",
         "measure a step's peak on the CPU, for verify",

@@ -157,6 +157,18 @@ def run_works(stages: dict[int, Stage], actions: tuple[StageAction, ...]) -> Non
         del passed
 
 
+def run_lockstep(stages: dict[int, Stage], actions: tuple[StageAction, ...]) -> None:
+    """``PipelineScheduleMulti._step_microbatches``, of torch up to 2.8."""
+    output = None
+    for action in actions:
+        stage, n = stages[action.stage], action.microbatch
+        if action.work is F:
+            output = stage.forward(n)
+        else:
+            stage.backward(n)
+    del output
+
+
 @pytest.mark.parametrize(
     ("schedule", "ranks", "stages", "microbatches"),
     [
@@ -172,6 +184,11 @@ def test_replay(schedule: str, ranks: int, stages: int, microbatches: int) -> No
     for actions in order:
         own = sorted({action.stage for action in actions})
         check(actions, own, driver, stages, microbatches)
+
+
+def test_lockstep() -> None:
+    for actions in list_actions("Interleaved1F1B", 6, 4, 2)[1]:
+        check(actions, sorted({a.stage for a in actions}), Driver.LOCKSTEP, 6, 4)
 
 
 def test_neighbours_on_one_rank() -> None:
@@ -195,7 +212,7 @@ def check(
         if driver is Driver.ONE_F_ONE_B:
             run_1f1b(real[own[0]], stages, microbatches)
         else:
-            run_works(real, actions)
+            (run_lockstep if driver is Driver.LOCKSTEP else run_works)(real, actions)
     assert (max(live[replayed.start :]), live[-1]) == (memory.peak, memory.live)
 
 
