@@ -2,139 +2,58 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+
+LLAMA: Any = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "llama.py"))
+_DIM = 129  # which no ranks share evenly
 
 
 class Block(nn.Module):
     """A normalised two-layer perceptron with a residual."""
 
-    def __init__(self, dim: int, hidden: int) -> None:
+    def __init__(self, hidden: int, *, batch_norm: bool) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.up = nn.Linear(dim, hidden)
-        self.down = nn.Linear(hidden, dim)
+        self.norm = nn.BatchNorm1d(_DIM) if batch_norm else nn.LayerNorm(_DIM)
+        self.up, self.down = nn.Linear(_DIM, hidden), nn.Linear(hidden, _DIM)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns a tensor of the input's shape."""
         return x + self.down(functional.gelu(self.up(self.norm(x))))
 
 
-class Chain(nn.Module):
-    """A stem, blocks and a head; dimensions that no two ranks share evenly, by default."""
+class Chain(nn.Sequential):
+    """A stem, blocks and a head."""
 
-    def __init__(self, dim: int = 129, hidden: int = 515, blocks: int = 3) -> None:
-        super().__init__()
-        self.stem = nn.Linear(dim, dim)
-        self.blocks = nn.ModuleList(Block(dim, hidden) for _ in range(blocks))
-        self.head = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the input's shape."""
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-class Attention(nn.Module):
-    """Causal attention, with as many heads as the projections have columns for."""
-
-    def __init__(self, dim: int, head_dim: int) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.wq, self.wk, self.wv = (nn.Linear(dim, dim, bias=False) for _ in range(3))
-        self.wo = nn.Linear(dim, dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the input's shape."""
-        batch, length, _ = x.shape
-        q, k, v = (
-            linear(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-            for linear in (self.wq, self.wk, self.wv)
-        )
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(y.transpose(1, 2).reshape(batch, length, -1))
-
-
-class FeedForward(nn.Module):
-    """A gated perceptron."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(dim, hidden, bias=False)
-        self.w2 = nn.Linear(hidden, dim, bias=False)
-        self.w3 = nn.Linear(dim, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the input's shape."""
-        return self.w2(functional.silu(self.w1(x)) * self.w3(x))
-
-
-class Layer(nn.Module):
-    """A layer of a Llama."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.attention = Attention(dim, 16)
-        self.feed_forward = FeedForward(dim, hidden)
-        self.attention_norm, self.ffn_norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns a tensor of the input's shape."""
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.ffn_norm(x))
-
-
-class Llama(nn.Module):
-    """A tiny Llama without rotary embeddings."""
-
-    def __init__(
-        self, dim: int = 128, hidden: int = 320, vocabulary: int = 500, *, tied: bool = False
-    ) -> None:
-        super().__init__()
-        self.tok_embeddings = nn.Embedding(vocabulary, dim)
-        self.layers = nn.ModuleList(Layer(dim, hidden) for _ in range(2))
-        self.norm = nn.RMSNorm(dim)
-        self.output = nn.Linear(dim, vocabulary, bias=False)
-        if tied:
-            self.output.weight = self.tok_embeddings.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Returns logits: (batch, length, vocabulary)."""
-        x = self.tok_embeddings(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.output(self.norm(x))
+    def __init__(self, hidden: int = 515, *, batch_norm: bool = False) -> None:
+        self.blocks = [Block(hidden, batch_norm=batch_norm) for _ in range(3)]
+        super().__init__(nn.Linear(_DIM, _DIM), *self.blocks, nn.Linear(_DIM, _DIM))
 
 
 class Adapted(nn.Module):
     """A frozen linear layer with a low-rank adapter."""
 
-    def __init__(self, linear: nn.Linear, rank: int = 4) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.linear = linear.requires_grad_(False)
-        self.a = nn.Linear(linear.in_features, rank, bias=False)
-        self.b = nn.Linear(rank, linear.out_features, bias=False)
+        self.a = nn.Linear(linear.in_features, 4, bias=False)
+        self.b = nn.Linear(4, linear.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns what the linear layer does, and the adapter's correction."""
@@ -145,70 +64,61 @@ def build_adapted() -> nn.Module:
     """Builds a frozen chain whose blocks have adapters."""
     model = Chain().requires_grad_(False)
     for block in model.blocks:
-        assert isinstance(block, Block)
         block.up, block.down = Adapted(block.up), Adapted(block.down)  # type: ignore[assignment]
     return model
 
 
+def build_llama(*, tied: bool = False) -> nn.Module:
+    """Builds the Llama of the examples, of two layers."""
+    model: nn.Module = LLAMA["Llama"](length=64, layers=2)
+    if tied:
+        model.output.weight = model.tok_embeddings.weight  # type: ignore[union-attr]
+    return model
+
+
 def shard(
-    model: nn.Module, mesh: DeviceMesh, *, checkpoints: bool = False, **options: Any
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    checkpoints: bool = False,
+    prefetches: bool = False,
+    **options: Any,
 ) -> nn.Module:
     """Shards each block and then the root, as torchtitan does."""
-    blocks = model.layers if isinstance(model, Llama) else model.blocks
-    assert isinstance(blocks, nn.ModuleList)
-    for name, block in [*blocks.named_children()]:
-        if checkpoints:
-            block = checkpoint_wrapper(block, preserve_rng_state=False)
-            blocks.register_module(name, block)
-        fully_shard(block, mesh=mesh, **options)
+    blocks: Any = [block for block in model.modules() if type(block).__name__ == "Block"]
+    for block in blocks:
+        fully_shard(checkpoint_block(model, block) if checkpoints else block, mesh=mesh, **options)
+    for block, after in pairwise(blocks):
+        if prefetches:
+            block.set_modules_to_forward_prefetch([after])
+            after.set_modules_to_backward_prefetch([block])
     fully_shard(model, mesh=mesh, **options)
     return model
 
 
-def replicate(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+def checkpoint_block(model: nn.Module, block: nn.Module) -> nn.Module:
+    """Puts a block with a checkpoint in a block's place."""
+    path = next(name for name, module in model.named_modules() if module is block)
+    wrapped = checkpoint_wrapper(block, preserve_rng_state=False)
+    model.set_submodule(path, wrapped)
+    return wrapped
+
+
+def replicate_model(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
     """Wraps a model in DistributedDataParallel."""
     return DistributedDataParallel(model, device_mesh=mesh, **options)
 
 
-def split_chain(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def replicate_in_place(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Replicates a model without a wrapper."""
+    replicate(model, device_mesh=mesh)
+
+
+def split_chain(model: nn.Module, mesh: DeviceMesh) -> None:
     """Splits the perceptrons of a chain over the ranks."""
-    assert isinstance(model, Chain)
-    for block in model.blocks:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    return model
-
-
-def split_llama(model: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -> nn.Module:
-    """Splits a Llama over the ranks, as torchtitan does; ``sequence`` splits the norms too."""
-    assert isinstance(model, Llama)
-    inner = Shard(1) if sequence else Replicate()
-    plan: dict[str, Any] = {
-        "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=inner),
-        "output": ColwiseParallel(input_layouts=inner, output_layouts=Replicate()),
-    }
-    if sequence:
-        plan["norm"] = SequenceParallel()
-    parallelize_module(model, mesh, plan)
-    gather = partial(PrepareModuleInput, input_layouts=(inner,))
-    for layer in model.layers:
-        layer_plan: dict[str, Any] = {
-            "attention": gather(desired_input_layouts=(Replicate(),)),
-            **{f"attention.w{name}": ColwiseParallel() for name in "qkv"},
-            "attention.wo": RowwiseParallel(output_layouts=inner),
-            "feed_forward": gather(desired_input_layouts=(Replicate(),)),
-            "feed_forward.w1": ColwiseParallel(),
-            "feed_forward.w2": RowwiseParallel(output_layouts=inner),
-            "feed_forward.w3": ColwiseParallel(),
-        }
-        if sequence:
-            layer_plan |= {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()}
-        parallelize_module(layer, mesh, layer_plan)
-    return model
-
-
-def split_and_shard(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
-    """Splits a Llama over one dimension of the mesh and shards what is left over the other."""
-    return shard(split_llama(model, mesh["tp"], sequence=True), mesh["dp"], **options)
+    for block in model.children():
+        if isinstance(block, Block):
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
 def _adamw(parameters: Any, **options: Any) -> torch.optim.Optimizer:
@@ -219,10 +129,10 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def _zero(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+def _zero(parameters: Any) -> torch.optim.Optimizer:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of torch.jit.script
 
-    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, **options)
+    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW)
 
 
 @dataclass(frozen=True)
@@ -240,7 +150,7 @@ class DistributedCase:
 
     name: str
     mesh: Mapping[str, int]
-    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module]
+    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]
     build: Callable[[], nn.Module] = Chain
     optimizer: Callable[[Any], torch.optim.Optimizer] = _adamw
     loop: Mapping[str, Any] = field(default_factory=dict)
@@ -250,52 +160,52 @@ class DistributedCase:
         """How many ranks the mesh has."""
         return prod(self.mesh.values())
 
-    def model(self) -> nn.Module:
-        """Builds the model."""
+    def make_step(self) -> tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]:
+        """Makes the model, the input of one rank, and the loss."""
         torch.manual_seed(0)
-        return self.build()
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Makes the inputs of one rank."""
-        if isinstance(self.model(), Chain):
-            return (torch.randn(64, 129),)
-        return (torch.randint(0, 500, (2, 32)),)
+        model = self.build()
+        if isinstance(model, Chain):
+            return model, torch.randn(64, _DIM), torch.sum
+        return model, torch.randint(0, 500, (2, 32)), LLAMA["next_token_loss"]
 
 
-_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-_TWO, _FOUR = {"dp": 2}, {"dp": 2, "tp": 2}
-_HYBRID = {"replicate": 2, "shard": 2}
+_TWO, _FOUR, _TP = {"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 1, "tp": 2}
+_BF16 = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
 _VIEWS = {"gradient_as_bucket_view": True}
+_TIED = partial(build_llama, tied=True)
+_fsdp, _fsdp_and_tp = LLAMA["parallelize_fsdp"], LLAMA["parallelize_2d"]
+_clip, _accumulate = {"clip_grad": True}, {"accumulate": 2}
 
 CASES = [
     DistributedCase("fsdp", _TWO, shard),
     DistributedCase("fsdp, kept after forward", _TWO, partial(shard, reshard_after_forward=False)),
-    DistributedCase("fsdp, bf16", _TWO, partial(shard, mp_policy=_BF16)),
+    DistributedCase("fsdp, bf16", _TWO, partial(shard, **_BF16)),
+    DistributedCase("fsdp, prefetching", _TWO, partial(shard, prefetches=True)),
     DistributedCase("fsdp, checkpoints", _TWO, partial(shard, checkpoints=True)),
     DistributedCase("fsdp, SGD", _TWO, shard, optimizer=_sgd),
     DistributedCase("fsdp, foreach", _TWO, shard, optimizer=partial(_adamw, foreach=True)),
-    DistributedCase("fsdp, accumulation", _TWO, shard, loop={"accumulate": 2}),
-    DistributedCase("fsdp, clipping", _TWO, shard, loop={"clip_grad": True}),
+    DistributedCase("fsdp, accumulation", _TWO, shard, loop=_accumulate),
+    DistributedCase("fsdp, clipping", _TWO, shard, loop=_clip),
     DistributedCase("fsdp, frozen with adapters", _TWO, shard, build_adapted),
-    DistributedCase("fsdp, Llama", _TWO, shard, Llama),
-    DistributedCase("fsdp, tied Llama", _TWO, shard, partial(Llama, tied=True)),
-    DistributedCase("hsdp", _HYBRID, shard),
+    DistributedCase("fsdp, tied Llama", _TWO, shard, _TIED),
+    DistributedCase("fsdp, Llama, bf16", _TWO, partial(_fsdp, checkpoints=None), build_llama),
+    DistributedCase("fsdp, Llama, selective checkpoints", _TWO, _fsdp, build_llama),
+    DistributedCase("hsdp", {"replicate": 2, "shard": 2}, shard),
     DistributedCase("fsdp on 4, kept on 2", {"dp": 4}, partial(shard, reshard_after_forward=2)),
-    DistributedCase("ddp", _TWO, replicate),
-    DistributedCase("ddp, small buckets", _TWO, partial(replicate, bucket_cap_mb=1)),
-    DistributedCase("ddp, views", _TWO, partial(replicate, bucket_cap_mb=1, **_VIEWS)),
-    DistributedCase("ddp, static graph", _TWO, partial(replicate, static_graph=True)),
-    DistributedCase("ddp, unused", _TWO, partial(replicate, find_unused_parameters=True)),
+    DistributedCase("ddp", _TWO, replicate_model),
+    DistributedCase("ddp, small buckets", _TWO, partial(replicate_model, bucket_cap_mb=1)),
+    DistributedCase("ddp, views", _TWO, partial(replicate_model, bucket_cap_mb=1, **_VIEWS)),
+    DistributedCase("ddp, static graph", _TWO, partial(replicate_model, static_graph=True)),
+    DistributedCase("ddp, unused", _TWO, partial(replicate_model, find_unused_parameters=True)),
     DistributedCase(
-        "ddp, accumulation", _TWO, partial(replicate, **_VIEWS), loop={"accumulate": 2}
+        "ddp, accumulation", _TWO, partial(replicate_model, **_VIEWS), loop=_accumulate
     ),
-    DistributedCase("ddp, ZeRO-1", _TWO, replicate, optimizer=_zero),
-    DistributedCase("tp", {"tp": 2}, split_chain, partial(Chain, hidden=514)),
-    DistributedCase("tp, Llama", {"tp": 2}, split_llama, Llama),
-    DistributedCase("tp, Llama, sequence", {"tp": 2}, partial(split_llama, sequence=True), Llama),
-    DistributedCase("fsdp and tp", _FOUR, split_and_shard, Llama),
-    DistributedCase(
-        "fsdp and tp, checkpoints", _FOUR, partial(split_and_shard, checkpoints=True), Llama
-    ),
+    DistributedCase("ddp, batch norm", _TWO, replicate_model, partial(Chain, batch_norm=True)),
+    DistributedCase("ddp, ZeRO-1", _TWO, replicate_model, optimizer=_zero),
+    DistributedCase("ddp in place", _TWO, replicate_in_place),
+    DistributedCase("tp", {"tp": 2}, split_chain, partial(Chain, 514)),
+    DistributedCase("tp, Llama", _TP, partial(_fsdp_and_tp, checkpoints=None), build_llama),
+    DistributedCase("fsdp and tp", _FOUR, partial(_fsdp_and_tp, checkpoints=None), build_llama),
+    DistributedCase("fsdp and tp, checkpoints", _FOUR, _fsdp_and_tp, build_llama),
 ]
 """All cases; small in order to run on two cores."""

@@ -12,18 +12,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.futures import Future
 from torch.nn.parallel import distributed
 
 _FACTORIES = ("aten::empty.memory_format", "aten::zeros")
-
-
-def has_reducer(model: nn.Module) -> bool:
-    """Tells whether a model is reduced in buckets, which are laid out anew in the second step."""
-    kind = nn.parallel.DistributedDataParallel
-    return any(isinstance(module, kind) for module in model.modules())
 
 
 class _Reducers:
@@ -32,10 +26,17 @@ class _Reducers:
     Attributes:
         are_there: Some may be in use.
         is_counting: One makes indices of buckets, sizes or used parameters, and reads them.
+        were_made: One was made, by a wrapper or by ``replicate``.
     """
 
     are_there = False
     is_counting = False
+    were_made = False
+
+
+def has_reducers() -> bool:
+    """Tells whether gradients are reduced in buckets, laid out anew in the second step."""
+    return _Reducers.were_made
 
 
 def is_count(func: Any, tensors: Sequence[Tensor], kwargs: Mapping[str, Any]) -> bool:
@@ -73,12 +74,14 @@ def run_reducers() -> Iterator[None]:
         mock.patch.object(distributed, "_sync_module_states", none),
         mock.patch.object(dist, "Reducer", kind),
         mock.patch.object(_Reducers, "are_there", True),
+        mock.patch.object(_Reducers, "were_made", False),
     ):
         yield
 
 
 def _count(function: Callable[..., Any]) -> Callable[..., Any]:
     def count(*args: Any, **kwargs: Any) -> Any:
+        _Reducers.were_made = True
         with mock.patch.object(_Reducers, "is_counting", True):
             return function(*args, **kwargs)
 

@@ -25,7 +25,7 @@ from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Target
 from fxmem.loop import PLAIN, Loop
 from fxmem.parallelism.layout import Mesh
-from fxmem.parallelism.reducer import has_reducer
+from fxmem.parallelism.reducer import has_reducers
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import replace_inference_mode, watch_random_state
 from fxmem.recording.losses import Loss, NoGradientError
@@ -226,7 +226,8 @@ class _StepRunner:
                 total = parameter.detach().new_zeros((), dtype=torch.float32)
                 recorder.label(total, Category.OUTPUT, "sum of losses")
             del parameter
-            for _ in range(2 if has_reducer(step.model) else 1):
+            self._run_once(run_first_model, _call)
+            if has_reducers():
                 self._run_once(run_first_model, _call)
             forget_replaced()
             # Reference cycles of the first step are gone in a steady run, sooner or later; all of

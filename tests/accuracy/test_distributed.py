@@ -15,7 +15,7 @@ from benchmarks.distributed import (
 )
 from benchmarks.distributed_cases import CASES
 
-NAMES = ("fsdp, bf16", "ddp, views", "tp, Llama, sequence", "fsdp and tp, checkpoints")
+NAMES = ("fsdp, bf16", "ddp, views", "tp, Llama", "fsdp and tp, checkpoints")
 SELECTED = {case.name: case for case in CASES if case.name in NAMES}
 MOST_OTHER_BYTES = 1024
 """The ranks of meshes, and indices of buckets whose end the profiler did not see."""
