@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """The hooks on a tensor: attributes, each a dict from ids to functions, or None."""
@@ -111,7 +112,7 @@ def find_attributes(tensor: Tensor) -> dict[str, Any]:
 
 @functools.cache
 def _list_internal() -> frozenset[str]:
-    with FakeTensorMode():
+    with _disable_current_modes(), FakeTensorMode():  # no recording keeps a fake of this mode
         return frozenset(vars(torch.empty(0))) | {"_is_param", "_is_buffer"}
 
 
