@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.errors import UsageError
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.reducer import run_reducers
+from fxmem.versions.release import is_release
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
@@ -111,11 +112,12 @@ def _forget_meshes() -> None:
 
     Its caches take meshes of equal sizes for one, and hold their process groups.
     """
-    from torch.distributed.tensor import _redistribute
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.distributed.tensor import DTensor, _redistribute
 
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
+    if is_release((2, 10)):
+        torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def _run_real(method: Any) -> Any:

@@ -268,10 +268,17 @@ INTERFACES = (
         "leave out operators that run within torch.distributed.tensor's own frames",
     ),
     _list(
-        "torch.distributed.tensor.debug",
-        "_clear_sharding_prop_cache",
+        "torch.distributed.tensor.DTensor",
+        "_op_dispatcher",
         "forget the meshes of a group that is left",
         "none",
+    ),
+    _list(
+        "torch._C",
+        "_clear_DTensor_sharding_propagator_cache",
+        "forget the meshes of a group that is left",
+        "none",
+        since=(2, 10),
     ),
     _list(
         "torch.distributed.tensor._redistribute",
