@@ -607,6 +607,8 @@ def verify(
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
     autocast: str | torch.dtype | None = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
 ) -> Verification:
     """Runs real steps with and without a plan, and compares them bit for bit.
 
@@ -630,6 +632,10 @@ def verify(
         optimizer: As for :func:`fxmem.analyze`; without one, parameters stay as they are.
         loss: As for :func:`fxmem.analyze`.
         autocast: ``"bf16"`` to autocast forward and loss.
+        mesh: As for :func:`fxmem.analyze`: each rank, of four at most, is a process of a gloo
+            group on this machine's CPU, and lays out a copy of either model. Shards of gradients
+            and parameters are compared on each rank; peaks are not measured.
+        parallelize: As for :func:`fxmem.analyze`; the processes must be able to import it.
 
     Raises:
         UsageError: An argument is not understood, or the models cannot be compared.
@@ -653,6 +659,8 @@ def verify(
         optimizer=optimizer,
         loss=loss,
         autocast=autocast,
+        mesh=mesh,
+        parallelize=parallelize,
     )
 
 

@@ -100,15 +100,20 @@ def add_step_options(parser: argparse.ArgumentParser, *, checks_fit: bool = True
     _add_surroundings(parser, checks_fit)
 
 
-def _add_layout(parser: argparse.ArgumentParser) -> None:
-    layout = parser.add_argument_group("the processes that share it (need not be present)")
-    layout.add_argument("--mesh", metavar="NAME=N,...", help="their mesh, e.g. dp=8,tp=4")
-    layout.add_argument(
+def add_mesh_options(group: argparse._ArgumentGroup) -> None:
+    """Adds the mesh, and what lays the model out on it."""
+    group.add_argument("--mesh", metavar="NAME=N,...", help="their mesh, e.g. dp=8,tp=4")
+    group.add_argument(
         "--parallelize",
         metavar="TARGET",
         help="file.py:function of the model and the mesh, which lays the one out on the other; or "
         "fsdp or ddp",
     )
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
+    layout = parser.add_argument_group("the processes that share it (need not be present)")
+    add_mesh_options(layout)
     layout.add_argument(
         "--rank",
         default="0",

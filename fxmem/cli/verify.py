@@ -12,11 +12,13 @@ from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_input_option,
+    add_mesh_options,
     add_training_options,
     parse_inputs,
     run_user_code,
 )
 from fxmem.errors import UsageError
+from fxmem.parallelism.layout import parse_mesh
 from fxmem.specs import parse_dtype
 
 EXIT_DIFFERENT = 1
@@ -34,6 +36,7 @@ _EPILOG = """\
 examples:
   fxmem plan gpt.py:GPT --input 4x512:int64 --max-overhead 10% -o plan.json
   fxmem verify gpt.py:GPT --input 4x512:int64 --plan plan.json --optimizer adamw
+  fxmem verify gpt.py:GPT --input 4x512:int64 --plan plan.json --mesh dp=2 --parallelize fsdp
 
 exit codes: 0 equal, 1 something differs, or the peak is more than 1 % off what the plan
 promises, 2 bad usage or a model that cannot be run
@@ -66,6 +69,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="N",
         help="seed of parameters, inputs and random numbers (default: %(default)s)",
     )
+    layout = parser.add_argument_group("the processes that share it (at most 4, on the CPU)")
+    add_mesh_options(layout)
     output = parser.add_argument_group("the result")
     output.add_argument("--json", action="store_true", help="everything, as JSON")
     output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
@@ -87,8 +92,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--steps must be 1 or more, got {arguments.steps}")
     if arguments.seed < 0:
         raise UsageError(f"--seed must be 0 or more, got {arguments.seed}")
-    names = ("device", "optimizer", "loss", "autocast", "steps", "seed")
+    names = ("device", "optimizer", "loss", "autocast", "steps", "seed", "parallelize")
     options = {name: getattr(arguments, name) for name in names}
+    options["mesh"] = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     options["dtype"] = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     plan = read_plan(arguments.plan)
     check_output(arguments.output)

@@ -25,7 +25,8 @@ def list_verification_blocks(
     verification: Verification, width: int | None = None
 ) -> list[str | Table]:
     """Lists the blocks of a verification's report."""
-    names = ("model", "inputs", "mode", "device", "optimizer", "loss", "autocast")
+    step = ("model", "inputs", "mode", "device", "optimizer", "loss", "autocast")
+    names = (*step, "mesh", "parallelize", "rank")
     setup = Setup(**{name: getattr(verification, name) for name in names}, frontend="")
     subject = write_subject(setup, has_loop=False)
     counts = [

@@ -6,7 +6,8 @@ import contextlib
 import copy
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,18 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map
 
-from fxmem.errors import UsageError
-from fxmem.recording.losses import Loss
-from fxmem.recording.optimizers import Adam8bit, OptimizerFactory
+from fxmem.errors import FxmemError, FxmemWarning, TraceError, UsageError, summarize_error
+from fxmem.recording.losses import Loss, resolve_loss
+from fxmem.recording.optimizers import Adam8bit, OptimizerFactory, resolve_optimizer
+from fxmem.recording.options import LossChoice, OptimizerChoice, load_choice
 from fxmem.specs import TensorSpec
 from fxmem.tracing.fakes import read_leaf
 from fxmem.tracing.modules import HOOK_TABLES
-from fxmem.verifying.comparing import Record, compare_values, iterate_leaves
+from fxmem.tracing.source import find_raising_source
+from fxmem.verifying.comparing import Record, compare_records, compare_values, iterate_leaves
 from fxmem.verifying.measuring import measure_peak
-from fxmem.verifying.verification import Kind
+from fxmem.verifying.verification import Difference, Kind
 
 _INTEGERS = 2
 """Integers are drawn below it: 0 and 1 are valid indices, classes and masks wherever any are."""
+
+_HINT = "inputs without values are random, integers 0 or 1; fxmem.verify takes tensors too"
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -248,6 +253,105 @@ class Runner:
         self.model.train(self.train)
         self.release()
         return measure_peak(prepare, list_held, self._take_step, self.release, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTask:
+    """Steps of two models that are to be compared."""
+
+    models: tuple[nn.Module, nn.Module]
+    given: Inputs
+    loss: LossChoice
+    optimizer: OptimizerChoice
+    device: torch.device
+    autocast: torch.dtype | None
+    train: bool
+    steps: int
+    seed: int
+
+    def make_runners(self, *models: nn.Module) -> list[Runner]:
+        """Makes what takes the steps of models."""
+        loss = resolve_loss(load_choice(self.loss))
+        make_optimizer = resolve_optimizer(load_choice(self.optimizer))
+        options = (make_optimizer, self.device, self.autocast, self.train)
+        return [Runner(model, self.given, loss, *options) for model in models]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSteps:
+    """Steps of two models that were compared: what :class:`Verification` says of them."""
+
+    compared: Mapping[str, int]
+    times: tuple[list[float], list[float]]
+    differences: tuple[Difference, ...]
+    peaks: tuple[int | None, int | None] = (None, None)
+    notes: tuple[str, ...] = ()
+
+
+def compare_steps(
+    ours: Runner,
+    theirs: Runner,
+    steps: int,
+    seed: int,
+    is_over: Callable[[bool], bool] = bool,
+) -> tuple[Record, tuple[list[float], list[float]], tuple[Difference, ...]]:
+    """Takes steps of two models in turns, until something differs.
+
+    As long as nothing does, the state after a step of either is the state to go on from: one
+    copy of it is enough, from which the second model's step begins where the first one's did.
+
+    Args:
+        ours: Takes steps of the first model.
+        theirs: Takes steps of the second.
+        steps: How many, at most.
+        seed: Of the first step's random numbers.
+        is_over: Tells whether a step was the last, given whether something differs in it.
+
+    Returns:
+        The values of the first model's last step, the seconds of each model's steps, and the
+        values that differ.
+    """
+    changed_models = {theirs.model}
+    with torch.no_grad():
+        for kind in ("parameters", "buffers"):
+            values = dict(getattr(ours.model, f"named_{kind}")())
+            for name, tensor in getattr(theirs.model, f"named_{kind}")():
+                if tensor is values[name]:  # a plan shares all state with its model
+                    changed_models.add(ours.model)
+                else:
+                    tensor.copy_(values[name])
+    ours.prepare()
+    theirs.prepare()
+    seed_random_numbers(seed)
+    times: tuple[list[float], list[float]] = ([], [])
+    for step in range(1, steps + 1):
+        try:
+            with keep_state(*changed_models):
+                record, seconds = ours.run()
+        except FxmemError:
+            raise
+        except Exception as error:
+            raise TraceError(f"the model's step fails: {_explain(error)}", hint=_HINT) from error
+        times[0].append(seconds)
+        theirs.target = ours.target
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", FxmemWarning)
+                their_record, seconds = theirs.run()
+        except FxmemWarning as warning:
+            raise UsageError(str(warning), hint="make the plan for these inputs") from None
+        except Exception as error:
+            return record, times, (Difference(step, Kind.ERROR, "step", _explain(error)),)
+        times[1].append(seconds)
+        differences = compare_records(step, record, their_record)
+        if is_over(bool(differences)):
+            break
+    return record, times, differences
+
+
+def _explain(error: Exception) -> str:
+    where = find_raising_source(error)
+    return summarize_error(error) + (f" at {where}" if where else "")
 
 
 def _list_tensors(values: Any) -> list[Tensor]:

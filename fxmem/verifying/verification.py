@@ -110,6 +110,9 @@ class Verification(Shown):
         notes: Remarks on how the result was found.
         promise: The plan's peak beside the measured one; None where the other model has no plan,
             or the plan is not for this step, which a note then says.
+        mesh: Names and sizes of the mesh of processes that both were laid out on; None for one.
+        parallelize: How they were laid out.
+        rank: The first that found a difference, else 0: figures and differences are that one's.
     """
 
     equal: bool
@@ -128,6 +131,9 @@ class Verification(Shown):
     planned: StepFigures
     notes: tuple[str, ...] = ()
     promise: Promise | None = None
+    mesh: dict[str, int] | None = None
+    parallelize: str | None = None
+    rank: int = 0
 
     def __repr__(self) -> str:
         return (

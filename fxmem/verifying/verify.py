@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,32 +18,36 @@ from torch.utils._pytree import tree_map
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
 from fxmem.applying.applying import apply
-from fxmem.errors import FxmemError, FxmemWarning, TraceError, UsageError, summarize_error
+from fxmem.errors import FxmemError, UsageError
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
+from fxmem.parallelism.layout import ParallelizeChoice, resolve_layout
 from fxmem.planning.outcome import measure_plan
 from fxmem.planning.plan import Plan, fingerprint_graph
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import (
     LossChoice,
     OptimizerChoice,
     check_choices,
     check_mode,
-    load_choice,
     name_choice,
 )
 from fxmem.specs import TensorSpec, parse_dtype, strip_torch
 from fxmem.tracing.fakes import describe_inputs, read_leaf
-from fxmem.tracing.source import find_raising_source
 from fxmem.units import format_bytes
-from fxmem.verifying.comparing import Record, compare_records
-from fxmem.verifying.running import Runner, keep_state, make_inputs, seed_random_numbers
-from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, Verification
+from fxmem.verifying.comparing import compare_records
+from fxmem.verifying.ranks import compare_ranks
+from fxmem.verifying.running import (
+    ComparedSteps,
+    StepTask,
+    compare_steps,
+    keep_state,
+    make_inputs,
+    seed_random_numbers,
+)
+from fxmem.verifying.verification import Kind, Promise, StepFigures, Verification
 
 _MOST_DEVIATION = 0.01
 """The largest deviation of a measured peak from the promised one, either way."""
-_HINT = "inputs without values are random, integers 0 or 1; fxmem.verify takes tensors too"
 _AMONG = "the models differ in their"
 
 
@@ -60,13 +63,16 @@ def verify(
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
     autocast: str | torch.dtype | None = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
+    target: str | None = None,
 ) -> Verification:
     """Compares real steps of two models: :func:`fxmem.verify`, whose arguments these are."""
     check_mode(mode)
     for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
             raise UsageError(f"{name} must be an integer of {least} or more, got {value!r}")
-    cast_to = _parse_autocast(autocast)
+    cast_to, layout = _parse_autocast(autocast), resolve_layout(mesh, parallelize, 0)
     check_model(model)
     check_model(planned)
     _check_names(model, planned)
@@ -74,34 +80,10 @@ def verify(
     device = torch.device("cpu") if tensor is None else tensor.device
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"the model is on {device.type}", hint="move it to cuda or the CPU")
+    if layout is not None and device.type != "cpu":
+        raise UsageError("the ranks of a mesh are verified on the CPU", hint="model.cpu()")
     given = make_inputs(*gather_inputs(args, kwargs), device, seed)
     check_inputs(model, *given)
-    with torch.inference_mode(False), torch.enable_grad(), prepare_targets(loss, optimizer):
-        step_loss = resolve_loss(load_choice(loss))
-        make_optimizer = resolve_optimizer(load_choice(optimizer))
-        ours, theirs = (
-            Runner(m, given, step_loss, make_optimizer, device, cast_to, mode == "train")
-            for m in (model, planned)
-        )
-        with keep_state(model, planned):
-            record, times, differences = _compare_steps(ours, theirs, steps, seed)
-        is_run = all(difference.kind is not Kind.ERROR for difference in differences)
-        peaks: list[int | None] = []
-        for runner in (ours, theirs):
-            with keep_state(model, planned):  # neither holds what the other's steps left
-                peaks.append(runner.measure(seed) if runner is ours or is_run else None)
-        notes: list[str] = []
-        if differences and is_run:
-            with keep_state(model):
-                ours.prepare()
-                seed_random_numbers(seed)
-                for _ in times[0]:
-                    again, _ = ours.run()
-            for own in compare_records(len(times[0]), record, again)[:1]:
-                notes.append(
-                    "The model is not deterministic: run again from the same state, it differs"
-                    f" from itself ({own.kind.value} {own.name})."
-                )
     plan = getattr(planned, "plan", None)
     options: dict[str, Any] = {
         "mode": mode,
@@ -110,6 +92,15 @@ def verify(
         "autocast": autocast,
         "size_hint": plan.size_hint if isinstance(plan, Plan) else None,
     }
+    task = StepTask(
+        (model, planned), given, loss, optimizer, device, cast_to, mode == "train", steps, seed
+    )
+    if layout is None:
+        found = _compare_here(task)
+    else:
+        found, rank = compare_ranks(task, layout, (target, parallelize, loss, optimizer))
+        options |= {"mesh": mesh, "parallelize": parallelize, "rank": rank}
+    notes = [*found.notes]
     analyses: list[Analysis | None] = []
     for each in (model, planned):
         try:
@@ -123,12 +114,12 @@ def verify(
             None if analysis is None else analysis.peak_bytes,
             statistics.median(seconds) if seconds else None,
         )
-        for peak, analysis, seconds in zip(peaks, analyses, times, strict=True)
+        for peak, analysis, seconds in zip(found.peaks, analyses, found.times, strict=True)
     )
-    promise = _find_promise(plan, analyses[0], peaks[1], notes)
+    promise = _find_promise(plan, analyses[0], found.peaks[1], notes)
     return Verification(
-        equal=not differences,
-        model=type(model).__name__,
+        equal=not found.differences,
+        model=target or type(model).__name__,
         inputs=describe_inputs(*given),
         mode=mode,
         device=device.type,
@@ -136,14 +127,48 @@ def verify(
         loss=name_choice(loss),
         autocast=None if cast_to is None else strip_torch(cast_to),
         seed=seed,
-        steps=len(times[0]),
-        compared=dict(Counter(kind.value for kind, _ in record)),
-        differences=differences,
+        steps=len(found.times[0]),
+        compared=dict(found.compared),
+        differences=found.differences,
         baseline=baseline,
         planned=with_plan,
         notes=tuple(dict.fromkeys(notes)),
         promise=promise,
+        mesh=None if layout is None else dict(layout.mesh),
+        parallelize=name_choice(parallelize),
+        rank=options.get("rank", 0),
     )
+
+
+def _compare_here(task: StepTask) -> ComparedSteps:
+    """Compares the steps of two models in this process, and measures their peaks."""
+    notes = []
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        prepare_targets(task.loss, task.optimizer),
+    ):
+        ours, theirs = task.make_runners(*task.models)
+        with keep_state(*task.models):
+            record, times, differences = compare_steps(ours, theirs, task.steps, task.seed)
+        is_run = all(difference.kind is not Kind.ERROR for difference in differences)
+        peaks = []
+        for runner in (ours, theirs):
+            with keep_state(*task.models):  # neither holds what the other's steps left
+                peaks.append(runner.measure(task.seed) if runner is ours or is_run else None)
+        if differences and is_run:
+            with keep_state(ours.model):
+                ours.prepare()
+                seed_random_numbers(task.seed)
+                for _ in times[0]:
+                    again, _ = ours.run()
+            for own in compare_records(len(times[0]), record, again)[:1]:
+                notes.append(
+                    "The model is not deterministic: run again from the same state, it differs"
+                    f" from itself ({own.kind.value} {own.name})."
+                )
+    compared = Counter(kind.value for kind, _ in record)
+    return ComparedSteps(compared, times, differences, (peaks[0], peaks[1]), tuple(notes))
 
 
 def verify_target(
@@ -158,8 +183,8 @@ def verify_target(
 ) -> Verification:
     """Verifies a plan for the model that a TARGET names, which is built for real.
 
-    It runs on a GPU where there is one and ``device`` is None; ``options`` are other arguments of
-    :func:`fxmem.verify`.
+    It runs on a GPU where there is one and ``device`` is None, ranks of a mesh on the CPU;
+    ``options`` are other arguments of :func:`fxmem.verify`.
     """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
@@ -186,64 +211,9 @@ def verify_target(
             args, kwargs = tree_map(cast, (args, dict(kwargs)))
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
             planned = apply(model.train(), plan, args, kwargs)
-        model.to(device or ("cuda" if has_gpu else "cpu"))
-        found = verify(model, planned, args, kwargs, mode=plan.mode, **options)
-        return replace(found, model=target)
-
-
-def _compare_steps(
-    ours: Runner, theirs: Runner, steps: int, seed: int
-) -> tuple[Record, tuple[list[float], list[float]], tuple[Difference, ...]]:
-    """Takes steps of two models in turns, until something differs.
-
-    As long as nothing does, the state after a step of either is the state to go on from: one
-    copy of it is enough, from which the second model's step begins where the first one's did.
-
-    Returns:
-        The values of the first model's last step, the seconds of each model's steps, and the
-        values that differ.
-    """
-    changed_models = {theirs.model}
-    with torch.no_grad():
-        for kind in ("parameters", "buffers"):
-            values = dict(getattr(ours.model, f"named_{kind}")())
-            for name, tensor in getattr(theirs.model, f"named_{kind}")():
-                if tensor is values[name]:  # a plan shares all state with its model
-                    changed_models.add(ours.model)
-                else:
-                    tensor.copy_(values[name])
-    ours.prepare()
-    theirs.prepare()
-    seed_random_numbers(seed)
-    times: tuple[list[float], list[float]] = ([], [])
-    for step in range(1, steps + 1):
-        try:
-            with keep_state(*changed_models):
-                record, seconds = ours.run()
-        except FxmemError:
-            raise
-        except Exception as error:
-            raise TraceError(f"the model's step fails: {_explain(error)}", hint=_HINT) from error
-        times[0].append(seconds)
-        theirs.target = ours.target
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", FxmemWarning)
-                their_record, seconds = theirs.run()
-        except FxmemWarning as warning:
-            raise UsageError(str(warning), hint="make the plan for these inputs") from None
-        except Exception as error:
-            return record, times, (Difference(step, Kind.ERROR, "step", _explain(error)),)
-        times[1].append(seconds)
-        differences = compare_records(step, record, their_record)
-        if differences:
-            break
-    return record, times, differences
-
-
-def _explain(error: Exception) -> str:
-    where = find_raising_source(error)
-    return summarize_error(error) + (f" at {where}" if where else "")
+        uses_gpu = has_gpu and options.get("mesh") is None
+        model.to(device or ("cuda" if uses_gpu else "cpu"))
+        return verify(model, planned, args, kwargs, mode=plan.mode, target=target, **options)
 
 
 def _parse_autocast(autocast: object) -> torch.dtype | None:

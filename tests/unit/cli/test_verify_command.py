@@ -80,7 +80,8 @@ def test_the_answer_goes_to_stdout_or_as_json_to_a_file(
 def test_options_are_passed_on(calls: dict[str, Any]) -> None:
     options = ["--optimizer", "adam", "--loss", "mse", "--autocast", "bf16", "--dtype", "bf16"]
     more = ["--steps", "5", "--seed", "9", "--device", "cpu", "--input", "mask=8:bool"]
-    assert main([*COMMAND, *options, *more]) == 0
+    layout = ["--mesh", "dp=2,tp=2", "--parallelize", "train.py:parallelize"]
+    assert main([*COMMAND, *options, *more, *layout]) == 0
     target, plan, args, kwargs = calls["args"]
     assert (target, plan) == ("net.py:Net", PLAN)
     assert [*map(str, args)] == ["8x3:float32"]
@@ -93,4 +94,6 @@ def test_options_are_passed_on(calls: dict[str, Any]) -> None:
         "steps": 5,
         "seed": 9,
         "device": "cpu",
+        "mesh": {"dp": 2, "tp": 2},
+        "parallelize": "train.py:parallelize",
     }
