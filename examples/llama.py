@@ -1,10 +1,10 @@
 """Llama 3 in plain PyTorch, on many GPUs: FSDP2, tensor parallelism and checkpoints.
 
-fxmem analyze 'examples/llama.py:Llama("8B")' --input 2x8192:int64 --optimizer adamw --gpu h100 \\
-    --loss examples/llama.py:next_token_loss \\
-    --mesh dp=8 --parallelize examples/llama.py:parallelize_fsdp
+fxmem analyze examples/llama.py:Llama --input 2x512:int64 --fsdp 8
+fxmem analyze 'examples/llama.py:Llama("tiny", layers=2)' --input 2x512:int64 --mode infer
 
-Written as torchtitan writes it. `python examples/llama.py` compares checkpoints of a small model.
+Laid out as torchtitan does, by `--mesh dp=8 --parallelize examples/llama.py:parallelize_fsdp`.
+`python examples/llama.py` compares checkpoints of the tiny one.
 """
 
 from __future__ import annotations
