@@ -1,9 +1,10 @@
-"""Activation checkpoints on the blocks that a model repeats."""
+"""The blocks that a model repeats, and activation checkpoints on them."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,35 @@ _SAVED = (
 )
 
 
-def checkpoint_blocks(model: nn.Module, way: str) -> None:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Finds the blocks that a model repeats, the outermost ones.
+
+    A model of transformers names the classes of its blocks (``_no_split_modules``); others keep
+    blocks of one class in an ``nn.ModuleList`` or ``nn.Sequential``.
+
+    >>> len(find_blocks(nn.ModuleList(nn.Sequential(nn.ReLU()) for _ in range(3))))
+    3
+    """
+    names = getattr(model, "_no_split_modules", None)
+    if names:
+        return [module for module in model.modules() if type(module).__name__ in names]
+    return [*_iterate_blocks(model)]
+
+
+def _iterate_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    children = [*module.children()]
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    kinds = {type(child) for child in children}
+    if is_list and len(children) > 1 and len(kinds) == 1 and any(children[0].children()):
+        yield from children
+        return
+    for child in children:
+        yield from _iterate_blocks(child)
+
+
+def checkpoint_blocks(
+    model: nn.Module, way: str, blocks: Sequence[nn.Module] | None = None
+) -> None:
     """Checkpoints the blocks of a model in place, before or after it is laid out on a mesh.
 
     The modules keep their names: ``forward`` of each block runs in
@@ -38,19 +67,18 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
         model: The model. Where it holds modules of ``checkpoint_wrapper``, it stays as it is.
         way: ``"none"``; ``"ops"`` for all operators but attention and every second matrix product,
             torchtitan's selective checkpointing; ``"layers:N"`` for every Nth block; ``"full"``.
+        blocks: The blocks, as found before the model is laid out; None to find them.
 
     Raises:
         UsageError: There is no such way, or the model repeats no blocks.
     """
-    from fxmem.parallelism.wrapping import find_blocks
-
     name, _, every = way.partition(":")
     if name not in ("none", "ops", "layers", "full") or (name == "layers") != every.isdecimal():
         raise UsageError(f"unknown checkpointing {way!r}", hint=", ".join(CHECKPOINTS))
     kinds = {type(module).__name__ for module in model.modules()}
     if name == "none" or "CheckpointWrapper" in kinds:
         return
-    blocks = find_blocks(model)
+    blocks = find_blocks(model) if blocks is None else blocks
     if not blocks:
         raise UsageError("the model repeats no blocks to checkpoint", hint="checkpoint='none'")
     options: dict[str, Any] = {"context_fn": _keep_products} if name == "ops" else {}

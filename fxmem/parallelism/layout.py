@@ -18,6 +18,33 @@ _FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Knobs:
+    """Choices within a layout that trade memory for communication or computation.
+
+    >>> str(Knobs("ops", reshards=False))
+    'checkpoint ops, reshard_after_forward=False'
+    """
+
+    checkpoint: str = "none"  # one of fxmem.parallelism.checkpointing.CHECKPOINTS
+    reshards: bool = True  # under "fsdp": blocks free their parameters after forward
+    offloads: bool = False  # under "fsdp": shards lie in the host's memory
+    param_dtype: str | None = None  # under "fsdp": of parameters in forward and backward
+    shards_state: bool = False  # each rank has a part of the optimizer's state, as under "ddp"
+
+    def __str__(self) -> str:
+        texts = {
+            f"checkpoint {self.checkpoint}": self.checkpoint != "none",
+            "reshard_after_forward=False": not self.reshards,
+            "CPUOffloadPolicy": self.offloads,
+            "ZeroRedundancyOptimizer": self.shards_state,
+        }
+        return ", ".join(text for text, is_set in texts.items() if is_set)
+
+
+NO_KNOBS = Knobs()
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """A mesh of processes, one of its ranks, and the function that lays a model out on it.
 
@@ -29,6 +56,7 @@ class Layout:
     mesh: Mesh
     parallelize: ParallelizeChoice
     rank: int | str = 0  # or "worst": the one with the highest peak
+    knobs: Knobs = NO_KNOBS
 
     @property
     def world_size(self) -> int:
@@ -56,7 +84,10 @@ class Layout:
 
 
 def resolve_layout(
-    mesh: Mapping[str, int] | None, parallelize: ParallelizeChoice, rank: int | str
+    mesh: Mapping[str, int] | None,
+    parallelize: ParallelizeChoice,
+    rank: int | str,
+    knobs: Knobs = NO_KNOBS,
 ) -> Layout | None:
     """Checks the layout that a caller asks for; None where no mesh is given.
 
@@ -84,7 +115,7 @@ def resolve_layout(
             f"unknown parallelize={parallelize!r}",
             hint="fsdp, ddp, or a TARGET such as train.py:parallelize",
         )
-    layout = Layout(tuple(mesh.items()), parallelize, rank)
+    layout = Layout(tuple(mesh.items()), parallelize, rank, knobs)
     last = layout.world_size - 1
     if rank != "worst" and not (isinstance(rank, int) and 0 <= rank <= last):
         raise UsageError(f"no rank {rank} on this mesh", hint=f"0 to {last}, or worst")

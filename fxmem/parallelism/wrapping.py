@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxmem.errors import TraceError, UsageError
+from fxmem.parallelism.checkpointing import checkpoint_blocks, find_blocks
+from fxmem.parallelism.layout import NO_KNOBS, Knobs
 
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
@@ -27,14 +29,25 @@ def copy_model(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def parallelize_model(model: nn.Module, parallelize: Any, mesh: DeviceMesh) -> nn.Module:
+def parallelize_model(
+    model: nn.Module,
+    parallelize: Any,
+    mesh: DeviceMesh,
+    knobs: Knobs = NO_KNOBS,
+) -> nn.Module:
     """Lays a model out on a mesh, by a function or by the name of a plain way.
 
     Raises:
         TraceError: The function returns something else than a module or None.
     """
-    lay_out = {"fsdp": shard_blocks, "ddp": replicate}.get(parallelize, parallelize)
-    result = lay_out(model, mesh)
+    blocks = find_blocks(model)
+    if parallelize == "fsdp":
+        dtype = None if knobs.param_dtype is None else getattr(torch, knobs.param_dtype)
+        result: Any = shard_blocks(
+            model, mesh, reshards=knobs.reshards, param_dtype=dtype, offloads=knobs.offloads
+        )
+    else:
+        result = (replicate if parallelize == "ddp" else parallelize)(model, mesh)
     if result is not None and not isinstance(result, nn.Module):
         raise TraceError(
             f"parallelize returned a {type(result).__name__}, not a module",
@@ -46,6 +59,7 @@ def parallelize_model(model: nn.Module, parallelize: Any, mesh: DeviceMesh) -> n
             "FullyShardedDataParallel keeps flat parameters, which are not analysed",
             hint="shard with torch.distributed.fsdp.fully_shard, which holds as much",
         )
+    checkpoint_blocks(laid_out, knobs.checkpoint, blocks)
     return laid_out
 
 
@@ -87,30 +101,18 @@ def replicate(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Finds the blocks that a model repeats, the outermost ones.
+def shard_optimizer(make: Callable[[list[nn.Parameter]], Any]) -> Callable[[Any], Any]:
+    """Has each rank keep the state of a part of the parameters, as ``ZeroRedundancyOptimizer``."""
 
-    A model of transformers names the classes of its blocks (``_no_split_modules``); others keep
-    blocks of one class in an ``nn.ModuleList`` or ``nn.Sequential``.
+    def make_sharded(parameters: list[nn.Parameter]) -> Any:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    >>> len(find_blocks(nn.ModuleList(nn.Sequential(nn.ReLU()) for _ in range(3))))
-    3
-    """
-    names = getattr(model, "_no_split_modules", None)
-    if names:
-        return [module for module in model.modules() if type(module).__name__ in names]
-    return [*_iterate_blocks(model)]
+        def make_part(groups: Any) -> Any:
+            return make([parameter for group in groups for parameter in group["params"]])
 
+        return ZeroRedundancyOptimizer(parameters, optimizer_class=make_part)  # type: ignore
 
-def _iterate_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    children = [*module.children()]
-    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
-    kinds = {type(child) for child in children}
-    if is_list and len(children) > 1 and len(kinds) == 1 and any(children[0].children()):
-        yield from children
-        return
-    for child in children:
-        yield from _iterate_blocks(child)
+    return make_sharded
 
 
 def iterate_unsharded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

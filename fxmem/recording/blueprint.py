@@ -18,7 +18,7 @@ from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.registry import Target
 from fxmem.loading.building import replace_converted
 from fxmem.parallelism.process_group import make_mesh
-from fxmem.parallelism.wrapping import copy_model, parallelize_model
+from fxmem.parallelism.wrapping import copy_model, parallelize_model, shard_optimizer
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.losses import Loss
@@ -80,6 +80,9 @@ class Blueprint:
                 _place(leaf, device)
             for module in self.model.modules():
                 _place_module(module, options.target)
+            make_optimizer = self.make_optimizer
+            if make_optimizer and options.layout and options.layout.knobs.shards_state:
+                make_optimizer = shard_optimizer(make_optimizer)
             yield Step(
                 model=self.model if options.layout is None else copy_model(self.model),
                 args=args,
@@ -87,7 +90,7 @@ class Blueprint:
                 train=train,
                 inference_mode=options.inference_mode,
                 loss=self.loss,
-                make_optimizer=self.make_optimizer if train else None,
+                make_optimizer=make_optimizer if train else None,
                 loop=options.loop,
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
@@ -98,7 +101,7 @@ class Blueprint:
         layout = self.options.layout
         assert layout is not None
         mesh = make_mesh(layout, self.options.target.name)
-        return parallelize_model(model, load_choice(layout.parallelize), mesh)
+        return parallelize_model(model, load_choice(layout.parallelize), mesh, layout.knobs)
 
     def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
         """Makes a step and records it; as for :meth:`run`.

@@ -18,7 +18,7 @@ from fxmem.kernels.registry import Target
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
 from fxmem.loop import Loop, resolve_loop
-from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
+from fxmem.parallelism.layout import NO_KNOBS, Knobs, Layout, ParallelizeChoice, resolve_layout
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
@@ -69,6 +69,7 @@ def resolve_options(
     mesh: Mapping[str, int] | None = None,
     parallelize: ParallelizeChoice = None,
     rank: int | str = 0,
+    knobs: Knobs = NO_KNOBS,
 ) -> Options:
     """Checks arguments of :func:`fxmem.analyze`, and finds the objects that they name.
 
@@ -85,7 +86,7 @@ def resolve_options(
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
     if gpu is not None and device != "cuda":
         raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
-    layout = resolve_layout(mesh, parallelize, rank)
+    layout = resolve_layout(mesh, parallelize, rank, knobs)
     if layout is not None and frontend == "fx":
         raise UsageError("the fx frontend with a mesh", hint="leave the frontend out")
     model = None if gpu is None else find_gpu(gpu)
