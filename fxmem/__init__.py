@@ -10,6 +10,7 @@ from fxmem.api import (
     apply,
     auto,
     diff,
+    fit,
     max_batch,
     pareto,
     pipeline,
@@ -30,6 +31,7 @@ from fxmem.errors import (
     TraceError,
     UsageError,
 )
+from fxmem.fitting.record import Fitting
 from fxmem.graph import Category, Phase
 from fxmem.loop import Loop
 from fxmem.pipelines.pipeline import Pipeline
@@ -45,6 +47,7 @@ __all__ = [
     "Comparison",
     "DataDependentError",
     "Finding",
+    "Fitting",
     "FxmemError",
     "FxmemWarning",
     "InfeasibleError",
@@ -65,6 +68,7 @@ __all__ = [
     "apply",
     "auto",
     "diff",
+    "fit",
     "max_batch",
     "pareto",
     "pipeline",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fxmem.advice.finding import Finding
     from fxmem.batching.record import MaxBatch
     from fxmem.comparison.comparison import Comparison
+    from fxmem.fitting.record import Fitting
     from fxmem.parallelism.layout import ParallelizeChoice
     from fxmem.pipelines.pipeline import Pipeline
     from fxmem.planning.strategies.problem import Strategy
@@ -195,6 +196,72 @@ def run(
         gpu=gpu,
         alloc_conf=alloc_conf,
         size_hint=size_hint,
+    )
+
+
+def fit(
+    model: nn.Module | str,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    gpu: str,
+    gpus: int = 8,
+    gpus_per_node: int = 8,
+    parallelize: ParallelizeChoice = None,
+    mesh: Mapping[str, int | None] | None = None,
+    mixed_precision: str | torch.dtype | None = None,
+    **options: Any,
+) -> Fitting:
+    """Finds meshes of GPUs that the step of one rank fits, and the knobs that it takes there.
+
+    Without a function, ``fully_shard`` over all GPUs and over replicated parts of them is compared
+    with ``DistributedDataParallel``. A mesh is tried without checkpointing first, then with more of
+    it, where that does not fit; without resharding after forward, and with it; with
+    ``CPUOffloadPolicy`` where nothing else fits on any mesh; under DDP also with
+    ``ZeroRedundancyOptimizer``.
+
+    Args:
+        model: As for :func:`fxmem.analyze`.
+        args: Positional inputs, the batch of one rank.
+        kwargs: Keyword inputs.
+        gpu: The GPU, as for :func:`fxmem.analyze`.
+        gpus: How many there are.
+        gpus_per_node: How many consecutive ranks share a node.
+        parallelize: ``"fsdp"`` or ``"ddp"`` for one of them alone; or a function as for
+            :func:`fxmem.analyze`, or a TARGET: checkpoints are put on its blocks, unless it has
+            put ``checkpoint_wrapper`` on some.
+        mesh: The function's mesh, with None for sizes that are left open, ``{"dp": None, "tp":
+            None}``: the first takes what the others leave, which are powers of two within a node.
+        mixed_precision: The dtype of parameters in forward and backward, ``"bf16"``:
+            ``MixedPrecisionPolicy``, with gradients reduced in float32; autocast under DDP.
+        options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``loss``, ...
+
+    Returns:
+        The meshes with their knobs, those that fit first, cheapest communication first.
+
+    Raises:
+        UsageError: An argument is not understood.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: The step cannot be run on fake tensors.
+
+    >>> from torch import nn
+    >>> found = fit(nn.Linear(64, 64), "8x64", gpu="t4", gpus=2, parallelize="ddp")
+    >>> found.best.mesh, found.best.far_bytes, found.recordings
+    ({'dp': 2}, 0, 1)
+    """
+    from fxmem.fitting.search import find_fitting
+
+    return find_fitting(
+        model,
+        args,
+        kwargs,
+        gpu=gpu,
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        parallelize=parallelize,
+        mesh=mesh,
+        mixed_precision=mixed_precision,
+        **options,
     )
 
 

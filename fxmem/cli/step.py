@@ -61,12 +61,15 @@ def add_command(
     return parser
 
 
-def add_step_options(parser: argparse.ArgumentParser, *, checks_fit: bool = True) -> None:
+def add_step_options(
+    parser: argparse.ArgumentParser, *, checks_fit: bool = True, has_layout: bool = True
+) -> None:
     """Adds TARGET and the options that describe a step and its device.
 
     Args:
         parser: That of a command.
         checks_fit: Whether the command tells if the step fits the GPU.
+        has_layout: Whether the user gives the layout of processes.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
     step = parser.add_argument_group("the step")
@@ -96,7 +99,8 @@ def add_step_options(parser: argparse.ArgumentParser, *, checks_fit: bool = True
         help="the size to assume where one depends on values, as that of nonzero() does; for all "
         "lines, or for one of them (may be repeated)",
     )
-    _add_layout(parser)
+    if has_layout:
+        _add_layout(parser)
     _add_surroundings(parser, checks_fit)
 
 
@@ -139,7 +143,8 @@ def parse_layout(arguments: argparse.Namespace) -> dict[str, Any]:
     plain = [name for name in ("fsdp", "ddp") if getattr(arguments, name) is not None]
     if len(plain) + bool(arguments.mesh or arguments.parallelize) > 1:
         raise UsageError("more than one way to share the step", hint="--fsdp, --ddp or --mesh")
-    mesh, parallelize = None, arguments.parallelize
+    mesh: dict[str, int | None] | None = None
+    parallelize = arguments.parallelize
     if plain:
         mesh, parallelize = {"dp": getattr(arguments, plain[0])}, plain[0]
     elif arguments.mesh is not None:

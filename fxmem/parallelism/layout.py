@@ -22,7 +22,7 @@ class Knobs:
     """Choices within a layout that trade memory for communication or computation.
 
     >>> str(Knobs("ops", reshards=False))
-    'checkpoint ops, reshard_after_forward=False'
+    'checkpoint ops, no resharding'
     """
 
     checkpoint: str = "none"  # one of fxmem.parallelism.checkpointing.CHECKPOINTS
@@ -34,9 +34,9 @@ class Knobs:
     def __str__(self) -> str:
         texts = {
             f"checkpoint {self.checkpoint}": self.checkpoint != "none",
-            "reshard_after_forward=False": not self.reshards,
-            "CPUOffloadPolicy": self.offloads,
-            "ZeroRedundancyOptimizer": self.shards_state,
+            "no resharding": not self.reshards,
+            "offloading": self.offloads,
+            "sharded optimizer": self.shards_state,
         }
         return ", ".join(text for text, is_set in texts.items() if is_set)
 
@@ -122,18 +122,18 @@ def resolve_layout(
     return layout
 
 
-def parse_mesh(text: str) -> dict[str, int]:
-    """Parses a mesh as the command line has it.
+def parse_mesh(text: str) -> dict[str, int | None]:
+    """Parses a mesh as the command line has it, with None for a size that is left open.
 
     Raises:
         UsageError: It is no list of names and sizes.
 
-    >>> parse_mesh("dp=8,tp=4")
-    {'dp': 8, 'tp': 4}
+    >>> parse_mesh("dp=8,tp=4"), parse_mesh("dp=*")
+    ({'dp': 8, 'tp': 4}, {'dp': None})
     """
     try:
         pairs = [part.split("=") for part in text.split(",")]
-        return {name.strip(): int(size) for name, size in pairs}
+        return {name.strip(): None if size == "*" else int(size) for name, size in pairs}
     except ValueError:
         raise UsageError(f"mesh {text!r} is not understood", hint="dp=8,tp=4") from None
 

@@ -13,11 +13,13 @@ from markupsafe import Markup
 from fxmem.analysis import Analysis
 from fxmem.batching.record import MaxBatch
 from fxmem.errors import UsageError
+from fxmem.fitting.record import Fitting
 from fxmem.pipelines.pipeline import Pipeline
 from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Front, Plan
 from fxmem.report.batch_text import list_max_batch_blocks
 from fxmem.report.document import build_document
+from fxmem.report.fit_text import list_fitting_blocks, write_mesh
 from fxmem.report.formats import GRAPH, TIMELINE, TRADEOFF, RenderOptions, render
 from fxmem.report.html import clean_svg, load_template
 from fxmem.report.module_table import write_modules
@@ -33,7 +35,7 @@ from fxmem.scripts.script_run import ScriptRun
 if TYPE_CHECKING:
     from fxmem.verifying.verification import Verification
 
-Reported = Union[Analysis, Plan, Front, MaxBatch, Pipeline, ScriptRun, "Verification"]
+Reported = Union[Analysis, Plan, Front, Fitting, MaxBatch, Pipeline, ScriptRun, "Verification"]
 _DEPTH = 2  # of the modules' table, which is there besides the report
 
 
@@ -86,6 +88,8 @@ def _list_blocks(value: Reported, width: int | None = None) -> list[str | Table]
         return list_front_blocks(value, analysis.setup if analysis else None, width)
     if isinstance(value, MaxBatch):
         return list_max_batch_blocks(value, width)
+    if isinstance(value, Fitting):
+        return list_fitting_blocks(value, width)
     if isinstance(value, Pipeline):
         return list_pipeline_blocks(value, width)
     return list_verification_blocks(value, width)
@@ -116,6 +120,9 @@ def _list_bars(value: Reported) -> Iterator[tuple[str, int | None]]:
         yield f"batch {value.batch}", value.peak_bytes
         yield f"batch {value.next_batch}", value.next_peak_bytes
         yield "memory", value.memory_bytes
+    elif isinstance(value, Fitting):
+        for row in value.rows:
+            yield write_mesh(row), row.reserved_bytes
     elif isinstance(value, Pipeline):
         for rank in value.ranks:
             yield f"rank {rank.rank}", rank.peak_bytes

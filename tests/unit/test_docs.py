@@ -24,6 +24,7 @@ from fxmem.batching.record import MaxBatch
 from fxmem.cli import COMMANDS, _build_parser
 from fxmem.comparison.changes import Change
 from fxmem.comparison.comparison import Comparison
+from fxmem.fitting.record import Fitting, MeshFit
 from fxmem.gpus import CONTEXT_BYTES, GPUS, NCCL_BYTES
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
@@ -113,7 +114,7 @@ def test_every_loss_and_optimizer_is_documented() -> None:
     "kind",
     [
         *(Analysis, Peak, Module, Plan, Segment, Finding, Verification, Difference),
-        *(Comparison, Change, MaxBatch, Pipeline, RankMemory, StageMemory),
+        *(Comparison, Change, MaxBatch, Fitting, MeshFit, Pipeline, RankMemory, StageMemory),
     ],
 )
 def test_every_attribute_is_documented(kind: type) -> None:
@@ -127,7 +128,7 @@ def test_every_argument_is_documented_in_order() -> None:
     calls = re.findall(r"^(?:\| `)?fxmem\.(\w+)\((.*?)\)(?:` \||$)", API_DOC, re.M | re.S)
     assert {name for name, _ in calls} >= {
         *("analyze", "plan", "pareto", "apply", "auto", "verify", "advise", "diff"),
-        *("max_batch", "pipeline"),
+        *("max_batch", "pipeline", "fit"),
     }
     for name, arguments in calls:
         shown = inspect.signature(eval(f"lambda {' '.join(arguments.split())}: None"))

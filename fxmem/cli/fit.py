@@ -1,0 +1,106 @@
+"""``fxmem fit``: the meshes of GPUs and the knobs that a step fits."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.progress import show_progress
+from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, run_user_code
+from fxmem.errors import UsageError
+
+EXIT_NONE_FITS = 1
+
+_DESCRIPTION = f"""\
+Finds the meshes of so many GPUs that the step of one rank fits, and the knobs that it takes there:
+activation checkpointing, resharding, offloading, sharded optimizer state. --input is the batch of
+one rank. Without --parallelize, fully_shard and DistributedDataParallel are compared.
+
+{TARGET_HELP}"""
+_EPILOG = """\
+examples:
+  fxmem fit gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu h100 --gpus 64
+  fxmem fit gpt.py:GPT --input 4x512:int64 --gpu h100 --gpus 64 --mixed-precision bf16
+  fxmem fit gpt.py:GPT --input 4x512:int64 --gpu h100 --gpus 64 --parallelize gpt.py:parallelize \\
+    --mesh 'dp=*,tp=*'
+
+exit codes: 0 something fits, 1 nothing does, 2 bad usage or a model that cannot be loaded or traced
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command to the parser of ``fxmem``."""
+    help = "the meshes of GPUs, and the knobs, that fit"
+    parser = add_command(commands, "fit", run_fit, help, _DESCRIPTION, _EPILOG)
+    add_step_options(parser, checks_fit=False, has_layout=False)
+    group = parser.add_argument_group("the GPUs that share it (need not be present)")
+    group.add_argument(
+        "--gpus", type=int, default=8, metavar="N", help="how many (default: %(default)s)"
+    )
+    group.add_argument(
+        "--gpus-per-node",
+        type=int,
+        default=8,
+        metavar="N",
+        help="how many of them share a node (default: %(default)s)",
+    )
+    group.add_argument(
+        "--parallelize",
+        metavar="TARGET",
+        help="file.py:function of the model and the mesh, which lays the one out on the other; or "
+        "fsdp or ddp alone (default: both)",
+    )
+    group.add_argument(
+        "--mesh",
+        metavar="NAME=N,...",
+        help="the function's mesh, e.g. 'dp=*,tp=*': sizes left open are tried, the first being "
+        "what the others leave (default: dp=*)",
+    )
+    group.add_argument(
+        "--mixed-precision",
+        metavar="DTYPE",
+        help="MixedPrecisionPolicy(param_dtype=DTYPE, reduce_dtype=torch.float32), e.g. bf16; "
+        "under ddp autocast (default: none)",
+    )
+    parser.set_defaults(rank="0", fsdp=None, ddp=None)
+    output = parser.add_argument_group("the result")
+    output.add_argument("--json", action="store_true", help="all rows, as JSON")
+    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
+    output.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run_fit(arguments: argparse.Namespace) -> int:
+    """Finds what fits and writes it.
+
+    Returns:
+        The exit code: 0, or 1 where nothing fits.
+
+    Raises:
+        FxmemError: Bad usage, or a model that cannot be loaded or traced.
+    """
+    if arguments.gpu is None:
+        raise UsageError("no GPU is given", hint="--gpu h100")
+    step = parse_step(arguments)
+    step.options.pop("rank")
+    check_output(arguments.output)
+    with show_progress(f"fitting {arguments.target}"), run_user_code(step.target):
+        from fxmem.api import fit
+        from fxmem.report.fit_text import render_fitting
+
+        found = fit(
+            step.target,
+            step.args,
+            step.kwargs,
+            gpus=arguments.gpus,
+            gpus_per_node=arguments.gpus_per_node,
+            mixed_precision=arguments.mixed_precision,
+            **step.options,
+        )
+    width = choose_width(arguments.output)
+    text = f"{found.to_json(indent=2)}\n" if arguments.json else render_fitting(found, width=width)
+    write_output(text, arguments.output)
+    if found.best is not None:
+        return 0
+    write_line(f"fxmem: nothing was found that fits {found.gpus} x {found.gpu}")
+    return EXIT_NONE_FITS

@@ -1,0 +1,118 @@
+"""Meshes and knobs that were compared, as pure data."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fxmem.analysis import Setup, Shown
+from fxmem.parallelism.layout import Knobs
+
+SCHEMA_VERSION = 1
+FAR_WEIGHT = 9
+"""A byte to another node is as dear as so many within one.
+
+An H100 sends 450 GB/s by NVLink, and 50 GB/s by the adapter of 400 Gbit/s that it has of its node.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshFit:
+    """One rank's step on a mesh, with some knobs.
+
+    Attributes:
+        mesh: Sizes of the mesh's dimensions, by name.
+        parallelize: ``"fsdp"``, ``"ddp"``, or the function that lays the model out.
+        knobs: The knobs.
+        fits: ``"yes"``, ``"no"``, or ``"maybe"`` where the CUDA context and NCCL decide.
+        cause: Why it does not fit; empty where it does.
+        peak_bytes: Most bytes allocated; None where the step was not analysed, because it cannot
+            fit.
+        reserved_bytes: Most bytes that the allocator holds; None likewise.
+        sent_bytes: What the rank sends in a step, by the dimensions that its groups run along.
+        near_bytes: The part of it that stays within a node.
+        far_bytes: The part that goes to another node.
+        flops: Floating-point operations of the step, without those recomputed.
+        recomputed_flops: Floating-point operations that checkpoints recompute.
+        is_recorded: Whether the step was recorded, not computed from those of other meshes.
+    """
+
+    mesh: Mapping[str, int]
+    parallelize: str
+    knobs: Knobs
+    fits: str
+    cause: str
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)
+    near_bytes: int = 0
+    far_bytes: int = 0
+    flops: int = 0
+    recomputed_flops: int = 0
+    is_recorded: bool = False
+
+    def sort_key(self) -> tuple[Any, ...]:
+        """Returns what rows are sorted by: fit, communication for each FLOP, recomputation."""
+        if self.fits == "no":
+            return 2, math.inf if self.peak_bytes is None else self.peak_bytes
+        cost = (self.near_bytes + FAR_WEIGHT * self.far_bytes) / max(self.flops, 1)
+        recomputed = self.recomputed_flops / max(self.flops, 1)
+        return ("yes", "maybe").index(self.fits), cost, recomputed, self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting(Shown):
+    """The meshes of so many GPUs, each with its cheapest knobs that fit.
+
+    Attributes:
+        rows: Those that fit first, cheapest communication first; then those that do not fit, with
+            the lowest peak first.
+        setup: The step of one rank.
+        gpu: The GPU's name.
+        gpus: How many there are.
+        gpus_per_node: How many of them are in a node.
+        capacity_bytes: Memory of each.
+        mixed_precision: The dtype of parameters in forward and backward; None for their own.
+        recordings: How many steps were recorded to find the rows.
+    """
+
+    rows: tuple[MeshFit, ...]
+    setup: Setup
+    gpu: str
+    gpus: int
+    gpus_per_node: int
+    capacity_bytes: int
+    mixed_precision: str | None
+    recordings: int
+
+    @property
+    def best(self) -> MeshFit | None:
+        """The cheapest row that fits; None where none does for certain."""
+        return self.rows[0] if self.rows[0].fits == "yes" else None
+
+    def __repr__(self) -> str:
+        return f"Fitting(model={self.setup.model!r}, gpus={self.gpus}, best={self.best!r})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
+        setup = self.setup
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": setup.model,
+            "inputs": list(setup.inputs),
+            "optimizer": setup.optimizer,
+            "gpu": self.gpu,
+            "gpus": self.gpus,
+            "gpus_per_node": self.gpus_per_node,
+            "capacity_bytes": self.capacity_bytes,
+            "mixed_precision": self.mixed_precision,
+            "recordings": self.recordings,
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """:meth:`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
