@@ -20,8 +20,8 @@ from fxmem.analyzing import analyze_again
 from fxmem.applying.applying import apply
 from fxmem.errors import FxmemError, InfeasibleError, UsageError
 from fxmem.graph import Category
-from fxmem.parallelism.checkpointing import checkpoint_blocks
-from fxmem.parallelism.wrapping import find_blocks, parallelize_model
+from fxmem.parallelism.checkpointing import checkpoint_blocks, find_blocks
+from fxmem.parallelism.wrapping import parallelize_model
 from fxmem.planning.model.segments import iterate_segments
 from fxmem.planning.plan import MODULES, CheckpointPrice, Front, Plan
 from fxmem.planning.planner import PlanLimit, pareto, plan_modules, resolve_limit

@@ -33,10 +33,10 @@ def test_table(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", target, "--input=8x64", *options]) == 0
     head, _, _, header, rule, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith(
-        "Fits 16 x Tesla T4 (14.56 GiB): fsdp on replicate=2,shard=8 with reshard"
+        "Fits 16 x Tesla T4 (14.56 GiB): fsdp on replicate=2,shard=8 with no resharding"
     )
     assert header.split()[:4] == ["fits", "mesh", "by", "with"]
-    assert rule.startswith("----  -------------------  ----  ---------------------------  ")
+    assert rule.startswith("----  -------------------  ----  -------------  ")
     assert [row.split()[:3] for row in rows[:3]] == [
         ["yes", "replicate=2,shard=8", "fsdp"],
         ["yes", "dp=16", "fsdp"],
