@@ -9,7 +9,7 @@ question is applied to the model, laid out on the mesh, and recorded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,8 +31,8 @@ from fxmem.units import format_bytes
 
 _POINTS = 8  # of a front, each of which is recorded
 _FINE_POINTS = 32  # of a front that is searched by halves
-_EVERY = (1, 2, 4)
-"""Every block, every second and every fourth: torchtitan's ``full`` and its selective by layer."""
+_EVERY = {1: "every block", 2: "every 2nd block", 4: "every 4th block"}
+"""Plans of every so many blocks: torchtitan's ``full``, and its selective by layer."""
 _SHARED = (Category.PARAMETER, Category.GRADIENT)
 
 
@@ -95,16 +95,21 @@ def seek_rank_plans(
             f"style {style!r} rewrites a graph, and a rank's step has none", hint="style='modules'"
         )
     alone = _record_alone(analysis)
+    if _recomputes(analysis) and not _recomputes(alone):
+        raise UsageError(
+            "parallelize checkpoints modules, and a plan would recompute within them again",
+            hint="a parallelize without checkpoints, for which the plan is",
+        )
     front = pareto(alone, by_flops=by_flops, points=points, style=MODULES, **search)
     model = analysis.blueprint.model
     fqns = {id(module): name for name, module in model.named_modules()}
     blocks = [fqns[id(block)] for block in find_blocks(model)]
-    ways = {f"every {_write_ordinal(n)}block": blocks[n - 1 :: n] for n in _EVERY if blocks[n:]}
+    ways = {name: blocks[n - 1 :: n] for n, name in _EVERY.items() if blocks[n:]}
     return RankPlans(analysis, tuple(front), plan_modules(alone, ways))
 
 
-def _write_ordinal(number: int) -> str:
-    return {1: "", 2: "2nd "}.get(number, f"{number}th ")
+def _recomputes(analysis: Analysis) -> bool:
+    return any(operation.recomputed for operation in analysis.graph.operations)
 
 
 def _record_alone(analysis: Analysis) -> Analysis:
@@ -136,58 +141,38 @@ def plan_rank(
     return choose_plan(plans, limit)
 
 
-def choose_plan(plans: RankPlans, limit: PlanLimit) -> Plan:
-    """Records plans until the one that keeps a limit is found.
+def choose_plan(plans: RankPlans, limit: PlanLimit | None = None) -> Plan:
+    """Records plans until the one that keeps a limit is found, by default the target GPU's memory.
 
     Raises:
         InfeasibleError: None does.
     """
+    is_share = limit is not None and limit.budget_bytes is None
 
     def price(plan: Plan) -> float:
-        return plan.overhead_flops if limit.by_flops else plan.overhead
+        return plan.overhead_flops if limit and limit.by_flops else plan.overhead
 
     def keeps(plan: Plan) -> bool:
-        if limit.budget_bytes is not None:
-            return plan.peak_bytes <= limit.budget_bytes
-        return price(plan) <= limit.most
+        if limit is None:
+            return plan.analysis is not None and plan.analysis.exhaustion is None
+        if limit.budget_bytes is None:
+            return price(plan) <= limit.most
+        return plan.peak_bytes <= limit.budget_bytes
 
-    kept = _search(plans, keeps, rises=limit.budget_bytes is not None)
-    if limit.budget_bytes is None:
+    # Leaner plans keep a budget, cheaper ones a share.
+    bisect_left(plans.front, True, key=lambda plan: keeps(plans.record(plan)) != is_share)
+    recorded = [*map(plans.record, plans.ways.values()), *plans.list_recorded()]
+    kept = [plan for plan in recorded if keeps(plan)]
+    if is_share:
         return min(kept, key=lambda plan: (plan.peak_bytes, price(plan)))
     if not kept:
-        least = min(plan.peak_bytes for plan in plans.list_recorded())
+        least = format_bytes(min(plan.peak_bytes for plan in recorded))
+        where = format_bytes(limit.budget_bytes) if limit and limit.budget_bytes else "the GPU"
         raise InfeasibleError(
-            f"no plan within {format_bytes(limit.budget_bytes)} was found; the leanest takes"
-            f" {format_bytes(least)}",
+            f"no plan within {where} was found; the leanest takes {least}",
             hint="a smaller batch, or more processes to share the model",
         )
     return min(kept, key=lambda plan: (price(plan), plan.peak_bytes))
-
-
-def choose_fitting(plans: RankPlans) -> Plan:
-    """Records plans until the cheapest whose step fits the target GPU is found.
-
-    Raises:
-        InfeasibleError: None does.
-    """
-
-    def fits(plan: Plan) -> bool:
-        return plan.analysis is not None and plan.analysis.exhaustion is None
-
-    kept = _search(plans, fits, rises=True)
-    if not kept:
-        leanest = min(plans.list_recorded(), key=lambda plan: plan.peak_bytes).analysis
-        cause = leanest.exhaustion.cause if leanest and leanest.exhaustion else ""
-        raise InfeasibleError(f"no plan was found whose step fits; with the leanest, {cause}")
-    return min(kept, key=lambda plan: (plan.overhead, plan.peak_bytes))
-
-
-def _search(plans: RankPlans, keeps: Callable[[Plan], bool], *, rises: bool) -> list[Plan]:
-    """Records plans near a limit, which leaner ones keep, or cheaper; lists those that keep it."""
-    bisect_left(plans.front, True, key=lambda plan: keeps(plans.record(plan)) == rises)
-    for plan in plans.ways.values():
-        plans.record(plan)
-    return [plan for plan in plans.list_recorded() if keeps(plan)]
 
 
 def list_front(

@@ -187,13 +187,7 @@ def _plan_rank(
     arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]
 ) -> tuple[Plan | None, str]:
     """Plans the step of a rank; returns the plan, where one is asked for, and the report."""
-    from fxmem.applying.ranks import (
-        choose_fitting,
-        choose_plan,
-        list_ways,
-        record_front,
-        seek_rank_plans,
-    )
+    from fxmem.applying.ranks import choose_plan, list_ways, record_front, seek_rank_plans
     from fxmem.planning.planner import resolve_limit
     from fxmem.report.plan_text import render_ways
 
@@ -202,7 +196,7 @@ def _plan_rank(
     points = {} if resolved or arguments.fit else {"points": min(arguments.points, 8)}
     plans = seek_rank_plans(analysis, **points, **_list_search_options(arguments))
     if not points:
-        chosen = choose_plan(plans, resolved) if resolved else choose_fitting(plans)
+        chosen = choose_plan(plans, resolved)
         if arguments.json:
             return chosen, f"{chosen.to_json()}\n"
         budget_bytes = resolved.budget_bytes if resolved else None

@@ -42,7 +42,7 @@ _DEPTH = 2  # of the modules' table, which is there besides the report
 def write_text(value: Reported, width: int | None = None) -> str:
     """Writes the report that the command line prints, without the last newline."""
     text = join_blocks(_list_blocks(value, width))
-    if isinstance(value, Plan) and value.analysis is not None:
+    if isinstance(value, Plan) and value.analysis is not None and not value.analysis.setup.mesh:
         nodes, sources = value.analysis.nodes, {}
         for path in {node.source.file for node in nodes if node.source is not None}:
             with contextlib.suppress(OSError, UnicodeDecodeError):  # such as code that was typed

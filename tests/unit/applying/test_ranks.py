@@ -13,6 +13,8 @@ import fxmem
 from fxmem.applying.ranks import RankPlans, choose_plan, list_ways, record_front, seek_rank_plans
 from fxmem.cli import main
 from fxmem.errors import InfeasibleError, UsageError
+from fxmem.parallelism.checkpointing import checkpoint_blocks
+from fxmem.parallelism.wrapping import shard_blocks
 from fxmem.planning.planner import PlanLimit, pareto
 from fxmem.report.plan_text import render_ways
 
@@ -63,6 +65,7 @@ def test_a_plan_promises_what_the_applied_model_takes(
     assert analyze(fxmem.apply(model, plan)).peak_bytes == plan.peak_bytes
     assert 0 < plan.overhead_flops < 0.4
     assert str(plan).startswith("Peak ")
+    assert "Peak " in plan._repr_html_()
     assert "The new peak is in backward" in str(plan)
     assert fxmem.Plan.from_json(plan.to_json()) == plan
 
@@ -104,6 +107,13 @@ def test_limits(plans: RankPlans) -> None:
 def test_refusals(analysis: fxmem.Analysis, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="style 'graph' rewrites a graph, and a rank's step has"):
         fxmem.plan(analysis, budget=1024, style="graph")
+
+    def parallelize(model: Any, mesh: Any) -> nn.Module:
+        checkpoint_blocks(model, "full")
+        return shard_blocks(model, mesh)
+
+    with pytest.raises(UsageError, match="parallelize checkpoints modules, and a plan would"):
+        fxmem.pareto(analyze(make_net(), parallelize=parallelize))
     with pytest.raises(UsageError, match="is found by recording the rank"):
         pareto(analysis)
     plan = fxmem.Plan("", 2, 1)
