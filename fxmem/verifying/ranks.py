@@ -92,14 +92,15 @@ def _run_rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     with contextlib.redirect_stdout(sys.stderr), prepare_targets(*names):
         try:
-            result: ComparedSteps | FxmemError = _compare(*pickle.loads(sent))
+            result: ComparedSteps | FxmemError = compare_rank(*pickle.loads(sent))
         except FxmemError as error:
             result = error
     Path(folder, str(rank)).write_bytes(pickle.dumps(result))
     dist.destroy_process_group()
 
 
-def _compare(task: StepTask, layout: Layout) -> ComparedSteps:
+def compare_rank(task: StepTask, layout: Layout) -> ComparedSteps:
+    """Compares the steps of two models on this rank of the default process group."""
     names, sizes = zip(*layout.mesh, strict=True)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     lay_out = load_choice(layout.parallelize)

@@ -20,8 +20,11 @@ from torch.distributed.tensor.parallel import (
 
 import fxmem
 from fxmem.errors import TraceError, UsageError
+from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.wrapping import find_blocks, replicate, shard_blocks
 from fxmem.planning.plan import MODULES, Plan, Segment
+from fxmem.verifying.ranks import compare_rank
+from fxmem.verifying.running import StepTask
 
 WIDTH = 8
 INPUT = f"4x{WIDTH}"
@@ -128,11 +131,14 @@ def test_ranks_compute_the_same() -> None:
     )
 
 
+@pytest.mark.usefixtures("_alone")
 def test_ranks_that_differ() -> None:
-    layout: dict[str, Any] = {"mesh": {"dp": 1}, "parallelize": "ddp"}
-    report = fxmem.verify(Net(), OtherNet(), INPUT, steps=2, **layout)
-    assert (report.equal, report.steps) == (False, 1)
-    assert report.differences[0].kind == "output"
+    given: Any = ((torch.ones(4, WIDTH),), {})
+    cpu = torch.device("cpu")
+    task = StepTask((Net(), OtherNet()), given, None, None, cpu, None, True, steps=2, seed=0)
+    found = compare_rank(task, Layout((("dp", 1),), "ddp"))
+    assert len(found.times[0]) == 1
+    assert found.differences[0].kind == "output"
 
 
 def test_refusals() -> None:
