@@ -92,9 +92,12 @@ def _take_step(
     optimizer: torch.optim.Optimizer,
     accumulate: int = 1,
     clip_grad: bool = False,
+    reduce_each: bool = True,
 ) -> None:
-    for _ in range(accumulate):
+    for micro_batch in range(accumulate):
         time.sleep(_PATIENCE_S)
+        if not reduce_each:
+            model.set_requires_gradient_sync(micro_batch == accumulate - 1)  # type: ignore[operator]
         output = model(x)
         loss = compute_loss(output)
         loss.backward()

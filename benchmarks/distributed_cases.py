@@ -175,6 +175,7 @@ _VIEWS = {"gradient_as_bucket_view": True}
 _TIED = partial(build_llama, tied=True)
 _fsdp, _fsdp_and_tp = LLAMA["parallelize_fsdp"], LLAMA["parallelize_2d"]
 _clip, _accumulate = {"clip_grad": True}, {"accumulate": 2}
+_reduce_last = {"accumulate": 2, "reduce_each": False}
 
 CASES = [
     DistributedCase("fsdp", _TWO, shard),
@@ -185,6 +186,7 @@ CASES = [
     DistributedCase("fsdp, SGD", _TWO, shard, optimizer=_sgd),
     DistributedCase("fsdp, foreach", _TWO, shard, optimizer=partial(_adamw, foreach=True)),
     DistributedCase("fsdp, accumulation", _TWO, shard, loop=_accumulate),
+    DistributedCase("fsdp, last reduction", _TWO, partial(shard, **_BF16), loop=_reduce_last),
     DistributedCase("fsdp, clipping", _TWO, shard, loop=_clip),
     DistributedCase("fsdp, frozen with adapters", _TWO, shard, build_adapted),
     DistributedCase("fsdp, tied Llama", _TWO, shard, _TIED),
@@ -203,6 +205,7 @@ CASES = [
     DistributedCase("ddp, batch norm", _TWO, replicate_model, partial(Chain, batch_norm=True)),
     DistributedCase("ddp, ZeRO-1", _TWO, replicate_model, optimizer=_zero),
     DistributedCase("ddp in place", _TWO, replicate_in_place),
+    DistributedCase("ddp in place, last reduction", _TWO, replicate_in_place, loop=_reduce_last),
     DistributedCase("tp", {"tp": 2}, split_chain, partial(Chain, 514)),
     DistributedCase("tp, Llama", _TP, partial(_fsdp_and_tp, checkpoints=None), build_llama),
     DistributedCase("fsdp and tp", _FOUR, partial(_fsdp_and_tp, checkpoints=None), build_llama),

@@ -39,6 +39,8 @@ class Loop:
         autocast_loss: Whether autocast covers the loss; else the model alone, whose floating
             outputs are then cast to float32, as accelerate does.
         autocast_cache: Whether autocast keeps the casts of weights for other uses, until it exits.
+        reduce_each: Whether the ranks of a mesh reduce gradients after each micro-batch; else after
+            the last alone (``no_sync``, ``set_requires_gradient_sync``).
         prefetch: Whether the inputs of all micro-batches of a step are on the device when it
             begins; else each are moved there when they are needed.
 
@@ -60,6 +62,7 @@ class Loop:
     keep_log: bool = False
     autocast_loss: bool = True
     autocast_cache: bool = True
+    reduce_each: bool = True
     prefetch: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +97,7 @@ PLAIN = Loop()
 LOOPS: Mapping[str, Loop] = {
     "plain": PLAIN,
     # transformers 5.23, trainer.py, training_step and _run_epoch; accelerate 1.15,
-    # accelerator.py, prepare_model and clip_grad_norm_
+    # accelerator.py, prepare_model, clip_grad_norm_ and no_sync
     "huggingface": Loop(
         "huggingface",
         outputs="loss",
@@ -102,6 +105,7 @@ LOOPS: Mapping[str, Loop] = {
         detach_loss=True,
         keep_log=True,
         autocast_loss=False,
+        reduce_each=False,
         prefetch=True,
     ),
     # lightning 2.6, pytorch/loops/optimization/automatic.py, Closure.closure;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -131,3 +132,17 @@ def iterate_unsharded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             for parameter in group.fsdp_params if group is not None else ():
                 for tensor in parameter.all_gather_outputs:
                     yield names.get(parameter.sharded_param, ""), tensor
+
+
+@contextlib.contextmanager
+def keep_gradients_local(model: Any) -> Iterator[None]:
+    """Has the wrappers of a model reduce no gradients within."""
+    if hasattr(model, "no_sync"):  # DistributedDataParallel
+        with model.no_sync():
+            yield
+    elif hasattr(model, "set_requires_gradient_sync"):  # fully_shard, replicate
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+    else:
+        yield

@@ -26,6 +26,7 @@ from fxmem.kernels.registry import Target
 from fxmem.loop import PLAIN, Loop
 from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import has_reducers
+from fxmem.parallelism.wrapping import keep_gradients_local
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import replace_inference_mode, watch_random_state
 from fxmem.recording.losses import Loss, NoGradientError
@@ -280,8 +281,10 @@ class _StepRunner:
         else:
             if loop.accumulate > 1:
                 # Micro-batches after the second do what the second does.
-                self._run_forward(self._run_model, _call)
-                self._run_backward(is_first=True)
+                model = None if loop.reduce_each else self._step.model
+                with keep_gradients_local(model):
+                    self._run_forward(self._run_model, _call)
+                    self._run_backward(is_first=True)
                 recorder.set_phase(Phase.FORWARD)
             with recorder.watch_saved():
                 self._run_forward(run_model, trace)
