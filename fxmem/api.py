@@ -162,6 +162,8 @@ def run(
     gpu: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
+    world_size: int = 1,
+    rank: int = 0,
 ) -> ScriptRun:
     """Runs a training script as it is, and measures the memory of its steps.
 
@@ -180,6 +182,9 @@ def run(
         gpu: As for :func:`analyze`.
         alloc_conf: As for :func:`analyze`.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
+        world_size: The number of processes, as ``torchrun --nproc-per-node`` starts them; the
+            others need not be there.
+        rank: The one of them that runs.
 
     Raises:
         UsageError: There is no such script, or an argument is not understood.
@@ -196,6 +201,8 @@ def run(
         gpu=gpu,
         alloc_conf=alloc_conf,
         size_hint=size_hint,
+        world_size=world_size,
+        rank=rank,
     )
 
 

@@ -25,6 +25,7 @@ examples:
   fxmem run train.py configs/small.yaml
   fxmem run --gpu rtx4090 --steps 5 train.py configs/small.yaml
   fxmem run -o report.html -m package.train configs/small.yaml
+  fxmem run --world-size 8 train_fsdp.py
 
 exit codes: 0 fine, 1 over --budget or too large for the --gpu, 2 bad usage or a script
 that fails
@@ -46,6 +47,17 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         default=3,
         metavar="N",
         help="end the script when each optimizer has stepped N times (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run as one of N processes, as torchrun --nproc-per-node=N starts (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--rank", type=int, default=0, metavar="N", help="which of them (default: %(default)s)"
     )
     add_gpu_options(parser, "; exit 1 if a step does not fit it")
     parser.add_argument(
@@ -88,6 +100,8 @@ def run_run(arguments: argparse.Namespace) -> int:
             gpu=arguments.gpu,
             alloc_conf=arguments.alloc_conf,
             size_hint=parse_size_hint(arguments.size_hint),
+            world_size=arguments.world_size,
+            rank=arguments.rank,
         )
     result: str | bytes
     if kind is not None:

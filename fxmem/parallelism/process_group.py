@@ -31,6 +31,7 @@ _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concaten
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
 _ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 _NOT_GIVEN = -1
+_REBUILD = "_rebuild_tensor_from_dtensor_meta"
 _PROPAGATION = "_propagate_tensor_meta_non_cached"
 """Runs an operator of DTensors on fake tensors of global shapes, which the step never makes."""
 
@@ -43,10 +44,21 @@ def run_outside_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def be_rank(rank: int, world_size: int) -> Iterator[None]:
+    """Sets the variables that ``torchrun`` sets for one of the processes on a machine."""
+    places = {"RANK": rank, "LOCAL_RANK": rank}
+    sizes = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    numbers = {name: str(value) for name, value in {**places, **sizes}.items()}
+    with mock.patch.dict(os.environ, {**_ADDRESS, **numbers}):
+        yield
+
+
+@contextlib.contextmanager
 def offer_group(layout: Layout | None = None) -> Iterator[None]:
     """Makes this process one rank of a layout's group; code that joins one is in it already.
 
-    Without a layout, code that joins a group is alone in it, or the rank that it names.
+    Without a layout, code that joins a group is the rank that it names, or that the variables of
+    ``torchrun`` name; else it is alone.
 
     Raises:
         UsageError: This process is in a real group.
@@ -59,52 +71,62 @@ def offer_group(layout: Layout | None = None) -> Iterator[None]:
             )
         yield
         return
-
-    def join(*_: Any, world_size: int = _NOT_GIVEN, rank: int = _NOT_GIVEN, **__: Any) -> None:
-        if dist.is_initialized():
-            return
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        size = layout.world_size if layout else max(world_size, 1)
-        place = int(layout.rank) if layout else max(rank, 0)
-        hook = sys.excepthook  # which joining replaces
-        with run_outside_modes():
-            init_real("fake", store=FakeStore(), rank=place, world_size=size)
-        sys.excepthook = hook
-
     init_real = dist.init_process_group
-    logger = logging.getLogger("torch.distributed")
-    level = logger.level
     with contextlib.ExitStack() as stack:
+
+        def join(*_: Any, world_size: int = _NOT_GIVEN, rank: int = _NOT_GIVEN, **__: Any) -> None:
+            if not dist.is_initialized():
+                size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", 1))
+                place = rank if rank >= 0 else int(os.environ.get("RANK", 0))
+                stack.enter_context(_join(init_real, size, place))
+
         for owner in (dist, dist.distributed_c10d, device_mesh):
             if hasattr(owner, "init_process_group"):
                 stack.enter_context(mock.patch.object(owner, "init_process_group", join))
-        for kind, name in _list_outside(layout):
-            method = _run_real(vars(kind)[name])
-            stack.enter_context(mock.patch.object(kind, name, method))
-        stack.enter_context(run_reducers())
-        stack.callback(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
         if layout is not None:
-            places = {"RANK": layout.rank, "LOCAL_RANK": layout.rank, **_ADDRESS}
-            environment = {name: str(value) for name, value in places.items()}
-            environment["WORLD_SIZE"] = str(layout.world_size)
-            stack.enter_context(mock.patch.dict(os.environ, environment))
-            _forget_meshes()
-            stack.callback(_forget_meshes)
+            stack.enter_context(be_rank(int(layout.rank), layout.world_size))
             join()
-        logger.setLevel(logging.ERROR)  # advice on speed, at each redistribution
-        stack.callback(logger.setLevel, level)
         yield
 
 
-def _list_outside(layout: Layout | None) -> Iterator[tuple[type, str]]:
-    """Lists methods that run outside of the recording, with their classes."""
-    methods: list[tuple[type, str]] = [(DeviceMesh, name) for name in _MESH_METHODS]
-    if layout is not None:
-        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+@contextlib.contextmanager
+def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterator[None]:
+    from torch.distributed.tensor import _dispatch, _op_schema
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        methods.append((ShardingPropagator, _PROPAGATION))
-    return ((kind, name) for kind, name in methods if name in vars(kind))
+    hook = sys.excepthook  # which joining replaces
+    with run_outside_modes():
+        init_real("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    sys.excepthook = hook
+    _forget_meshes()
+    outside: list[tuple[Any, str]] = [(DeviceMesh, name) for name in _MESH_METHODS]
+    outside.append((ShardingPropagator, _PROPAGATION))
+    logger = logging.getLogger("torch.distributed")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # advice on speed, at each redistribution
+    with run_reducers(), contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(_op_schema, _REBUILD, _rebuild_on_host))
+        # Else DTensor keeps a state of the GPU's random number generator, on the host.
+        no_state = mock.patch.object(_dispatch, "is_rng_supported_mesh", lambda mesh: False)
+        stack.enter_context(no_state)
+        for kind, name in outside:
+            if name in vars(kind):
+                method = _run_real(vars(kind)[name])
+                stack.enter_context(mock.patch.object(kind, name, method))
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            _forget_meshes()
+            if dist.is_initialized():  # the code may have left it
+                dist.destroy_process_group()
+
+
+def _rebuild_on_host(spec: Any) -> torch.Tensor:
+    """Makes a tensor of global shape for DTensor, whose own would be a fake one on a GPU."""
+    meta = spec.tensor_meta
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
 
 
 def _forget_meshes() -> None:

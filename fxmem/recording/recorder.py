@@ -216,7 +216,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if self._packing:  # the recorder's own, no part of the step
-            return self.runner.detach(*args)
+            return self.runner.detach(*args) if func is _detach else func(*args, **kwargs)
         if func.namespace == "profiler":
             with no_dispatch():
                 return func(*args, **kwargs)

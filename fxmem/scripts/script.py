@@ -23,7 +23,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils import _device
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -36,6 +35,7 @@ from fxmem.kernels.cuda.gpu import use_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
+from fxmem.parallelism.process_group import be_rank, offer_group, run_outside_modes
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.isolation import replace_inference_mode, stop_garbage_collection
@@ -48,6 +48,7 @@ from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.stand_ins import watch_comparisons
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.reach import list_slots
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import answer_fake_checks
 from fxmem.versions.release import check_release
@@ -75,6 +76,8 @@ def run_script(
     gpu: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
+    world_size: int = 1,
+    rank: int = 0,
 ) -> ScriptRun:
     """Runs a script as ``python`` does and records its steps: :func:`fxmem.run`."""
     check_release()
@@ -82,6 +85,10 @@ def run_script(
         raise UsageError(f"--steps must be 1 or more, got {steps}")
     if not is_module and not os.path.isfile(path):
         raise UsageError(f"no script {path!r}", hint="fxmem run train.py, or -m package.module")
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            f"no rank {rank} of {world_size} processes", hint="--world-size 8 --rank 0"
+        )
     options = resolve_options(device=device, gpu=gpu, size_hint=size_hint)
     settings = find_settings(options.target.name, alloc_conf)
     session = _Session(options, steps, os.path.basename(path), settings)
@@ -89,6 +96,7 @@ def run_script(
     with (
         mock.patch.object(sys, "argv", [path, *arguments]),
         mock.patch.object(sys, "path", [folder, *sys.path]),
+        be_rank(rank, world_size) if world_size > 1 else contextlib.nullcontext(),
         session.watch(),
     ):
         try:
@@ -153,8 +161,12 @@ class _Session:
             enter(silence_fake_kernels())
             enter(use_gpu(self._options.architecture))
             if target.name == "cuda":
-                enter(show_gpu(self._options.gpu, self._options.architecture, self._measure_live))
+                count = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+                gpu, architecture = self._options.gpu, self._options.architecture
+                enter(show_gpu(gpu, architecture, self._measure_live, count=count))
             enter(recorder.casts.watch_exits())
+            enter(recorder.watch_resizing())
+            enter(offer_group())
             enter(answer_fake_checks())
             enter(replace_inference_mode())
             enter(self._watch_torch())
@@ -388,7 +400,7 @@ class _Session:
     def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
             device = str(map_location) if isinstance(map_location, str | torch.device) else ""
-            with _be_real():
+            with run_outside_modes():
                 loaded = load(file, "cpu", *args, **kwargs)
             if not device.startswith("cuda"):
                 return loaded
@@ -397,16 +409,9 @@ class _Session:
         return load_to_gpu
 
 
-@contextlib.contextmanager
-def _be_real() -> Iterator[None]:
-    """Records nothing within, and makes nothing fake."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
-
-
 def _run_real(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_real(*args: Any, **kwargs: Any) -> Any:
-        with _be_real():
+        with run_outside_modes():
             return run(*args, **kwargs)
 
     return run_real
@@ -419,6 +424,11 @@ def _swap_tensors(one: Any, other: Any) -> None:
     """
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    kind: Any = type(one)
+    for name in list_slots(kind):  # a DTensor's local tensor and placements
+        mine, its = getattr(one, name), getattr(other, name)
+        setattr(one, name, its)
+        setattr(other, name, mine)
     torch._C._swap_tensor_impl(one, other)
 
 

@@ -22,11 +22,13 @@ from torch.utils._mode_utils import no_dispatch
 
 from fxmem.graph import Category
 from fxmem.kernels.registry import Target
+from fxmem.parallelism.foreach import run_on_locals
 from fxmem.recording.constants import is_index, list_tensors
 from fxmem.recording.ledger import KEPT, NO_STORAGE
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.scripts.reads import ReadLog
+from fxmem.tracing.fakes import is_wrapper
 from fxmem.tracing.values import find_known, remember_constant
 from fxmem.versions.operators import aten
 
@@ -62,6 +64,9 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_wrapper, types)):
+            with self:
+                return run_on_locals(func, args, kwargs)
         tensors = list_tensors((args, kwargs))
         has_fakes = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if not has_fakes and not self._makes_fake(func, tensors, kwargs):
@@ -103,7 +108,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _makes_fake(self, func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
         """Tells whether an operator of no fake tensor makes one, as factories and moves do."""
         if not self.makes_fakes:
-            return kwargs.get("device") == self._device and (func is _to_copy or not tensors)
+            return bool(kwargs.get("device") == self._device)
         # Whole numbers stay real: scripts index their data with them.
         if func is aten.lift_fresh.default:
             return bool(tensors[0].is_floating_point())

@@ -23,9 +23,11 @@ from torch.utils._pytree import tree_map_only
 
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.present_gpu import find_type
+from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.stand_ins import stand_in
 from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.fakes import find_inner
 from fxmem.tracing.fxgraph import GraphBuilder, Origin, iterate_tensors
 from fxmem.tracing.modules import is_leaf
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
@@ -111,7 +113,8 @@ class ScriptTracer(Tracer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        fakes = [t for t in iterate_tensors((args, kwargs)) if isinstance(t, FakeTensor)]
+        tensors = map(find_inner, iterate_tensors((args, kwargs)))
+        fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func is Tensor.pin_memory:
             return args[0]
         func, args, kwargs = _name_device(func, args, kwargs)
@@ -228,15 +231,16 @@ class ScriptTracer(Tracer):
                     self._recorder.set_category(parameter, Category.PARAMETER, fqn)
                     if parameter.grad is not None:
                         self._recorder.label(parameter.grad, Category.GRADIENT, f"{fqn}.grad")
+                for name, tensor in iterate_unsharded(module):
+                    self._recorder.label(tensor, Category.PARAMETER, f"{root}.{name} (unsharded)")
                 for name, buffer in module.named_buffers():
                     self._recorder.set_category(buffer, Category.BUFFER, f"{root}.{name}")
         return names
 
 
 def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
-    if any(isinstance(tensor, FakeTensor) for tensor in iterate_tensors((args, kwargs))):
-        return True
-    return isinstance(next(module.parameters(), None), FakeTensor)
+    given = iterate_tensors((args, kwargs, next(module.parameters(), None)))
+    return any(isinstance(find_inner(tensor), FakeTensor) for tensor in given)
 
 
 def _name_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -245,6 +249,8 @@ def _name_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return Tensor.to, (args[0], "cuda" if kind.is_cuda else "cpu", kind.dtype), {}
     if func is Tensor.to and type(args[1] if len(args) > 1 else None) is int:
         args = (args[0], "cuda", *args[2:])
+    if func is torch._C._nn._parse_to and args and type(args[0]) is int:  # of module.to(0)
+        args = ("cuda", *args[1:])
     device = kwargs.get("device")
     if type(device) is int:
         return func, args, {**kwargs, "device": "cuda"}

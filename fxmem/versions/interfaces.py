@@ -305,6 +305,19 @@ INTERFACES = (
         "a process group of fxmem's own",
     ),
     _list(
+        "torch.distributed.tensor._op_schema",
+        "_rebuild_tensor_from_dtensor_meta",
+        "keep DTensor from making fake tensors on a GPU, which is not there",
+        "none",
+    ),
+    _list(
+        "torch.distributed.tensor._dispatch",
+        "is_rng_supported_mesh",
+        "keep DTensor from reading the GPU's random number generator",
+        "a state of fxmem's own",
+    ),
+    _list("torch._C._nn", "_parse_to", "read module.to(0)", "patch torch.nn.Module.to"),
+    _list(
         "torch.distributed",
         "Reducer",
         "see when it reads its own counts",

@@ -18,6 +18,7 @@ import torch
 
 from fxmem.gpus import GpuModel
 from fxmem.kernels.registry import ANY, Target
+from fxmem.tracing.fakes import find_inner
 from fxmem.versions import release
 
 GPU_DEVICE = torch.device("cpu", 0)
@@ -105,4 +106,4 @@ def use_gpu(gpu: Gpu) -> Iterator[None]:
 
 def is_on_gpu(tensor: object) -> bool:
     """Tells whether a fake tensor stands for one in the GPU's memory."""
-    return isinstance(tensor, torch.Tensor) and tensor.device == GPU_DEVICE
+    return isinstance(tensor, torch.Tensor) and find_inner(tensor).device == GPU_DEVICE

@@ -215,6 +215,11 @@ def show_gpu(
         torch.cuda: functions,
         torch.cuda.nvtx: {"range_push": answer(0), "range_pop": answer(0)},
         torch.accelerator: functions,
+        torch._C: {
+            "_get_accelerator": answer(torch.device("cuda")),  # which fully_shard asks
+            "_accelerator_exchangeDevice": answer(0),  # DistributedDataParallel moves inputs so
+            "_accelerator_maybeExchangeDevice": answer(0),
+        },
         torch: {
             "Generator": _GeneratorOfAnyDevice,
             "Stream": _Stream,

@@ -412,3 +412,59 @@ def test_a_side_stream_reserves_memory_of_its_own(write: Write, tmp_path: Path) 
     storages = beside.to_dict()["storages"]
     assert [s.get("stream", 0) for s in storages] == [s.stream for s in beside.graph.storages]
     assert read_analysis(json.dumps(beside.to_dict())).graph.storages[-1].stream in (0, 1)
+
+
+BLOCKS = """
+import sys, torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3))
+        self.blocks = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+SHARDED = """
+torch.distributed.init_process_group("nccl")
+rank = torch.distributed.get_rank()
+device = torch.device("cuda", rank)
+with torch.device("meta"):
+    model = Blocks()
+for block in model.blocks:
+    fully_shard(block)
+fully_shard(model)
+model.to_empty(device=device)
+for module in model.modules():
+    if isinstance(module, nn.Linear):
+        module.reset_parameters()
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(32, 64, device=device)
+for _ in range(9):
+    optimizer.zero_grad()
+    output = model(x)
+    loss = output.sum()
+    loss.backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_rank_of_a_script_takes_what_it_takes_in_an_analysis(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BLOCKS + SHARDED)
+    (tmp_path / "net.py").write_text(BLOCKS)
+    run = fxmem.run(str(tmp_path / "train.py"), world_size=4, rank=1)
+    options = {"mesh": {"dp": 4}, "parallelize": "fsdp", "rank": 1, "optimizer": "adamw"}
+    analysis = fxmem.analyze(f"{tmp_path}/net.py:Blocks", "32x64", **options)  # type: ignore[arg-type]
+    assert run.steps[1].peak_bytes == analysis.peak_bytes
+    assert run.steps[1].parameter_bytes == analysis.parameter_bytes
+
+
+def test_a_rank_that_is_not_there(write: Write) -> None:
+    with pytest.raises(UsageError, match="no rank 4 of 4"):
+        fxmem.run(str(write("")), world_size=4, rank=4)
