@@ -30,6 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return make_analysis()
 
     module = types.ModuleType("fxmem.api")
+    module.pareto = lambda analysis, **how: planner.pareto(analysis, **how)  # type: ignore[attr-defined]
     module.analyze = analyze
     monkeypatch.setitem(sys.modules, "fxmem.api", module)
     return calls
