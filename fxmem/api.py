@@ -288,6 +288,8 @@ def pipeline(
     return_outputs: bool = True,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
 ) -> Pipeline:
     """Measures the memory of each rank of a pipeline of ``torch.distributed.pipelining``.
 
@@ -316,6 +318,10 @@ def pipeline(
         return_outputs: As for ``schedule.step``: whether the last rank merges and returns results.
         alloc_conf: As for :func:`analyze`.
         size_hint: As for :func:`analyze`.
+        mesh: The processes that share each stage, as for :func:`analyze`: the mesh without the
+            dimension of the pipeline.
+        parallelize: As for :func:`analyze`, for a stage. ``fully_shard`` must be told
+            ``reshard_after_forward=False``, torchtitan's default in a pipeline.
 
     Raises:
         UsageError: An argument is not understood, or the schedule does not take these numbers.
@@ -344,6 +350,8 @@ def pipeline(
         return_outputs=return_outputs,
         alloc_conf=alloc_conf,
         size_hint=size_hint,
+        mesh=mesh,
+        parallelize=parallelize,
     )
 
 

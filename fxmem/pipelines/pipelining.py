@@ -61,7 +61,9 @@ def simulate_pipeline(
     check_choices(loss, optimizer)
     args, kwargs = gather_inputs(args, kwargs)
     fake_mode, named = make_fake_mode(), set[str]()
-    with isolate_analysis(stages, loss, optimizer, target=target):
+    layout = chosen.layout
+    choices = (stages, loss, optimizer, layout and layout.parallelize)
+    with isolate_analysis(*choices, target=target, layout=layout):
         with replace_devices(named):
             modules = _list_stages(stages, fake_mode)
             make_optimizer = resolve_optimizer(load_choice(optimizer))
@@ -104,6 +106,8 @@ def simulate_pipeline(
         optimizer=name_choice(optimizer),
         loss=name_choice(loss),
         frontend="record",
+        mesh=None if layout is None else dict(layout.mesh),
+        parallelize=None if layout is None else name_choice(layout.parallelize),
     )
     measured = []
     for rank, actions in enumerate(order):

@@ -25,12 +25,13 @@ from fxmem.memory.timeline import Action, Event
 
 
 class Work(str, Enum):
-    """A stage's work on a micro-batch, as in ``_ComputationType``, and its optimizer's."""
+    """A stage's work, in the words of ``_ComputationType``, and its optimizer's."""
 
     FORWARD = "F"
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
+    REDUCE_GRAD = "R"  # once for all micro-batches
     OPTIMIZER = "O"
 
 
@@ -65,6 +66,8 @@ class Change:
     nbytes: int  # negative where it is freed
     category: Category
     block: int = 0  # which of the kernel's blocks a workspace is
+    stream: int = 0
+    is_shared: bool = False  # with the other micro-batches, as parameters that a shard gathers
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class _Rank:
         self.categories: list[Category] = []
         self._stages, self._driver = stages, driver
         self._at, self._phase = 0, Phase.FORWARD
-        self._storages: list[tuple[int, Category]] = []
+        self._storages: list[tuple[int, Category, int]] = []
         self._references: list[int] = []
         self._slots: dict[tuple[int, int, Slot], int] = {}  # until recorded work frees them
         self._buffers: dict[Hashable, list[int]] = {}
@@ -194,12 +197,14 @@ class _Rank:
         self._slots.clear()
         works = [action.work for action in actions]
         warmup = next((at for at, work in enumerate(works) if work is not Work.FORWARD), 0)
-        begun: set[int] = set()  # stages whose gradients are there
+        left = Counter(action.stage for action in actions if action.work in _ENDS)
+        begun: set[tuple[int, Work]] = set()
         for self._at, action in enumerate(actions):
             stage = self._stages[action.stage]
-            work = (stage.later if action.stage in begun else stage.first)[action.work]
-            if action.work in _ENDS:
-                begun.add(action.stage)
+            # Gradients are made by the first work of either kind.
+            kind = action.stage, Work.BACKWARD if action.work in _ENDS else action.work
+            work = (stage.later if kind in begun else stage.first)[action.work]
+            begun.add(kind)
             is_forward = action.work is Work.FORWARD
             self._phase = Phase.FORWARD if is_forward else Phase.BACKWARD
             index, microbatch = action.stage, action.microbatch
@@ -211,13 +216,19 @@ class _Rank:
                 is_fired = Work.FORWARD not in works[self._at :]
                 self._pass_gradient(action, returned, is_fired=is_fired)
             self._change(index, microbatch, work.after)
+            left[action.stage] -= action.work in _ENDS
+            if self._driver is Driver.RUNTIME and not left[action.stage]:
+                self._change(index, -1, stage.later[Work.REDUCE_GRAD].during)
+        for index, stage in self._stages.items():
+            if self._driver is not Driver.RUNTIME:
+                self._change(index, -1, stage.later[Work.REDUCE_GRAD].during)
         self._at, self._phase = len(actions), Phase.OPTIMIZER
         for name in self._variables:
             self._refer(self._variables, name, [])
         for index, stage in self._stages.items():
             for at, nbytes in enumerate(stage.merged):
-                slot = (Work.OPTIMIZER, ~at)
-                self._change(index, -1, [Change(slot, nbytes, Category.OUTPUT)])
+                merged = Change((Work.FORWARD, at), nbytes, Category.OUTPUT)
+                self._change(index, len(actions), [merged])  # of no micro-batch
         for index, stage in self._stages.items():
             self._change(index, -1, stage.later[Work.OPTIMIZER].during)
 
@@ -252,9 +263,10 @@ class _Rank:
     def _change(self, stage: int, microbatch: int, changes: Iterable[Change]) -> None:
         blocks: dict[int, int] = {}
         for change in changes:
-            key = None if change.slot is None else (stage, microbatch, change.slot)
+            owner = -1 if change.is_shared else microbatch
+            key = None if change.slot is None else (stage, owner, change.slot)
             if change.nbytes > 0:
-                storage = self._allocate(change.nbytes, change.category)
+                storage = self._allocate(change.nbytes, change.category, change.stream)
                 if key is None:
                     blocks[change.block] = storage
                 else:
@@ -270,8 +282,8 @@ class _Rank:
             self._release(storage)
         names[name] = storages
 
-    def _allocate(self, nbytes: int, category: Category) -> int:
-        self._storages.append((nbytes, category))
+    def _allocate(self, nbytes: int, category: Category, stream: int = 0) -> int:
+        self._storages.append((nbytes, category, stream))
         self._references.append(1)
         self._add(Action.ALLOC, len(self._storages) - 1)
         return len(self._storages) - 1
@@ -282,6 +294,7 @@ class _Rank:
             self._add(Action.FREE, storage)
 
     def _add(self, action: Action, storage: int) -> None:
-        nbytes, category = self._storages[storage]
-        self.events.append(Event(action, nbytes, storage, self._at, self._phase))
+        nbytes, category, stream = self._storages[storage]
+        event = Event(action, nbytes, storage, self._at, self._phase, stream=stream)
+        self.events.append(event)
         self.categories.append(category)

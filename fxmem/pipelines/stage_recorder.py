@@ -25,7 +25,7 @@ from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.residents import allocate_model, label_gradients, label_residents
 from fxmem.recording.size_hints import SizeHints
-from fxmem.recording.step import Step, imitate_target
+from fxmem.recording.step import Step, imitate_target, lay_out
 from fxmem.tracing.fxgraph import iterate_tensors
 
 _BUFFER = "pipeline buffer"
@@ -113,6 +113,12 @@ class _StageRunner:
     """Runs the works of a stage, and describes them."""
 
     def __init__(self, step: Step, target: Target, recorder: Recorder, place: StagePlace) -> None:
+        step = lay_out(step, recorder)
+        if isinstance(step.model, nn.parallel.DistributedDataParallel):
+            raise TraceError(
+                "a pipeline's stages under DistributedDataParallel are not supported",
+                hint="fully_shard, or the stages alone: the gradients' buckets come on top",
+            )
         self.sent: tuple[TensorMeta, ...] = ()
         self._step, self._recorder, self._place = step, recorder, place
         self._device = target.device
@@ -139,6 +145,7 @@ class _StageRunner:
         families = [family for family in families if place.works.issuperset(family)]
         for family in families:
             self._run_microbatch(0, family)
+            self._end_schedule()
         self._run_optimizer()
         self._end_step()
         gc.collect(0)  # as between steps (fxmem.recording.step)
@@ -149,6 +156,7 @@ class _StageRunner:
         for at, family in enumerate(families):
             self._run_microbatch(2 * at, family)
             self._run_microbatch(2 * at + 1, family)
+            self._end_schedule()
             if at == 0:
                 self._run_optimizer()
             self._end_step()
@@ -200,6 +208,12 @@ class _StageRunner:
             self._target = self._step.loss.make_target(output)
         loss = self._losses[microbatch] = self._step.loss.compute(output, self._target)
         recorder.label(loss, Category.OUTPUT, "loss")
+
+    def _end_schedule(self) -> None:
+        self._mark(-1, Work.REDUCE_GRAD, Phase.BACKWARD)
+        if hasattr(self._stage, "perform_reduce_grad"):  # from torch 2.9
+            self._stage.perform_reduce_grad(self._place.microbatches)
+            label_gradients(self._recorder, self._step.model, ())
 
     def _run_optimizer(self) -> None:
         self._mark(-1, Work.OPTIMIZER, Phase.OPTIMIZER)
@@ -283,29 +297,42 @@ class _StageRunner:
         """Describes the works on a first micro-batch, and those on later ones."""
         starts = [span.start for span in self._spans]
         changes: dict[_Span, list[Change]] = {span: [] for span in self._spans}
-        slots: dict[int, tuple[int, Slot]] = {}  # by storage, with the micro-batch
-        counts: Counter[tuple[int, Work]] = Counter()
+        slots: dict[int, tuple[int, Slot]] = {}  # by storage; -1 for all micro-batches
+        counts: Counter[tuple[int, Work, bool]] = Counter()
 
         def find_span(operation: int | None) -> _Span:
             at = 0 if operation is None else bisect.bisect_right(starts, operation)
             return self._spans[at - 1]  # for None the last one, which ends the step
 
+        def add_slot(index: int, born: _Span, work: Work, died: _Span) -> None:
+            # What a micro-batch keeps has the same numbers in all of them.
+            is_kept = born[1:3] != died[1:3]
+            is_shared = is_kept and died.microbatch == -1 and died.work is not None
+            key = born.microbatch, work, is_kept and not is_shared
+            number = counts[key] if key[2] else ~counts[key]
+            counts[key] += 1
+            slots[index] = -1 if is_shared else born.microbatch, (work, number)
+
         for event in build_timeline(graph).events:
             span, slot, category = find_span(event.step), None, Category.WORKSPACE
             if event.step < starts[0] or span.work is None:
                 continue
+            is_shared = False
             if event.storage is not None:
-                storage, key = graph.storages[event.storage], (span.microbatch, span.work)
-                if event.action is Action.ALLOC:
-                    slots[event.storage] = span.microbatch, (span.work, counts[key])
-                    counts[key] += 1
-                maker, slot = slots.get(event.storage, (None, (span.work, 0)))
-                if maker != span.microbatch:
-                    self._refuse(f"frees {storage.name!r}, which it made for another")
+                storage = graph.storages[event.storage]
                 category, death = storage.category, find_span(storage.died)
-                if category is Category.TEMPORARY and death[1:3] != (maker, slot[0]):
+                if event.action is Action.ALLOC:
+                    add_slot(event.storage, span, span.work, death)
+                maker, slot = slots.get(event.storage, (None, (span.work, 0)))
+                is_shared = maker == -1
+                if maker not in (-1, span.microbatch) or (
+                    is_shared and span.microbatch % 2 and span.microbatch > 0
+                ):
+                    self._refuse(f"frees {storage.name!r}, which it made for another")
+                if category is Category.TEMPORARY and death[1:3] != (span.microbatch, slot[0]):
                     category = Category.ACTIVATION
-            changes[span].append(Change(slot, event.delta_bytes, category, event.block))
+            change = Change(slot, event.delta_bytes, category, event.block, event.stream, is_shared)
+            changes[span].append(change)
         described: tuple[dict[Work, RecordedWork], dict[Work, RecordedWork]] = ({}, {})
         for at, span in enumerate(self._spans):
             if span.work is None or span.is_after:
@@ -317,16 +344,24 @@ class _StageRunner:
                 after=tuple(changes[after]) if after.is_after else (),
                 returned=tuple(slots[index][1] for index in made if index in slots),
             )
-            known = described[span.microbatch % 2].setdefault(span.work, work)
-            if span.work is Work.FORWARD and not known == work == described[0][span.work]:
-                self._refuse("allocates other memory than for the first")
+            described[span.microbatch % 2].setdefault(span.work, work)
+            if span.work is Work.FORWARD and _list_kept(work) != _list_kept(
+                described[0][span.work]
+            ):
+                self._refuse("keeps other tensors than for the first")
         return described
 
     def _refuse(self, what: str) -> NoReturn:
         raise TraceError(
             f"for its second micro-batch, stage {self._place.index} {what}",
-            hint="the recording of one micro-batch stands for all, so they must be alike",
+            hint="one is recorded for all, so they must be alike; under fully_shard, with "
+            "reshard_after_forward=False",
         )
+
+
+def _list_kept(work: RecordedWork) -> list[tuple[Slot, int]]:
+    kept = ((c.slot, c.nbytes) for c in (*work.during, *work.after) if not c.is_shared)
+    return [(slot, nbytes) for slot, nbytes in kept if slot and slot[1] >= 0 and nbytes > 0]
 
 
 def _measure(tensors: Sequence[Tensor | None]) -> tuple[int, ...]:

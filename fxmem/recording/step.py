@@ -173,15 +173,21 @@ def _call(compute: Callable[[Any], Any], output: Any) -> Any:
     return compute(output)
 
 
+def lay_out(step: Step, recorder: Recorder) -> Step:
+    """Lays a step's model out on the mesh of processes, if there is one."""
+    if step.parallelize is None:
+        return step
+    with recorder:
+        model = step.parallelize(step.model)
+    recorder.ledger.forget_freed()
+    return replace(step, model=model)
+
+
 class _StepRunner:
     """Runs a step, in functions whose locals live as long as in an eager loop."""
 
     def __init__(self, step: Step, target: Target, recorder: Recorder) -> None:
-        if step.parallelize is not None:
-            with recorder:
-                step = replace(step, model=step.parallelize(step.model))
-            recorder.ledger.forget_freed()
-        self._step = step
+        self._step = step = lay_out(step, recorder)
         self._device_type = target.name
         is_scaled = step.train and step.autocast is torch.float16
         self._scaler = target.make_scaler() if is_scaled and target.make_scaler else None

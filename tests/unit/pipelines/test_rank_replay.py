@@ -21,6 +21,7 @@ from fxmem.pipelines.rank_replay import (
 )
 
 F, B, W = Work.FORWARD, Work.BACKWARD, Work.BACKWARD_WEIGHT
+ENDS = {Work.REDUCE_GRAD: RecordedWork(()), Work.OPTIMIZER: RecordedWork(())}
 PARAMETER, SAVED, SENT, GRADIENT, SCRATCH = 1000, 100, 10, 1, 5000
 """Bytes of a parameter and of its gradient, and of a stage's other tensors."""
 
@@ -29,7 +30,7 @@ def make_stage(index: int, stages: int) -> RecordedStage:
     """A stage that saves one tensor, and runs one kernel with scratch memory in its backward."""
     saved, sent = ((F, 0), SAVED + index), ((F, 1), SENT + index)
     forward = RecordedWork(tuple(_make(*each) for each in (saved, sent)), returned=((F, 1),))
-    first, later = {F: forward}, {F: forward, Work.OPTIMIZER: RecordedWork(())}
+    first, later = {F: forward}, {F: forward, **ENDS}
     scratch = Change(None, SCRATCH, Category.WORKSPACE)
     freed = tuple(_make(slot, -nbytes) for slot, nbytes in (saved, sent))
     for works, gradient in ((first, ()), (later, (_make((B, 0), -PARAMETER),))):
@@ -222,7 +223,7 @@ def test_gradients_are_made_by_the_first_work_on_weights() -> None:
     temporary = RecordedWork((_make((W, 0), 7), _make((W, 0), -7)))
     none = RecordedWork(())
     first = {F: none, Work.BACKWARD_INPUT: none, B: made, W: made}
-    later = {F: none, Work.BACKWARD_INPUT: none, B: temporary, W: temporary, Work.OPTIMIZER: none}
+    later = {F: none, Work.BACKWARD_INPUT: none, B: temporary, W: temporary, **ENDS}
     stage = RecordedStage(True, (), first, later, (), ())
     works = [(F, 0), (B, 0), (F, 1), (Work.BACKWARD_INPUT, 1), (W, 1)]
     actions = [StageAction(work, 0, n) for work, n in works]
