@@ -18,6 +18,7 @@ from fxmem.cli.step import (
     parse_size_hint,
     run_user_code,
 )
+from fxmem.parallelism.layout import parse_mesh
 from fxmem.specs import parse_dtype
 from fxmem.units import format_bytes
 
@@ -80,6 +81,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         action="store_true",
         help="step(return_outputs=False): the last rank does not return its results",
     )
+    layout = parser.add_argument_group("the processes that share a stage (need not be present)")
+    layout.add_argument("--mesh", metavar="NAME=N,...", help="their mesh, e.g. dp=8,tp=4")
+    layout.add_argument(
+        "--parallelize",
+        metavar="TARGET",
+        help="file.py:function of a stage and the mesh, which lays the one out on the other",
+    )
     add_gpu_options(parser, "; exit 1 if a rank does not fit it")
     output = parser.add_argument_group("the result")
     output.add_argument("--budget", metavar="SIZE", help="exit 1 if a peak is over it, e.g. 8GiB")
@@ -100,6 +108,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     args, kwargs = parse_inputs(arguments.inputs)
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
+    mesh: Any = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     check_output(arguments.output)
     names = "schedule microbatches ranks device gpu optimizer loss alloc_conf".split()
     with show_progress(f"recording {arguments.target}"), run_user_code(arguments.target):
@@ -113,6 +122,8 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
             dtype=dtype,
             return_outputs=not arguments.no_outputs,
             size_hint=parse_size_hint(arguments.size_hint),
+            mesh=mesh,
+            parallelize=arguments.parallelize,
             **{name: getattr(arguments, name) for name in names},
         )
     width = choose_width(arguments.output)

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from fxmem.analysis import Setup, Shown
-from fxmem.gpus import CONTEXT_BYTES, GpuModel
+from fxmem.gpus import GpuModel
 from fxmem.graph import Category
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.allocator.replay import replay
@@ -51,7 +51,8 @@ class RankMemory:
         rank: Its number in the pipeline.
         peak_bytes: The most bytes allocated.
         reserved_bytes: The most that the allocator holds; the peak on the CPU.
-        fits: Whether the step fits the GPU beside the largest CUDA context; None without a GPU.
+        fits: Whether the step fits the GPU beside the largest CUDA context and NCCL's buffers;
+            None without a GPU.
         action: What runs at the peak; None after the schedule: merging results, the optimizers.
         breakdown: Bytes by category at the peak; they sum to ``peak_bytes``.
         stages: The stages that it runs.
@@ -106,6 +107,8 @@ class Pipeline(Shown):
             "device": self.setup.device,
             "optimizer": self.setup.optimizer,
             "loss": self.setup.loss,
+            "mesh": self.setup.mesh,
+            "parallelize": self.setup.parallelize,
             "schedule": self.schedule,
             "microbatches": self.microbatches,
             "fullest": self.fullest.rank,
@@ -125,6 +128,7 @@ def measure_rank(
     microbatches: int,
     settings: AllocatorSettings | None,
     gpu: GpuModel | None = None,
+    context_bytes: int = 0,
 ) -> RankMemory:
     """Replays a rank, and finds its peak.
 
@@ -136,6 +140,7 @@ def measure_rank(
         microbatches: Micro-batches of a step.
         settings: Those of the caching allocator; None where there is none.
         gpu: The target GPU; None for any.
+        context_bytes: What is taken of it outside of the allocator.
     """
     replayed = replay_rank(actions, stages, driver, microbatches)
     events, live = replayed.events, [*accumulate(e.delta_bytes for e in replayed.events)]
@@ -143,7 +148,7 @@ def measure_rank(
     fits = None
     if settings is not None:
         if gpu is not None:
-            capacity = {"capacity_bytes": gpu.capacity_bytes, "context_bytes": CONTEXT_BYTES[1]}
+            capacity = {"capacity_bytes": gpu.capacity_bytes, "context_bytes": context_bytes}
             fits = replay(events, settings, **capacity).shortage is None
         profile = replay(events, settings)
         live, reserved = [*profile.allocated_bytes], profile.reserved_bytes

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fxmem.analysis import Setup
 from fxmem.analyzing import find_settings, isolate_analysis
 from fxmem.errors import UsageError
+from fxmem.gpus import CONTEXT_BYTES, NCCL_BYTES
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target
 from fxmem.pipelines.orders import list_actions
@@ -109,12 +110,13 @@ def simulate_pipeline(
         mesh=None if layout is None else dict(layout.mesh),
         parallelize=None if layout is None else name_choice(layout.parallelize),
     )
+    groups = 1 + (0 if layout is None else len(layout.mesh))  # each with buffers of NCCL
+    context_bytes = CONTEXT_BYTES[1] + groups * NCCL_BYTES[1]
     measured = []
     for rank, actions in enumerate(order):
         own = {index: recorded[index] for index in sorted({action.stage for action in actions})}
-        measured.append(
-            measure_rank(rank, actions, own, driver, microbatches, settings, chosen.gpu)
-        )
+        limits = settings, chosen.gpu, context_bytes
+        measured.append(measure_rank(rank, actions, own, driver, microbatches, *limits))
     return Pipeline(setup, schedule, microbatches, tuple(measured))
 
 

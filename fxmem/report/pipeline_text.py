@@ -31,6 +31,7 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
     setup, fullest = pipeline.setup, pipeline.fullest
     on = f" of {len(pipeline.ranks)}" if len(pipeline.ranks) > 1 else ""
     headline = f"Fullest is rank {fullest.rank}{on}: {format_bytes(fullest.peak_bytes)}"
+    mesh = ",".join(f"{name}={size}" for name, size in (setup.mesh or {}).items())
     subject = "; ".join(
         (
             setup.model,
@@ -39,6 +40,7 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
             setup.gpu or setup.device,
             f"optimizer {setup.optimizer or 'none'}",
             f"loss {setup.loss or 'default'}",
+            *([f"each stage on {mesh} by {setup.parallelize}"] if mesh else ()),
         )
     )
     rows = []

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import schedules
 
 import fxmem
+from fxmem.graph import Category
 from fxmem.pipelines.orders import list_actions
 
 
@@ -75,6 +77,38 @@ def test_1f1b_is_in_the_order_of_pytorch() -> None:
         assert [(a.computation_type.value, a.microbatch_index) for a in kinds] == [
             (a.work.value, a.microbatch) for a in order[rank]
         ]
+
+
+def shard(stage: nn.Module, mesh: Any, **settings: bool) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(stage, mesh=mesh, **{"reshard_after_forward": False, **settings})
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this release"
+)
+def test_sharded_stages() -> None:
+    """Parameters are gathered once a step, gradients added up whole and reduced at its end."""
+    mesh = {"mesh": {"dp": 2}, "optimizer": "adam"}
+    stages = [nn.Linear(400, 400, bias=False) for _ in range(2)]
+    nbytes = 400 * 400 * 4
+    found = run(stages, "8x400", parallelize=shard, **mesh)
+    assert found.setup.parallelize == "shard"
+    for rank in found.ranks:
+        assert rank.breakdown[Category.PARAMETER] == nbytes // 2 + nbytes
+        assert rank.breakdown[Category.OPTIMIZER_STATE] == nbytes + 4  # two halves, and a step
+    whole = found.ranks[0].breakdown
+    assert nbytes <= whole[Category.GRADIENT] < nbytes + 400 * 4 * 8 * 2
+    with pytest.raises(fxmem.TraceError, match="under fully_shard, with reshard_after_forward"):
+        run(
+            stages,
+            "8x400",
+            parallelize=lambda s, m: shard(s, m, reshard_after_forward=True),
+            **mesh,
+        )
+    with pytest.raises(fxmem.TraceError, match="under DistributedDataParallel are not supported"):
+        run(stages, "8x400", parallelize="ddp", **mesh)
 
 
 def test_results() -> None:
