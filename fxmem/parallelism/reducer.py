@@ -65,13 +65,14 @@ def run_collective(func: Any, args: Sequence[Any]) -> Any:
 @contextlib.contextmanager
 def run_reducers() -> Iterator[None]:
     """Lets reducers run on fake tensors within."""
-    none: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731 - compares ranks
+    none: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731 - compares ranks, asks for NCCL
     counting = "__init__", "_rebuild_buckets", "_set_static_graph"
     real: Any = vars(dist)["Reducer"]
     kind = type("Reducer", (real,), {name: _count(getattr(real, name)) for name in counting})
     with (
         mock.patch.object(distributed, "_verify_param_shape_across_processes", none),
         mock.patch.object(distributed, "_sync_module_states", none),
+        mock.patch.object(distributed.DistributedDataParallel, "_check_comm_hook", none),
         mock.patch.object(dist, "Reducer", kind),
         mock.patch.object(_Reducers, "are_there", True),
         mock.patch.object(_Reducers, "were_made", False),

@@ -54,6 +54,11 @@ _CAUSES = (
         "shard with torch.distributed.fsdp.fully_shard, which holds as much",
     ),
     (
+        r"'aten::batch_norm_stats'",
+        "SyncBatchNorm{at} is not analysed",
+        "leave out convert_sync_batchnorm: BatchNorm holds as much between its operators",
+    ),
+    (
         r"no fake impl registered for <CustomOpDef\((.*?)\)>",
         "the operator {0}{at} does not run on tensors without data",
         "give it a fake kernel with torch.library.register_fake",

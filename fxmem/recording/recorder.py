@@ -84,6 +84,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.node_records: dict[int, NodeRecord] = {}  # by index of the traced node
         self.target = target
         self.mesh = mesh
+        self.notes: dict[str, None] = {}  # on what runs otherwise, a sentence each
         self.runner = OperatorRunner(target, self.ledger, hints or SizeHints())
         self.autograd = AutogradLog(self.ledger)
         self.real_tensors = RealTensorCache()

@@ -16,6 +16,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -141,6 +142,7 @@ def imitate_target(recorder: Recorder, target: Target) -> Iterator[Mapping[str, 
 
 def note_assumptions(recorder: Recorder) -> Iterator[str]:
     """Notes what a step was taken to do where values decide, a sentence each."""
+    yield from recorder.notes
     yield from _note_draws(recorder)
     routings = recorder.runner.routings
     searches = [str(source) for source, searches in routings.items() if source and searches]
@@ -177,7 +179,12 @@ def lay_out(step: Step, recorder: Recorder) -> Step:
     """Lays a step's model out on the mesh of processes, if there is one."""
     if step.parallelize is None:
         return step
-    with recorder:
+
+    def leave_out(model: Any = None, **_options: Any) -> Any:
+        recorder.notes["torch.compile was left out: the figures are of eager mode."] = None
+        return model if model is not None else lambda function: function
+
+    with recorder, mock.patch.object(torch, "compile", leave_out):
         model = step.parallelize(step.model)
     recorder.ledger.forget_freed()
     return replace(step, model=model)

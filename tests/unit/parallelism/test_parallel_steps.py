@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -14,6 +15,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import fxmem
+from fxmem.errors import TraceError
 from fxmem.graph import Category
 
 BLOCKS, WIDTH, RANKS, MIB = 3, 32, 8, 1 << 20
@@ -169,3 +171,34 @@ def test_communication_of_replicated_shards() -> None:
 def test_gathering_is_one_node() -> None:
     names = [node.name for node in analyze("fsdp", "cuda").graph.nodes]
     assert names[:4] == ["x", "all_gather", "blocks.0.all_gather", "blocks.0.up"]
+
+
+def test_compilers_are_left_out_of_a_layout() -> None:
+    def compile_blocks(model: Any, mesh: Any) -> Any:
+        model.blocks[0].compile()
+        model.blocks[1] = torch.compile(model.blocks[1])
+        return nn.parallel.DistributedDataParallel(model)
+
+    analysis = analyze(compile_blocks)
+    assert analysis.peak_bytes == analyze("ddp").peak_bytes
+    assert "torch.compile was left out: the figures are of eager mode." in analysis.setup.notes
+
+
+def test_gradients_are_compressed_by_a_hook_that_needs_nccl() -> None:
+    def compress(model: Any, mesh: Any) -> Any:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        return wrapped
+
+    graph = analyze(compress).graph
+    assert "bfloat16" in {s.dtype for s in graph.storages if s.category is Category.COMMUNICATION}
+
+
+def test_synchronised_normalisation_is_refused() -> None:
+    def synchronise(model: Any, mesh: Any) -> Any:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return nn.parallel.DistributedDataParallel(model)
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    with pytest.raises(TraceError, match="SyncBatchNorm is not analysed"):
+        fxmem.analyze(model, "4x8", mesh={"dp": 2}, parallelize=synchronise)
