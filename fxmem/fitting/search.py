@@ -142,7 +142,6 @@ class _Search:
         computed: Analyses that were computed from them.
         refused: Errors of places where the model cannot be laid out.
         failed: Most shards with which the step does not fit, by knobs: nor does it with fewer.
-        fitting: Knobs with which it fits somewhere.
     """
 
     record: Callable[[Place, Knobs], Analysis]
@@ -151,7 +150,6 @@ class _Search:
     computed: dict[tuple[Place, Knobs], Analysis] = field(default_factory=dict)
     refused: dict[Place, TraceError] = field(default_factory=dict)
     failed: dict[Knobs, int] = field(default_factory=dict)
-    fitting: set[Knobs] = field(default_factory=set)
 
     def search_shards(self, gpus: int, dtype: str | None) -> list[MeshFit]:
         """Searches meshes under ``fully_shard``: over all GPUs, and over parts of them."""
@@ -193,14 +191,12 @@ class _Search:
         self, place: Place, knobs: Knobs, ways: Sequence[str] = CHECKPOINTS
     ) -> MeshFit | None:
         """Finds the first way to checkpoint with which the step fits; None where none does."""
-        leanest = replace(knobs, checkpoint="full")
         for way in ways:
             chosen = replace(knobs, checkpoint=way)
             if way != "none" and not self._has_blocks():
                 return None
-            is_unlikely = way == "ops" and "full" in ways and chosen not in self.fitting
-            if is_unlikely and not self.fits(place, leanest):
-                return None
+            if way == "layers:2" and not self.fits(place, replace(knobs, checkpoint="full")):
+                return None  # which takes the least
             if self.fits(place, chosen):
                 return self.describe(place, chosen)
         return None
@@ -218,9 +214,7 @@ class _Search:
                 raise
             self.refused[place] = error
             return False
-        if is_fit:
-            self.fitting.add(knobs)
-        elif place.parallelize == "fsdp":
+        if not is_fit and place.parallelize == "fsdp":
             self.failed[knobs] = place.shards
         return is_fit
 
@@ -231,29 +225,47 @@ class _Search:
         first = next(iter(self.recorded.values()))
         assert first.gpu is not None
         room_bytes = first.gpu.capacity_bytes - min(first.context_bytes)
-        kept_bytes = self._measure_kept(place, knobs)
+        params_bytes, gradients_bytes, state_bytes = self._measure_kept(place, knobs)
+        kept_bytes = params_bytes + gradients_bytes + state_bytes
         if kept_bytes > room_bytes:
             return f"parameters, gradients and optimizer state take {format_bytes(kept_bytes)}"
-        keeping = place, replace(knobs, reshards=False)
-        known = self.recorded.get(keeping) or self.computed.get(keeping)
-        if knobs.reshards and known is not None:
-            least_bytes = known.peak_bytes - _measure_parameters(known, knobs.param_dtype)
-            if least_bytes > room_bytes:
+        for (known, used), analysis in {**self.recorded, **self.computed}.items():
+            least_bytes = analysis.requested_bytes
+            if known != place:
+                kept = self._measure_kept(known, knobs)
+                least_bytes += params_bytes + state_bytes - kept[0] - kept[2]
+            if used.checkpoint != knobs.checkpoint:
+                least_bytes -= analysis.saved_bytes
+            if knobs.reshards and not used.reshards:
+                least_bytes -= _measure_parameters(analysis, knobs.param_dtype)
+            others = replace(knobs, checkpoint=used.checkpoint, reshards=used.reshards)
+            is_more = known == place or "fsdp" == known.parallelize == place.parallelize
+            is_bound = used.checkpoint in ("none", knobs.checkpoint) and used == others and is_more
+            if is_bound and known.shards >= place.shards and least_bytes > room_bytes:
                 return f"at least {format_bytes(least_bytes)} are allocated"
         return ""
 
-    def _measure_kept(self, place: Place, knobs: Knobs) -> int:
-        """Measures what plain wrappers keep from step to step, by what a recorded step keeps."""
+    def _measure_kept(self, place: Place, knobs: Knobs) -> tuple[int, int, int]:
+        """Measures parameters, gradients and optimizer state, by what a recorded step keeps.
+
+        Zero where a function decides.
+        """
         (known, _), first = next(iter(self.recorded.items()))
-        if known.parallelize not in ("fsdp", "ddp") or knobs.offloads or not first.parameter_bytes:
-            return 0
-        full_bytes = _measure_parameters(first)
-        state_bytes = first.optimizer_state_bytes
-        if knobs.shards_state:
-            state_bytes //= math.prod(size for _, size in place.mesh)
+        is_plain = known.parallelize in ("fsdp", "ddp") and place.parallelize in ("fsdp", "ddp")
+        if not is_plain or knobs.offloads or not first.parameter_bytes:
+            return 0, 0, 0
+        whole_bytes = _measure_parameters(first)
+
+        def scale(nbytes: int, parts: int = place.shards) -> int:
+            return whole_bytes * nbytes // first.parameter_bytes // parts
+
         copies = 2 if place.parallelize == "ddp" else 1  # buckets, beside the gradients
-        kept_bytes = first.parameter_bytes + copies * first.gradient_bytes + state_bytes
-        return full_bytes * kept_bytes // first.parameter_bytes // place.shards
+        size = math.prod(size for _, size in place.mesh)
+        return (
+            scale(first.parameter_bytes),
+            copies * scale(first.gradient_bytes),
+            scale(first.optimizer_state_bytes, size if knobs.shards_state else place.shards),
+        )
 
     def _has_blocks(self) -> bool:
         analysis = next(iter(self.recorded.values()), None)
