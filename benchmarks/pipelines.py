@@ -24,6 +24,8 @@ import torch.distributed as dist
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import schedules
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -37,7 +39,8 @@ Stages of a small transformer, of two blocks each, train with AdamW: 16 sequence
 a process of its own, which runs the schedule of `torch.distributed.pipelining` over gloo under PyTorch's profiler.
 Compared is the peak of the second step, in bytes of the allocator's events, with that of
 `fxmem.pipeline(..., device="cpu")`. Stages that pass two send the embedding along with the hidden state, drop out, and
-end in a view; without outputs is `step(return_outputs=False)`.
+end in a view; without outputs is `step(return_outputs=False)`; stages on two processes are sharded by `fully_shard`,
+and the least of six processes is shown: a thread of gloo may keep the tensors of an earlier collective.
 """  # noqa: E501
 
 
@@ -50,6 +53,7 @@ class Case(NamedTuple):
     microbatches: int
     passes_two: bool = False
     return_outputs: bool = True
+    shards: int = 1  # processes that share each stage by fully_shard
 
 
 CASES = (
@@ -63,6 +67,9 @@ CASES = (
     Case("InterleavedZeroBubble", 2, 6, 4, passes_two=True),
     Case("ZBVZeroBubble", 2, 4, 4),
     Case("DualPipeV", 2, 4, 8, passes_two=True, return_outputs=False),
+    Case("GPipe", 2, 2, 4, shards=2),
+    Case("1F1B", 2, 2, 4, shards=2),
+    Case("Interleaved1F1B", 2, 4, 4, shards=2),
     Case("GPipe", 4, 4, 8, passes_two=True),
     Case("1F1B", 4, 4, 8),
     Case("Interleaved1F1B", 4, 8, 8, passes_two=True),
@@ -122,6 +129,14 @@ def make_stages(case: Case) -> list[nn.Module]:
     return stages
 
 
+def shard(stage: nn.Module, mesh: DeviceMesh) -> None:
+    """Shards a stage, block by block, as torchtitan does in a pipeline."""
+    for module in stage.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    fully_shard(stage, mesh=mesh, reshard_after_forward=False)
+
+
 def compute_loss(logits: Tensor, target: Tensor) -> Tensor:
     """The mean cross entropy over all tokens."""
     return nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), target.flatten())
@@ -141,17 +156,20 @@ def predict_ranks(case: Case) -> list[int]:
         loss="cross_entropy",
         return_outputs=case.return_outputs,
         device="cpu",
+        mesh={"dp": case.shards} if case.shards > 1 else None,
+        parallelize=shard if case.shards > 1 else None,
     )
     return [rank.peak_bytes for rank in found.ranks]
 
 
 def measure_ranks(cases: Sequence[Case]) -> list[list[int]]:
-    """Runs cases of the same number of ranks, each rank in a process of its own.
+    """Runs cases of the same number of processes, each in one of its own.
 
     Returns:
-        For each case the peak of each rank, in bytes.
+        For each case the peak of each rank, in bytes: the least of the processes that share its
+        stages, because gloo's threads may keep the tensors of an earlier collective.
     """
-    ranks = cases[0].ranks
+    ranks = cases[0].ranks * cases[0].shards
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.pipelines", "--worker", f"{folder}/store"]
         command.append(json.dumps(cases))
@@ -166,24 +184,30 @@ def measure_ranks(cases: Sequence[Case]) -> list[list[int]]:
         ]
         outputs = [process.communicate()[0] for process in running]
     peaks = [json.loads(output.splitlines()[-1]) for output in outputs]
-    return [list(each) for each in zip(*peaks, strict=True)]
+    return [
+        [min(each[at : at + case.shards]) for at in range(0, ranks, case.shards)]
+        for case, each in zip(cases, zip(*peaks, strict=True), strict=True)
+    ]
 
 
 def _run_worker(store: str, cases: list[Case], rank: int) -> list[int]:
-    world_size = cases[0].ranks
+    world_size = cases[0].ranks * cases[0].shards
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    shape = cases[0].ranks, cases[0].shards
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp"))
     peaks = []
     for case in cases:
         gc.collect()
         gc.disable()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            _train(case, rank)
+            _train(case, mesh)
         events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+        memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+        memory.sort(key=lambda event: event[0])
         mark = next(event for event in events if event.name() == _MARK)
         start, end = mark.start_ns(), mark.start_ns() + mark.duration_ns()
-        memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
         live = peak = sum(nbytes for at, nbytes in memory if at < start)
-        for at, nbytes in sorted(memory, key=lambda event: event[0]):
+        for at, nbytes in memory:
             live += nbytes if start <= at <= end else 0
             peak = max(peak, live)
         peaks.append(peak)
@@ -191,13 +215,19 @@ def _run_worker(store: str, cases: list[Case], rank: int) -> list[int]:
     return peaks
 
 
-def _train(case: Case, rank: int) -> None:
+def _train(case: Case, mesh: DeviceMesh) -> None:
+    rank = mesh.get_local_rank("pp")
     own = [*range(rank, case.stages, case.ranks)]
     if case.schedule in ("ZBVZeroBubble", "DualPipeV"):
         own = [rank, case.stages - 1 - rank]
     modules = [m if at in own else nn.Identity() for at, m in enumerate(make_stages(case))]
+    for index in own if case.shards > 1 else ():
+        shard(modules[index], mesh["dp"])
+    device = torch.device("cpu")
     parts = [
-        pipelining.PipelineStage(modules[index], index, case.stages, torch.device("cpu"))
+        pipelining.PipelineStage(
+            modules[index], index, case.stages, device, group=mesh.get_group("pp")
+        )
         for index in own
     ]
     kind: Any = schedules.get_schedule_class(case.schedule)
@@ -233,12 +263,15 @@ def main() -> None:
         )
         return
     stamp, rows = write_stamp(COMMAND), []
-    for ranks in sorted({case.ranks for case in CASES}):
-        cases = [case for case in CASES if case.ranks == ranks]
-        for case, measured in zip(cases, measure_ranks(cases), strict=True):
+    for ranks, shards in sorted({(case.ranks, case.shards) for case in CASES}):
+        cases = [case for case in CASES if (case.ranks, case.shards) == (ranks, shards)]
+        runs = [measure_ranks(cases) for _ in range(3 if shards > 1 else 1)]
+        for case, *peaks in zip(cases, *runs, strict=True):
+            measured = [min(each) for each in zip(*peaks, strict=True)]
             name = f"{case.schedule}, {case.stages} stages, {case.microbatches} micro-batches"
             name += ", passing two" * case.passes_two
             name += ", without outputs" * (not case.return_outputs)
+            name += f", each on {shards} processes" * (shards > 1)
             for rank, (real, found) in enumerate(zip(measured, predict_ranks(case), strict=True)):
                 differs = f"{100 * (found / real - 1):+.3f} %" if found != real else "0"
                 rows.append((name, f"{rank} of {ranks}", f"{real:,}", f"{found:,}", differs))

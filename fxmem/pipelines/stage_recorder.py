@@ -330,7 +330,8 @@ class _StageRunner:
                 ):
                     self._refuse(f"frees {storage.name!r}, which it made for another")
                 if category is Category.TEMPORARY and death[1:3] != (span.microbatch, slot[0]):
-                    category = Category.ACTIVATION
+                    is_sum = is_shared and span.work is not Work.FORWARD  # of whole gradients
+                    category = Category.GRADIENT if is_sum else Category.ACTIVATION
             change = Change(slot, event.delta_bytes, category, event.block, event.stream, is_shared)
             changes[span].append(change)
         described: tuple[dict[Work, RecordedWork], dict[Work, RecordedWork]] = ({}, {})
