@@ -70,6 +70,7 @@ CASES = (
     Case("GPipe", 2, 2, 4, shards=2),
     Case("1F1B", 2, 2, 4, shards=2),
     Case("Interleaved1F1B", 2, 4, 4, shards=2),
+    Case("InterleavedZeroBubble", 2, 4, 4, shards=2),
     Case("GPipe", 4, 4, 8, passes_two=True),
     Case("1F1B", 4, 4, 8),
     Case("Interleaved1F1B", 4, 8, 8, passes_two=True),
