@@ -69,7 +69,7 @@ def find_fitting(
         rows += search.search_shards(gpus, dtype)
     if parallelize in (None, "ddp"):
         rows += search.search_replicas(gpus)
-    if mesh is not None or not isinstance(parallelize, str | None) or ":" in (parallelize or ""):
+    if parallelize not in (None, "fsdp", "ddp"):
         for shape in _list_shapes(mesh or {"dp": None}, gpus, gpus_per_node):
             rows += search.search_mesh(Place(shape, parallelize), NO_KNOBS)
     if not search.recorded:
@@ -308,12 +308,12 @@ class _Search:
         tried = [(step.peak_bytes, used) for (at, used), step in known.items() if at == place]
         if tried:
             return self.describe(place, min(tried, key=lambda pair: pair[0])[1])
-        leanest = replace(knobs, checkpoint="full" if self._has_blocks() else "none")
         if place in self.refused:
             cause = self.refused[place].cause
         else:
-            cause = self._find_excess(place, leanest) or "it does not fit with more shards"
-        return MeshFit(dict(place.mesh), _name(place), leanest, "no", cause, None, None)
+            knobs = replace(knobs, checkpoint="full" if self._has_blocks() else "none")
+            cause = self._find_excess(place, knobs) or "it does not fit with more shards"
+        return MeshFit(dict(place.mesh), _name(place), knobs, "no", cause, None, None)
 
     def describe(self, place: Place, knobs: Knobs) -> MeshFit:
         """Describes an analysed step."""

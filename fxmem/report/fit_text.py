@@ -29,8 +29,13 @@ def list_fitting_blocks(found: Fitting, width: int | None = None) -> list[str | 
     ]
 
 
-def write_mesh(row: MeshFit) -> str:
-    """Writes a mesh as ``--mesh`` takes it."""
+def write_layout(row: MeshFit) -> str:
+    """Writes a mesh, the way a model is laid out on it, and the knobs."""
+    knobs = f" with {row.knobs}" if str(row.knobs) else ""
+    return f"{row.parallelize} on {_write_mesh(row)}{knobs}"
+
+
+def _write_mesh(row: MeshFit) -> str:
     return ",".join(f"{name}={size}" for name, size in row.mesh.items())
 
 
@@ -39,12 +44,11 @@ def _write_headline(found: Fitting) -> str:
     best = found.best
     if best is None:
         return f"Nothing was found that fits {where}"
-    knobs = f" with {best.knobs}" if str(best.knobs) else ""
-    return f"Fits {where}: {best.parallelize} on {write_mesh(best)}{knobs}"
+    return f"Fits {where}: {write_layout(best)}"
 
 
 def _write_row(row: MeshFit) -> tuple[str, ...]:
-    head = write_mesh(row), row.parallelize, str(row.knobs)
+    head = _write_mesh(row), row.parallelize, str(row.knobs)
     if row.peak_bytes is None or row.reserved_bytes is None:
         return *head, *[""] * len(_NUMBERS)
     sizes = row.peak_bytes, row.reserved_bytes, row.near_bytes, row.far_bytes
@@ -54,15 +58,16 @@ def _write_row(row: MeshFit) -> tuple[str, ...]:
 def _write_notes(found: Fitting) -> Iterator[str]:
     for row in found.rows:
         if row.fits == "maybe":
-            yield f"{write_mesh(row)}: fits if the CUDA context and NCCL take little."
+            yield f"{_write_mesh(row)}: fits if the CUDA context and NCCL take little."
         elif row.fits == "no":
-            yield f"{write_mesh(row)} by {row.parallelize}: {row.cause}."
+            yield f"{_write_mesh(row)} by {row.parallelize}: {row.cause}."
     rows = "Rows that fit are in the order of what a rank sends for each FLOP of the model"
     if found.gpus > found.gpus_per_node:
         rows += f", a byte to another node counting as {FAR_WEIGHT}"
     yield f"{rows}; then of recomputation, as a share of the model's FLOPs."
-    if found.mixed_precision is None and not found.setup.autocast:
-        yield "Parameters keep their dtype in forward and backward (--mixed-precision bf16)."
+    is_plain = any(row.parallelize in ("fsdp", "ddp") for row in found.rows)
+    if is_plain and found.mixed_precision is None and not found.setup.autocast:
+        yield "Blocks compute in the dtype of their parameters: --mixed-precision bf16 for another."
     steps = "1 step was" if found.recordings == 1 else f"{found.recordings} steps were"
     computed = sum(row.peak_bytes is not None and not row.is_recorded for row in found.rows)
     others = f", {computed} computed from them" if computed else ""

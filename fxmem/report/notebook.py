@@ -19,7 +19,7 @@ from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import Front, Plan
 from fxmem.report.batch_text import list_max_batch_blocks
 from fxmem.report.document import build_document
-from fxmem.report.fit_text import list_fitting_blocks, write_mesh
+from fxmem.report.fit_text import list_fitting_blocks, write_layout
 from fxmem.report.formats import GRAPH, TIMELINE, TRADEOFF, RenderOptions, render
 from fxmem.report.html import clean_svg, load_template
 from fxmem.report.module_table import write_modules
@@ -122,7 +122,7 @@ def _list_bars(value: Reported) -> Iterator[tuple[str, int | None]]:
         yield "memory", value.memory_bytes
     elif isinstance(value, Fitting):
         for row in value.rows:
-            yield write_mesh(row), row.reserved_bytes
+            yield write_layout(row), row.reserved_bytes
     elif isinstance(value, Pipeline):
         for rank in value.ranks:
             yield f"rank {rank.rank}", rank.peak_bytes

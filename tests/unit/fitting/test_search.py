@@ -111,6 +111,7 @@ def test_meshes_of_a_function() -> None:
         ({"dp": 4, "tp": 4}, "no"),
     ]
     assert "3 heads on 4 ranks" in found.rows[-1].cause
+    assert str(found.rows[-1].knobs) == ""
 
     def refuse(model: nn.Module, mesh: Any) -> None:
         raise ValueError("no")
@@ -122,6 +123,7 @@ def test_meshes_of_a_function() -> None:
 def test_refusals() -> None:
     for options, message in [
         ({"gpus": 0}, "0 GPUs"),
+        ({"parallelize": "hsdp"}, "unknown parallelize='hsdp'"),
         ({"mesh": {"dp": None}}, "a mesh without a function of it"),
         ({"mesh": {"dp": 3}, "parallelize": print}, r"no mesh \{'dp': 3\} has 8 processes"),
         ({"parallelize": print, "mixed_precision": "bf16"}, "mixed_precision is for fsdp and ddp"),
