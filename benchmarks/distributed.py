@@ -57,8 +57,9 @@ gloo gathers and reduces in buffers of its own, which NCCL does not have: a copy
 each all-gather in the calling thread, another in gloo's thread, and a copy of the input of each
 reduce-scatter (`ProcessGroupGloo.cpp`). The profiler shows them below `c10d::` and `gloo:`. They
 are left out of the measured peak; the column beside it has them. Not predicted are the ranks in a
-mesh, 4 bytes each, and the counts of DDP's reducer. The last column compares the sizes of all that
-the step allocates, of {small} bytes or more and outside of kernels.
+mesh, 4 bytes each, and the counts of DDP's reducer. `CPUOffloadPolicy` cannot be compared: a step
+on the CPU has one memory. The last column compares the sizes of all that the step allocates, of
+{small} bytes or more and outside of kernels.
 
 """
 
