@@ -75,6 +75,13 @@ def _overrides_functions(kind: type) -> bool:
 _not_overridden = torch._C._disabled_torch_function_impl
 
 
+_QUERIES = frozenset(
+    getattr(Tensor, name).__get__
+    for name in ("requires_grad", "dtype", "shape", "grad", "is_leaf", "ndim", "itemsize", "layout")
+) | {Tensor.untyped_storage, Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_contiguous}
+"""Questions to tensors that any device answers alike, and that wrappers ask most of all."""
+
+
 class Lowering(TorchFunctionMode):
     """Replaces torch functions while it is active, in backward too; see :func:`lower_functions`.
 
@@ -100,6 +107,9 @@ class Lowering(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in _QUERIES:
+            with torch._C.DisableTorchFunction():
+                return func(*args, **(kwargs or {}))
         replacement = self._functions.get(func)
         if replacement is None or any(map(_overrides_functions, types)):
             return func(*args, **kwargs) if kwargs else func(*args)

@@ -146,7 +146,7 @@ class OperatorCache:
 def _find_kind(func: Any) -> _Kind | None:
     """Reads from the schema what an operator returns; None for what is not plain."""
     schema = func._schema
-    if func.namespace != "aten" or not schema.arguments:
+    if func.namespace not in ("aten", "_c10d_functional") or not schema.arguments:
         return None
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
         return None
