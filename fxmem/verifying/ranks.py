@@ -22,6 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import start_processes
 
 from fxmem.errors import FxmemError, TraceError, UsageError, summarize_error
+from fxmem.loading.importing import import_target
+from fxmem.loading.parsing import is_target, parse_target
 from fxmem.loading.target import prepare_targets
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.wrapping import parallelize_model
@@ -64,7 +66,7 @@ def compare_ranks(
             hint="define models, parallelize, loss and optimizer at the top of a module",
         ) from error
     with tempfile.TemporaryDirectory() as folder:
-        names = [target for target in targets if isinstance(target, str)]
+        names = [target for target in targets if is_target(target)]
         Path(folder, "task").write_bytes(pickle.dumps((names, size, sent)))
         try:
             start_processes(_run_rank, (folder,), size)  # type: ignore[no-untyped-call]
@@ -91,6 +93,8 @@ def _run_rank(rank: int, folder: str) -> None:
     )
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     with contextlib.redirect_stdout(sys.stderr), prepare_targets(*names):
+        for target in map(parse_target, names):
+            import_target(target, again=False)  # what it registers may be needed to unpickle
         try:
             result: ComparedSteps | FxmemError = compare_rank(*pickle.loads(sent))
         except FxmemError as error:

@@ -69,7 +69,8 @@ def test_gradients_are_the_same(way: str) -> None:
 
 def test_checkpoints_of_tensor_parallel_blocks() -> None:
     def parallelize(model: Any, mesh: Any) -> None:
-        parallelize_module(model, mesh, {"*.0": ColwiseParallel(), "*.2": RowwiseParallel()})
+        for block in model.children():
+            parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
         checkpoint_blocks(model, "full")
 
     fixed: dict[str, Any] = {"mesh": {"tp": 2}, "loss": "mse"}
