@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from gpt import GPT
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 
 class Stage(GPT):
@@ -33,3 +35,10 @@ def split(stages: int = 4, layers: int = 8) -> list[nn.Module]:
             stage.norm = stage.head = None
         made.append(stage)
     return made
+
+
+def shard(stage: Stage, mesh: DeviceMesh) -> None:
+    """Shards a stage; its blocks are gathered once for all micro-batches."""
+    for block in stage.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(stage, mesh=mesh, reshard_after_forward=False)

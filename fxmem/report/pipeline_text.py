@@ -30,7 +30,7 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
     """Lists the blocks of the report on a pipeline."""
     setup, fullest = pipeline.setup, pipeline.fullest
     on = f" of {len(pipeline.ranks)}" if len(pipeline.ranks) > 1 else ""
-    headline = f"Fullest is rank {fullest.rank}{on}: {format_bytes(fullest.peak_bytes)}"
+    headline = f"Peak {format_bytes(fullest.peak_bytes)} on rank {fullest.rank}{on}, the fullest"
     mesh = ",".join(f"{name}={size}" for name, size in (setup.mesh or {}).items())
     subject = "; ".join(
         (

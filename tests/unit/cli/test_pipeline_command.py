@@ -16,7 +16,7 @@ def split():
     return [nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(4)]
 """
 TABLE = """\
-Fullest is rank 0 of 2: 939.75 KiB
+Peak 939.75 KiB on rank 0 of 2, the fullest
 {target}; 32x64:float32; Interleaved1F1B of 4 micro-batches; cpu; optimizer {name}; loss default
 
 rank  stages        peak  in flight            each keeps  peak in
