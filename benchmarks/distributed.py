@@ -41,7 +41,7 @@ from fxmem.loop import Loop
 
 _MARK = "measured step"
 _STEPS = 3
-_PATIENCE_S = 2e-3
+_PATIENCE_S = 4e-3
 _SMALL_BYTES = 128  # scalars that a dispatcher wraps, and a reducer's counts
 
 _INTRODUCTION = """\
