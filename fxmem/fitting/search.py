@@ -64,7 +64,7 @@ def find_fitting(
             given["autocast"] = dtype
         return analyze_model(model, args, kwargs, gpu=gpu, **{**options, **given})
 
-    search, rows = _Search(record, gpus_per_node), list[MeshFit]()
+    search, rows = Search(record, gpus_per_node), list[MeshFit]()
     if parallelize in (None, "fsdp"):
         rows += search.search_shards(gpus, dtype)
     if parallelize in (None, "ddp"):
@@ -132,7 +132,7 @@ class Place:
 
 
 @dataclass
-class _Search:
+class Search:
     """Steps that were recorded on meshes, and those computed from them.
 
     Attributes:
@@ -203,7 +203,8 @@ class _Search:
 
     def fits(self, place: Place, knobs: Knobs) -> bool:
         """Tells whether a step fits for certain, from as little as decides it."""
-        if place in self.refused or place.shards <= self.failed.get(knobs, 0):
+        is_sharded = place.parallelize == "fsdp"
+        if place in self.refused or (is_sharded and place.shards <= self.failed.get(knobs, 0)):
             return False
         if self._find_excess(place, knobs):
             return False
@@ -214,7 +215,7 @@ class _Search:
                 raise
             self.refused[place] = error
             return False
-        if not is_fit and place.parallelize == "fsdp":
+        if not is_fit and is_sharded:
             self.failed[knobs] = place.shards
         return is_fit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 import fxmem
 from fxmem.analyzing import analyze_model
 from fxmem.errors import TraceError, UsageError
+from fxmem.fitting.search import Place, Search
 from fxmem.parallelism.layout import Knobs
 
 WIDTH = 64
@@ -118,6 +120,13 @@ def test_meshes_of_a_function() -> None:
 
     with pytest.raises(TraceError, match="no"):
         fit(make_model(), 8, gpus=2, parallelize=refuse)
+
+
+def test_failures_with_more_shards_say_nothing_of_replicas() -> None:
+    fitting: Any = SimpleNamespace(exhaustion=None)
+    search = Search(lambda place, knobs: fitting, gpus_per_node=8, failed={Knobs(): 16})
+    assert not search.fits(Place((("replicate", 2), ("shard", 8)), "fsdp"), Knobs())
+    assert search.fits(Place((("dp", 16),), "ddp"), Knobs())
 
 
 def test_refusals() -> None:
