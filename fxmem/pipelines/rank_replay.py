@@ -212,7 +212,7 @@ class _Rank:
             returned = [self._slots[index, microbatch, slot] for slot in work.returned]
             if is_forward:
                 self._pass_output(action, returned, is_fired=self._at < warmup - 1)
-            elif returned:
+            elif returned or self._driver is Driver.ONE_F_ONE_B:
                 is_fired = Work.FORWARD not in works[self._at :]
                 self._pass_gradient(action, returned, is_fired=is_fired)
             self._change(index, microbatch, work.after)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fxmem.graph import Category
+from fxmem.memory.timeline import Action
 from fxmem.pipelines.orders import list_actions
 from fxmem.pipelines.rank_replay import (
     Change,
@@ -65,7 +66,8 @@ class Memory:
     """Counts the bytes of objects that are referred to."""
 
     def __init__(self) -> None:
-        self.live = self.peak = 0
+        self.live = 0
+        self.seen: list[int] = []  # after each allocation
 
     def make(self, nbytes: int) -> Block:
         return Block(self, nbytes)
@@ -75,7 +77,7 @@ class Block:
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.memory, self.nbytes = memory, nbytes
         memory.live += nbytes
-        memory.peak = max(memory.peak, memory.live)
+        memory.seen.append(memory.live)
 
     def __del__(self) -> None:
         self.memory.live -= self.nbytes
@@ -204,17 +206,19 @@ def check(
     recorded = {index: make_stage(index, stages) for index in own}
     replayed = replay_rank(actions, recorded, driver, microbatches)
     live = [*accumulate(event.delta_bytes for event in replayed.events)]
+    events = zip(live[replayed.start :], replayed.events[replayed.start :], strict=True)
+    found = [nbytes for nbytes, event in events if event.action is Action.ALLOC]
     memory = Memory()
     real = {index: Stage(memory, index, stages, microbatches) for index in own}
     for _ in range(2):
         for stage in real.values():
             stage.gradient = None
-        memory.peak = memory.live
+        memory.seen.clear()
         if driver is Driver.ONE_F_ONE_B:
             run_1f1b(real[own[0]], stages, microbatches)
         else:
             (run_lockstep if driver is Driver.LOCKSTEP else run_works)(real, actions)
-    assert (max(live[replayed.start :]), live[-1]) == (memory.peak, memory.live)
+    assert (found, live[-1]) == (memory.seen, memory.live)
 
 
 def test_gradients_are_made_by_the_first_work_on_weights() -> None:
