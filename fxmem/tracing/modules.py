@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 _CONTAINERS = (
     nn.Sequential,
     nn.DataParallel,
+    nn.parallel.DistributedDataParallel,
     nn.Transformer,
     nn.TransformerEncoder,
     nn.TransformerDecoder,

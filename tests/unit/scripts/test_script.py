@@ -468,3 +468,22 @@ def test_a_rank_of_a_script_takes_what_it_takes_in_an_analysis(tmp_path: Path) -
 def test_a_rank_that_is_not_there(write: Write) -> None:
     with pytest.raises(UsageError, match="no rank 4 of 4"):
         fxmem.run(str(write("")), world_size=4, rank=4)
+
+
+def test_modules_within_a_wrapper_have_names(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        BLOCKS
+        + textwrap.dedent(
+            """
+            torch.distributed.init_process_group("nccl")
+            model = nn.parallel.DistributedDataParallel(Blocks().cuda(), device_ids=[0])
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(3):
+                model(torch.randn(4, 64, device="cuda")).sum().backward()
+                optimizer.step()
+            """
+        )
+    )
+    names = {node.name for node in fxmem.run(str(script), world_size=2).largest.nodes}
+    assert "model.module.blocks.2.0" in names
