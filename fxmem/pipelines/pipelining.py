@@ -36,7 +36,7 @@ from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.state import save_random_states
 from fxmem.tracing.swapping import restore_user_state
-from fxmem.versions.release import check_release
+from fxmem.versions.release import check_release, is_release
 
 Stages = Sequence[nn.Module] | nn.Module | str
 
@@ -60,6 +60,11 @@ def simulate_pipeline(
     chosen = resolve_options(**options)
     target, settings = chosen.target, find_settings(chosen.target.name, alloc_conf)
     check_choices(loss, optimizer)
+    if not is_release((2, 10)) and (chosen.layout is not None or not return_outputs):
+        raise UsageError(
+            "stages on a mesh and return_outputs=False need torch 2.10",
+            hint="leave them out, or install a later torch",
+        )
     args, kwargs = gather_inputs(args, kwargs)
     fake_mode, named = make_fake_mode(), set[str]()
     layout = chosen.layout

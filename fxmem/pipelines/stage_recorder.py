@@ -27,6 +27,7 @@ from fxmem.recording.residents import allocate_model, label_gradients, label_res
 from fxmem.recording.size_hints import SizeHints
 from fxmem.recording.step import Step, imitate_target, lay_out
 from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.versions.release import is_release
 
 _BUFFER = "pipeline buffer"
 
@@ -89,7 +90,7 @@ class _Stage(PipelineStage):
 
     def _check_chunk_id(self, chunk_id: int) -> None: ...
 
-    def _validate_fwd_input(self, *values: object) -> None: ...  # up to torch 2.12
+    def _validate_fwd_input(self, *values: object) -> None: ...  # up to torch 2.11
 
     def _validate_fwd_outputs(self, *values: object) -> None: ...
 
@@ -211,7 +212,7 @@ class _StageRunner:
 
     def _end_schedule(self) -> None:
         self._mark(-1, Work.REDUCE_GRAD, Phase.BACKWARD)
-        if hasattr(self._stage, "perform_reduce_grad"):  # from torch 2.9
+        if is_release((2, 10)):  # before, none is to be reduced
             self._stage.perform_reduce_grad(self._place.microbatches)
             label_gradients(self._recorder, self._step.model, ())
 

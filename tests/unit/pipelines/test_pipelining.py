@@ -12,6 +12,7 @@ from torch.distributed.pipelining import schedules
 
 import fxmem
 from fxmem.graph import Category
+from fxmem.pipelines import pipelining
 from fxmem.pipelines.orders import list_actions
 
 
@@ -64,6 +65,13 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fxmem.FxmemError) as caught:
         run(**options)
     assert message in str(caught.value)
+
+
+def test_older_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which reduce gradients within the last backward, and always return outputs."""
+    monkeypatch.setattr(pipelining, "is_release", lambda since: False)
+    with pytest.raises(fxmem.UsageError, match="return_outputs=False need torch"):
+        run(return_outputs=False)
 
 
 def test_1f1b_is_in_the_order_of_pytorch() -> None:
