@@ -91,6 +91,7 @@ def offer_group(layout: Layout | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterator[None]:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.tensor import _dispatch, _op_schema
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -110,6 +111,7 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
         # Else DTensor keeps a state of the GPU's random number generator, on the host.
         no_state = mock.patch.object(_dispatch, "is_rng_supported_mesh", lambda mesh: False)
         stack.enter_context(no_state)
+        stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
         for kind, name in outside:
             if name in vars(kind):
                 method = _run_real(vars(kind)[name])
@@ -121,6 +123,26 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
             _forget_meshes()
             if dist.is_initialized():  # the code may have left it
                 dist.destroy_process_group()
+
+
+class _Chunks:
+    """Chunks of a tensor, each made when asked for: of one for each rank FSDP takes its own.
+
+    Source: ``_chunk_with_empty`` in ``torch/distributed/fsdp/_fully_shard/_fsdp_common.py``.
+    """
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor = tensor
+        self._dim = dim
+        self._length = tensor.size(dim)
+        self._chunk_length = -(-self._length // num_chunks)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start = index * self._chunk_length
+        if start >= self._length and index:
+            return self._tensor.new_empty(0)
+        length = min(self._chunk_length, self._length - start)
+        return self._tensor.narrow(self._dim, start, length)
 
 
 def _rebuild_on_host(spec: Any) -> torch.Tensor:

@@ -305,6 +305,12 @@ INTERFACES = (
         "a process group of fxmem's own",
     ),
     _list(
+        "torch.distributed.fsdp._fully_shard._fsdp_param",
+        "_chunk_with_empty",
+        "make of a parameter the shards that a rank takes, and not those of all ranks",
+        "let it make all, which takes longer on many ranks",
+    ),
+    _list(
         "torch.distributed.tensor._op_schema",
         "_rebuild_tensor_from_dtensor_meta",
         "keep DTensor from making fake tensors on a GPU, which is not there",
