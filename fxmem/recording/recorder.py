@@ -215,6 +215,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is _prim_device:  # by far the most frequent: C++ asks fakes where they lie
+            self._engine.see_device_query()
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         kwargs = kwargs or {}
         if self._packing:  # the recorder's own, no part of the step
             return self.runner.detach(*args) if func is _detach else func(*args, **kwargs)
@@ -226,9 +229,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 self._engine.see_wrapper()
             with self:  # a DTensor runs it on its local tensors
                 return run_on_locals(func, args, kwargs or {})
-        if func is _prim_device:
-            self._engine.see_device_query()
-            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         # Torch-function modes need not see the recorder's own questions to tensors.
         with torch._C.DisableTorchFunction():
             read = list_tensors((args, kwargs))
