@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -31,6 +32,8 @@ _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concaten
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
 _ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 _NOT_GIVEN = -1
+_ADVICE = "FSDP2-wrapped module .* returned a view"
+"""Of what in-place operations on a model's output would do."""
 _REBUILD = "_rebuild_tensor_from_dtensor_meta"
 _PROPAGATION = "_propagate_tensor_meta_non_cached"
 """Runs an operator of DTensors on fake tensors of global shapes, which the step never makes."""
@@ -106,7 +109,8 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
     logger = logging.getLogger("torch.distributed")
     level = logger.level
     logger.setLevel(logging.ERROR)  # advice on speed, at each redistribution
-    with run_reducers(), contextlib.ExitStack() as stack:
+    with run_reducers(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.filterwarnings("ignore", message=_ADVICE)
         stack.enter_context(mock.patch.object(_op_schema, _REBUILD, _rebuild_on_host))
         # Else DTensor keeps a state of the GPU's random number generator, on the host.
         no_state = mock.patch.object(_dispatch, "is_rng_supported_mesh", lambda mesh: False)

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Storage
+from fxmem.graph import Category, Storage
 from fxmem.memory.labels import label_operator
 from fxmem.memory.modules import Module
 from fxmem.planning.outcome import PlannedStep
@@ -47,7 +47,9 @@ def build_page_data(
     def add(text: object | None) -> int:
         return NONE if text is None else texts.setdefault(escape_controls(str(text)), len(texts))
 
-    operations, storages, categories = graph.operations, graph.storages, [*STYLES]
+    operations, storages = graph.operations, graph.storages
+    found = {storage.category for storage in storages}
+    categories = [each for each in STYLES if each in found or each is not Category.COMMUNICATION]
     used = [NONE] * len(storages)
     for operation in operations:
         for index in (*operation.reads, *operation.writes):
@@ -59,7 +61,7 @@ def build_page_data(
     return {
         "peak": analysis.peak.step,
         "categories": [category.value for category in categories],
-        "hatches": [style.hatch for style in STYLES.values()],
+        "hatches": [STYLES[category].hatch for category in categories],
         "phases": phases,
         "operations": {
             "name": [add(label_operator(operation)) for operation in operations],

@@ -209,15 +209,15 @@ def check(block: Block, output: str, request: pytest.FixtureRequest, is_exact: b
 @pytest.mark.parametrize("command", sorted(c for c in UNSHOWN if "--version" not in c))
 def test_every_command_works(command: str) -> None:
     code, out, err = run(command)
-    assert code == 0
-    assert err == ""
+    assert (code, err) == (0, "")
     written = re.search(r"-o (\S+)", command)
     if command.startswith("fxmem render") or (written and command.startswith("fxmem run")):
         assert written and Path(written[1]).read_bytes().startswith(PICTURES)
         return
     result = Path(written[1]).read_text(encoding="utf-8") if written else out
     is_json = "--json" in command or (command.startswith("fxmem plan") and written)
-    first = "Equal " if command.startswith("fxmem verify") else "Peak "
+    firsts = {"verify": "Equal ", "fit": "Fits "}
+    first = firsts.get(command.split()[1], "Peak ")
     assert result.startswith("{" if is_json else first)
 
 
