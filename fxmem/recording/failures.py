@@ -50,7 +50,7 @@ _CAUSES = (
     ),
     (
         r"FSDP needs a non-CPU accelerator|Cannot access accelerator device",
-        "FullyShardedDataParallel needs a GPU{at}",
+        "FullyShardedDataParallel{at} keeps flat parameters, which are not analysed",
         "shard with torch.distributed.fsdp.fully_shard, which holds as much",
     ),
     (
