@@ -107,16 +107,26 @@ def _take_step(
     optimizer.step()
 
 
-def _take_steps(case: DistributedCase) -> None:
+def _take_steps(case: DistributedCase) -> set[int]:
+    """Takes the steps, and returns the addresses of what is there before the last one.
+
+    None under DDP, whose reducer has tensors that no code of Python reaches.
+    """
+    addresses = set[int]()
     mesh = init_device_mesh("cpu", tuple(case.mesh.values()), mesh_dim_names=tuple(case.mesh))
     model, x, compute_loss = case.make_step()
     model = case.parallelize(model, mesh) or model
     optimizer = case.optimizer([p for p in model.parameters() if p.requires_grad])
     for step in range(_STEPS):
         gc.collect()
+        if step == _STEPS - 1 and not isinstance(model, ddp.DistributedDataParallel):
+            tensors = (each for each in gc.get_objects() if isinstance(each, Tensor))
+            inner = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+            addresses = {tensor.untyped_storage().data_ptr() for tensor in inner}
         with record_function(_MARK) if step == _STEPS - 1 else contextlib.nullcontext():
             _take_step(model, x, compute_loss, optimizer, **case.loop)
         optimizer.zero_grad(set_to_none=True)  # so that no gradient is there before a step
+    return addresses
 
 
 @contextlib.contextmanager
@@ -157,7 +167,7 @@ def measure_rank(case: DistributedCase) -> RankMeasurement:
     gc.disable()
     try:
         with _wait_patiently(), profile(activities=cpu, profile_memory=True, acc_events=True) as p:
-            _take_steps(case)
+            known = _take_steps(case)
     finally:
         gc.enable()
     memory: list[tuple[int, Any, bool, int]] = []  # time, fields, whether gloo's, operator
@@ -181,6 +191,10 @@ def measure_rank(case: DistributedCase) -> RankMeasurement:
     for at, fields, is_gloo, operator in memory:
         if at > end:
             break
+        if at >= start and known:  # gloo's thread has freed the others, unseen
+            gone = [each for each in live if each not in known and not live[each][1]]
+            own -= sum(live.pop(each)[0] for each in gone)
+            resident, peak, peak_with_buffers, known = own, own, own, set()
         if at < start:
             buffers, resident = 0, own
         nbytes, address = fields.alloc_size, fields.ptr
