@@ -48,9 +48,8 @@ NO_KNOBS = Knobs()
 class Layout:
     """A mesh of processes, one of its ranks, and the function that lays a model out on it.
 
-    >>> layout = Layout((("dp", 4), ("tp", 2)), "fsdp", rank=5)
-    >>> layout.world_size, str(layout)
-    (8, 'rank 5 of dp=4,tp=2')
+    >>> Layout((("dp", 4), ("tp", 2)), "fsdp", rank=5).world_size
+    8
     """
 
     mesh: Mesh
@@ -78,9 +77,6 @@ class Layout:
         for _, size in self.mesh:
             ranks = [rank * size + at for rank in ranks for at in sorted({0, size - 1})]
         return ranks
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} of {','.join(f'{name}={size}' for name, size in self.mesh)}"
 
 
 def resolve_layout(

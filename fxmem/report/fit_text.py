@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fxmem.fitting.record import FAR_WEIGHT, Fitting, MeshFit
 from fxmem.report.plan_text import write_share
 from fxmem.report.tables import Table, join_blocks, wrap
-from fxmem.report.text import write_subject
+from fxmem.report.text import write_mesh, write_subject
 from fxmem.units import format_bytes
 
 _NUMBERS = ("peak", "reserved", "sent in node", "to others", "recomputed")
@@ -32,11 +32,7 @@ def list_fitting_blocks(found: Fitting, width: int | None = None) -> list[str | 
 def write_layout(row: MeshFit) -> str:
     """Writes a mesh, the way a model is laid out on it, and the knobs."""
     knobs = f" with {row.knobs}" if str(row.knobs) else ""
-    return f"{row.parallelize} on {_write_mesh(row)}{knobs}"
-
-
-def _write_mesh(row: MeshFit) -> str:
-    return ",".join(f"{name}={size}" for name, size in row.mesh.items())
+    return f"{row.parallelize} on {write_mesh(row.mesh)}{knobs}"
 
 
 def _write_headline(found: Fitting) -> str:
@@ -48,7 +44,7 @@ def _write_headline(found: Fitting) -> str:
 
 
 def _write_row(row: MeshFit) -> tuple[str, ...]:
-    head = _write_mesh(row), row.parallelize, str(row.knobs)
+    head = write_mesh(row.mesh), row.parallelize, str(row.knobs)
     if row.peak_bytes is None or row.reserved_bytes is None:
         return *head, *[""] * len(_NUMBERS)
     sizes = row.peak_bytes, row.reserved_bytes, row.near_bytes, row.far_bytes
@@ -58,9 +54,9 @@ def _write_row(row: MeshFit) -> tuple[str, ...]:
 def _write_notes(found: Fitting) -> Iterator[str]:
     for row in found.rows:
         if row.fits == "maybe":
-            yield f"{_write_mesh(row)}: fits if the CUDA context and NCCL take little."
+            yield f"{write_mesh(row.mesh)}: fits if the CUDA context and NCCL take little."
         elif row.fits == "no":
-            yield f"{_write_mesh(row)} by {row.parallelize}: {row.cause}."
+            yield f"{write_mesh(row.mesh)} by {row.parallelize}: {row.cause}."
     rows = "Rows that fit are in the order of what a rank sends for each FLOP of the model"
     if found.gpus > found.gpus_per_node:
         rows += f", a byte to another node counting as {FAR_WEIGHT}"

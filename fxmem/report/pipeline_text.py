@@ -6,6 +6,7 @@ from fxmem.graph import Category
 from fxmem.pipelines.pipeline import Pipeline, RankMemory
 from fxmem.pipelines.rank_replay import Work
 from fxmem.report.tables import Table, join_blocks, wrap
+from fxmem.report.text import write_mesh
 from fxmem.units import format_bytes
 
 _WORDS = {
@@ -31,7 +32,7 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
     setup, fullest = pipeline.setup, pipeline.fullest
     on = f" of {len(pipeline.ranks)}" if len(pipeline.ranks) > 1 else ""
     headline = f"Peak {format_bytes(fullest.peak_bytes)} on rank {fullest.rank}{on}, the fullest"
-    mesh = ",".join(f"{name}={size}" for name, size in (setup.mesh or {}).items())
+    mesh = write_mesh(setup.mesh or {})
     subject = "; ".join(
         (
             setup.model,

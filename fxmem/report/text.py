@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fxmem.analysis import Setup
 from fxmem.gpus import CONTEXT_BYTES
@@ -92,6 +92,11 @@ def write_source(source: SourceLocation | None) -> str:
     return str(source) if source else ""
 
 
+def write_mesh(mesh: Mapping[str, int]) -> str:
+    """Writes a mesh as ``--mesh`` takes it: ``dp=8,tp=4``."""
+    return ",".join(f"{name}={size}" for name, size in mesh.items())
+
+
 def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
     """Writes the analysed step in one line, with its training loop where that matters."""
     mode = setup.mode
@@ -105,8 +110,7 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
         mode = f"{mode} under no_grad()"
     parts = [setup.model, ", ".join(setup.inputs) or "no inputs", mode, setup.gpu or setup.device]
     if setup.mesh:
-        mesh = ",".join(f"{name}={size}" for name, size in setup.mesh.items())
-        parts.append(f"rank {setup.rank} of {mesh} by {setup.parallelize}")
+        parts.append(f"rank {setup.rank} of {write_mesh(setup.mesh)} by {setup.parallelize}")
     if setup.autocast:
         parts.append(f"autocast {setup.autocast}")
     if setup.mode == "train":
