@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -63,14 +65,18 @@ def find_saving_hooks() -> tuple[Any, ...]:
 def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
     """Finds how torch counts an operator's FLOPs; the function takes ``out_val``, too.
 
-    Source: ``torch/utils/flop_counter.py``, of which ``sdpa_flop_count`` and
-    ``sdpa_backward_flop_count`` take keys with fewer heads than the query from 2.12 on. Before,
-    they are given as many, which is what is multiplied.
+    Source: ``torch/utils/flop_counter.py``. A formula serves all overloads of an operator, and need
+    not take the arguments that some have beside the others', as ``addmm.dtype`` does: they are cut.
+    ``sdpa_flop_count`` and ``sdpa_backward_flop_count`` take keys with fewer heads than the query
+    from 2.12 on. Before, they are given as many, which is what is multiplied.
     """
     formula = flop_registry.get(operator._overloadpacket)
+    if formula is None:
+        return None
+    taken = _count_positional(formula)
     name = operator._overloadpacket.__name__
-    if formula is None or is_release(since=(2, 12)) or "_scaled_dot_product" not in name:
-        return formula
+    if is_release(since=(2, 12)) or "_scaled_dot_product" not in name:
+        return lambda *args, **kwargs: formula(*args[:taken], **kwargs)
     first = 1 if name.endswith("_backward") else 0  # after the gradient
 
     def count(*args: Any, **kwargs: Any) -> Any:
@@ -80,6 +86,16 @@ def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
         return formula(*args[:first], query, *wide, *args[first + 3 :], **kwargs)
 
     return count
+
+
+@functools.cache
+def _count_positional(formula: Callable[..., Any]) -> int | None:
+    """Counts the positional arguments of an operator that a formula takes; None for any number."""
+    kinds = {name: p.kind for name, p in inspect.signature(formula).parameters.items()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds.values():
+        return None
+    named = [name for name, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY]
+    return next((i for i, name in enumerate(named) if name in ("out_shape", "out_val")), len(named))
 
 
 def override_kernel(

@@ -12,6 +12,7 @@ import re
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from fxmem.kernels.cpu.linear import LINEAR_ALGEBRA, grouped_mm
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
@@ -40,13 +41,19 @@ def _batch_bytes(x: Tensor) -> int:
     return 0 if _has_dense_rows(x) or is_kept else size_bytes(x)
 
 
-@CUDA.workspace("mm", "_int_mm")
+def _list_overloads(*names: str) -> list[OpOverload]:
+    """Lists operators with their overloads: ``out_dtype=`` and ``out=`` run the same kernels."""
+    packets = [getattr(aten, name) for name in names]
+    return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+
+
+@CUDA.workspace(*_list_overloads("mm", "_int_mm"))
 def _mm(call: Call) -> int:
     """Blas.cpp, ``mm_out_cuda``."""
     return _matrix_bytes(call.tensor(0)) + _matrix_bytes(call.tensor(1))
 
 
-@CUDA.workspace("addmm", "addmm_", "_addmm_activation")
+@CUDA.workspace(*_list_overloads("addmm", "addmm_", "_addmm_activation"))
 def _addmm(call: Call) -> int:
     """Blas.cpp, ``addmm_out_cuda_impl``: what is added is copied into the result."""
     copies = _matrix_bytes(call.tensor(1)) + _matrix_bytes(call.tensor(2))
@@ -54,16 +61,24 @@ def _addmm(call: Call) -> int:
     return copies + (_cublaslt_workspace_bytes(call) if is_returned else 0)
 
 
-@CUDA.workspace("bmm")
+@CUDA.workspace(*_list_overloads("bmm"))
 def _bmm(call: Call) -> int:
     """Blas.cpp, ``bmm_out_cuda``."""
     return _batch_bytes(call.tensor(0)) + _batch_bytes(call.tensor(1))
 
 
-@CUDA.workspace("baddbmm", "baddbmm_")
+@CUDA.workspace(*_list_overloads("baddbmm", "baddbmm_"))
 def _baddbmm(call: Call) -> int:
     """Blas.cpp, ``baddbmm_out_cuda_impl``: what is added is copied into the result."""
     return _batch_bytes(call.tensor(1)) + _batch_bytes(call.tensor(2))
+
+
+@CUDA.kernel("baddbmm.dtype")
+def _baddbmm_dtype(
+    _added: Tensor, left: Tensor, right: Tensor, out_dtype: torch.dtype, **_factors: float
+) -> Tensor:
+    """Blas.cpp, ``_baddbmm_dtype_cuda``; PyTorch's decomposition takes no ``out_dtype``."""
+    return left.new_empty((*left.shape[:2], right.shape[2]), dtype=out_dtype)
 
 
 @CUDA.workspace("mv")
@@ -125,7 +140,7 @@ def _cublaslt_workspace_bytes(call: Call) -> int:
     return int(os.environ.get(_LT_SIZE, _LT_BYTES // 1024)) * 1024 if is_served else 0
 
 
-@CUDA.keeper("addmm", "_addmm_activation")
+@CUDA.keeper(*_list_overloads("addmm", "_addmm_activation"))
 def _keep_cublaslt(call: Call) -> tuple[tuple[str, int], ...]:
     kept = _keep_cublas(call)
     own = _cublaslt_workspace_bytes(call) if kept and is_release(since=(2, 9)) else 0
@@ -133,15 +148,7 @@ def _keep_cublaslt(call: Call) -> tuple[tuple[str, int], ...]:
 
 
 @CUDA.keeper(
-    "mm",
-    "bmm",
-    "baddbmm",
-    "addbmm",
-    "mv",
-    "addmv",
-    "dot",
-    "vdot",
-    "_int_mm",
+    *_list_overloads("mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_int_mm")
 )
 def _keep_cublas(call: Call) -> tuple[tuple[str, int], ...]:
     if not is_on_gpu(call.args[0]):

@@ -62,6 +62,19 @@ def test_flops_of_grouped_query_attention() -> None:
     assert fallbacks.find_flop_formula(torch.ops.aten.relu.default) is None
 
 
+@pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "baddbmm"])
+def test_flops_of_products_with_a_dtype_are_those_without(name: str) -> None:
+    packet = getattr(torch.ops.aten, name)
+    left = torch.empty(2, 3, 4) if "bmm" in name else torch.empty(3, 4)
+    args = (left, left, left.mT)[-2 if name in ("mm", "bmm") else -3 :]
+    expected = flop_registry[packet](*args, out_val=None)
+    for overload in packet.overloads():
+        count = fallbacks.find_flop_formula(getattr(packet, overload))
+        dtype = (torch.float32,) if overload.startswith("dtype") else ()
+        assert count is not None
+        assert count(*args, *dtype, out_val=None) == expected
+
+
 def test_the_oldest_release_does_not_tell_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autograd.graph.save_on_cpu():
         assert fallbacks.find_saving_hooks()

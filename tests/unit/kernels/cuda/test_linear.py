@@ -59,6 +59,31 @@ def test_the_gradient_of_a_sum_is_copied_for_each_product() -> None:
     assert workspaces(dense) == {}
 
 
+class _InFloat(torch.autograd.Function):
+    """A product of halves in float32, as Megatron-LM accumulates gradients of weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Any:
+        rows = x[None, :, ::2]
+        one = torch.mm(rows[0], weight, out_dtype=torch.float32)
+        two = torch.baddbmm(one[None], rows, weight[None], out_dtype=torch.float32)
+        return torch.addmm(two[0], rows[0], weight, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, gradient.to(torch.bfloat16)
+
+
+@pytest.mark.skipif(not hasattr(aten.mm, "dtype"), reason="out_dtype= came with torch 2.8")
+def test_products_with_an_out_dtype_run_the_kernels_of_those_without() -> None:
+    weight = torch.zeros(4, 4, dtype=torch.bfloat16, requires_grad=True)
+    graph = run_step(_InFloat.apply, torch.zeros(4, 8, dtype=torch.bfloat16), weight)
+    found = [o for o in graph.operations if o.name.endswith("mm.dtype")]
+    assert [o.workspace_bytes for o in found] == [32, 32, 32]  # 4x4 elements of every second
+    assert [o.flops for o in found] == [2 * 4**3] * 3
+    assert all(o.keeps == ("cuBLAS workspace",) for o in found)
+
+
 # -- Workspaces of cuBLAS --
 
 
