@@ -26,7 +26,7 @@ from fxmem.cli import (
     run,
     verify,
 )
-from fxmem.cli.output import write_line
+from fxmem.cli.output import keep_stdout, write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.report.tables import escape_controls
 
@@ -104,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_line(_explain_unknown(unknown, arguments.parser))
         return EXIT_USAGE
     try:
-        code: int = arguments.run(arguments)
+        with keep_stdout():
+            code: int = arguments.run(arguments)
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

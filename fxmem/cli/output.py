@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
-import shutil
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from fxmem.errors import UsageError
@@ -25,7 +27,30 @@ def choose_width(path: str | None) -> int | None:
     is_given = given.isdecimal() and int(given) > 0
     if not is_given and (path is not None or not sys.stdout.isatty()):
         return None
-    return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
+    columns = int(given) if is_given else os.get_terminal_size(sys.stdout.fileno()).columns
+    return max(columns, _LEAST_WIDTH)
+
+
+@contextlib.contextmanager
+def keep_stdout() -> Iterator[None]:
+    """Keeps stdout for the result: what libraries and processes write to it goes to stderr."""
+    stream = sys.stdout
+    try:
+        if stream.fileno() != 1:
+            raise OSError
+        own = os.dup(1)
+        os.dup2(sys.stderr.fileno(), 1)
+    except (AttributeError, OSError):  # none, one in memory, or Python's alone
+        yield
+        return
+    with open(own, "w", encoding=stream.encoding, errors=stream.errors) as sys.stdout:
+        try:
+            yield
+        finally:
+            if os.name == "posix":
+                ctypes.CDLL(None).fflush(None)  # what C has not written yet
+            os.dup2(own, 1)
+            sys.stdout = stream
 
 
 def write_output(result: str | bytes, path: str | None) -> None:

@@ -106,6 +106,14 @@ def _list_values(
     return values
 
 
+class _Solver(highspy.Highs):
+    """A solver that prints nothing, nor its name when it is made, as 1.16 does."""
+
+    def enableCallbacks(self) -> None:
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+
 def _solve(values: Sequence[_Value], budget: int) -> float:
     """Solves the program in columns ``s`` and ``r``."""
     count = len(values)
@@ -136,7 +144,7 @@ def _solve(values: Sequence[_Value], budget: int) -> float:
     program.a_matrix_.value_ = np.array([factor for row in rows for _, factor in row])
     kinds = highspy.HighsVarType
     program.integrality_ = [kinds.kInteger] * count + [kinds.kContinuous] * count
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver = _Solver()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_max_nodes", _MOST_NODES)
     solver.setOptionValue("mip_rel_gap", _GAP)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,35 @@ def test_an_encoding_without_the_characters_is_no_error() -> None:
         check=True,
     )
     assert done.stdout == rb"\xf1"
+
+
+NOISY = """
+import ctypes, subprocess, sys
+from fxmem.cli.output import keep_stdout, write_output
+
+with keep_stdout():
+    ctypes.CDLL(None).printf(b"a library\\n")
+    subprocess.run(["echo", "a process"])
+    write_output("the report\\n", None)
+print("what comes after")
+"""
+
+
+def test_what_libraries_and_processes_print_stays_out_of_the_report() -> None:
+    done = subprocess.run([sys.executable, "-c", NOISY], capture_output=True, text=True, check=True)
+    assert done.stdout == "the report\nwhat comes after\n"
+    assert sorted(done.stderr.splitlines()) == ["a library", "a process"]
+
+
+def test_a_terminal_gives_its_width_though_stderr_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standard library asks file 1, which is stderr while a command works."""
+    text = (
+        "from fxmem.cli import output\nwith output.keep_stdout(): print(output.choose_width(None))"
+    )
+    monkeypatch.delenv("COLUMNS", raising=False)
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 77, 0, 0))
+    subprocess.run(
+        [sys.executable, "-c", text], stdout=follower, stderr=subprocess.DEVNULL, check=True
+    )
+    assert os.read(leader, 99) == b"77\r\n"
