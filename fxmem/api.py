@@ -637,8 +637,12 @@ def auto(
         budget: Most memory of the step, as for :func:`fxmem.plan`. Without any limit it is the
             whole memory of ``gpu``, or else of this machine's CUDA device. CUDA's context, and
             memory that the allocator cannot use, come on top of the step.
-        max_overhead, max_overhead_flops, style, time_limit_s: As for :func:`fxmem.plan`.
-        device, gpu: As for :func:`fxmem.analyze`.
+        max_overhead: As for :func:`fxmem.plan`.
+        max_overhead_flops: As for :func:`fxmem.plan`.
+        style: As for :func:`fxmem.plan`.
+        time_limit_s: As for :func:`fxmem.plan`.
+        device: As for :func:`fxmem.analyze`.
+        gpu: As for :func:`fxmem.analyze`.
         options: Other arguments of :func:`fxmem.analyze` for a training step: ``optimizer``,
             ``loss``, ``autocast``, ``alloc_conf``, ...
 

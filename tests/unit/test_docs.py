@@ -160,6 +160,34 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / link).exists(), (page, link)
 
 
+def list_anchors(page: Path) -> set[str]:
+    """The anchors that mkdocs and GitHub make of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in headings}
+
+
+def test_links_lead_to_headings() -> None:
+    dead = [
+        (page.name, path, anchor)
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+        for path, anchor in re.findall(
+            r"\]\(([^)#:\s]*\.md|)#([^)]+)\)", page.read_text(encoding="utf-8")
+        )
+        if anchor not in list_anchors(page.parent / path if path else page)
+    ]
+    assert dead == []
+
+
+def test_every_folder_is_listed_below_those_that_it_imports_from() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", text.split("## The folders")[1], re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`(\w+)", row)]
+    layers = re.findall(r'^  "([a-z_ |]+)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    ranks = {name: i for i, layer in enumerate(layers) for name in layer.split(" | ")}
+    assert set(listed) == ranks.keys() - {"__main__"}
+    assert listed == sorted(listed, key=lambda name: -ranks[name])
+
+
 def test_every_gpu_is_listed_with_its_memory() -> None:
     rows = GUIDE.split("\n## GPUs\n")[1].strip().splitlines()
     listed = [row for row in rows if row.startswith("| `") and "gpu=" not in row]
