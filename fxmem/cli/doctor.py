@@ -32,18 +32,16 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from fxmem.versions.interfaces import find_missing
-    from fxmem.versions.release import INSTALLED, OLDEST
-
     if arguments.interfaces:
         write_output(write_interfaces() + "\n", None)
         return 0
-    write_output("\n".join(describe_installation()) + "\n", None)
-    return 1 if INSTALLED < OLDEST or find_missing() else 0
+    lines, is_supported = describe_installation()
+    write_output("\n".join(lines) + "\n", None)
+    return 0 if is_supported else 1
 
 
-def describe_installation() -> list[str]:
-    """Describes what is installed, a line for each topic."""
+def describe_installation() -> tuple[list[str], bool]:
+    """Describes what is installed, a line for each topic, and judges whether torch is supported."""
     import torch
 
     import fxmem
@@ -59,8 +57,9 @@ def describe_installation() -> list[str]:
     if torch.version.cuda is not None:
         build = f"for CUDA {torch.version.cuda}, cuDNN {cudnn.version()}"
     gpus = [cuda.get_device_name(at) for at in range(cuda.device_count())]
-    names = sum(len(each.names) for each in INTERFACES if is_release(each.since))
+    names = sum(len(each.names) for each in INTERFACES if is_release(each.since, each.before))
     missing = find_missing()
+    verdict, is_supported = _judge_torch(missing)
     state = f"all {names} that this release has" if not missing else f"missing: {missing[0]}"
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     kernels = fxmem.kernels.cpu.CPU, fxmem.kernels.cuda.CUDA
@@ -68,7 +67,7 @@ def describe_installation() -> list[str]:
     lines = {
         "fxmem": fxmem.__version__,
         "Python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
-        "torch": f"{torch.__version__}, {_judge_release()}",
+        "torch": f"{torch.__version__}, {verdict}",
         "build": f"{build}; {torch.get_num_threads()} threads",
         "GPU": ", ".join(gpus) or "none here, which fxmem does not need",
         "interfaces": state + more,
@@ -77,18 +76,20 @@ def describe_installation() -> list[str]:
         "pictures": _find_engines(),
         "libraries": ", ".join(filter(None, map(_find_version, _LIBRARIES))) or "none",
     }
-    return [f"{topic:<13} {text}" for topic, text in lines.items()]
+    return [f"{topic:<13} {text}" for topic, text in lines.items()], is_supported
 
 
-def _judge_release() -> str:
+def _judge_torch(missing: list[str]) -> tuple[str, bool]:
     from fxmem.versions.release import INSTALLED, NEWEST, OLDEST, write_release
 
     oldest, newest = write_release(OLDEST), write_release(NEWEST)
     if INSTALLED < OLDEST:
-        return f"too old: fxmem needs {oldest} or later"
+        return f"too old: fxmem needs {oldest} or later", False
+    if missing:
+        return "not supported: interfaces that fxmem relies on are missing", False
     if INSTALLED > NEWEST:
-        return f"newer than {newest}, the newest that was tested"
-    return f"supported ({oldest} to {newest})"
+        return f"newer than {newest}, the newest that was tested", True
+    return f"supported ({oldest} to {newest})", True
 
 
 def _find_engines() -> str:
@@ -121,6 +122,7 @@ def write_interfaces() -> str:
             "module or class": f"`{interface.owner}`",
             "names": ", ".join(f"`{name}`" for name in interface.names),
             "since": write_release(interface.since) if interface.since else "",
+            "before": write_release(interface.before) if interface.before else "",
             "used to": interface.purpose,
             "instead": interface.replacement,
         }

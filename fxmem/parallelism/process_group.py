@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.errors import UsageError
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.reducer import run_reducers
-from fxmem.versions.release import is_release
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
@@ -164,8 +163,9 @@ def _forget_meshes() -> None:
 
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
-    if is_release((2, 10)):
-        torch._C._clear_DTensor_sharding_propagator_cache()
+    clear_native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear_native is not None:
+        clear_native()
 
 
 def _run_real(method: Any) -> Any:

@@ -16,7 +16,6 @@ from fxmem.errors import UsageError
 from fxmem.specs import parse_call
 from fxmem.tracing.fakes import LeanDispatchMode
 from fxmem.versions.operators import aten
-from fxmem.versions.release import is_release
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], optim.Optimizer]
 
@@ -80,7 +79,7 @@ OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
     "rprop": optim.Rprop,
     "adafactor": optim.Adafactor,
     "asgd": optim.ASGD,
-    **({"muon": optim.Muon} if is_release(since=(2, 9)) else {}),
+    **({"muon": optim.Muon} if hasattr(optim, "Muon") else {}),
     "adam8bit": Adam8bit,
 }
 

@@ -25,10 +25,9 @@ def is_dense(tensor: Tensor) -> bool:
     Source: ``torch/_prims_common/__init__.py``; the function that does not ask symbolic sizes for
     their values came with 2.11.
     """
-    if is_release(since=(2, 11)):
-        return bool(_prims_common.is_non_overlapping_and_dense_or_false(tensor))
-    is_dense_by_value: Any = getattr(_prims_common, "is_non_overlapping_and_dense")  # noqa: B009
-    return bool(is_dense_by_value(tensor))
+    before = getattr(_prims_common, "is_non_overlapping_and_dense", None)
+    decide: Any = getattr(_prims_common, "is_non_overlapping_and_dense_or_false", before)
+    return bool(decide(tensor))
 
 
 def save_tensor(tensor: Tensor) -> Callable[[], Tensor]:
@@ -37,9 +36,10 @@ def save_tensor(tensor: Tensor) -> Callable[[], Tensor]:
     Source: ``torch/csrc/autograd/init.cpp``, ``_make_saved_tensor``, from 2.12 on; before, only a
     node of a graph saves, as ``torch/utils/checkpoint.py`` has it in ``_NoopSaveInputs``.
     """
-    if is_release(since=(2, 12)):
-        saved = _autograd._make_saved_tensor(tensor, is_output=False)
-        return saved.unpack
+    make = getattr(_autograd, "_make_saved_tensor", None)
+    if make is not None:
+        unpack: Callable[[], Tensor] = make(tensor, is_output=False).unpack
+        return unpack
     saver: Any = _Saver.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
     return lambda: saver.grad_fn.saved_tensors[0]  # the result keeps the node alive
 
@@ -54,12 +54,11 @@ class _Saver(torch.autograd.Function):
 def find_saving_hooks() -> tuple[Any, ...]:
     """Finds the hooks through which autograd saves, those of ``saved_tensors_hooks``.
 
-    Source: ``torch/csrc/autograd/init.cpp``, ``_top_saved_tensors_default_hooks``, from 2.7 on.
+    Source: ``torch/csrc/autograd/init.cpp``, ``_top_saved_tensors_default_hooks``, from 2.8 on.
     Before, PyTorch does not tell: the result is empty.
     """
-    if is_release(before=(2, 7)):
-        return ()
-    return _autograd._top_saved_tensors_default_hooks(True) or ()
+    find = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+    return find(True) or () if find is not None else ()
 
 
 def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
@@ -105,8 +104,9 @@ def override_kernel(
 
     Source: ``torch/library.py``, ``Library.impl``, which may replace Python's from 2.11 on.
     """
-    options: dict[str, bool] = {"allow_override": True} if is_release(since=(2, 11)) else {}
     implement: Callable[..., None] = library.impl
+    name = "allow_override"
+    options = {name: True} if name in inspect.signature(implement).parameters else {}
     implement(operator, kernel, key.name, with_keyset=True, **options)
 
 
@@ -116,8 +116,10 @@ def find_kernel(operator: OpOverload, key: torch._C.DispatchKey) -> Kernel:
     Source: ``torch/library.py``, ``get_kernel``, from 2.9 on. Before, the function returned runs
     the operator without the key: autocast's kernels cast no more.
     """
-    if is_release(since=(2, 9)):
-        return torch.library.get_kernel(operator, key.name).call_boxed
+    get_kernel = getattr(torch.library, "get_kernel", None)
+    if get_kernel is not None:
+        kernel: Kernel = get_kernel(operator, key.name).call_boxed
+        return kernel
 
     def run_below(keys: Any, *args: Any, **kwargs: Any) -> Any:
         return operator.redispatch(keys.remove(key), *args, **kwargs)

@@ -22,6 +22,7 @@ class Interface:
         purpose: For fxmem.
         replacement: A way to do without them.
         since: The first release that has them.
+        before: The first release that has them no more.
     """
 
     owner: str
@@ -29,6 +30,7 @@ class Interface:
     purpose: str
     replacement: str
     since: Release | None = None
+    before: Release | None = None
 
 
 def _list(owner: str, names: str, purpose: str, replacement: str, **since: Release) -> Interface:
@@ -100,7 +102,7 @@ INTERFACES = (
         "_top_saved_tensors_default_hooks",
         "see hooks of saved tensors that a part of a model runs under",
         "none: before, such a part is analysed but not planned apart",
-        since=(2, 7),
+        since=(2, 8),
     ),
     _list(
         "torch._C._autograd",
@@ -172,6 +174,13 @@ INTERFACES = (
         "tell whether a tensor fills its memory",
         "before, is_non_overlapping_and_dense",
         since=(2, 11),
+    ),
+    _list(
+        "torch._prims_common",
+        "is_non_overlapping_and_dense",
+        "the same",
+        "later, is_non_overlapping_and_dense_or_false",
+        before=(2, 11),
     ),
     _list("torch._C", "TensorBase", "tell methods of tensors from functions", "torch.Tensor"),
     _list(
@@ -341,19 +350,19 @@ def find_missing() -> list[str]:
     return [
         f"{interface.owner}.{name}"
         for interface in INTERFACES
-        if is_release(interface.since)
+        if is_release(interface.since, interface.before)
         for name in _iterate_missing(interface)
     ]
 
 
 def _iterate_missing(interface: Interface) -> Iterator[str]:
-    owner = _find(interface.owner)
+    owner = find_owner(interface.owner)
     for name in interface.names:
         if not hasattr(owner, name):
             yield name
 
 
-def _find(path: str) -> Any:
+def find_owner(path: str) -> Any:
     """Finds a module, or an attribute of one; None where there is neither."""
     found: Any = torch
     parts = path.split(".")

@@ -40,6 +40,7 @@ def test_releases_that_are_not_supported(
     code: int,
 ) -> None:
     monkeypatch.setattr(release, "INSTALLED", installed)
+    monkeypatch.setattr(interfaces, "INTERFACES", ())
     assert main(["doctor"]) == code
     assert judgement in capsys.readouterr().out
 
@@ -50,7 +51,10 @@ def test_missing_interfaces_are_named(
     gone = Interface("torch._C", ("_gone", "_gone_too"), "test", "none")
     monkeypatch.setattr(interfaces, "INTERFACES", (gone,))
     assert main(["doctor"]) == 1
-    assert "missing: torch._C._gone and 1 more" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "not supported: interfaces that fxmem relies on are missing" in told
+    assert "missing: torch._C._gone and 1 more" in told
+    assert "supported (2.6" not in told
 
 
 def test_the_page_has_the_table(capsys: pytest.CaptureFixture[str]) -> None:

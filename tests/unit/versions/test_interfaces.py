@@ -50,7 +50,7 @@ def _iterate_private(tree: ast.Module) -> Iterator[str]:
             aliases |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
         elif isinstance(node, ast.Import):
             aliases |= {a.asname or "torch": a.name for a in node.names if a.name == "torch"}
-    spelled = {_spell(node, aliases) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    spelled = {_spell(node, aliases) for node in ast.walk(tree) if isinstance(node, ast.expr)}
     for name in {*aliases.values(), *spelled}:
         parts = name.split(".")
         if any(part.startswith("_") and not part.startswith("__") for part in parts):
@@ -60,4 +60,7 @@ def _iterate_private(tree: ast.Module) -> Iterator[str]:
 def _spell(node: ast.expr, aliases: dict[str, str]) -> str:
     if isinstance(node, ast.Attribute) and (owner := _spell(node.value, aliases)):
         return f"{owner}.{node.attr}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        owner, name = _spell(node.args[0], aliases), node.args[1]
+        return f"{owner}.{name.value}" if owner and isinstance(name, ast.Constant) else ""
     return aliases.get(node.id, "") if isinstance(node, ast.Name) else ""
