@@ -75,6 +75,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         target: The device whose kernels run the step.
         hints: How many elements ``nonzero`` and the like find.
         mesh: The mesh of processes of which this is one.
+
+    Attributes:
+        makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
     """
 
     def __init__(self, target: Target, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
@@ -92,6 +95,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.casts = CastLog(self.ledger, target.name)
         self.first_step = FirstStepLog()
         self.seeding: dict[SourceLocation | None, None] = {}  # lines of forward that seed
+        self.makes_graph = False
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
@@ -185,9 +189,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
             maker, node = tensor.grad_fn, self._node
+            is_recomputed = self._may_recompute(torch._C._current_autograd_node())
             for part in iterate_tensors(tensor):
                 index = self.track(part, RESIDENT)  # before the operator that reads it
-                if index == NO_STORAGE:
+                if index == NO_STORAGE or is_recomputed:
                     continue
                 self.autograd.add_save(index, part, maker, node, len(self.operations))
                 saved_by = self.ledger.storages[index].saved_by
@@ -338,8 +343,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             reads,
             workspace if isinstance(workspace, int) else 0,
             self.runner.count_flops(func, call),
-            # The engine runs backward without gradients: code that enables them recomputes.
-            recomputed=autograd is not None and torch.is_grad_enabled(),
+            recomputed=self._may_recompute(autograd) and torch.is_grad_enabled(),
             library_bytes=self.runner.estimate_library_bytes(func, call),
             writes=writes,
             effect=find_effect(func, call.args, call.kwargs),
@@ -360,6 +364,13 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             results = [storage.nbytes for storage in self.ledger.storages[count:]]
             nbytes = measure_blocks(blocks, results)
             self.operations[-1] = replace(operation, workspace_bytes=nbytes, blocks=blocks)
+
+    def _may_recompute(self, running: Any) -> bool:
+        """Returns whether code with gradients that a function of autograd runs does forward again.
+
+        The engine runs backward without gradients, unless it makes a graph of it.
+        """
+        return running is not None and self._phase is Phase.BACKWARD and not self.makes_graph
 
     def _list_storages(
         self, tensors: Iterable[torch.Tensor], born: int | None = None

@@ -306,6 +306,9 @@ class _Session:
 
     def _watch_engine(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
+                return run(*args, **kwargs)
+            self._recorder.makes_graph = args[3]
             with self._be_in(Phase.BACKWARD, 1):
                 for loss in tree_leaves(args[0]):
                     self._recorder.label(loss, Category.OUTPUT, "loss")

@@ -9,11 +9,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from snapshots import replay_forwards
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import fxmem
 from benchmarks.allocator_trace import check
@@ -417,6 +419,7 @@ def test_a_side_stream_reserves_memory_of_its_own(write: Write, tmp_path: Path) 
 BLOCKS = """
 import sys, torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from torch.distributed.fsdp import fully_shard
 
 class Blocks(nn.Module):
@@ -487,3 +490,45 @@ def test_modules_within_a_wrapper_have_names(tmp_path: Path) -> None:
     )
     names = {node.name for node in fxmem.run(str(script), world_size=2).largest.nodes}
     assert "model.module.blocks.2.0" in names
+
+
+NESTED = """
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+def run(device):
+    model, x = Blocks().to(device), torch.randn(8, 16, device=device)
+    loss = model(x).sum()
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.data.sub_(parameter.grad)
+"""
+
+
+def test_a_backward_within_backward_recomputes_and_ends_no_step(write: Write) -> None:
+    """As a reentrant checkpoint's: without an optimizer the outer backward alone ends a step."""
+    script = write(f"{NESTED}\nfor _ in range(3):\n    run('cuda')\n")
+    steps = fxmem.run(str(script), steps=2).steps
+    scope: dict[str, Any] = {}
+    exec(MODEL + NESTED, scope)
+    with FlopCounterMode(display=False) as counted:
+        scope["run"]("cpu")
+    for step in steps:
+        assert step.forward_flops + step.backward_flops == counted.get_total_flops()
+        assert step.saved_bytes == 3 * 8 * 16 * 4  # what the layer and the checkpoints take
+        again = [o for o in step.graph.operations if o.recomputed and o.flops]
+        assert [o.name for o in again] == ["aten.addmm.default"] * 4
