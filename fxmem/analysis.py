@@ -57,6 +57,7 @@ class Setup:
     mesh: Mapping[str, int] | None = None
     parallelize: str | None = None  # how the model is laid out on the mesh
     rank: int | str = 0
+    compiled: bool = False  # torch.compile is called, and left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,17 @@ class Analysis(Shown):
     def exhaustion(self) -> Exhaustion | None:
         """Where the step runs out of the GPU's memory; None where it fits, or without a GPU."""
         return None if self.device_run is None else self.device_run.exhaustion
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits the GPU's memory; None where that is unknown, or without a GPU.
+
+        Unknown is what the size of the CUDA context decides, and whether code that compiles fits
+        where eager mode does not.
+        """
+        if self.device_run is None or self.exhaustion is None:
+            return None if self.device_run is None else True
+        return False if self.exhaustion.is_certain and not self.setup.compiled else None
 
     @property
     def process_bytes(self) -> tuple[int, int] | None:

@@ -38,7 +38,7 @@ from fxmem.recording.options import (
     name_choice,
     resolve_options,
 )
-from fxmem.recording.step import Recording
+from fxmem.recording.step import NOT_COMPILED, Recording
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
@@ -103,6 +103,7 @@ def analyze_model(
         notes=tuple(_list_notes(blueprint, served.recording, loss=loss, optimizer=optimizer)),
         size_hint=chosen.size_hint,
         loop=chosen.loop,
+        compiled=NOT_COMPILED in served.recording.notes,
         **_describe_layout(chosen.layout),
     )
     blueprint = replace(blueprint, args=given[0], kwargs=given[1])  # fakes, which take no memory
@@ -288,11 +289,7 @@ def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -
     if sizes := blueprint.options.hints.describe():
         yield f"Sizes that depend on data are taken as {sizes} (size_hint)."
     yield from recording.notes
-    reasons = {str(operator): reason for operator, reason in target.unmodelled.items()}
-    names = dict.fromkeys(o.name for o in graph.operations if o.name in reasons)
-    for reason in dict.fromkeys(map(reasons.__getitem__, names)):
-        operators = ", ".join(name for name in names if reasons[name] == reason)
-        yield f"Memory inside {operators} is not counted: {reason}."
+    yield from target.list_uncounted(operation.name for operation in graph.operations)
 
 
 def find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:

@@ -225,7 +225,8 @@ class Operation:
             block after its results.
         stream: Number of the CUDA stream that its workspace is allocated on.
         communication_bytes: What a rank sends, and receives, in a collective.
-        group: Names of the mesh's dimensions that the ranks of a collective differ in.
+        group: Names of the mesh's dimensions that the ranks of a collective differ in; of a script,
+            the name of their process group.
     """
 
     index: int

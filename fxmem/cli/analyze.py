@@ -128,6 +128,10 @@ def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
         code = EXIT_OVER_BUDGET
     if analysis.gpu is not None and ran_out is not None:
         verb = "does" if ran_out.is_certain else "may"
-        write_line(f"fxmem: the step {verb} not fit {analysis.gpu.name}: {ran_out.cause}")
+        cause = f"not fit {analysis.gpu.name}: {ran_out.cause}"
+        if analysis.setup.compiled:
+            write_line(f"fxmem: eager would {cause}; the script compiles")
+            return code
+        write_line(f"fxmem: the step {verb} {cause}")
         code = EXIT_OVER_BUDGET
     return code

@@ -106,7 +106,7 @@ def read_footprint(report: Mapping[str, Any], root: str = "") -> Footprint:
             fqn = running["fqn"] if running else ""
             live.append(LiveStorage(*workspace, fqn, None, "", place(peak["source"])))
         setup, lack, misfit = read_record(Setup, report), report["exhaustion"], ""
-        if lack is not None:
+        if lack is not None and not setup.compiled:
             verb = "does" if lack["is_certain"] else "may"
             misfit = f"{verb} not fit {setup.gpu}: {lack['cause']}"
         where = read_record(Headline, {**peak, "peak_bytes": report["peak_bytes"]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
@@ -24,6 +24,14 @@ Context = Callable[[], AbstractContextManager[None]]
 Workspace = int | Blocks
 """Bytes of one block that a kernel takes after its results; or its blocks in order, in which the
 complement of an index (``~0``) stands for that tensor of the result."""
+
+_OF_TORCH = frozenset(
+    {
+        *("aten", "prim", "prims", "rngprims", "inductor_prims", "mkldnn", "streams", "flex_lib"),
+        *("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"),
+    }
+)
+_FOREIGN = "what kernels of extensions take is unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,23 @@ class Target:
     def leave_out(self, reason: str, *operators: str | OpOverload) -> None:
         """Registers operators whose kernels take memory that is not counted, and why."""
         self.unmodelled.update(dict.fromkeys(find_operators(*operators), reason))
+
+    def list_uncounted(self, names: Iterable[str]) -> Iterator[str]:
+        """Lists the operators among these whose kernels take memory that is not counted, and why.
+
+        Operators of extensions are among them, unless something states what they need.
+        """
+        reasons = {str(operator): reason for operator, reason in self.unmodelled.items()}
+        stated = {str(operator) for operator in (*self.estimators, *self.libraries)}
+        found: dict[str, dict[str, None]] = {}
+        for name in dict.fromkeys(names):
+            namespace, *rest = name.split(".")
+            if name in reasons:
+                found.setdefault(reasons[name], {})[name] = None
+            elif len(rest) == 2 and namespace not in _OF_TORCH and name not in stated:
+                found.setdefault(_FOREIGN, {})[f"{namespace}::{rest[0]}"] = None
+        for reason, operators in found.items():
+            yield f"Memory inside {', '.join(operators)} is not counted: {reason}."
 
     def mover(self, *classes: type[nn.Module]) -> Callable[[Mover], Mover]:
         """Registers what moving these modules does besides moving their tensors."""

@@ -22,9 +22,10 @@ def describe_collective(
 
     Returns:
         The bytes that a rank sends, and receives, in a ring; and the dimensions of the mesh that
-        the ranks of its group differ in. Zero and none of them for other operators.
+        the ranks of its group differ in, or without a mesh the name of the group. Zero and none of
+        them for other operators, and in a group of one.
     """
-    if func.namespace not in _NAMESPACES or not mesh:
+    if func.namespace not in _NAMESPACES or not dist.is_initialized():
         return _NONE
     _, _, name = func.name().partition("::")
     sizes = [
@@ -33,18 +34,22 @@ def describe_collective(
     ]
     if not any(sizes) or name == "wait_tensor":
         return _NONE
-    ranks = _find_ranks(args)
+    group = _find_group(args)
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) == 1:
+        return _NONE
+    dimensions = find_dimensions(ranks, mesh) if mesh else (group.group_name,)
     parts = 2 if name.replace("_", "").startswith("allreduce") else 1
-    return parts * max(sizes) * (len(ranks) - 1) // len(ranks), find_dimensions(ranks, mesh)
+    return parts * max(sizes) * (len(ranks) - 1) // len(ranks), dimensions
 
 
-def _find_ranks(args: Sequence[Any]) -> list[int]:
+def _find_group(args: Sequence[Any]) -> dist.ProcessGroup:
     groups: Any = torch._C._distributed_c10d
     boxed = next((arg for arg in args if isinstance(arg, torch.ScriptObject)), None)
     if boxed is not None:
-        return dist.get_process_group_ranks(dist.ProcessGroup.unbox(boxed))
+        return dist.ProcessGroup.unbox(boxed)
     name = [arg for arg in args if isinstance(arg, str)][-1]
-    return dist.get_process_group_ranks(groups._resolve_process_group(name))
+    return groups._resolve_process_group(name)  # type: ignore[no-any-return]
 
 
 def find_dimensions(ranks: Sequence[int], mesh: Mesh) -> tuple[str, ...]:

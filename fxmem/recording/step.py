@@ -140,6 +140,9 @@ def imitate_target(recorder: Recorder, target: Target) -> Iterator[Mapping[str, 
         yield notes
 
 
+NOT_COMPILED = "torch.compile was left out: the figures are of eager mode."
+
+
 def note_assumptions(recorder: Recorder) -> Iterator[str]:
     """Notes what a step was taken to do where values decide, a sentence each."""
     yield from recorder.notes
@@ -181,7 +184,7 @@ def lay_out(step: Step, recorder: Recorder) -> Step:
         return step
 
     def leave_out(model: Any = None, **_options: Any) -> Any:
-        recorder.notes["torch.compile was left out: the figures are of eager mode."] = None
+        recorder.notes[NOT_COMPILED] = None
         return model if model is not None else lambda function: function
 
     with recorder, mock.patch.object(torch, "compile", leave_out):

@@ -57,6 +57,7 @@ class Fit:
     retries: int = 0  # how often the allocator gives back its cache
     # least and most of the CUDA context, with NCCL's buffers where ranks communicate
     context_bytes: tuple[int, int] = CONTEXT_BYTES
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ def build_document(analysis: Analysis) -> Document:
             run.exhaustion,
             run.retries,
             analysis.context_bytes,
+            analysis.setup.compiled,
         )
     breakdown = sorted(analysis.breakdown.items(), key=lambda row: -row[1])
     return Document(

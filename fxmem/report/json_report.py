@@ -57,6 +57,7 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
         **{name: getattr(analysis, name) for name in _PEAKS},
         "process_bytes": None if analysis.process_bytes is None else list(analysis.process_bytes),
         "exhaustion": analysis.exhaustion and _list_fields(analysis.exhaustion),
+        "fits": analysis.fits,
         "first_step": analysis.first_step and _list_fields(analysis.first_step),
         "peak": {
             "step": peak.step,

@@ -138,6 +138,8 @@ def write_fit(fit: Fit) -> str:
     else:
         where = f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
     where = f"{where}: {ran_out.cause}"
+    if fit.compiled:
+        return escape_controls(f"Eager would not fit {gpu}, {where}; the script compiles.")
     if ran_out.is_certain:
         return escape_controls(f"Does not fit {gpu}, {where}.")
     least, most = map(format_bytes, fit.context_bytes)

@@ -41,7 +41,7 @@ from fxmem.recording.failures import explain_failure
 from fxmem.recording.isolation import replace_inference_mode, stop_garbage_collection
 from fxmem.recording.options import Options, resolve_options
 from fxmem.recording.size_hints import SizeHint
-from fxmem.recording.step import note_assumptions
+from fxmem.recording.step import NOT_COMPILED, note_assumptions
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
@@ -248,8 +248,9 @@ class _Session:
                 f"{self._name} ended without an operation on {device}",
                 hint="does it move its model there? --device cpu records a script for the CPU",
             )
-        reads = self._recorder.reads.reads.values()
-        return ScriptRun(tuple(self.windows), tuple(reads), tuple(self._notes))
+        operators = (each.name for step in self.windows for each in step.graph.operations)
+        notes = (*self._notes, *self._options.target.list_uncounted(operators))
+        return ScriptRun(tuple(self.windows), tuple(self._recorder.reads.reads.values()), notes)
 
     def _end_window(self) -> None:
         recorder, tracer = self._recorder, self._tracer
@@ -268,6 +269,7 @@ class _Session:
             loss=None,
             frontend="record",
             gpu=self._options.gpu.name if self._options.gpu else None,
+            compiled=NOT_COMPILED in self._notes,
         )
         self.windows.append(Analysis(setup, graph, self._settings, self._options.gpu))
         gc.collect(0)
@@ -385,7 +387,8 @@ class _Session:
 
     def _compile(self, compile: Callable[..., Any]) -> Callable[..., Any]:
         def run_eagerly(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-            self._notes["torch.compile was left out: the figures are of eager mode."] = None
+            if not kwargs.get("disable"):
+                self._notes[NOT_COMPILED] = None
             return model if model is not None else lambda function: function
 
         return run_eagerly

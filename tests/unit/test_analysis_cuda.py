@@ -64,6 +64,11 @@ def test_whether_it_fits(mib: int, fits: bool | None) -> None:
     """With a context of 600 MiB, only with one of 300 MiB, or not."""
     analysis = make_analysis(make_gpu(mib * MIB))
     exhaustion, process_bytes = analysis.exhaustion, analysis.process_bytes
+    assert analysis.fits is fits
+    compiled = dataclasses.replace(
+        analysis, setup=dataclasses.replace(analysis.setup, compiled=True)
+    )
+    assert compiled.fits is (fits or None)  # it takes another amount, mostly less
     assert (exhaustion is None) is (fits is True)
     assert exhaustion is None or exhaustion.is_certain is (fits is False)
     assert process_bytes is not None

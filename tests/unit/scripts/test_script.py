@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Call
 from snapshots import replay_forwards
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fxmem
 from benchmarks.allocator_trace import check
 from fxmem import Category, Phase, ScriptRun, TraceError, UsageError
+from fxmem.gpus import CONTEXT_BYTES
 from fxmem.report.json_report import read_analysis
 
 MODEL = """
@@ -473,7 +475,7 @@ def test_a_rank_that_is_not_there(write: Write) -> None:
         fxmem.run(str(write("")), world_size=4, rank=4)
 
 
-def test_modules_within_a_wrapper_have_names(tmp_path: Path) -> None:
+def test_a_script_under_a_wrapper_has_names_and_the_buffers_of_nccl(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         BLOCKS
@@ -488,8 +490,11 @@ def test_modules_within_a_wrapper_have_names(tmp_path: Path) -> None:
             """
         )
     )
-    names = {node.name for node in fxmem.run(str(script), world_size=2).largest.nodes}
-    assert "model.module.blocks.2.0" in names
+    run = fxmem.run(str(script), world_size=2)
+    assert "model.module.blocks.2.0" in {node.name for node in run.largest.nodes}
+    analysis = fxmem.analyze(nn.Linear(4, 4), "2x4", mesh={"dp": 2}, parallelize="ddp")
+    assert run.largest.context_bytes == analysis.context_bytes  # with the buffers of NCCL
+    assert fxmem.run(str(script), world_size=1).largest.context_bytes == CONTEXT_BYTES
 
 
 NESTED = """
@@ -532,3 +537,20 @@ def test_a_backward_within_backward_recomputes_and_ends_no_step(write: Write) ->
         assert step.saved_bytes == 3 * 8 * 16 * 4  # what the layer and the checkpoints take
         again = [o for o in step.graph.operations if o.recomputed and o.flops]
         assert [o.name for o in again] == ["aten.addmm.default"] * 4
+
+
+@torch.library.custom_op("fxmem_test::split", mutates_args=())
+def split(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+split.register_fake(torch.empty_like)
+
+
+def test_operators_of_extensions_are_named(write: Write) -> None:
+    reason = "what kernels of extensions take is unknown"
+    note = f"Memory inside fxmem_test::split is not counted: {reason}."
+    script = write("torch.ops.fxmem_test.split(torch.ones(8, device='cuda')).relu()")
+    assert fxmem.run(str(script)).notes == (note,)
+    model = Call(lambda x: torch.ops.fxmem_test.split(x).relu())
+    assert fxmem.analyze(model, "8", mode="infer").setup.notes == (note,)
