@@ -1,26 +1,22 @@
 """Holds fxmem to PyTorch's own measurements under each supported release of torch.
 
-    python -m benchmarks.versions [--only RELEASE ...] [--short] [-o docs/results/versions.md]
+    python -m benchmarks.versions --short -o docs/results/versions.md
+    python -m benchmarks.versions [--only RELEASE ...] -o docs/results/versions-in-full.md
 
-Each release has an environment of its own, with libraries of its time, in the folder that the
-variable FXMEM_ENVIRONMENTS names, else in a temporary one; what is there is not installed again.
-The wheels of a release that is not installed here bring CUDA's libraries, 3 GB to download.
+Each release runs in an environment of its own (environments.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,14 +24,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tabulate import tabulate
 
+from benchmarks.environments import (
+    ENVIRONMENTS,
+    ROOT,
+    Environment,
+    look_up_in_first,
+    open_folder,
+    prepare_environment,
+)
 from benchmarks.stamp import write_stamp
 
 if TYPE_CHECKING:
     from benchmarks.published.traces import Comparison
 
-COMMAND = "python -m benchmarks.versions -o docs/results/versions.md"
-FOLDER_VARIABLE = "FXMEM_ENVIRONMENTS"
-ROOT = Path(__file__).parents[1]
 
 ACCURACY = """
     resnet18 frozen_resnet18 input_grad_resnet18 mobilenet_v3_small shufflenet_v2 squeezenet
@@ -53,45 +54,14 @@ SHORT_EQUIVALENCE = ["resnet18", "lstm"]
 
 
 @dataclass(frozen=True)
-class Environment:
-    """A release of torch, and what is installed beside it.
-
-    Attributes:
-        release: Major and minor number, as in ``2.6``.
-        month: In which it came out; figures published later were measured with it or an older one.
-        torch: Version.
-        packages: Libraries of models, with the versions of that time.
-    """
-
-    release: str
-    month: str
-    torch: str
-    packages: tuple[str, ...]
-
-
-def _describe(release: str, month: str, torch: str, vision: str, hf: str, timm: str) -> Environment:
-    names = (f"torchvision=={vision}", f"transformers=={hf}", f"timm=={timm}")
-    return Environment(release, month, torch, names)
-
-
-ENVIRONMENTS = [
-    _describe("2.6", "2025-01", "2.6.0", "0.21.0", "4.49.0", "1.0.15"),
-    _describe("2.8", "2025-08", "2.8.0", "0.23.0", "4.55.4", "1.0.19"),
-    _describe("2.9", "2025-10", "2.9.1", "0.24.1", "4.57.1", "1.0.20"),
-    _describe("2.10", "2026-01", "2.10.0", "0.25.0", "4.57.6", "1.0.24"),
-    _describe("2.11", "2026-03", "2.11.0", "0.26.0", "5.3.0", "1.0.25"),
-    _describe("2.12", "2026-05", "2.12.1", "0.27.1", "5.23.0", "1.0.31"),
-    _describe("2.13", "2026-07", "2.13.0", "0.28.0", "5.23.0", "1.0.31"),
-]
-
-
-@dataclass(frozen=True)
 class Result:
     """All that was held to one release.
 
     Attributes:
         torch: Version and build.
         python: Version.
+        names: How many private names of torch fxmem relies on in this release.
+        wrong: Names that are missing, or are there in a release that should lack them, in words.
         rows: Models times modes whose accuracy was measured.
         exact: Of them, those whose tensors' peak is the measured one, to the byte.
         allocator: Those whose peak is that of the allocator's events, to the byte.
@@ -108,6 +78,8 @@ class Result:
 
     torch: str
     python: str
+    names: int
+    wrong: tuple[str, ...]
     rows: int
     exact: int
     allocator: int
@@ -124,7 +96,29 @@ class Result:
     @property
     def is_good(self) -> bool:
         """Tells whether all of it holds that has to hold."""
-        return self.rows == self.exact == self.saved and self.plans == self.equal > 0
+        is_proven = self.rows == self.exact == self.saved and self.plans == self.equal > 0
+        return is_proven and not self.wrong
+
+
+def look_up_names() -> tuple[int, tuple[str, ...]]:
+    """Looks up the private names in the torch that is running.
+
+    Returns how many should be there, and in words what is wrong with any.
+    """
+    from fxmem.versions.interfaces import INTERFACES, find_missing, find_owner
+    from fxmem.versions.release import is_release
+
+    due = [each for each in INTERFACES if is_release(each.since, each.before)]
+    early = [
+        f"{each.owner}.{name} is there"
+        for each in INTERFACES
+        if each not in due
+        for name in each.names
+        if hasattr(find_owner(each.owner), name)
+    ]
+    missing = [f"{name} is missing" for name in find_missing()]
+    wrong = tuple(f"{torch.__version__}: {text}" for text in (*missing, *early))
+    return sum(len(each.names) for each in due), wrong
 
 
 def measure_here(release: str, is_short: bool) -> Result:
@@ -140,6 +134,7 @@ def measure_here(release: str, is_short: bool) -> Result:
     torch.set_num_threads(THREADS)
     import_torchvision()
     rows, differences = [], []
+    names, wrong = look_up_names()
     for name in SHORT_ACCURACY if is_short else ACCURACY:
         for mode in MODES:
             rows.append(row := compare(find(name), mode, measured(name, mode)))
@@ -163,6 +158,8 @@ def measure_here(release: str, is_short: bool) -> Result:
     return Result(
         torch=torch.__version__,
         python=".".join(map(str, sys.version_info[:2])),
+        names=names,
+        wrong=wrong,
         rows=len(rows),
         exact=sum(row.tensor_error == 0 for row in rows),
         allocator=sum(row.allocator_error == 0 for row in rows),
@@ -221,25 +218,6 @@ def find_release(text: str) -> str | None:
     return known[-1] if known else None
 
 
-def prepare_environment(environment: Environment, folder: Path) -> Path:
-    """Installs an environment unless it is there, and returns its Python."""
-    if environment.torch == torch.__version__.split("+")[0]:
-        return Path(sys.executable)
-    home = folder / f"torch-{environment.torch}"
-    python, done = home / "bin" / "python", home / "complete"
-    if not done.exists():
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        needed = importlib.metadata.requires("fxmem") or []
-        own = [entry for entry in needed if "extra ==" not in entry and "torch" not in entry]
-        torch_itself = f"torch=={environment.torch}"
-        subprocess.run([*install, torch_itself, *environment.packages, *own], check=True)
-        done.touch()
-        print(f"{home}: {time.perf_counter() - start:.0f} s to install", file=sys.stderr)
-    return python
-
-
 def measure_in(python: Path, environment: Environment, is_short: bool) -> Result:
     """Measures under another Python, which has the release."""
     with tempfile.TemporaryDirectory() as folder:
@@ -248,64 +226,79 @@ def measure_in(python: Path, environment: Environment, is_short: bool) -> Result
         command += ["--short"] if is_short else []
         subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
         fields: dict[str, Any] = json.loads(output.read_text())
-    return Result(**{**fields, "differences": tuple(fields["differences"])})
+    lists = {name: tuple(fields[name]) for name in ("wrong", "differences")}
+    wrong = (*lists["wrong"], *look_up_in_first(python, environment))
+    return Result(**{**fields, **lists, "wrong": wrong})
 
 
-def write_page(results: Sequence[Result]) -> str:
+def write_page(results: Sequence[Result], command: str, is_short: bool) -> str:
     """Writes the page, as Markdown."""
     table = [
         {
             "torch": r.torch,
             "Python": r.python,
+            "private names": f"{r.names}, {len(r.wrong)} wrong",
             "tensors to the byte": f"{r.exact}/{r.rows}",
             "allocator to the byte": f"{r.allocator}/{r.rows}",
             "saved sets equal": f"{r.saved}/{r.rows}",
             "FLOPs equal": f"{r.flops}/{r.rows}",
             "plans bit-equal": f"{r.equal}/{r.plans}",
-            "published figures": f"{r.matching}/{r.figures}" if r.figures else "-",
-            "events of traces": f"{r.same:,}/{r.events:,}" if r.events else "-",
+            **({} if is_short else _write_published(r)),
         }
         for r in results
     ]
     parts = [
-        "# Releases of torch",
-        write_stamp(COMMAND),
-        LEGEND.strip(),
+        "# Releases of torch" + ("" if is_short else ", in full"),
+        write_stamp(command),
+        _write_legend(is_short),
         tabulate(table, "keys", "github", disable_numparse=True),
     ]
     for result in results:
-        if result.differences:
-            lines = "\n".join(f"- {text}" for text in result.differences)
+        if result.differences or result.wrong:
+            lines = "\n".join(f"- {text}" for text in (*result.wrong, *result.differences))
             parts.append(f"## Differences with {result.torch}\n\n{lines}")
     return "\n\n".join(parts) + "\n"
 
 
-LEGEND = f"""
+def _write_published(result: Result) -> dict[str, str]:
+    return {
+        "published figures": f"{result.matching}/{result.figures}" if result.figures else "-",
+        "events of traces": f"{result.same:,}/{result.events:,}" if result.events else "-",
+    }
+
+
+def _write_legend(is_short: bool) -> str:
+    models, planned = (SHORT_ACCURACY, SHORT_EQUIVALENCE) if is_short else (ACCURACY, EQUIVALENCE)
+    legend = LEGEND.format(models=len(models), planned=len(planned))
+    if is_short:
+        more = (
+            "More models and published figures are on [a page of their own](versions-in-full.md)."
+        )
+        return f"{legend.strip()}\n\n{more}"
+    return legend.strip() + PUBLISHED.rstrip()
+
+
+LEGEND = """
 Each release ran in an environment of its own, with transformers, timm and torchvision of its time.
 Predictions are held to measurements of that release.
 
-- tensors, allocator, saved sets, FLOPs: {len(ACCURACY)} models, each trained without and with Adam,
+- private names: [those](../private-interfaces.md) that fxmem relies on in that release, looked up
+  in its last patch and in its first; one is wrong that is missing, or that is there in a release
+  that should lack it.
+- tensors, allocator, saved sets, FLOPs: {models} models, each trained without and with Adam,
   and run for inference, held to the second real step on the CPU: the peak of tensors' bytes, that
   of the CPU profiler's allocation events, what `saved_tensors_hooks` see, and
   `torch.utils.flop_counter`.
-- plans: of {len(EQUIVALENCE)} models, applied and held against the plain model over three steps,
+- plans: of {planned} models, applied and held against the plain model over three steps,
   bit by bit.
+"""
+PUBLISHED = """
 - published figures: measured on GPUs by others, with that release or, where none was named, in the
   months in which it was the newest of these; equal to the KiB. All figures, predicted under the
   newest release, have [a page of their own](cuda.md).
 - events of traces: allocations and frees of whole steps, recorded on GPUs by others with that
   release, that are predicted one by one.
 """
-
-
-@contextmanager
-def _open_folder() -> Iterator[Path]:
-    named = os.environ.get(FOLDER_VARIABLE)
-    if named:
-        yield Path(named)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def main() -> int:
@@ -324,17 +317,18 @@ def main() -> int:
         result = measure_here(options.here, options.short)
         options.output.write_text(json.dumps(asdict(result)))
         return 0
-    results = []
-    with _open_folder() as folder:
-        for environment in ENVIRONMENTS:
-            if options.only is None or environment.release in options.only:
+    command = f"python -m benchmarks.versions {shlex.join(sys.argv[1:])}".strip()
+    results, page = [], ""
+    for environment in ENVIRONMENTS:
+        if options.only is None or environment.release in options.only:
+            with open_folder() as folder:
                 python = prepare_environment(environment, folder)
                 results.append(measure_in(python, environment, options.short))
-    page = write_page(results)
+            page = write_page(results, command, options.short)
+            if options.output is not None:  # after each, as a later one may fail
+                options.output.write_text(page)
     if options.output is None:
         print(page)
-    else:
-        options.output.write_text(page)
     return 0 if all(result.is_good for result in results) else 1
 
 
