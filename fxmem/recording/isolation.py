@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 from fxmem.recording.recorder import Recorder
+from fxmem.versions.fallbacks import keeps_casts_in_inference
 
 _CUDA_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
 
@@ -71,11 +72,12 @@ def replace_inference_mode() -> Iterator[None]:
 
     The real one leaves autograd's keys out of the dispatcher. Then composite operators reach a
     ``TorchDispatchMode`` whole, and some views of fake tensors that were made outside fail. Memory
-    depends on two effects that are kept: autocast keeps no casts of weights, and autograd records
-    nothing, whatever ``enable_grad`` says. Source: ``c10/core/InferenceMode.h``; ``cached_cast`` in
-    ``aten/src/ATen/autocast_mode.cpp``, https://github.com/pytorch/pytorch/pull/165068.
+    depends on two effects that are kept: autocast keeps no casts of weights from 2.10 on, and
+    autograd records nothing, whatever ``enable_grad`` says. Source: ``c10/core/InferenceMode.h``;
+    ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``,
+    https://github.com/pytorch/pytorch/pull/165068.
     """
-    inference = _Inference()
+    inference, may_cache = _Inference(), keeps_casts_in_inference()
     set_grad, set_cache = torch._C._set_grad_enabled, torch.set_autocast_cache_enabled
 
     @contextlib.contextmanager
@@ -86,7 +88,7 @@ def replace_inference_mode() -> Iterator[None]:
             inference.caches_outside = caches
         inference.is_on = mode
         set_grad(not mode)
-        set_cache(inference.caches_outside and not mode)
+        set_cache(inference.caches_outside and (may_cache or not mode))
         try:
             yield
         finally:
@@ -102,7 +104,9 @@ def replace_inference_mode() -> Iterator[None]:
         mock.patch.multiple(torch._C, **replacements),
         mock.patch.multiple(
             torch,
-            set_autocast_cache_enabled=lambda enabled: set_cache(enabled and not inference.is_on),
+            set_autocast_cache_enabled=lambda enabled: set_cache(
+                enabled and (may_cache or not inference.is_on)
+            ),
             is_inference_mode_enabled=lambda: inference.is_on,
         ),
     ):

@@ -61,6 +61,14 @@ def find_saving_hooks() -> tuple[Any, ...]:
     return find(True) or () if find is not None else ()
 
 
+def keeps_casts_in_inference() -> bool:
+    """Returns whether autocast keeps casts of weights in inference mode, as it does in no_grad.
+
+    Source: ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``; pull request 165068 ended it.
+    """
+    return is_release(before=(2, 10))
+
+
 def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
     """Finds how torch counts an operator's FLOPs; the function takes ``out_val``, too.
 

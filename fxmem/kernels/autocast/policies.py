@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from fxmem.kernels.autocast import lists
 from fxmem.kernels.cuda.gpu import is_on_gpu
+from fxmem.versions.fallbacks import keeps_casts_in_inference
 from fxmem.versions.operators import aten
 
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -65,7 +66,7 @@ def cast_cached(dtype: torch.dtype, value: Any) -> Any:
         and value.is_leaf
         and not value._is_view()
         and torch.is_autocast_cache_enabled()
-        and not torch.is_inference_mode_enabled()
+        and (keeps_casts_in_inference() or not torch.is_inference_mode_enabled())
     )
     if dtype != torch.get_autocast_dtype(_DEVICE) or not is_weight:
         return value.to(dtype)

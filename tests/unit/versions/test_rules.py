@@ -5,6 +5,8 @@ The bytes of the LSTM were measured under torch 2.6 and 2.13; the rest is in PyT
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -145,6 +147,23 @@ def test_cudnn_is_that_of_the_releases_wheels(monkeypatch: pytest.MonkeyPatch) -
         (2, 13): 92000,
         (2, 99): 92000,
     }
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_keeps_casts_in_inference_mode_until_2_9(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)), nn.ReLU())
+
+    def find_peak(**options: Any) -> int:
+        shape = {"mode": "infer", "device": device, "autocast": "bf16"}
+        return analyze(model, "64x64", **shape, **options).peak_bytes
+
+    install(monkeypatch, (2, 9))
+    kept_bytes = find_peak()
+    assert find_peak(inference_mode=True) == kept_bytes
+    install(monkeypatch, (2, 10))
+    assert find_peak(inference_mode=True) < find_peak() == kept_bytes
 
 
 @pytest.mark.parametrize(
