@@ -94,8 +94,8 @@ def prepare_environment(environment: Environment, folder: Path) -> Path:
 
 
 def _install(python: Path, *arguments: str) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*command, *arguments], check=True)
+    options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-compile"]
+    subprocess.run([str(python), "-m", "pip", "install", *options, *arguments], check=True)
 
 
 def look_up_in_first(python: Path, environment: Environment) -> tuple[str, ...]:
