@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.kernels.registry import ANY
+from fxmem.recording.bounds import bound_result
 from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.values import (
     DRAW,
@@ -144,10 +145,16 @@ def answer_operator(
 
 
 def see_result(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, hints: SizeHints
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    hints: SizeHints,
+    *,
+    is_routed: bool = True,
 ) -> None:
-    """Attaches a value to an operator's result, if all its arguments have one."""
-    if func in _ROUTERS:
+    """Attaches a value to an operator's result, or its bounds, if its arguments have such."""
+    if func in _ROUTERS and is_routed:
         default = -1 if func is aten.topk.default else None
         dim = next(iter(args[_ROUTERS[func] :]), default)
         _route(args[0], result if isinstance(result, Tensor) else result[-1], dim, hints)
@@ -162,18 +169,18 @@ def see_result(
     if func in _FILLS:
         _fill(result, _FILLS[func](args), MAX_ELEMENTS)
         return
+    tensors, fakes = list_tensors((args, kwargs)), list_tensors((result,))
     found: list[Value] = []
-    for tensor in list_tensors((args, kwargs)):
+    for tensor in tensors:
         value = find_known(tensor)
-        if value is None:
-            if found and func._schema.is_mutable:  # known values are overwritten with others
-                for argument, given in zip(func._schema.arguments, args, strict=False):
-                    if argument.alias_info is not None and argument.alias_info.is_write:
-                        for old in filter(None, map(find_attached, list_tensors((given,)))):
-                            old.memory.known = False
+        if value is None or (value.memory.copied and func._schema.is_mutable):
+            if func._schema.is_mutable:  # values are overwritten with others
+                for old in filter(None, map(find_attached, find_written(func, args, kwargs))):
+                    old.memory.known = False
+            else:
+                bound_result(func, args, kwargs, tensors, fakes)
             return
         found.append(value)
-    fakes = list_tensors((result,))
     if (not found and func not in _FACTORIES) or not fakes:
         return
     if sum(fake.numel() for fake in fakes) > find_most_elements(found):
@@ -279,6 +286,25 @@ def list_tensors(arguments: Iterable[Any], found: list[Tensor] | None = None) ->
         elif isinstance(argument, dict):
             list_tensors(argument.values(), found)
     return found
+
+
+def find_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Finds the tensors among an operator's arguments that it changes, by its schema."""
+    written: list[Tensor] = []
+    for position, name in _list_written(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        written += [tensor for tensor in values if isinstance(tensor, Tensor)]
+    return written
+
+
+@functools.lru_cache(maxsize=4096)
+def _list_written(func: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 # -- results of the size that the user's hint says ------------------------------------------------

@@ -88,6 +88,7 @@ class OperatorRunner:
     Attributes:
         draws: Lines that look at a single random number, in their order.
         routings: Lines that look at the experts that tokens are sent to, and whether they search.
+        is_routed: Scores choose experts, and not the tokens of a text.
     """
 
     def __init__(self, target: Target, ledger: Ledger, hints: SizeHints) -> None:
@@ -97,6 +98,7 @@ class OperatorRunner:
         self._kernels = target.kernels
         self._ledger = ledger
         self.hints = hints
+        self.is_routed = True
         self._cache = OperatorCache()
         self._flops: dict[Key, int] = {}
 
@@ -114,7 +116,7 @@ class OperatorRunner:
                     self.routings[source] = searches or self.routings.get(source, False)
         result = answer[0] if answer else self._run_kernel(func, args, kwargs)
         if in_forward or is_known_index(args):
-            see_result(func, args, kwargs, result, self.hints)
+            see_result(func, args, kwargs, result, self.hints, is_routed=self.is_routed)
         return result
 
     def detach(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -192,16 +194,6 @@ def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
         )
 
 
-def find_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Finds the tensors among an operator's arguments that it changes, by its schema."""
-    written: list[torch.Tensor] = []
-    for position, name in _list_written(func):
-        value = args[position] if position < len(args) else kwargs.get(name)
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        written += [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
-    return written
-
-
 def find_effect(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Effect | None:
     """Finds what keeps an operator from being recomputed as it was.
 
@@ -215,15 +207,6 @@ def find_effect(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     ):
         return None
     return _read_tags(func)
-
-
-@functools.lru_cache(maxsize=4096)
-def _list_written(func: Any) -> tuple[tuple[int, str], ...]:
-    return tuple(
-        (position, argument.name)
-        for position, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
 
 
 @functools.lru_cache(maxsize=4096)

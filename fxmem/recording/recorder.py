@@ -34,14 +34,13 @@ from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import is_count, run_collective
 from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
-from fxmem.recording.constants import list_tensors
+from fxmem.recording.constants import find_written, list_tensors
 from fxmem.recording.ledger import NO_STORAGE, CastLog, FirstStepLog, Ledger, UserReferences
 from fxmem.recording.operators import (
     OperatorRunner,
     RealTensorCache,
     find_effect,
     find_overwritable,
-    find_written,
 )
 from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.fakes import LeanDispatchMode, find_inner, is_wrapper

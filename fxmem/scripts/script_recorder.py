@@ -86,6 +86,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             value = find_known(args[0])
             if value is not None and value.assumed:
                 return self.reads.answer_scalar(args[0])
+        self.runner.is_routed = self.in_model
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:

@@ -45,25 +45,32 @@ class Memory:
 
     known: bool = True  # nothing unknown has overwritten it
     held: bool = False  # by an input or the model before the step: other steps may have others
+    copied: bool = False  # a view of partly known values has some of its own: none may be changed
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """A real tensor, and the memory that it shares with the values of its views."""
 
-    real: torch.Tensor
+    real: torch.Tensor  # the least that each element may be
     memory: Memory
     assumed: str = ""  # what it came of, if that was assumed: DRAW or ROUTING
+    most: torch.Tensor | None = None  # that each element may be; None if all of them are known
 
 
 def attach_value(
-    fake: torch.Tensor, real: torch.Tensor, memory: Memory | None = None, *, assumed: str = ""
+    fake: torch.Tensor,
+    real: torch.Tensor,
+    memory: Memory | None = None,
+    *,
+    assumed: str = "",
+    most: torch.Tensor | None = None,
 ) -> None:
     """Lets a fake tensor carry a real one, which nothing else may change.
 
-    A view gets the memory of the value that it is a view of.
+    A view gets the memory of the value that it is a view of. With ``most``, the two are bounds.
     """
-    fake.__dict__[_VALUE] = Value(real, memory or Memory(), assumed)
+    fake.__dict__[_VALUE] = Value(real, memory or Memory(), assumed, most)
 
 
 def find_most_elements(values: Iterable[Value]) -> int:
@@ -86,6 +93,12 @@ def find_attached(tensor: torch.Tensor) -> Value | None:
 
 def find_known(tensor: torch.Tensor) -> Value | None:
     """Finds the value of a tensor and its memory; None if it is not known."""
+    value = find_partly_known(tensor)
+    return None if value is None or value.most is not None else value
+
+
+def find_partly_known(tensor: torch.Tensor) -> Value | None:
+    """Finds the value of a tensor of which some elements are known, or all."""
     value = find_attached(tensor)
     if value is not None:
         return value if value.memory.known else None
