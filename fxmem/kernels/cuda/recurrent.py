@@ -26,6 +26,7 @@ from fxmem.versions.operators import aten
 
 _forward = aten._cudnn_rnn.default
 _backward = aten._cudnn_rnn_backward.default
+_flatten = aten._cudnn_rnn_flatten_weight.default
 
 MODES: Mapping[Function, int] = {
     torch.rnn_relu: 0,
@@ -104,18 +105,21 @@ def count_weights(weights: Sequence[Tensor], stride: int) -> int:
 
 
 @CUDA.mover(nn.RNNBase)
-def _flatten_weights(module: nn.RNNBase) -> None:
+def _flatten_module(module: nn.RNNBase) -> None:
     """Lays a module's fake weights into one storage, as ``flatten_parameters`` does on CUDA.
 
-    ``torch/nn/modules/rnn.py`` calls it when the module is moved. The buffer has room for both
-    biases (``get_num_weights``).
+    ``torch/nn/modules/rnn.py`` calls it when the module is moved; builds without cuDNN return.
     """
     weights = [weight for weight in module._flat_weights if weight is not None]
-    first = weights[0]
     storages = {weight.untyped_storage()._cdata for weight in weights}
-    if len(storages) < len(weights) or any(w.dtype != first.dtype for w in weights):
-        return
-    count = count_weights(weights, len(module._all_weights[0]))
+    if len(storages) == len(weights) and all(w.dtype == weights[0].dtype for w in weights):
+        _flatten_weights(weights, len(module._all_weights[0]))
+
+
+def _flatten_weights(weights: Sequence[Tensor], stride: int) -> None:
+    """The buffer has room for both biases (``get_num_weights``)."""
+    first = weights[0]
+    count = count_weights(weights, stride)
     with torch.no_grad(), no_dispatch():
         flat = torch.UntypedStorage(  # type: ignore[no-untyped-call]
             count * first.element_size(), device="meta"
@@ -127,6 +131,15 @@ def _flatten_weights(module: nn.RNNBase) -> None:
 
 
 # -- fake kernels ------------------------------------------------------------------------------
+
+
+@CUDA.kernel(_flatten)
+def _run_flatten(weights: Sequence[Tensor], stride: int, *_: Any) -> Tensor:
+    """``_cudnn_rnn_flatten_weight``, which builds of PyTorch with cuDNN call."""
+    _flatten_weights(weights, stride)
+    buffer = _find_buffer(weights)
+    assert buffer is not None
+    return buffer
 
 
 @CUDA.kernel(_forward)

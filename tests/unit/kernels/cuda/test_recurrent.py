@@ -43,6 +43,24 @@ def test_weights_and_their_gradients_are_one_buffer_each(kind: Any, gates: int, 
         assert [s.nbytes for s in storages if s.category is category] == [nbytes]
 
 
+class Flattened(nn.Module):
+    """What ``flatten_parameters`` calls where PyTorch is built with cuDNN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [x.new_empty(shape) for shape in ((32, 16), (32, 8), (32,), (32,))]
+        with torch.no_grad():
+            flat = torch._cudnn_rnn_flatten_weight(weights, 4, 16, 2, 8, 0, 1, False, False)
+        assert {weight.untyped_storage()._cdata for weight in (*weights, flat)} == {
+            flat.untyped_storage()._cdata
+        }
+        return torch.nn.functional.linear(x, weights[0])
+
+
+def test_weights_flattened_by_cudnn_share_one_buffer() -> None:
+    graph = analyze(Flattened(), ("8x16",), device="cuda", mode="infer").graph
+    assert 4 * 32 * (16 + 8 + 1 + 1) in {storage.nbytes for storage in graph.storages}
+
+
 @pytest.mark.parametrize(("mode", "reported_bytes"), [(2, 736_000_000), (3, 864_000_000)])
 def test_the_reserve_is_what_cudnn_reported(mode: int, reported_bytes: int) -> None:
     x = torch.empty(1000, 25, 123, device="meta")
