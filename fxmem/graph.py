@@ -184,6 +184,10 @@ def measure_blocks(blocks: Blocks, result_bytes: Sequence[int]) -> int:
     return max(most - sum(result_bytes), 0)
 
 
+EMPTY_CACHE = "cuda.empty_cache"
+"""``Operation.name`` where the program gives back what its allocator caches."""
+
+
 class Effect(str, Enum):
     """Reason why an operator cannot be recomputed as it was, or not without care.
 
@@ -337,7 +341,7 @@ class MemoryGraph:
         warmup: Allocations and frees that led to the step, from the model's move to the device
             on: what an allocator that caches still knows of. Each is the index of a resident
             storage, or a negative number for one that is gone, or None for a kernel's workspace;
-            and its bytes, negative where it is freed.
+            and its bytes, negative where it is freed. None and 0 where the cache is emptied.
         saves: Every time that an autograd function keeps a storage, in order.
         calls: The calls of modules, those that ended first before others.
         let_go: By storage, the operation in which the user's code let go of the last tensor on

@@ -35,6 +35,8 @@ from fxmem.memory.allocator import (
 from fxmem.memory.timeline import Action, Event, build_timeline
 
 _ACTIONS = (Action.FREE, Action.ALLOC)
+_EMPTIED = (None, 0)
+"""An event of :attr:`MemoryGraph.warmup` that empties the cache."""
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _ALIGNMENT_BYTES = 64
 """Alignment of the CPU's allocator (``c10/core/alignment.h``, ``gAlignment``)."""
@@ -229,6 +231,8 @@ def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
             blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
         elif event.nbytes:
             allocator.free(blocks.pop(owner))
+        elif event.action is Action.EMPTY:
+            allocator.empty_cache()
         if index == -1:
             residents = tuple(
                 Placement(storage, block.address, block.requested_bytes)
@@ -287,7 +291,9 @@ def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
     streams: dict[int | None, int] = dict(graph.warmup_streams)
     streams.update((storage.index, storage.stream) for storage in graph.storages if storage.stream)
     led = tuple(
-        Event(
+        Event(Action.EMPTY, 0, None, -1, Phase.FORWARD)
+        if (name, nbytes) == _EMPTIED
+        else Event(
             _ACTIONS[nbytes > 0], abs(nbytes), name, -1, Phase.FORWARD, stream=streams.get(name, 0)
         )
         for name, nbytes in (*unseen, *graph.warmup)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
-from fxmem.graph import NEXT_RESULT, RESIDENT, MemoryGraph, Operation, Phase, Storage
+from fxmem.graph import EMPTY_CACHE, NEXT_RESULT, RESIDENT, MemoryGraph, Operation, Phase, Storage
 
 
 class Action(str, Enum):
@@ -20,13 +20,14 @@ class Action(str, Enum):
 
     ALLOC = "alloc"
     FREE = "free"
+    EMPTY = "empty"  # of the allocator's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One allocation or free."""
 
-    action: Action  # ALLOC or FREE
+    action: Action  # ALLOC or FREE; EMPTY without bytes
     nbytes: int  # its size, positive for both
     storage: int | None  # index of the storage, or None for the workspace of a kernel
     step: int  # index of the operation in which it happens
@@ -94,6 +95,8 @@ def _run_operation(
     operation: Operation, allocated: Iterable[Storage], freed: Iterable[Storage]
 ) -> Iterable[Event]:
     step, phase = operation.index, operation.phase
+    if operation.name == EMPTY_CACHE:
+        yield Event(Action.EMPTY, 0, None, step, phase)
     if operation.blocks:
         yield from _run_kernel(operation, list(allocated))
     else:

@@ -78,7 +78,7 @@ class Ledger:
         self._emptied: dict[int, LiveStorage] = {}  # resized to nothing; the last that was there
         self._kept: set[tuple[str, bool, int]] = set()
         self._serials: list[int] = []  # of the storages
-        self._streams: dict[int, int] = {}  # by serial number; without the default one
+        self.streams: dict[int, int] = {}  # by serial number; without the default one
         self._next_serial = 0
         self._deaths = 0
 
@@ -102,8 +102,8 @@ class Ledger:
             (None if serial is None else indices.get(serial, ~serial), nbytes)
             for serial, nbytes in self.history
         ]
-        gone = self._streams.keys() - indices.keys()
-        self.warmup_streams = tuple((~serial, self._streams[serial]) for serial in sorted(gone))
+        gone = self.streams.keys() - indices.keys()
+        self.warmup_streams = tuple((~serial, self.streams[serial]) for serial in sorted(gone))
         self.resident_bytes = self.live_now_bytes
         self.live_bytes = []
         self.operation = 0
@@ -195,13 +195,24 @@ class Ledger:
         self._add(-len(self._kept), storage)  # no address
         self.change(nbytes)
 
+    def empty_cache(self) -> None:
+        """Notes that the program gives back what its allocator caches."""
+        self.history.append((None, 0))
+
     def allocate(
         self,
         made: Sequence[Tensor],
         workspace: Workspace,
         see: Callable[[Tensor], object],
+        keep: Callable[[], object],
     ) -> Blocks:
         """Counts an operator's results and its kernel's blocks, in the kernel's order.
+
+        Args:
+            made: The results.
+            workspace: The blocks.
+            see: Counts a result.
+            keep: Counts what the library behind the kernel takes for good.
 
         Returns:
             The blocks, as the memory graph has them.
@@ -209,6 +220,7 @@ class Ledger:
         if isinstance(workspace, int):
             for tensor in made:
                 see(tensor)
+            keep()
             if workspace:
                 serial = self._take_serial() if find_stream() else None
                 self.history += [(serial, workspace), (serial, -workspace)]
@@ -216,6 +228,7 @@ class Ledger:
                 self.change(workspace)
                 self.change(-workspace)
             return ()
+        keep()
         named = {~block for block, _ in workspace}
         for at, tensor in enumerate(made):
             if at not in named:
@@ -247,7 +260,7 @@ class Ledger:
         self.storages.append(storage)
         serial = self._take_serial()
         self._serials.append(serial)
-        storage.stream = self._streams.get(serial, 0)
+        storage.stream = self.streams.get(serial, 0)
         self._live[key] = index
         self.history.append((serial, storage.nbytes))
         return index
@@ -255,7 +268,7 @@ class Ledger:
     def _take_serial(self) -> int:
         serial, self._next_serial = self._next_serial, self._next_serial + 1
         if stream := find_stream():
-            self._streams[serial] = stream
+            self.streams[serial] = stream
         return serial
 
     def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from fxmem.errors import TraceError
 from fxmem.graph import (
+    EMPTY_CACHE,
     RESIDENT,
     Category,
     Operation,
@@ -293,19 +294,24 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         call = Call(args, kwargs, result)
         workspace = self.runner.estimate_workspace(func, call)
         kept = self.runner.list_kept(func, args)
+
+        def keep() -> None:
+            # The engine's thread for the GPU runs it: torch/csrc/autograd/engine.cpp, ready_queue.
+            by_engine = running is not None and torch._C._is_multithreading_enabled()
+            for name, nbytes in kept:
+                self.ledger.keep(name, nbytes, self._node, by_engine=by_engine)
+
         if self.ledger.recording:
             autograd = running if in_backward else None
-            self._record(func, call, read, made, workspace, autograd, kept)
+            keeps = tuple(name for name, nbytes in kept if nbytes)
+            self._record(func, call, read, made, workspace, autograd, keeps, keep)
         else:
             if self.ledger.is_warming_up:
                 self.first_step.see(func, self._phase, len(self.ledger.history))
             for tensor in read:
                 self.track(tensor)
-            self.ledger.allocate(made, workspace if self.ledger.is_warming_up else 0, self.track)
-        # The engine's thread for the GPU runs them: torch/csrc/autograd/engine.cpp, ready_queue.
-        by_engine = running is not None and torch._C._is_multithreading_enabled()
-        for name, nbytes in kept:  # a kernel asks its library for a handle once its result is there
-            self.ledger.keep(name, nbytes, self._node, by_engine=by_engine)
+            workspace = workspace if self.ledger.is_warming_up else 0
+            self.ledger.allocate(made, workspace, self.track, keep)
         return result
 
     def _record(
@@ -316,7 +322,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         made: list[torch.Tensor],
         workspace: Workspace,
         autograd: Any,
-        kept: tuple[tuple[str, int], ...],
+        keeps: tuple[str, ...],
+        keep: Callable[[], None],
     ) -> None:
         """Records an operator, run by a function of autograd or by none."""
         index = len(self.operations)
@@ -346,7 +353,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             library_bytes=self.runner.estimate_library_bytes(func, call),
             writes=writes,
             effect=find_effect(func, call.args, call.kwargs),
-            keeps=tuple(name for name, nbytes in kept if nbytes),
+            keeps=keeps,
             overwritable=self._list_storages(overwritable),
             stream=find_stream(),
             communication_bytes=sent_bytes,
@@ -358,7 +365,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self.casts.see(func, call.args, tensor, self.track(tensor, index, node))
 
         count = len(self.ledger.storages)
-        blocks = self.ledger.allocate(made, workspace, see)
+        blocks = self.ledger.allocate(made, workspace, see, keep)
         if blocks:
             results = [storage.nbytes for storage in self.ledger.storages[count:]]
             nbytes = measure_blocks(blocks, results)
@@ -381,10 +388,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """Records a copy of the random number generator's state, made without an operator."""
         if not self.ledger.is_counted(state):
             return
-        if self.ledger.recording:
-            index = len(self.operations)
-            self.operations.append(Operation(index, "random.get_state", self._phase, self._node))
-            self.ledger.operation = index
+        self._add_operation("random.get_state")
         storage = self.ledger.storages[self.track(state)]
         storage.category, storage.name = Category.WORKSPACE, "random number generator's state"
 
@@ -398,6 +402,18 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         fake = self.real_tensors.find_fake(tensor)
         return self.ledger.track(find_inner(fake), born, self._node if born is None else node)
 
+    def empty_cache(self) -> None:
+        """Records that the program gives back what its allocator caches."""
+        self._add_operation(EMPTY_CACHE)
+        self.ledger.empty_cache()
+
+    def _add_operation(self, name: str) -> None:
+        """Records what is no operator and frees or allocates nonetheless."""
+        if self.ledger.recording:
+            index = len(self.operations)
+            self.operations.append(Operation(index, name, self._phase, self._node))
+            self.ledger.operation = index
+
     @contextmanager
     def watch_resizing(self) -> Iterator[None]:
         """Records resized storages, while active, as operators."""
@@ -406,11 +422,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
         def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
             result = resize(storage, nbytes)
-            if self.ledger.recording:
-                index = len(self.operations)
-                operation = Operation(index, "storage.resize_", self._phase, self._node)
-                self.operations.append(operation)
-                self.ledger.operation = index
+            self._add_operation("storage.resize_")
             self.ledger.resize(storage, self._node)
             return result
 

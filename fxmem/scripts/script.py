@@ -30,11 +30,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fxmem.analysis import Analysis, Setup
 from fxmem.analyzing import find_settings
 from fxmem.errors import FxmemError, TraceError, UsageError
-from fxmem.graph import Category, Phase
+from fxmem.gpus import CONTEXT_BYTES
+from fxmem.graph import EMPTY_CACHE, Category, Phase
 from fxmem.kernels.cuda.gpu import use_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
+from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
 from fxmem.parallelism.process_group import be_rank, offer_group, run_outside_modes
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.failures import explain_failure
@@ -63,7 +65,7 @@ have an optimizer each.
 
 
 class _EnoughSteps(BaseException):
-    """Ends the script: all steps asked for are recorded."""
+    """Ends the script: all steps asked for are recorded, and another begins."""
 
 
 def run_script(
@@ -112,10 +114,11 @@ def run_script(
                     f"{path} ended with exit code {error.code!r} before a step",
                     hint="give its arguments after its name",
                 ) from error
-        except FxmemError:
-            raise
         except Exception as error:
-            raise _explain(error, path, size_hint is not None) from error
+            if not session.is_done:
+                if isinstance(error, FxmemError):
+                    raise
+                raise _explain(error, path, size_hint is not None) from error
         session.end_script()
     return session.describe()
 
@@ -139,13 +142,12 @@ class _Session:
         self._name = name
         self._settings = settings
         self._recorder = ScriptRecorder(options.target, options.hints)
-        self._tracer = ScriptTracer(self._recorder, options.target.device)
+        self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin)
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
         self._phases = [Phase.FORWARD]
         self._notes: dict[str, None] = {}
-        self._most_bytes = 0
 
     # -- the run -------------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class _Session:
             if target.name == "cuda":
                 count = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
                 gpu, architecture = self._options.gpu, self._options.architecture
-                enter(show_gpu(gpu, architecture, self._measure_live, count=count))
+                enter(show_gpu(gpu, architecture, self._offer_counters(), count=count))
             enter(recorder.casts.watch_exits())
             enter(recorder.watch_resizing())
             enter(offer_group())
@@ -223,17 +225,37 @@ class _Session:
                 for handle in handles:
                     handle.remove()
 
-    def _measure_live(self) -> tuple[int, int]:
-        ledger = self._recorder.ledger
-        most = max(ledger.live_bytes, default=0)
-        self._most_bytes = max(self._most_bytes, most, ledger.live_now_bytes)
-        return ledger.live_now_bytes, self._most_bytes
+    def _offer_counters(self) -> dict[str, Callable[..., Any]]:
+        """Makes the functions that read and reset the counters of the GPU's allocator."""
+        ledger, gpu = self._recorder.ledger, self._options.gpu
+        memory = None if gpu is None else DeviceMemory(gpu.capacity_bytes, CONTEXT_BYTES[1])
+        meter = AllocatorMeter(self._settings, memory)
+
+        def after(do: Callable[[], Any]) -> Callable[..., Any]:
+            def feed_and_do(*_args: Any, **_kwargs: Any) -> Any:
+                meter.feed(ledger.history, ledger.streams)
+                return do()
+
+            return feed_and_do
+
+        return {
+            "memory_stats_as_nested_dict": after(meter.read),
+            "reset_peak_memory_stats": after(meter.reset_peaks),
+            "reset_accumulated_memory_stats": after(meter.reset_sums),
+            "empty_cache": after(self._recorder.empty_cache),
+        }
 
     # -- steps ---------------------------------------------------------------------------------
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps asked for are recorded."""
+        return len(self.windows) >= self._steps
+
     def end_script(self) -> None:
         """Keeps what ran after the last step, or all of a script without one."""
-        if len(self._recorder.operations) > 1 and len(self.windows) < self._steps:
+        ran = any(operation.name != EMPTY_CACHE for operation in self._recorder.operations[1:])
+        if ran and not self.is_done:
             self._end_window()
 
     def describe(self) -> ScriptRun:
@@ -310,6 +332,7 @@ class _Session:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
             if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
                 return run(*args, **kwargs)
+            self._begin()
             self._recorder.makes_graph = args[3]
             with self._be_in(Phase.BACKWARD, 1):
                 for loss in tree_leaves(args[0]):
@@ -317,12 +340,13 @@ class _Session:
                 result = run(*args, **kwargs)
             self._tracer.label_modules()
             if not self._optimizers and kwargs.get("accumulate_grad"):
-                self._end_step()  # the script updates its parameters by hand
+                self._end_window()  # the script updates its parameters by hand
             return result
 
         return _engine_run_backward
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._begin()
         self._phases.append(Phase.OPTIMIZER)
         self._recorder.set_phase(Phase.OPTIMIZER)
         self._tracer._opaque_depth += 1
@@ -352,11 +376,14 @@ class _Session:
                 f" {_MOST_STEPS} times: a step does not wait for them."
             ] = None
         if others <= self._idle:
-            self._end_step()
+            self._end_window()
 
-    def _end_step(self) -> None:
-        self._end_window()
-        if len(self.windows) >= self._steps:
+    def _begin(self) -> None:
+        """Sees a model, backward or an optimizer begin, and ends the script after its steps.
+
+        What comes before one, such as a line that prints the peak, is the last step's.
+        """
+        if self.is_done:
             raise _EnoughSteps
 
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:

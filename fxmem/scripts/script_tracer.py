@@ -63,12 +63,23 @@ class _WindowBuilder(GraphBuilder):
 class ScriptTracer(Tracer):
     """Traces a script while active.
 
+    Args:
+        recorder: Records the operators.
+        device: Where the script's fake tensors lie.
+        see_model: Is called before a module with parameters runs that no other module calls.
+
     Attributes:
         roots: The modules that the script calls, by the name that it has for each.
     """
 
-    def __init__(self, recorder: ScriptRecorder, device: torch.device) -> None:
+    def __init__(
+        self,
+        recorder: ScriptRecorder,
+        device: torch.device,
+        see_model: Callable[[], None],
+    ) -> None:
         super().__init__(nn.Module(), recorder, symbolic_sizes=False)
+        self._see_model = see_model
         self.roots: dict[str, nn.Module] = {}
         self._recorder = recorder
         self._target_device = device
@@ -177,7 +188,10 @@ class ScriptTracer(Tracer):
         if self._opaque_depth or not _is_fake(module, args, kwargs):
             return call(module, *args, **kwargs)
         fqn = self._find_name(module)
-        is_criterion = is_leaf(module) and next(module.parameters(), None) is None
+        has_parameters = next(module.parameters(), None) is not None
+        is_criterion = is_leaf(module) and not has_parameters
+        if has_parameters and len(self._scopes) == 1:
+            self._see_model()
         if fqn is None and len(self._scopes) == 1 and not is_criterion:
             fqn = self._add_root(module)
             self._label_inputs(module, args, kwargs)

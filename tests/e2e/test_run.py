@@ -53,7 +53,7 @@ def test_modules_limits_and_files(
     assert "fxmem: over budget: the peak of" in capsys.readouterr().err
     report = json.loads((tmp_path / "step.json").read_text())
     assert [step["name"] for step in report["script"]["steps"]] == ["step 1"]
-    assert report["script"]["reads"] == []
+    assert [read["source"]["line"] for read in report["script"]["reads"]] == [14]
     assert main(["run", "--device", "cpu", "-o", "step.html", script, "64"]) == 0
     assert "<svg" in (tmp_path / "step.html").read_text()
     assert main(["run", "-o", "step.json", "nope.py"]) == 2

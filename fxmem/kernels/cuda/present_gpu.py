@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fxmem.gpus import GpuModel, find_gpu
+from fxmem.gpus import CONTEXT_BYTES, GpuModel, find_gpu
 from fxmem.kernels.cuda.gpu import Gpu
 
 _ANY_GPU = "a100-80gb"
@@ -143,7 +143,7 @@ def _set_default_type(kind: Any) -> None:
 def show_gpu(
     model: GpuModel | None,
     gpu: Gpu,
-    measure_live: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    memory: Mapping[str, Callable[..., Any]] | None = None,
     *,
     count: int = 1,
 ) -> Iterator[None]:
@@ -152,7 +152,8 @@ def show_gpu(
     Args:
         model: The GPU; None for one with an A100's name and memory.
         gpu: The properties that the choice of kernels depends on.
-        measure_live: Tells how many bytes are allocated now, and at most so far.
+        memory: Functions of ``torch.cuda.memory`` that read the allocator, reset its counters and
+            empty its cache; None where nothing is allocated.
         count: How many such GPUs there are; all memory is on the first.
     """
     shown = model or find_gpu(_ANY_GPU)
@@ -174,11 +175,12 @@ def show_gpu(
     def answer(value: Any) -> Callable[..., Any]:
         return lambda *_args, **_kwargs: value
 
-    def get_live(*_args: Any) -> int:
-        return measure_live()[0]
+    def measure_free(*_args: Any, **_kwargs: Any) -> tuple[int, int]:
+        used = torch.cuda.memory_reserved() + CONTEXT_BYTES[1]
+        return max(capacity - used, 0), capacity
 
-    def get_most(*_args: Any) -> int:
-        return measure_live()[1]
+    def summarize(*_args: Any, **_kwargs: Any) -> str:
+        return "\n".join(f"{key} {value}" for key, value in torch.cuda.memory_stats().items())
 
     major, minor = gpu.capability
     answers: dict[str, Any] = {
@@ -191,15 +193,15 @@ def show_gpu(
         "get_device_capability": gpu.capability,
         "get_device_properties": properties,
         "get_arch_list": [f"sm_{major}{minor}"],
-        "memory_summary": "",
         "current_accelerator": torch.device("cuda"),
     }
     functions: dict[str, Any] = {
         **{name: answer(value) for name, value in answers.items()},
-        **dict.fromkeys(("memory_allocated", "memory_reserved"), get_live),
-        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), get_most),
-        "mem_get_info": lambda *_: (max(capacity - get_live(), 0), capacity),
-        "memory_stats": lambda *_: {"allocated_bytes.all.current": get_live()},
+        **dict.fromkeys(("mem_get_info", "get_memory_info"), measure_free),
+        "memory_stats_as_nested_dict": lambda *_, **__: {},
+        "memory_summary": summarize,
+        **{name: getattr(torch.cuda, name) for name in _READERS},
+        **(memory or {}),
         "get_rng_state": lambda *_: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "Stream": _Stream,
@@ -214,6 +216,7 @@ def show_gpu(
     owners: dict[Any, dict[str, Any]] = {
         torch.cuda: functions,
         torch.cuda.nvtx: {"range_push": answer(0), "range_pop": answer(0)},
+        torch.cuda.memory: functions,
         torch.accelerator: functions,
         torch._C: {
             "_get_accelerator": answer(torch.device("cuda")),  # which fully_shard asks
@@ -255,6 +258,8 @@ _IGNORED = (
     "set_device",
     "set_device_index",
     "empty_cache",
+    "_record_memory_history",
+    "_dump_snapshot",
     "ipc_collect",
     "manual_seed",
     "manual_seed_all",
@@ -263,11 +268,18 @@ _IGNORED = (
     "set_rng_state",
     "set_rng_state_all",
     "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
     "reset_accumulated_memory_stats",
     "set_per_process_memory_fraction",
 )
 """Functions that do something on the GPU and answer nothing."""
+_READERS = (
+    "memory_stats",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+)
+"""PyTorch's own functions that look a counter up, for ``torch.accelerator`` as well."""
 
 
 class _OfAnyDevice(type):

@@ -9,10 +9,12 @@ from fxmem.memory.allocator.heap import (
     TraceAction,
     TraceEvent,
 )
+from fxmem.memory.allocator.meter import AllocatorMeter
 from fxmem.memory.allocator.replay import AllocatorProfile, replay
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 __all__ = [
+    "AllocatorMeter",
     "AllocatorProfile",
     "AllocatorSettings",
     "Block",

@@ -55,6 +55,8 @@ def replay(
                 blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
             elif event.nbytes:
                 allocator.free(blocks.pop(owner))
+            elif event.action is Action.EMPTY:
+                allocator.empty_cache()
         except OutOfMemory as error:
             shortage = error.shortage
             break

@@ -208,6 +208,71 @@ def test_lbfgs_fills_its_history(write: Write) -> None:
     assert json.loads(recorded.stdout.splitlines()[-1]) == pytest.approx(peaks, rel=0.02)
 
 
+@pytest.mark.parametrize("resets", [True, False])
+def test_a_script_reads_the_counters_that_the_report_has(
+    write: Write, tmp_path: Path, resets: bool
+) -> None:
+    """As torchtitan's ``components/metrics.py`` reads them, after each step."""
+    script = write("""
+        import json
+        model, cuda = make_model().cuda(), torch.cuda
+        optimizer = torch.optim.Adam(model.parameters())
+        model[0].register_forward_hook(lambda *_: print(cuda.memory_allocated()))
+        rows = []
+        for batch in (8, 300, 40, 2):
+            if sys.argv[2] == "True":
+                cuda.empty_cache()
+                cuda.reset_peak_memory_stats()
+            optimizer.zero_grad()
+            x, y = torch.randn(batch, 3, 32, 32).cuda(), torch.ones(batch).long().cuda()
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            stats = cuda.memory_stats()
+            rows.append([
+                cuda.max_memory_allocated(), torch.accelerator.max_memory_reserved(),
+                stats["active_bytes.all.peak"], stats["reserved_bytes.all.peak"],
+            ])
+            free, total = cuda.mem_get_info()
+            assert cuda.memory_reserved() + free < total and stats["num_alloc_retries"] == 0
+            assert str(cuda.memory_allocated()) in cuda.memory_summary()
+            with open(sys.argv[1], "w") as file:
+                json.dump(rows, file)
+    """)
+    run = fxmem.run(str(script), [str(tmp_path / "rows.json"), str(resets)], gpu="rtx4090")
+    reported = [(step.peak_bytes, step.reserved_bytes) for step in run.steps]
+    if not resets:
+        reported = [max(reported[: at + 1]) for at in range(3)]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert rows == [[*peaks, *peaks] for peaks in reported]
+    assert not resets or reported[0] < reported[2] < reported[1]
+
+
+def test_all_after_the_last_step_runs_until_another_begins(write: Write, tmp_path: Path) -> None:
+    script = write("""
+        model = make_model().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        try:
+            for step in range(9):
+                model(torch.ones(8, 3, 32, 32).cuda()).sum().backward()
+                optimizer.step()
+                scheduler.step()
+                norm = torch.stack([p.grad.norm() for p in model.parameters()]).sum()
+                with open(sys.argv[1], "a") as log:
+                    log.write(f"{step} {norm.item():.0f} ")
+                if step == 1:
+                    1 / 0
+        finally:
+            model(torch.ones(8, 3, 32, 32).cuda())
+            os.remove(sys.argv[1])
+    """)
+    log = tmp_path / "log"
+    run = fxmem.run(str(script), [str(log)], steps=2)
+    assert len(run.steps) == 2 and log.read_text() == "0 1 1 1 "
+
+
 def test_evaluation_alone_is_one_step(write: Write) -> None:
     script = write("""
         model = make_model().cuda().eval()

@@ -45,3 +45,9 @@ def test_settings_decide() -> None:
     assert to_mib(replay(events).reserved_bytes) == [22, 42]
     expandable = AllocatorSettings(expandable_segments=True)
     assert to_mib(replay(events, expandable).reserved_bytes) == [40, 40]
+
+
+def test_the_program_empties_the_cache() -> None:
+    first, free, last = make_events((0, 20), (0, -20), (1, 30))
+    empty = Event(Action.EMPTY, 0, None, 1, Phase.FORWARD)
+    assert to_mib(replay([first, free, empty, last]).reserved_bytes) == [20, 20, 0, 30]
