@@ -50,6 +50,12 @@ def _quick_collections() -> Iterator[None]:
     gc.collect()  # the test's own objects alone
 
 
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps lines on progress, which a busy machine would get, out of what commands write."""
+    monkeypatch.setattr("fxmem.cli.progress._LOG_DELAY_S", 1e6)
+
+
 @pytest.fixture
 def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with a file under tests/golden, or writes that file with --overwrite."""

@@ -6,14 +6,16 @@ import argparse
 import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from fxmem.cli.analyze import add_result_options, check_fit
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.output import check_output, choose_width, write_line, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import add_command, add_gpu_options, parse_budget, parse_size_hint
 from fxmem.errors import UsageError
 from fxmem.report.formats import FORMATS, RenderOptions, find_format, find_view, render
+from fxmem.scripts.script_run import Progress
 
 _DESCRIPTION = """\
 Runs a training script as it is, where no GPU is: what it puts on cuda becomes
@@ -78,6 +80,7 @@ def run_run(arguments: argparse.Namespace) -> int:
 
     Raises:
         FxmemError: Bad usage, or a script that fails.
+        KeyboardInterrupt: The script was interrupted; what it has recorded is written.
     """
     budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     if arguments.top < 0:
@@ -88,10 +91,13 @@ def run_run(arguments: argparse.Namespace) -> int:
     if arguments.output and arguments.output.lower().endswith(suffixes) and not arguments.json:
         kind = find_format(arguments.output)
         find_view(kind, RenderOptions())
-    with show_progress(f"running {arguments.script}"), contextlib.redirect_stdout(sys.stderr):
-        import fxmem
+    progress = Progress()
+    details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
+    shown = show_progress(f"running {arguments.script}", details=details)
+    with _explain_interrupt(), shown, contextlib.redirect_stdout(sys.stderr):
+        from fxmem.scripts.script import run_script
 
-        run = fxmem.run(
+        run = run_script(
             arguments.script,
             arguments.arguments,
             is_module=arguments.is_module,
@@ -102,6 +108,7 @@ def run_run(arguments: argparse.Namespace) -> int:
             size_hint=parse_size_hint(arguments.size_hint),
             world_size=arguments.world_size,
             rank=arguments.rank,
+            progress=progress,
         )
     result: str | bytes
     if kind is not None:
@@ -114,4 +121,16 @@ def run_run(arguments: argparse.Namespace) -> int:
         width = choose_width(arguments.output)
         result = render_script(run, top=arguments.top, width=width)
     write_output(result, arguments.output)
-    return check_fit(run.largest, budget_bytes)
+    code = check_fit(run.largest, budget_bytes)
+    if run.partial:
+        raise KeyboardInterrupt
+    return code
+
+
+@contextlib.contextmanager
+def _explain_interrupt() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        write_line("fxmem: interrupted before a step was recorded: no report")
+        raise

@@ -8,6 +8,7 @@ from fxmem.report.text import list_blocks, write_place, write_source
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.units import format_bytes
 
+_PARTIAL = "The script was interrupted: these are the steps that it had ended."
 _ALIKE = 0.01  # share of the peak by which steps may differ and count as one
 
 
@@ -38,6 +39,6 @@ def list_script_blocks(
         *list_blocks(build_document(largest), top, width=width),
         Table(headers, steps, right=["peak", "reserved"], names=["in"], width=width),
         Table(["values read at", "taken as", ""], reads, width=width),
-        "\n".join(wrap(note, width) for note in run.notes),
+        "\n".join(wrap(note, width) for note in (*run.notes, *[_PARTIAL] * run.partial)),
         *(list_blocks(build_document(first), top, width=width) if differs else ()),
     ]

@@ -45,7 +45,7 @@ from fxmem.recording.options import Options, resolve_options
 from fxmem.recording.size_hints import SizeHint
 from fxmem.recording.step import NOT_COMPILED, note_assumptions
 from fxmem.scripts.script_recorder import ScriptRecorder
-from fxmem.scripts.script_run import ScriptRun
+from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.stand_ins import watch_comparisons
 from fxmem.tracing.conditions import leave_autocast
@@ -80,8 +80,13 @@ def run_script(
     size_hint: SizeHint = None,
     world_size: int = 1,
     rank: int = 0,
+    progress: Progress | None = None,
 ) -> ScriptRun:
-    """Runs a script as ``python`` does and records its steps: :func:`fxmem.run`."""
+    """Runs a script as ``python`` does and records its steps: :func:`fxmem.run`.
+
+    With ``progress``, which says meanwhile how far it is, Ctrl-C ends the script like its last step
+    once there is one.
+    """
     check_release()
     if steps < 1:
         raise UsageError(f"--steps must be 1 or more, got {steps}")
@@ -94,6 +99,8 @@ def run_script(
     options = resolve_options(device=device, gpu=gpu, size_hint=size_hint)
     settings = find_settings(options.target.name, alloc_conf)
     session = _Session(options, steps, os.path.basename(path), settings)
+    if progress is not None:
+        progress.describe = session.describe_progress
     folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(path))
     with (
         mock.patch.object(sys, "argv", [path, *arguments]),
@@ -108,6 +115,10 @@ def run_script(
                 runpy.run_path(path, run_name="__main__")
         except _EnoughSteps:
             pass
+        except KeyboardInterrupt:
+            if progress is None or not session.windows:
+                raise
+            return session.describe(partial=True)
         except SystemExit as error:
             if error.code not in (None, 0) and not session.windows:
                 raise TraceError(
@@ -258,7 +269,13 @@ class _Session:
         if ran and not self.is_done:
             self._end_window()
 
-    def describe(self) -> ScriptRun:
+    def describe_progress(self) -> str:
+        """Describes how far the script is."""
+        operators = sum(len(step.graph.operations) for step in self.windows)
+        operators += len(self._recorder.operations)
+        return f", step {len(self.windows) + 1}, {operators:,} operators"
+
+    def describe(self, *, partial: bool = False) -> ScriptRun:
         """Describes the steps.
 
         Raises:
@@ -272,7 +289,9 @@ class _Session:
             )
         operators = (each.name for step in self.windows for each in step.graph.operations)
         notes = (*self._notes, *self._options.target.list_uncounted(operators))
-        return ScriptRun(tuple(self.windows), tuple(self._recorder.reads.reads.values()), notes)
+        return ScriptRun(
+            tuple(self.windows), tuple(self._recorder.reads.reads.values()), notes, partial
+        )
 
     def _end_window(self) -> None:
         recorder, tracer = self._recorder, self._tracer

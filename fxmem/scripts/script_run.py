@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,13 @@ class Read:
     decides: bool  # a truth value was asked for: a branch may hang on it
 
 
+@dataclass
+class Progress:
+    """How far a script is, for those who ask while it runs."""
+
+    describe: Callable[[], str] = str
+
+
 @dataclass(frozen=True)
 class ScriptRun(Shown):
     """The steps of a script, as they were recorded.
@@ -26,11 +34,13 @@ class ScriptRun(Shown):
         steps: The analysis of each step, in order; what ran after the last step comes last.
         reads: The lines that read values of tensors, and got stand-ins.
         notes: On how the script was run, a sentence each.
+        partial: Whether the script was interrupted before all steps asked for were recorded.
     """
 
     steps: tuple[Analysis, ...]
     reads: tuple[Read, ...]
     notes: tuple[str, ...]
+    partial: bool = False
 
     def __repr__(self) -> str:
         peaks = [step.peak_bytes for step in self.steps]
@@ -44,7 +54,8 @@ class ScriptRun(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Everything of the largest step, as :meth:`Analysis.to_dict` has it, and what is new here.
 
-        ``script`` has the peak of each step, the lines that read values, and the notes.
+        ``script`` has the peak of each step, the lines that read values, the notes, and whether
+        the script was interrupted.
         """
         steps = [
             {
@@ -59,4 +70,5 @@ class ScriptRun(Shown):
         ]
         reads = [asdict(read) for read in self.reads]
         script = {"steps": steps, "reads": reads, "notes": list(self.notes)}
+        script["partial"] = self.partial
         return {**self.largest.to_dict(), "script": script}

@@ -86,3 +86,21 @@ def test_eager_figures_give_no_verdict_on_a_script_that_compiles(
     assert json.loads(capsys.readouterr().out)["fits"] is None
     script.write_text(COMPILED.replace("cuda())", "cuda(), disable=True)"))
     assert main(["run", "--gpu", "rtx3070", str(script)]) == 1
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_ctrl_c_reports_the_steps_so_far(
+    steps: int, script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = f"if step == {steps}:\n        import signal; signal.raise_signal(signal.SIGINT)"
+    path = tmp_path / script
+    path.write_text(path.read_text().replace("optimizer.zero_grad()", stop))
+    assert main(["run", "--json", script, "64"]) == 130
+    out, err = capsys.readouterr()
+    if not steps:
+        assert out == "" and err.endswith(
+            "fxmem: interrupted before a step was recorded: no report\n"
+        )
+        return
+    found = json.loads(out)["script"]
+    assert found["partial"] and [step["name"] for step in found["steps"]] == ["step 1", "step 2"]

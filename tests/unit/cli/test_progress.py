@@ -38,3 +38,13 @@ def test_a_file_gets_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress("analysing", delay_s=0):
         time.sleep(0.05)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_gets_lines_that_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    with show_progress("running a.py", delay_s=0.01, details=lambda: ", step 2, 7 operators"):
+        while not log.getvalue():
+            time.sleep(0.01)
+    assert log.getvalue().splitlines()[0] == "fxmem: running a.py ... 0 s, step 2, 7 operators"
+    assert log.getvalue().endswith("operators\n")
