@@ -38,7 +38,8 @@ from fxmem.recording.options import (
     name_choice,
     resolve_options,
 )
-from fxmem.recording.step import NOT_COMPILED, Recording
+from fxmem.recording.step import Recording
+from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode

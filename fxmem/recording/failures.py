@@ -120,11 +120,6 @@ def explain_failure(error: BaseException, inputs: Sequence[str], has_size_hint: 
         return _explain_value(error, at, has_size_hint)
     if isinstance(error, SystemExit):
         return TraceError(f"the model called exit({error.code!r}){at}", hint="let forward return")
-    if type(error).__module__.startswith("torch._dynamo"):
-        return TraceError(
-            f"torch.compile runs{at}: fxmem analyses eager mode only",
-            hint="leave torch.compile out",
-        )
     if isinstance(error, UnsupportedOperatorException):
         text = f"no fake impl registered for <CustomOpDef({error.func})>"
     for pattern, cause, hint in _CAUSES:

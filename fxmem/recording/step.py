@@ -16,7 +16,6 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
-from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -41,6 +40,7 @@ from fxmem.recording.residents import (
 )
 from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.compiled import leave_out_compiler
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.state import ForwardState
 from fxmem.tracing.swapping import forget_replaced
@@ -135,12 +135,10 @@ def imitate_target(recorder: Recorder, target: Target) -> Iterator[Mapping[str, 
         recorder.watch_resizing(),
         recorder.casts.watch_exits(),
         lower_functions(target) as notes,
+        leave_out_compiler(recorder.notes),
         replace_inference_mode(),
     ):
         yield notes
-
-
-NOT_COMPILED = "torch.compile was left out: the figures are of eager mode."
 
 
 def note_assumptions(recorder: Recorder) -> Iterator[str]:
@@ -182,12 +180,7 @@ def lay_out(step: Step, recorder: Recorder) -> Step:
     """Lays a step's model out on the mesh of processes, if there is one."""
     if step.parallelize is None:
         return step
-
-    def leave_out(model: Any = None, **_options: Any) -> Any:
-        recorder.notes[NOT_COMPILED] = None
-        return model if model is not None else lambda function: function
-
-    with recorder, mock.patch.object(torch, "compile", leave_out):
+    with recorder:
         model = step.parallelize(step.model)
     recorder.ledger.forget_freed()
     return replace(step, model=model)

@@ -43,11 +43,12 @@ from fxmem.recording.failures import explain_failure
 from fxmem.recording.isolation import replace_inference_mode, stop_garbage_collection
 from fxmem.recording.options import Options, resolve_options
 from fxmem.recording.size_hints import SizeHint
-from fxmem.recording.step import NOT_COMPILED, note_assumptions
+from fxmem.recording.step import note_assumptions
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.stand_ins import watch_comparisons
+from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.fakes import make_fake_mode
 from fxmem.tracing.reach import list_slots
@@ -182,6 +183,7 @@ class _Session:
             enter(offer_group())
             enter(answer_fake_checks())
             enter(replace_inference_mode())
+            enter(leave_out_compiler(self._notes))
             enter(self._watch_torch())
             enter(fake_mode)
             enter(recorder)
@@ -208,8 +210,6 @@ class _Session:
         )
         replacements: list[tuple[Any, str, Any]] = [
             (torch.autograd, "_engine_run_backward", self._watch_engine),
-            (torch, "compile", self._compile),
-            (nn.Module, "compile", self._compile),
             (torch, "save", self._save),
             (torch, "load", self._load),
             (Optimizer, "__init__", self._see_optimizer),
@@ -430,14 +430,6 @@ class _Session:
             loader.pin_memory = False  # which makes a copy faster that is not made
 
         return __init__
-
-    def _compile(self, compile: Callable[..., Any]) -> Callable[..., Any]:
-        def run_eagerly(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not kwargs.get("disable"):
-                self._notes[NOT_COMPILED] = None
-            return model if model is not None else lambda function: function
-
-        return run_eagerly
 
     def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:

@@ -162,6 +162,12 @@ INTERFACES = (
         "none: public functions call them",
     ),
     _list(
+        "torch._dynamo.eval_frame",
+        "_stance _callback_from_stance",
+        "run functions eagerly that were compiled before, and say so",
+        "torch.compiler.set_stance, without saying so",
+    ),
+    _list(
         "torch._prims_common",
         "compute_elementwise_output_strides make_contiguous_strides_for suggest_memory_format"
         " elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND",

@@ -160,10 +160,6 @@ def fail(net: Any, x: Tensor) -> Tensor:
     raise RuntimeError("expects a square\nimage")
 
 
-def run_compiled(net: Any, x: Tensor) -> Tensor:
-    raise type("Unsupported", (RuntimeError,), {"__module__": "torch._dynamo.exc"})
-
-
 @torch.library.custom_op("fxmem_test::opaque", mutates_args=())
 def opaque(x: Tensor) -> Tensor:
     return x.clone()
@@ -219,11 +215,6 @@ NO_GPU = "there is no GPU in an analysis: ask torch.cuda.is_available() first"
             lambda net, x: torch.sparse.mm(torch.eye(3).to_sparse(), x),
             "the step failed at {}: NotImplementedError: Cannot access storage of SparseTensorImpl",
             "sparse tensors are not supported: make them dense",
-        ),
-        (
-            run_compiled,
-            "torch.compile runs at {}: fxmem analyses eager mode only",
-            "leave torch.compile out",
         ),
         (
             lambda net, x: torch.cuda.Event(enable_timing=True),

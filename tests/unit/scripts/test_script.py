@@ -428,6 +428,11 @@ def test_modules_have_the_names_of_the_script(write: Write) -> None:
             r"at train.py:11: RuntimeError: .*\(see the whole traceback with --debug\)$",
         ),
         ("print(make_model()(torch.ones(1, 3, 32, 32)))", "train.py ended without an operation"),
+        (
+            "from torch.nn.attention.flex_attention import flex_attention\n"
+            "x = torch.ones(1, 1, 128, 16).cuda()\ntorch.compile(flex_attention)(x, x, x)",
+            "flex_attention is compiled",
+        ),
         ("sys.exit('usage: train.py DATA')", "ended with exit code 'usage: train.py DATA' before"),
     ],
 )

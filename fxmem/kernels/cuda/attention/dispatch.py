@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
-from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from fxmem.kernels.cuda.attention.backends import (
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.pointwise import dropout
 from fxmem.kernels.registry import Call
+from fxmem.tracing.compiled import patch_when_imported
 from fxmem.versions.operators import aten
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -208,27 +208,16 @@ def _safe_softmax(call: Call) -> int:
 # -- Flexible attention --
 
 _MODULE = "torch.nn.attention.flex_attention"
-_FIRST_CALL = "_validate_sdpa_input"
 
 
 @CUDA.context
-@contextlib.contextmanager
-def refuse_flex_attention() -> Iterator[None]:
+def refuse_flex_attention() -> contextlib.AbstractContextManager[None]:
     """Has ``torch.nn.attention.flex_attention.flex_attention`` say that it is not analysed.
 
-    It hands itself to the compiler, which cannot run a step on fake tensors; the errors of that
-    name neither.
+    It hands itself to the compiler, and without one computes with whole matrices of scores.
     """
-    module: Any = sys.modules.get(_MODULE)
-    first = getattr(module, _FIRST_CALL, None)
-    if first is None:
-        yield
-        return
-    setattr(module, _FIRST_CALL, _refuse)
-    try:
-        yield
-    finally:
-        setattr(module, _FIRST_CALL, first)
+    refused: dict[str, Any] = {"_validate_sdpa_input": _refuse, "create_block_mask": _refuse}
+    return patch_when_imported(_MODULE, lambda module: mock.patch.multiple(module, **refused))
 
 
 def _refuse(*_inputs: Any, **_options: Any) -> None:

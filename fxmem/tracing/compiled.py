@@ -1,0 +1,92 @@
+"""Code under ``torch.compile``, which runs as it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+NOT_COMPILED = "torch.compile was left out: the figures are of eager mode."
+_DYNAMO = "torch._dynamo.eval_frame"
+
+
+@contextlib.contextmanager
+def leave_out_compiler(notes: MutableMapping[str, None]) -> Iterator[None]:
+    """Runs compiled functions and modules eagerly, also those compiled before, and notes that.
+
+    Within, ``torch.compile`` returns what it is given: importing ``torch._dynamo`` takes seconds.
+    """
+
+    def compile_nothing(model: Any = None, *_args: Any, **options: Any) -> Any:
+        if not options.get("disable"):
+            notes[NOT_COMPILED] = None
+        return model if model is not None else lambda function: function
+
+    def force_eager(module: Any) -> contextlib.AbstractContextManager[Any]:
+        find_callback = module._callback_from_stance
+
+        def find_no_callback(callback: Any) -> Any:
+            if callback:
+                notes[NOT_COMPILED] = None
+            return find_callback(callback)
+
+        eager = module.DynamoStance("force_eager")
+        return mock.patch.multiple(module, _stance=eager, _callback_from_stance=find_no_callback)
+
+    with (
+        mock.patch.object(torch, "compile", compile_nothing),
+        mock.patch.object(nn.Module, "compile", compile_nothing),
+        patch_when_imported(_DYNAMO, force_eager),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def patch_when_imported(
+    name: str, patch: Callable[[ModuleType], contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Patches a module that takes long to import, within: at once, or when others import it."""
+    with contextlib.ExitStack() as stack:
+        if name in sys.modules:
+            stack.enter_context(patch(sys.modules[name]))
+        finder = _Finder(name, lambda module: stack.enter_context(patch(module)))
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module as the others would, and sees it when it has run."""
+
+    def __init__(self, name: str, see: Callable[[ModuleType], object]) -> None:
+        self._name: str | None = name
+        self._see = see
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds the module, once."""
+        if name != self._name:
+            return None
+        self._name = None  # for the others to find it
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec.loader if spec else None
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self._see(module)
+
+        loader.exec_module = exec_module
+        return spec
