@@ -64,7 +64,8 @@ def find_saving_hooks() -> tuple[Any, ...]:
 def keeps_casts_in_inference() -> bool:
     """Returns whether autocast keeps casts of weights in inference mode, as it does in no_grad.
 
-    Source: ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``; pull request 165068 ended it.
+    One made in either has no gradients later. Source: ``aten/src/ATen/autocast_mode.cpp``,
+    ``cached_cast``; pull request 165068 ended both.
     """
     return is_release(before=(2, 10))
 

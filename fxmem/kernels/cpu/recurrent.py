@@ -62,14 +62,17 @@ def _uses_mkldnn(call: RecurrentCall) -> bool:
 
 @CPU.function(torch.lstm)
 def lstm(*args: Any, **kwargs: Any) -> States:
-    """``aten::lstm``; a packed sequence goes to oneDNN where all its sequences have one length."""
+    """``aten::lstm``; a packed sequence goes to oneDNN where all its sequences have one length.
+
+    That came with 2.13, pull request 185531.
+    """
     call = None if kwargs else read_call(args)
     if call is None or not _uses_mkldnn(call):
         return run_in_place(torch.lstm, *args, **kwargs)  # type: ignore[no-any-return]
     if call.batch_sizes is None:
         return _run_layers(call, call.input.transpose(0, 1) if call.batch_first else call.input)
     batches = set() if isinstance(call.batch_sizes, FakeTensor) else set(call.batch_sizes.tolist())
-    if len(batches) != 1:
+    if len(batches) != 1 or is_release(before=(2, 13)):
         return run_in_place(torch.lstm, *args)  # type: ignore[no-any-return]
     steps = len(call.batch_sizes)
     input_ = call.input.reshape(steps, int(batches.pop()), call.input.shape[-1])
@@ -137,10 +140,15 @@ def _layer(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @CPU.kernel(_mkldnn_rnn_layer_backward)
-def _layer_backward(*args: Any) -> tuple[Tensor | None, ...]:
-    """RNN.cpp, ``mkldnn_rnn_layer_backward``: each bias has a gradient of its own."""
-    source, first, second, bias, _, hidden, cell = _mkldnn_rnn_layer_backward(*args)
-    return source, first, second, bias, torch.empty_like(bias), hidden, cell
+def _layer_backward(*args: Any) -> tuple[Tensor, ...]:
+    """RNN.cpp, ``mkldnn_rnn_layer_backward``: in float32, and each bias has one of its own.
+
+    PyTorch's fake kernel has the dtype, and the shape where there are no biases, of late only (pull
+    request 179367).
+    """
+    input_, first, second, _, _, hidden, cell = (tensor.shape for tensor in args[:7])
+    shapes = (input_, first, second, first[:1], first[:1], hidden, cell)
+    return tuple(args[0].new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 def workspace_bytes(input_sizes: Sequence[int], hidden_size: int, dtype: torch.dtype) -> int:
