@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any
@@ -82,6 +83,11 @@ _QUERIES = frozenset(
 """Questions to tensors that any device answers alike, and that wrappers ask most of all."""
 
 
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.open: set[Function] = set()  # functions that run
+
+
 class Lowering(TorchFunctionMode):
     """Replaces torch functions while it is active, in backward too; see :func:`lower_functions`.
 
@@ -98,7 +104,7 @@ class Lowering(TorchFunctionMode):
         super().__init__()
         self._functions = target.functions
         self._functions |= {func: self._make_open(func) for func in _OPENED}
-        self._open: set[Function] = set()
+        self._thread = _Thread()
 
     def __torch_function__(
         self,
@@ -120,14 +126,15 @@ class Lowering(TorchFunctionMode):
         opened = _copy_unchecked(func)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if func in self._open:  # it calls itself, or checks in some other way
+            is_open = self._thread.open
+            if func in is_open:  # it calls itself, or checks in some other way
                 return func(*args, **kwargs)
-            self._open.add(func)
+            is_open.add(func)
             try:
                 with self:
                     return opened(*args, **kwargs)
             finally:
-                self._open.discard(func)
+                is_open.discard(func)
 
         return run
 

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import UsageError
 from fxmem.parallelism.layout import Layout
+from fxmem.parallelism.object_collectives import exchange_objects
 from fxmem.parallelism.reducer import run_reducers
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
@@ -94,7 +95,7 @@ def offer_group(layout: Layout | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterator[None]:
     from torch.distributed.fsdp._fully_shard import _fsdp_param
-    from torch.distributed.tensor import _dispatch, _op_schema
+    from torch.distributed.tensor import _op_schema, _random
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -108,12 +109,17 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
     logger = logging.getLogger("torch.distributed")
     level = logger.level
     logger.setLevel(logging.ERROR)  # advice on speed, at each redistribution
-    with run_reducers(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
+    with (
+        run_reducers(),
+        exchange_objects(),
+        warnings.catch_warnings(),
+        contextlib.ExitStack() as stack,
+    ):
         warnings.filterwarnings("ignore", message=_ADVICE)
         stack.enter_context(mock.patch.object(_op_schema, _REBUILD, _rebuild_on_host))
-        # Else DTensor keeps a state of the GPU's random number generator, on the host.
-        no_state = mock.patch.object(_dispatch, "is_rng_supported_mesh", lambda mesh: False)
-        stack.enter_context(no_state)
+        tracker = type("OffsetBasedRNGTracker", (_StatelessTracker,), {})
+        stack.enter_context(mock.patch.object(_random, tracker.__name__, tracker))
+        stack.enter_context(mock.patch.object(_random, "_rng_tracker", None))
         stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
         for kind, name in outside:
             if name in vars(kind):
@@ -126,6 +132,24 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
             _forget_meshes()
             if dist.is_initialized():  # the code may have left it
                 dist.destroy_process_group()
+
+
+class _StatelessTracker:
+    """What DTensor draws under, where no generator's state says what is drawn.
+
+    Source: ``OffsetBasedRNGTracker`` in ``torch/distributed/tensor/_random.py``.
+    """
+
+    distribute_region_enabled = False  # results are drawn as they are
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _manual_seed(self, _seed: int) -> None:
+        pass
+
+    def _distribute_region(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 class _Chunks:

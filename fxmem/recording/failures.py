@@ -49,7 +49,7 @@ _CAUSES = (
         "define forward(self, ...) in it; of a ModuleList, call the modules one by one",
     ),
     (
-        r"FSDP needs a non-CPU accelerator|Cannot access accelerator device",
+        r"FSDP needs a non-CPU accelerator",
         "FullyShardedDataParallel{at} keeps flat parameters, which are not analysed",
         "shard with torch.distributed.fsdp.fully_shard, which holds as much",
     ),

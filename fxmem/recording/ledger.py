@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -81,6 +82,7 @@ class Ledger:
         self.streams: dict[int, int] = {}  # by serial number; without the default one
         self._next_serial = 0
         self._deaths = 0
+        self.lock = threading.RLock()  # threads that a script starts allocate and free as well
 
     def begin(self) -> None:
         """Starts a step, the first or another; whatever is alive now is resident."""
@@ -134,10 +136,14 @@ class Ledger:
             storage = tensor.untyped_storage()
         except NotImplementedError:
             return NO_STORAGE
-        key, nbytes = storage._cdata, storage.nbytes()
-        index = self._live.get(key)
+        index = self._live.get(storage._cdata)
         if index is not None:
             return index
+        with self.lock:
+            return self._begin(tensor, storage, born, node)
+
+    def _begin(self, tensor: Tensor, storage: Any, born: int | None, node: int | None) -> int:
+        key, nbytes = storage._cdata, storage.nbytes()
         if nbytes == 0:
             return NO_STORAGE
         birth = self.operation if born is None else born
@@ -272,10 +278,11 @@ class Ledger:
         return serial
 
     def _see_death(self, key: int, _reference: weakref.ref[Any]) -> None:
-        del self._references[key]
-        self._emptied.pop(key, None)
-        if key in self._live:
-            self._end(key)
+        with self.lock:
+            del self._references[key]
+            self._emptied.pop(key, None)
+            if key in self._live:
+                self._end(key)
 
     def _end(self, key: int) -> LiveStorage:
         index = self._live.pop(key)

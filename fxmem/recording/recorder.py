@@ -223,7 +223,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if func is _prim_device:  # by far the most frequent: C++ asks fakes where they lie
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
-        kwargs = kwargs or {}
+        args, kwargs = self.turn_devices(args, kwargs or {})
         if self._packing:  # the recorder's own, no part of the step
             return self.runner.detach(*args) if func is _detach else func(*args, **kwargs)
         if func.namespace == "profiler":
@@ -249,6 +249,22 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 args, kwargs = tree_map_only(torch.Tensor, find_fake, (args, kwargs))
                 read = list_tensors((args, kwargs))
             return self._watch(func, args, kwargs, read)
+
+    def turn_devices(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Turns devices of the target's type that code below torch functions names.
+
+        No mode of torch functions sees a call that one makes, as ``loss_parallel`` moves a target
+        (``torch/distributed/tensor/parallel/loss.py``).
+        """
+        named, device = kwargs.get("device"), self.target.device
+        if named is not None and named.type == self.target.name != device.type:
+            kwargs = {**kwargs, "device": device}
+        if len(args) > 1 and type(args[1]) is torch.device:  # aten::to.device
+            is_turned = args[1].type == self.target.name != device.type
+            args = (args[0], device if is_turned else args[1], *args[2:])
+        return args, kwargs
 
     def _watch(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]

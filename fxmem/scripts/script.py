@@ -48,6 +48,7 @@ from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.stand_ins import watch_comparisons
+from fxmem.scripts.threads import follow_threads
 from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.fakes import make_fake_mode
@@ -193,6 +194,8 @@ class _Session:
             enter(recorder.watch_saved())
             noted = enter(lower_functions(target))
             enter(self._tracer.trace())
+            if target.name == "cuda":  # on the CPU, what prefetchers make stays real
+                enter(follow_threads(recorder.watch_saved))
             try:
                 yield
             finally:
@@ -294,6 +297,10 @@ class _Session:
         )
 
     def _end_window(self) -> None:
+        with self._recorder.ledger.lock:
+            self._describe_window()
+
+    def _describe_window(self) -> None:
         recorder, tracer = self._recorder, self._tracer
         recorder.end_step()
         self._label_state()

@@ -63,7 +63,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = self.turn_devices(args, kwargs or {})
         if any(map(is_wrapper, types)):
             with self:
                 return run_on_locals(func, args, kwargs)
@@ -72,6 +72,13 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         if not has_fakes and not self._makes_fake(func, tensors, kwargs):
             with no_dispatch():
                 return func(*args, **kwargs)
+        with self.ledger.lock:
+            return self._run_on_fakes(func, types, args, kwargs, tensors)
+
+    def _run_on_fakes(
+        self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        has_fakes = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if func is _to_copy and not has_fakes:
             return self._move(args[0], kwargs)
         if func is _copy and not isinstance(args[0], FakeTensor):

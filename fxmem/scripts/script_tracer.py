@@ -42,6 +42,8 @@ _TO_VALUES = {
 }
 """Methods that show the values of a tensor, on the real one that stands for it."""
 _MOVES = (Tensor.to, Tensor.cuda)
+_set_data: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+_NAMING: tuple[Any, ...] = (torch.device, torch._C._nn._parse_to)
 _COPIES = (torch.tensor, torch.as_tensor)
 
 
@@ -132,6 +134,8 @@ class ScriptTracer(Tracer):
         if func in _COPIES and fakes and not isinstance(args[0], Tensor):  # a list of scalars
             values = tree_map_only(Tensor, Tensor.item, args[0])
             return self.__torch_function__(func, types, (values, *args[1:]), kwargs)
+        if func == _set_data and len({isinstance(each, FakeTensor) for each in args}) > 1:
+            return self._become(*args)
         if not fakes and not self._is_made(func, args, kwargs):
             with torch._C.DisableTorchFunction():
                 return func(*args, **kwargs)
@@ -154,13 +158,22 @@ class ScriptTracer(Tracer):
         return result
 
     def _is_made(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
-        """Tells whether a function of no fake tensor may make one."""
-        if func in _MOVES:
+        """Returns whether a function of no fake tensor may make one, or read a device's name."""
+        if func in _MOVES or func in _NAMING:
             return True
-        device = kwargs.get("device", _device.CURRENT_DEVICE)
+        device = kwargs.get("device")
         if self._recorder.makes_fakes:
             return func in _device._device_constructors()
         return str(device).startswith("cuda") or isinstance(device, int)
+
+    def _become(self, tensor: Tensor, data: Tensor) -> None:
+        """Makes a tensor that is moved by ``tensor.data = data`` a fake one, or a real one."""
+        made = data.detach().requires_grad_(tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter):
+            made = nn.Parameter(made, tensor.requires_grad)
+        vars(made).update(vars(tensor))
+        swap: Any = torch.utils.swap_tensors
+        swap(tensor, made)
 
     def _show(self, func: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
@@ -261,13 +274,9 @@ def _name_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Writes a call with the device of its result, where the script leaves that to torch."""
     if func is Tensor.type and (kind := find_type(*args[1:])) is not None:
         return Tensor.to, (args[0], "cuda" if kind.is_cuda else "cpu", kind.dtype), {}
-    if func is Tensor.to and type(args[1] if len(args) > 1 else None) is int:
-        args = (args[0], "cuda", *args[2:])
-    if func is torch._C._nn._parse_to and args and type(args[0]) is int:  # of module.to(0)
-        args = ("cuda", *args[1:])
+    if kwargs.get("pin_memory"):  # which makes copies to a GPU faster
+        kwargs = {**kwargs, "pin_memory": False}
     device = kwargs.get("device")
-    if type(device) is int:
-        return func, args, {**kwargs, "device": "cuda"}
     if func is Tensor.new and isinstance(args[0], FakeTensor):
         is_of_values = len(args) == 2 and not isinstance(args[1], int | torch.Size)
         func = Tensor.new_tensor if is_of_values else Tensor.new_empty

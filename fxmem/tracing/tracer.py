@@ -15,6 +15,7 @@ import functools
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -59,6 +60,13 @@ class NodeListener(Protocol):
     def find_storages(self, value: Any) -> tuple[int, ...]: ...  # of the tensors in it
 
 
+class _Nesting(threading.local):
+    """Where a thread is in the model; only the one that traces makes nodes."""
+
+    scopes: Sequence[str] = ("",)
+    opaque_depth = 1
+
+
 class Tracer(torch.overrides.TorchFunctionMode):
     """Builds the graph of a model on fake tensors while its code runs.
 
@@ -85,8 +93,25 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self._phase = Phase.FORWARD
         self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
         self._entered: set[str] = set()
+        self._nesting = _Nesting()
         self._scopes = [""]
         self._opaque_depth = 0
+
+    @property
+    def _scopes(self) -> Any:
+        return self._nesting.scopes
+
+    @_scopes.setter
+    def _scopes(self, scopes: list[str]) -> None:
+        self._nesting.scopes = scopes
+
+    @property
+    def _opaque_depth(self) -> int:
+        return self._nesting.opaque_depth
+
+    @_opaque_depth.setter
+    def _opaque_depth(self, depth: int) -> None:
+        self._nesting.opaque_depth = depth
 
     @property
     def nodes(self) -> list[TracedNode]:

@@ -66,9 +66,16 @@ INTERFACES = (
     ),
     _list(
         "torch.utils._python_dispatch",
-        "TorchDispatchMode is_traceable_wrapper_subclass _disable_current_modes",
-        "see each operator of a step; leave all modes for a moment",
+        "TorchDispatchMode is_traceable_wrapper_subclass _disable_current_modes"
+        " _get_current_dispatch_mode_stack",
+        "see each operator of a step; leave all modes for a moment; enter them in threads",
         "none: PyTorch's documentation names the first for this use",
+    ),
+    _list(
+        "torch.overrides",
+        "_get_current_function_mode_stack",
+        "enter the modes of a script in its threads",
+        "pass each mode on by hand",
     ),
     _list("torch.utils._mode_utils", "no_dispatch", "work on what a fake tensor wraps", "none"),
     _list(
@@ -332,8 +339,8 @@ INTERFACES = (
         "none",
     ),
     _list(
-        "torch.distributed.tensor._dispatch",
-        "is_rng_supported_mesh",
+        "torch.distributed.tensor._random",
+        "OffsetBasedRNGTracker _rng_tracker",
         "keep DTensor from reading the GPU's random number generator",
         "a state of fxmem's own",
     ),

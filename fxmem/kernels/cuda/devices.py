@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -22,7 +23,7 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _foreach_utils
 
-from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu
+from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu, is_on_gpu
 from fxmem.tracing.fakes import find_inner
 from fxmem.versions.operators import aten
 
@@ -73,17 +74,25 @@ def view_devices(device: torch.device) -> Iterator[None]:
         FakeTensor.device = property(real)  # type: ignore[assignment]
 
 
+class _Thread(threading.local):
+    is_busy = False
+
+
 class _DeviceView(TorchFunctionMode):
     """Answers what functions say of devices, and turns those that they are given.
 
     Attributes:
-        is_busy: A function is running, and what it calls does not pass through the mode.
+        is_busy: A function is running in this thread; its calls do not pass through the mode.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.is_busy = False
         self._device = device
+        self._thread = _Thread()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread.is_busy
 
     def __torch_function__(
         self,
@@ -98,27 +107,33 @@ class _DeviceView(TorchFunctionMode):
             if inner is not args[0] and _is_of_checkpoint(sys._getframe(1)):
                 is_on_gpu = False  # as in its hooks, which run where this mode does not
             return _ANSWERS[func] if is_on_gpu else func(*args)
-        was_busy, self.is_busy = self.is_busy, True
+        was_busy, self._thread.is_busy = self.is_busy, True
         try:
             return self._run(func, args, kwargs or {})
         finally:
-            self.is_busy = was_busy
+            self._thread.is_busy = was_busy
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is torch.device:
-            return func(*args, **kwargs)
+        if func is torch.device:  # a number is one of the accelerator's, of which there is none
+            return func("cuda", *args) if args and type(args[0]) is int else func(*args, **kwargs)
         if func is Tensor.cuda:
             return Tensor.to(args[0], self._device)
         if func is Tensor.cpu:
             return Tensor.to(args[0], _HOST)
+        if func is Tensor.type and len(args) == 1 and not kwargs and is_on_gpu(args[0]):
+            return str(func(*args)).replace("torch.", "torch.cuda.")
         if func is Tensor.pin_memory:  # a copy in the host's memory, as it was there before
             return args[0].clone()
+        if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], self._device, *args[2:])
+        elif func is torch._C._nn._parse_to and args and type(args[0]) is int:  # of module.to(0)
+            args = (self._device, *args[1:])
         device = kwargs.get("device")
         if device is None and func is not Tensor.new_tensor:
             device = _device.CURRENT_DEVICE  # torch.set_default_device, with torch.device(...):
         if func in _FROM_VALUES and device is not None:
             # Made on the host, as on a machine with a GPU, and copied.
-            device = self._turn(device)
+            device = self._turn_device(device)
             made = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
             return Tensor.to(made, device)
         for argument in args:
@@ -126,8 +141,11 @@ class _DeviceView(TorchFunctionMode):
                 args = tuple(map(self._turn, args))
                 break
         if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": self._turn(kwargs["device"])}
+            kwargs = {**kwargs, "device": self._turn_device(kwargs["device"])}
         return func(*args, **kwargs)
+
+    def _turn_device(self, value: Any) -> Any:
+        return self._device if type(value) is int else self._turn(value)
 
     def _turn(self, value: Any) -> Any:
         if type(value) is torch.device:

@@ -7,7 +7,9 @@ stream. What the script puts on ``cuda`` is for the recorder.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import operator
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from fxmem.gpus import CONTEXT_BYTES, GpuModel, find_gpu
 from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.versions import release
 
 _ANY_GPU = "a100-80gb"
 _RNG_STATE_BYTES = 16
@@ -58,7 +61,6 @@ class _Stream(_Queue):
     As in ``c10/cuda/CUDAStream.cpp``, those of one priority come in turn from a pool.
     """
 
-    entered: ClassVar[list[_Stream]] = []  # and not left; the last is the current one
     _made: ClassVar[Counter[int]] = Counter()  # by priority
 
     def __init__(
@@ -78,27 +80,34 @@ class _Stream(_Queue):
         return self.stream_id
 
     def __enter__(self) -> _Stream:
-        self.entered.append(self)
+        _thread.entered.append(self)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.entered.pop()
+        _thread.entered.pop()
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
 
 
-_Stream.entered.append(_Stream(stream_id=0))
+class _Thread(threading.local):
+    """The streams that a thread has entered and not left; the last is the current one."""
+
+    def __init__(self) -> None:
+        self.entered = [_Stream(stream_id=0)]
+
+
+_thread = _Thread()
 
 
 def find_stream() -> int:
     """Finds the number of the current stream, within :func:`show_gpu`; 0 is the default one."""
-    return _Stream.entered[-1].stream_id
+    return _thread.entered[-1].stream_id
 
 
 def _set_stream(stream: _Stream | None) -> None:
     if stream is not None:
-        _Stream.entered[-1] = stream
+        _thread.entered[-1] = stream
 
 
 def _make_generator(device: Any = "cpu") -> torch.Generator:
@@ -133,10 +142,22 @@ def find_type(kind: Any = None, *_: Any) -> Any:
     return kind if isinstance(kind, TypeOnGpu | type(torch.FloatTensor)) else None
 
 
-def _set_default_type(kind: Any) -> None:
+def _set_default_type(kind: Any, stack: contextlib.ExitStack) -> None:
     found = find_type(kind)
     torch.set_default_dtype(found.dtype)
     torch.set_default_device("cuda" if found.is_cuda else None)
+    if found.is_cuda:
+        importlib.import_module("torch._dynamo")  # which checks the signature of Tensor.__new__
+        stack.enter_context(mock.patch.object(Tensor, "__new__", staticmethod(_make_on_gpu)))
+
+
+def _make_on_gpu(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes what ``torch.Tensor(...)`` does; a default device alone leaves that on the host."""
+    made = _new(cls, *args, **kwargs)
+    return made.cuda() if cls is Tensor else made
+
+
+_new: Any = Tensor.__new__
 
 
 @contextlib.contextmanager
@@ -182,6 +203,7 @@ def show_gpu(
     def summarize(*_args: Any, **_kwargs: Any) -> str:
         return "\n".join(f"{key} {value}" for key, value in torch.cuda.memory_stats().items())
 
+    stack = contextlib.ExitStack()
     major, minor = gpu.capability
     answers: dict[str, Any] = {
         **dict.fromkeys(_TRUE, True),
@@ -209,7 +231,7 @@ def show_gpu(
         "ExternalStream": lambda stream_ptr, *_: _Stream(stream_id=stream_ptr),
         "stream": lambda stream: stream or contextlib.nullcontext(),
         "set_stream": _set_stream,
-        "current_stream": lambda *_: _Stream.entered[-1],
+        "current_stream": lambda *_: _thread.entered[-1],
         "default_stream": lambda *_: _Stream(stream_id=0),
         **{f"{kind}Tensor": TypeOnGpu(getattr(torch, f"{kind}Tensor")) for kind in _KINDS},
     }
@@ -220,6 +242,9 @@ def show_gpu(
         torch.accelerator: functions,
         torch._C: {
             "_get_accelerator": answer(torch.device("cuda")),  # which fully_shard asks
+            "_cuda_getCurrentRawStream": lambda _device=0: find_stream(),
+            "_cuda_isInBadFork": answer(False),
+            "_cuda_clearCublasWorkspaces": answer(None),
             "_accelerator_exchangeDevice": answer(0),  # DistributedDataParallel moves inputs so
             "_accelerator_maybeExchangeDevice": answer(0),
         },
@@ -227,18 +252,30 @@ def show_gpu(
             "Generator": _GeneratorOfAnyDevice,
             "Stream": _Stream,
             "Event": _Event,
-            "set_default_tensor_type": _set_default_type,
+            "set_default_tensor_type": lambda kind: _set_default_type(kind, stack),
         },
+        torch.version: {} if torch.version.cuda else {"cuda": _find_cuda()},
+        torch.backends.cudnn: {"version": answer(gpu.cudnn_version)},
         Tensor: {"record_stream": answer(None)},
         nn.DataParallel: {"scatter": _scatter_to_one},
     }
-    with contextlib.ExitStack() as stack:
+    with stack:
         for owner, names in owners.items():
-            known = {name: value for name, value in names.items() if hasattr(owner, name)}
-            stack.enter_context(mock.patch.multiple(owner, **known))
-        default = _Stream(stream_id=0)
-        stack.enter_context(mock.patch.multiple(_Stream, entered=[default], _made=Counter()))
+            for name, value in names.items():  # builds for the CPU alone lack some of torch._C
+                if hasattr(owner, name) or name.startswith("_cuda_"):
+                    patch = mock.patch.object(owner, name, value, create=True)
+                    stack.enter_context(patch)
+        stack.enter_context(mock.patch.multiple(_thread, entered=[_Stream(stream_id=0)]))
+        stack.enter_context(mock.patch.multiple(_Stream, _made=Counter()))
         yield
+
+
+_CUDA_VERSIONS = {(2, 6): "12.4", (2, 7): "12.6", (2, 8): "12.8", (2, 9): "12.8", (2, 10): "12.8"}
+"""The CUDA that PyPI's wheels of a release are built with; 13.0 from 2.11 on."""
+
+
+def _find_cuda() -> str:
+    return _CUDA_VERSIONS.get(release.INSTALLED, "13.0")
 
 
 _KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")

@@ -1,0 +1,56 @@
+"""Collectives of Python objects in a group whose other ranks are not there.
+
+Each object of another rank is taken to be as this rank's. Functions of
+``torch/distributed/distributed_c10d.py``, which pickle objects into tensors and read their sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+
+def _broadcast(object_list: list[Any], *_: Any, **__: Any) -> None:
+    """Leaves the objects of a list as they are: on the source, which has them."""
+
+
+def _gather_to_all(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather(obj: Any, object_gather_list: Any = None, *_: Any, **__: Any) -> None:
+    if object_gather_list is not None:
+        _gather_to_all(object_gather_list, obj)
+
+
+def _scatter(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: Any = None,
+    src: Any = None,
+    group: Any = None,
+    **_: Any,
+) -> None:
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
+
+
+_REPLACED: dict[str, Any] = {
+    "broadcast_object_list": _broadcast,
+    "all_gather_object": _gather_to_all,
+    "gather_object": _gather,
+    "scatter_object_list": _scatter,
+}
+
+
+@contextlib.contextmanager
+def exchange_objects() -> Iterator[None]:
+    """Answers collectives of objects within."""
+    with (
+        mock.patch.multiple(dist, **_REPLACED),
+        mock.patch.multiple(dist.distributed_c10d, **_REPLACED),
+    ):
+        yield
