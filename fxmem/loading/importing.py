@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -209,19 +210,52 @@ def _explain_missing_file(target: Target, path: str) -> LoadError:
     )
 
 
+_SDPA = 'attn_implementation="sdpa", scaled_dot_product_attention'
+_TORCH = "the modules and optimizers of torch.nn and torch.optim"
+_SHARD = "torch.distributed.fsdp.fully_shard"
+_INSTEAD = {
+    **dict.fromkeys(("flash_attn", "flash_attn_interface", "xformers", "sageattention"), _SDPA),
+    **dict.fromkeys(("apex", "bitsandbytes", "transformer_engine", "liger_kernel"), _TORCH),
+    **dict.fromkeys(("mamba_ssm", "causal_conv1d", "triton"), "the model's path without them"),
+    "deepspeed": _SHARD,
+    "megatron": _SHARD,
+}
+"""Packages with CUDA code, and what holds as much that runs on fake tensors."""
+
+
+def find_missing_package(error: BaseException) -> str:
+    """Finds the package for want of which an import failed; empty for none.
+
+    Libraries raise an error of their own for some, as transformers for flash_attn.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return error.name or ""
+    text = str(error).replace("-", "_").replace("FlashAttention2", "flash_attn")
+    words = re.findall(r"\w+", text) if type(error) is ImportError else ()
+    absent = (name for name in words if name in _INSTEAD and importlib.util.find_spec(name) is None)
+    return next(absent, "")
+
+
 def explain_missing_package(name: str, importer: str) -> LoadError:
     """Makes the error for a package that code imports, at a line or in a file, and is not there."""
+    package = name.partition(".")[0]
+    if package in _INSTEAD and importlib.util.find_spec(package) is None:
+        return LoadError(
+            f"{importer} needs {package}, which is not installed, and whose kernels fxmem does not"
+            " model yet",
+            hint=f"instead: {_INSTEAD[package]}",
+        )
     return LoadError(
         f"{importer} imports {name!r}, which is not installed",
-        hint=f"pip install {name.partition('.')[0]}, or put its folder on PYTHONPATH",
+        hint=f"pip install {package}, or put its folder on PYTHONPATH",
     )
 
 
 def _explain_failed_import(target: Target, error: BaseException) -> LoadError:
     where = find_raising_source(error)
     at = f" at {where}" if where else ""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return explain_missing_package(error.name, str(where or repr(target.where)))
+    if name := find_missing_package(error):
+        return explain_missing_package(name, str(where or repr(target.where)))
     if isinstance(error, SystemExit):
         return LoadError(f"{target.where!r} exits when it is imported{at}", hint=_MAIN)
     # A syntax error's text repeats its place.

@@ -20,6 +20,7 @@ from fxmem.errors import LoadError, summarize_error
 from fxmem.loading.building import make_parameters_fake, raised_by_fakes
 from fxmem.loading.importing import (
     explain_missing_package,
+    find_missing_package,
     find_object,
     import_target,
     keep_importable,
@@ -161,8 +162,8 @@ def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
             f"{target.text!r} calls exit({error.code!r}){at}",
             hint="name a class, or a function that returns the model",
         )
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return explain_missing_package(error.name, str(where or repr(target.text)))
+    if name := find_missing_package(error):
+        return explain_missing_package(name, str(where or repr(target.text)))
     if "before Module.__init__() call" in str(error):
         hint = "begin its __init__ with super().__init__()"
     elif isinstance(error, OSError):  # a file of weights, or the network

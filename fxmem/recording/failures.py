@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 
 from fxmem.errors import DataDependentError, FxmemError, TraceError, summarize_error
 from fxmem.graph import is_installed
+from fxmem.loading.importing import explain_missing_package, find_missing_package
 from fxmem.loading.inputs import suggest_shape
 from fxmem.recording.constants import HINTED, is_index
 from fxmem.tracing import tracer
@@ -69,33 +70,42 @@ _ANYWHERE = (
     (
         r"(?i)\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b|dummy base class",
         "there is no GPU in an analysis: ask torch.cuda.is_available() first",
+        "",
     ),
-    (r"process group", "say how many processes there are: --mesh dp=8, or mesh= in Python"),
+    (
+        r"process group",
+        "say how many processes there are: --mesh dp=8, or mesh= in Python",
+        "a script that torchrun starts is one rank: fxmem run --world-size 8",
+    ),
 )
-"""Patterns of errors' texts, whoever raised them, with the hint for them."""
+"""Patterns of errors' texts, whoever raised them, with the hints for a model and a script."""
 _IN_TORCH = (
     (
         r"on the same device|two different devices",  # as releases until 2.12 say it
         "a tensor is where it was made: give it the device of the others; "
         "--device cpu or device='cpu' if all of it is to run on the CPU",
+        "a tensor is where it was made: give it the device of the others",
     ),
     (
         r"data is not allocated",
         "values of a tensor are read, which has none: sequences are to be packed in forward;"
         " the inputs are {given}",
+        "values of a tensor on the GPU are read, which has none here",
     ),
-    (r"SparseTensorImpl", "sparse tensors are not supported: make them dense"),
+    (r"SparseTensorImpl", *["sparse tensors are not supported: make them dense"] * 2),
     (
         r"(?i)scalar types: Long, Int|scalar type Long|dtype int32/int64",
         "an input of integers is written 4x8:int64; the inputs are {given}",
+        "",
     ),
     (
         r"(?i)\b(shapes?|sizes?|dim\w*|d?types?|scalar types?|channels?|broadcast\w*|ind(ex|ices)"
         r"|lengths?|elements?|values? per|must be|should be|expected|expects|invalid)\b",
         "check shapes and dtypes of the inputs: {given}",
+        "",
     ),
 )
-"""Patterns of errors' texts that PyTorch raised, with the hint for them."""
+"""Patterns of errors' texts that PyTorch raised, with the hints for them."""
 _VALUE = re.compile(
     r"\.numpy\(\) is not supported for tensor subclasses|Numpy is not available"
     r"|unsupported format string passed to FakeTensor"
@@ -103,12 +113,15 @@ _VALUE = re.compile(
 _BRANCH = re.compile(r"(if|elif|while|assert)( not)?\b[ (]*")
 
 
-def explain_failure(error: BaseException, inputs: Sequence[str], has_size_hint: bool) -> FxmemError:
+def explain_failure(
+    error: BaseException, inputs: Sequence[str] | None, has_size_hint: bool
+) -> FxmemError:
     """Makes the error that says in one line what went wrong where in a step.
 
     Args:
         error: The error that the step raised.
-        inputs: The step's inputs, as :func:`fxmem.tracing.fakes.describe_inputs` gives them.
+        inputs: The step's inputs, as :func:`fxmem.tracing.fakes.describe_inputs` gives them; None
+            for a script, which makes its own.
         has_size_hint: Whether a size hint for all lines was given.
     """
     if isinstance(error, FxmemError):
@@ -117,7 +130,9 @@ def explain_failure(error: BaseException, inputs: Sequence[str], has_size_hint: 
     at = f" at {where}" if where else ""
     is_value = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
     if is_value or _VALUE.search(text):
-        return _explain_value(error, at, has_size_hint)
+        return _explain_value(error, at, has_size_hint, inputs is None)
+    if name := find_missing_package(error):
+        return explain_missing_package(name, str(where or "the code"))
     if isinstance(error, SystemExit):
         return TraceError(f"the model called exit({error.code!r}){at}", hint="let forward return")
     if isinstance(error, UnsupportedOperatorException):
@@ -128,11 +143,12 @@ def explain_failure(error: BaseException, inputs: Sequence[str], has_size_hint: 
     frames = [*_iterate_frames(error.__traceback__)]
     in_torch = bool(frames) and is_machinery(frames[-1].f_code.co_filename)
     hints = (*_ANYWHERE, *(_IN_TORCH if in_torch else ()))
-    given = ", ".join(inputs) or "none were given"
-    found = (hint.format(given=given) for pattern, hint in hints if re.search(pattern, text))
+    given = ", ".join(inputs or ()) or "none were given"
+    texts = (each[2 if inputs is None else 1] for each in hints if re.search(each[0], text))
+    found = (hint.format(given=given) for hint in texts if hint)
     # The user knows nothing of fake tensors, nor that those of the GPU lie on cpu:0.
     summary = summarize_error(error).replace("FakeTensor", "Tensor").replace("cpu:0", "cuda:0")
-    hint = suggest_shape(inputs) or next(found, _DEBUG)
+    hint = suggest_shape(inputs or ()) or next(found, _DEBUG)
     return TraceError(f"the step failed{at}: {summary}", hint)
 
 
@@ -151,7 +167,9 @@ def _iterate_frames(step: TracebackType | None) -> Iterator[FrameType]:
 # -- values that an analysis does not have ---------------------------------------------------------
 
 
-def _explain_value(error: BaseException, at: str, has_size_hint: bool) -> DataDependentError:
+def _explain_value(
+    error: BaseException, at: str, has_size_hint: bool, is_script: bool
+) -> DataDependentError:
     step, operator = find_raising_step(error), getattr(error, "func", None)
     line = f"; for this line alone, --size-hint {at[4:]}=N" if at else ""
     label, is_integer = "", False  # the function of torch that the line called, and on what
@@ -163,7 +181,9 @@ def _explain_value(error: BaseException, at: str, has_size_hint: bool) -> DataDe
                 isinstance(tensor, Tensor) and is_index(tensor) and tensor.dtype != torch.bool
             )
             break
-    if label in ("pack_padded_sequence", "_pack_padded_sequence", "ctc_loss"):
+    if is_script and (has_size_hint or operator not in (_INDEX, *HINTED)):
+        hint = "keep the tensor in the host's memory, where its values are real"
+    elif label in ("pack_padded_sequence", "_pack_padded_sequence", "ctc_loss"):
         hint = (
             "the lengths decide sizes: from Python, give them as a real tensor (of integers, on "
             "the CPU) or numbers; or make them in the model, torch.full(...)"

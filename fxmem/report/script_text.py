@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxmem.report.document import build_document
 from fxmem.report.tables import Table, join_blocks, wrap
-from fxmem.report.text import list_blocks, write_place, write_source
+from fxmem.report.text import list_blocks, write_place
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.units import format_bytes
 
@@ -31,7 +31,11 @@ def list_script_blocks(
         steps.append((", ".join(step.setup.inputs), *map(format_bytes, figures), place))
     headers = ["recorded", "peak", "reserved", "in"]
     reads = [
-        (write_source(read.source), read.value, "a branch may hang on it" if read.decides else "")
+        (
+            " in ".join(map(str, filter(None, (read.source, read.library)))),
+            read.value,
+            "a branch may hang on it" if read.decides else "",
+        )
         for read in run.reads
     ]
     differs = abs(first.peak_bytes - largest.peak_bytes) > _ALIKE * largest.peak_bytes

@@ -38,7 +38,7 @@ class ReadLog:
     """Notes the lines that read values, each once."""
 
     def __init__(self) -> None:
-        self.reads: dict[SourceLocation, Read] = {}
+        self.reads: dict[tuple[SourceLocation, SourceLocation | None], Read] = {}
         self._losses = itertools.count(1)
         self.count = 0  # of scalars that were read
 
@@ -92,13 +92,13 @@ class ReadLog:
         name = frame.f_code.co_filename
         if is_user_file(name) and not is_installed(name):
             source = SourceLocation(name, frame.f_lineno or 0, frame.f_code.co_name)
-            self.reads[source] = Read(source, str(result), decides=True)
+            self.reads[source, None] = Read(source, str(result), decides=True)
 
     def note(self, value: object, *, decides: bool = False) -> None:
-        """Notes the line that runs: the script's own, or where a branch may hang on it any."""
-        source = _find_line(sys._getframe(1), is_own=not decides)
-        if source is not None and (source not in self.reads or decides):
-            self.reads[source] = Read(source, str(value), decides)
+        """Notes the line that runs: the script's own, and the library's where one reads for it."""
+        lines = _find_lines(sys._getframe(1))
+        if lines is not None and (lines not in self.reads or decides):
+            self.reads[lines] = Read(lines[0], str(value), decides, lines[1])
 
 
 def _find_asker(frame: FrameType | None, file: str) -> FrameType | None:
@@ -110,8 +110,8 @@ def _find_asker(frame: FrameType | None, file: str) -> FrameType | None:
     return None
 
 
-def _find_line(frame: FrameType | None, *, is_own: bool) -> SourceLocation | None:
-    """Finds the innermost line, of the user's own files unless only installed ones run."""
+def _find_lines(frame: FrameType | None) -> tuple[SourceLocation, SourceLocation | None] | None:
+    """Finds the innermost line of the user's own files, and of a library that they called."""
     installed = None
     while frame is not None:
         name = frame.f_code.co_filename
@@ -119,8 +119,8 @@ def _find_line(frame: FrameType | None, *, is_own: bool) -> SourceLocation | Non
             return None
         if is_user_file(name):
             source = SourceLocation(name, frame.f_lineno or 0, frame.f_code.co_name)
-            if not (is_own and is_installed(name)):
-                return source
+            if not is_installed(name):
+                return source, installed
             installed = installed or source
         frame = frame.f_back
-    return installed
+    return None if installed is None else (installed, None)

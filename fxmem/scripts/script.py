@@ -57,7 +57,6 @@ from fxmem.tracing.source import find_source
 from fxmem.tracing.values import answer_fake_checks
 from fxmem.versions.release import check_release
 
-_TRACEBACK = "see the whole traceback with --debug"
 _MOST_STEPS = 100
 """Steps of one optimizer after which those that have not stepped are not waited for.
 
@@ -137,11 +136,10 @@ def run_script(
 
 
 def _explain(error: Exception, path: str, has_size_hint: bool) -> FxmemError:
-    explained = explain_failure(error, (), has_size_hint)
+    explained = explain_failure(error, None, has_size_hint)
     if isinstance(explained, TraceError) and explained.cause.startswith("the step failed"):
         cause = re.sub(r"\x1b\[[0-9;]*m", "", explained.cause.removeprefix("the step failed"))
-        hint = _TRACEBACK if "the inputs" in (explained.hint or "") else explained.hint
-        return TraceError(f"{os.path.basename(path)} failed{cause}", hint)
+        return TraceError(f"{os.path.basename(path)} failed{cause}", explained.hint)
     return explained
 
 

@@ -17,6 +17,7 @@ class Read:
     source: SourceLocation
     value: str  # the stand-in of its first read, as text
     decides: bool  # a truth value was asked for: a branch may hang on it
+    library: SourceLocation | None = None  # the line of a library that read it for the script
 
 
 @dataclass

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fxmem
 from benchmarks.allocator_trace import check
-from fxmem import Category, Phase, ScriptRun, TraceError, UsageError
+from fxmem import Category, FxmemError, Phase, ScriptRun, TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.report.json_report import read_analysis
 
@@ -607,6 +607,60 @@ def test_a_backward_within_backward_recomputes_and_ends_no_step(write: Write) ->
         assert step.saved_bytes == 3 * 8 * 16 * 4  # what the layer and the checkpoints take
         again = [o for o in step.graph.operations if o.recomputed and o.flops]
         assert [o.name for o in again] == ["aten.addmm.default"] * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("import flash_attn.bert_padding", "needs flash_attn"),
+        (
+            "raise ImportError('the package for FlashAttention2 does not seem to be installed')",
+            "needs flash_attn",  # as transformers says
+        ),
+    ],
+)
+def test_packages_with_kernels_that_are_absent_have_something_instead(
+    write: Write, line: str, cause: str
+) -> None:
+    with pytest.raises(FxmemError) as raised:
+        fxmem.run(str(write(line)))
+    assert raised.value.cause.startswith(f"train.py:11 {cause}, which is not installed, and whose")
+    assert 'attn_implementation="sdpa"' in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("raise ImportError('cannot import name sdpa from a')", "whole traceback"),
+        ("make_model().cuda()(torch.ones(2, 3).cuda())", "whole traceback"),  # no --input to mend
+        ("nn.Embedding(4, 4).cuda()(torch.ones(2).cuda())", "whole traceback"),
+        ("torch.distributed.get_rank()", "fxmem run --world-size 8"),
+    ],
+)
+def test_hints_speak_of_scripts(write: Write, line: str, hint: str) -> None:
+    with pytest.raises(TraceError) as raised:
+        fxmem.run(str(write(line)))
+    assert hint in raised.value.hint
+
+
+def test_reads_of_a_library_have_the_script_s_line_too(write: Write, tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "fxmem_test_meter.py").write_text("def read(x):\n    return bool(x > 0)\n")
+    script = write(
+        f"""
+        sys.path.append({str(folder)!r})
+        from fxmem_test_meter import read
+        x = torch.empty((), device="cuda")
+        read(x * 2)
+        """
+    )
+    run = fxmem.run(str(script))
+    (read,) = run.reads
+    assert (read.source.line, read.decides, str(read.library)) == (
+        *(15, True, "fxmem_test_meter.py:2"),
+    )
+    assert "train.py:15 in fxmem_test_meter.py:2" in str(run)
 
 
 @torch.library.custom_op("fxmem_test::split", mutates_args=())
