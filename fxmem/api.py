@@ -89,8 +89,8 @@ def analyze(
             TARGET that names one.
         loop: The training loop around the model: ``"plain"``, with output and loss held to the
             end of the step; ``"huggingface"`` for ``transformers.Trainer``; ``"lightning"`` for
-            ``lightning.Trainer``; one of them with settings (``"huggingface(accumulate=4)"``), or
-            a :class:`fxmem.Loop`.
+            ``lightning.Trainer``; ``"fabric"`` for ``lightning.Fabric``; one of them with
+            settings (``"huggingface(accumulate=4)"``), or a :class:`fxmem.Loop`.
         accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
             gradients add up before the optimizer steps.
         set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.

@@ -38,6 +38,7 @@ class Loop:
             the gradients, and the loss divided by the number of micro-batches, in backward.
         autocast_loss: Whether autocast covers the loss; else the model alone, whose floating
             outputs are then cast to float32, as accelerate does.
+        float_outputs: Whether floating outputs are cast to float32 without autocast, too.
         autocast_cache: Whether autocast keeps the casts of weights for other uses, until it exits.
         reduce_each: Whether the ranks of a mesh reduce gradients after each micro-batch; else after
             the last alone (``no_sync``, ``set_requires_gradient_sync``).
@@ -61,6 +62,7 @@ class Loop:
     detach_loss: bool = False
     keep_log: bool = False
     autocast_loss: bool = True
+    float_outputs: bool = False
     autocast_cache: bool = True
     reduce_each: bool = True
     prefetch: bool = False
@@ -113,6 +115,9 @@ LOOPS: Mapping[str, Loop] = {
     "lightning": Loop(
         "lightning", outputs="loss", zero_grad="before backward", autocast_cache=False
     ),
+    # lightning 2.6, fabric/wrappers.py, _FabricModule.forward; fabric/plugins/precision/half.py,
+    # HalfPrecision.convert_output
+    "fabric": Loop("fabric", autocast_loss=False, float_outputs=True),
 }
 """The loops that have a name."""
 

@@ -158,8 +158,8 @@ def _add_surroundings(parser: argparse.ArgumentParser, checks_fit: bool) -> None
         "--loop",
         default="plain",
         metavar="NAME",
-        help="plain, huggingface or lightning, with settings in parentheses where needed; it "
-        "decides who holds output and loss, and when zero_grad runs (default: %(default)s)",
+        help="plain, huggingface, lightning or fabric, with settings in parentheses where needed; "
+        "it decides who holds output and loss, and when zero_grad runs (default: %(default)s)",
     )
     loop.add_argument(
         "--accumulate",

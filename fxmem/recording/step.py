@@ -322,14 +322,18 @@ class _StepRunner:
             recorder.label(self._output, Category.OUTPUT, "output")
             recorder.set_phase(Phase.LOSS)
             if loop.autocast_loss:
-                self._loss = trace(self._run_loss, self._output)
+                self._compute_loss(trace, is_cast=loop.float_outputs)
         if not loop.autocast_loss:
-            if self._step.autocast is not None:
-                self._output = trace(cast_to_float32, self._output)
-                recorder.label(self._output, Category.OUTPUT, "output")
-            self._loss = trace(self._run_loss, self._output)
+            is_cast = loop.float_outputs or self._step.autocast is not None
+            self._compute_loss(trace, is_cast=is_cast)
         if loop.outputs == "loss":
             self._output = None
+
+    def _compute_loss(self, trace: _Trace, *, is_cast: bool) -> None:
+        if is_cast:
+            self._output = trace(cast_to_float32, self._output)
+            self._recorder.label(self._output, Category.OUTPUT, "output")
+        self._loss = trace(self._run_loss, self._output)
 
     def _run_model(self) -> Any:
         return self._step.model(*self._step.args, **self._step.kwargs)
@@ -385,7 +389,7 @@ def cast_to_float32(output: Any) -> Any:
     """Casts the tensors of half precision in a model's output to float32.
 
     Source: ``convert_to_fp32`` in accelerate's ``utils/operations.py``, which walks lists,
-    tuples and mappings.
+    tuples and mappings; ``convert_output`` in Lightning's ``fabric/plugins/precision``.
 
     >>> cast_to_float32({"x": (torch.zeros(2, dtype=torch.bfloat16), 3)})
     {'x': (tensor([0., 0.]), 3)}

@@ -322,3 +322,27 @@ def test_an_optimizer_is_analysed_with_its_groups() -> None:
         for choice in (describe_optimizer(optimizer, net), "adamw")
     ]
     assert sizes[0] < sizes[1]  # one group after the other
+
+
+def test_outputs_of_fabric_are_cast() -> None:
+    import lightning
+
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-true")
+
+    def run() -> None:
+        x = torch.ones(128, 64, dtype=torch.bfloat16)
+        with fabric.init_module():
+            made = nn.Linear(64, 512)
+        model, optimizer = fabric.setup(made, torch.optim.SGD(made.parameters()))
+        for step in STEPS:
+            with record_function(step):
+                output = model(x)
+                loss = output.sum()
+                fabric.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                del output, loss
+
+    options: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "optimizer": "sgd"}
+    analysis = fxmem.analyze(nn.Linear(64, 512), ("128x64",), loop="fabric", **options)
+    assert measure_peaks(run, STEPS)[1] == analysis.peak_bytes

@@ -22,7 +22,7 @@ def test_a_loop_is_described_by_its_name_and_what_differs() -> None:
 @pytest.mark.parametrize(
     ("loop", "error"),
     [
-        ("fabric", "unknown loop 'fabric' (one of plain, huggingface, lightning)"),
+        ("ignite", "unknown loop 'ignite' (one of plain, huggingface, lightning, fabric)"),
         (
             None,
             "loop must be a name or an fxmem.Loop, got NoneType (plain, huggingface, lightning",
@@ -69,3 +69,11 @@ def test_other_micro_batches_are_inputs_too() -> None:
 
     assert measure() == 3 * 4 * 4
     assert measure(prefetch=True) == 3 * measure()
+
+
+@pytest.mark.parametrize("loop", ["fabric", "plain(float_outputs=True)"])
+def test_outputs_are_cast_before_the_loss(loop: str) -> None:
+    options: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "loss": "mse"}
+    graph = fxmem.analyze(nn.Linear(4, 64), ("8x4",), loop=loop, **options).graph
+    casts = [o.phase.name for o in graph.operations if o.name == "aten._to_copy.default"]
+    assert casts == ["LOSS", "BACKWARD"]
