@@ -162,7 +162,7 @@ def run(
     gpu: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
-    world_size: int = 1,
+    world_size: int | None = None,
     rank: int = 0,
 ) -> ScriptRun:
     """Runs a training script as it is, and measures the memory of its steps.
@@ -174,8 +174,9 @@ def run(
     have stepped so many times.
 
     Args:
-        script: The path of a script, or the name of a module.
-        arguments: Arguments of the script.
+        script: The path of a script, the name of a module, or a program that starts one, as
+            ``torchrun`` does.
+        arguments: Its arguments.
         is_module: Whether ``script`` names a module, as for ``python -m``.
         steps: How many steps to record.
         device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
@@ -183,7 +184,7 @@ def run(
         alloc_conf: As for :func:`analyze`.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
         world_size: The number of processes, as ``torchrun --nproc-per-node`` starts them; the
-            others need not be there.
+            others need not be there. None for as many as the script starts.
         rank: The one of them that runs.
 
     Raises:

@@ -28,6 +28,7 @@ examples:
   fxmem run --gpu rtx4090 --steps 5 train.py configs/small.yaml
   fxmem run -o report.html -m package.train configs/small.yaml
   fxmem run --world-size 8 train_fsdp.py
+  fxmem run -- torchrun --nproc-per-node 8 train_fsdp.py
 
 exit codes: 0 fine, 1 over --budget or too large for the --gpu, 2 bad usage or a script
 that fails
@@ -39,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     help = "the steps of a training script, run as it is"
     parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, as for python")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, as for python, or a launcher")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments"
     )
@@ -53,10 +54,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--world-size",
         type=int,
-        default=1,
         metavar="N",
-        help="run as one of N processes, as torchrun --nproc-per-node=N starts (default: "
-        "%(default)s)",
+        help="run as one of N processes, as torchrun --nproc-per-node=N starts (default: as "
+        "many as the script starts)",
     )
     parser.add_argument(
         "--rank", type=int, default=0, metavar="N", help="which of them (default: %(default)s)"

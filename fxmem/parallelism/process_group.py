@@ -30,7 +30,17 @@ from fxmem.parallelism.reducer import run_reducers
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
-_ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+_ELASTIC = {
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "ROLE_NAME": "default",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
+"""What ``torchrun`` sets for all processes if nothing else is asked for."""
 _NOT_GIVEN = -1
 _ADVICE = "FSDP2-wrapped module .* returned a view"
 """Of what in-place operations on a model's output would do."""
@@ -47,12 +57,29 @@ def run_outside_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def be_rank(rank: int, world_size: int) -> Iterator[None]:
-    """Sets the variables that ``torchrun`` sets for one of the processes on a machine."""
-    places = {"RANK": rank, "LOCAL_RANK": rank}
-    sizes = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    numbers = {name: str(value) for name, value in {**places, **sizes}.items()}
-    with mock.patch.dict(os.environ, {**_ADDRESS, **numbers}):
+def be_rank(
+    rank: int, world_size: int, node_size: int | None = None, **variables: str
+) -> Iterator[None]:
+    """Sets the variables that ``torchrun`` sets for one of its processes.
+
+    Args:
+        rank: Which of them.
+        world_size: How many there are.
+        node_size: How many are on a node; None for all of them.
+        variables: Others, and other values.
+    """
+    node_size = node_size or world_size
+    node, place = divmod(rank, node_size)
+    numbers = {
+        **dict.fromkeys(("RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), world_size),
+        "LOCAL_RANK": place,
+        "LOCAL_WORLD_SIZE": node_size,
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": world_size // node_size,
+    }
+    texts = {name: str(value) for name, value in numbers.items()}
+    with mock.patch.dict(os.environ, {**_ELASTIC, **texts, **variables}):
         yield
 
 

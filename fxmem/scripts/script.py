@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import re
-import runpy
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,13 +34,14 @@ from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
-from fxmem.parallelism.process_group import be_rank, offer_group, run_outside_modes
+from fxmem.parallelism.process_group import offer_group, run_outside_modes
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.isolation import replace_inference_mode, stop_garbage_collection
 from fxmem.recording.options import Options, resolve_options
 from fxmem.recording.size_hints import SizeHint
 from fxmem.recording.step import note_assumptions
+from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
@@ -79,7 +77,7 @@ def run_script(
     gpu: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
-    world_size: int = 1,
+    world_size: int | None = None,
     rank: int = 0,
     progress: Progress | None = None,
 ) -> ScriptRun:
@@ -91,29 +89,15 @@ def run_script(
     check_release()
     if steps < 1:
         raise UsageError(f"--steps must be 1 or more, got {steps}")
-    if not is_module and not os.path.isfile(path):
-        raise UsageError(f"no script {path!r}", hint="fxmem run train.py, or -m package.module")
-    if not 0 <= rank < world_size:
-        raise UsageError(
-            f"no rank {rank} of {world_size} processes", hint="--world-size 8 --rank 0"
-        )
+    launcher = Launcher(rank, world_size)
     options = resolve_options(device=device, gpu=gpu, size_hint=size_hint)
     settings = find_settings(options.target.name, alloc_conf)
-    session = _Session(options, steps, os.path.basename(path), settings)
+    session = _Session(options, steps, launcher, settings)
     if progress is not None:
         progress.describe = session.describe_progress
-    folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(path))
-    with (
-        mock.patch.object(sys, "argv", [path, *arguments]),
-        mock.patch.object(sys, "path", [folder, *sys.path]),
-        be_rank(rank, world_size) if world_size > 1 else contextlib.nullcontext(),
-        session.watch(),
-    ):
+    with session.watch():
         try:
-            if is_module:
-                runpy.run_module(path, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(path, run_name="__main__")
+            launcher.launch([*(("python", "-m") if is_module else ()), path, *arguments])
         except _EnoughSteps:
             pass
         except KeyboardInterrupt:
@@ -123,34 +107,35 @@ def run_script(
         except SystemExit as error:
             if error.code not in (None, 0) and not session.windows:
                 raise TraceError(
-                    f"{path} ended with exit code {error.code!r} before a step",
+                    f"{launcher.script} ended with exit code {error.code!r} before a step",
                     hint="give its arguments after its name",
                 ) from error
         except Exception as error:
             if not session.is_done:
                 if isinstance(error, FxmemError):
                     raise
-                raise _explain(error, path, size_hint is not None) from error
+                raise _explain(error, launcher.script, size_hint is not None) from error
         session.end_script()
+    launcher.check_place()
     return session.describe()
 
 
-def _explain(error: Exception, path: str, has_size_hint: bool) -> FxmemError:
+def _explain(error: Exception, script: str, has_size_hint: bool) -> FxmemError:
     explained = explain_failure(error, None, has_size_hint)
     if isinstance(explained, TraceError) and explained.cause.startswith("the step failed"):
         cause = re.sub(r"\x1b\[[0-9;]*m", "", explained.cause.removeprefix("the step failed"))
-        return TraceError(f"{os.path.basename(path)} failed{cause}", explained.hint)
+        return TraceError(f"{script} failed{cause}", explained.hint)
     return explained
 
 
 class _Session:
     """One run of a script: its modes, its optimizers and its windows of recording."""
 
-    def __init__(self, options: Options, steps: int, name: str, settings: Any) -> None:
+    def __init__(self, options: Options, steps: int, launcher: Launcher, settings: Any) -> None:
         self.windows: list[Analysis] = []
         self._options = options
         self._steps = steps
-        self._name = name
+        self._launcher = launcher
         self._settings = settings
         self._recorder = ScriptRecorder(options.target, options.hints)
         self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin)
@@ -174,8 +159,8 @@ class _Session:
             enter(silence_fake_kernels())
             enter(use_gpu(self._options.architecture))
             if target.name == "cuda":
-                count = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
                 gpu, architecture = self._options.gpu, self._options.architecture
+                count = self._launcher.count_gpus
                 enter(show_gpu(gpu, architecture, self._offer_counters(), count=count))
             enter(recorder.casts.watch_exits())
             enter(recorder.watch_resizing())
@@ -285,7 +270,7 @@ class _Session:
         if all(len(step.graph.operations) == 1 for step in self.windows):
             device = self._options.target.name
             raise TraceError(
-                f"{self._name} ended without an operation on {device}",
+                f"{self._launcher.script} ended without an operation on {device}",
                 hint="does it move its model there? --device cpu records a script for the CPU",
             )
         operators = (each.name for step in self.windows for each in step.graph.operations)
@@ -307,7 +292,7 @@ class _Session:
         number = len(self.windows) + 1
         done = not self.windows or not self._optimizers or bool(self._stepped)
         setup = Setup(
-            model=self._name,
+            model=self._launcher.script,
             inputs=(f"step {number}" if done else f"after step {number - 1}",),
             mode="script",
             device=self._options.target.name,

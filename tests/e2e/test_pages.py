@@ -206,6 +206,7 @@ def check(block: Block, output: str, request: pytest.FixtureRequest, is_exact: b
 
 
 @pytest.mark.usefixtures("workplace")
+@pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # torchrun, without a file
 @pytest.mark.parametrize("command", sorted(c for c in UNSHOWN if "--version" not in c))
 def test_every_command_works(command: str) -> None:
     code, out, err = run(command)

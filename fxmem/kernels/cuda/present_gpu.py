@@ -166,7 +166,7 @@ def show_gpu(
     gpu: Gpu,
     memory: Mapping[str, Callable[..., Any]] | None = None,
     *,
-    count: int = 1,
+    count: Callable[[], int] = lambda: 1,
 ) -> Iterator[None]:
     """Has ``torch.cuda`` tell of one GPU within.
 
@@ -175,7 +175,7 @@ def show_gpu(
         gpu: The properties that the choice of kernels depends on.
         memory: Functions of ``torch.cuda.memory`` that read the allocator, reset its counters and
             empty its cache; None where nothing is allocated.
-        count: How many such GPUs there are; all memory is on the first.
+        count: Counts such GPUs; all memory is on the first.
     """
     shown = model or find_gpu(_ANY_GPU)
     capacity = shown.capacity_bytes
@@ -210,7 +210,6 @@ def show_gpu(
         **dict.fromkeys(_FALSE, False),
         **dict.fromkeys(_ZERO, 0),
         **dict.fromkeys(_IGNORED, None),
-        "device_count": count,
         "get_device_name": shown.name,
         "get_device_capability": gpu.capability,
         "get_device_properties": properties,
@@ -219,6 +218,7 @@ def show_gpu(
     }
     functions: dict[str, Any] = {
         **{name: answer(value) for name, value in answers.items()},
+        "device_count": count,
         **dict.fromkeys(("mem_get_info", "get_memory_info"), measure_free),
         "memory_stats_as_nested_dict": lambda *_, **__: {},
         "memory_summary": summarize,
