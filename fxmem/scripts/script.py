@@ -207,6 +207,7 @@ class _Session:
             replacements += [
                 (DataLoader, "__iter__", _run_real),
                 (_BaseDataLoaderIter, "__next__", _run_real),
+                (nn.Parameter, "__new__", self._make_parameter),
             ]
         with contextlib.ExitStack() as stack:
             for owner, name, make in replacements:
@@ -413,6 +414,12 @@ class _Session:
             return result
 
         return _apply
+
+    def _make_parameter(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def __new__(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+            return make(cls, self._recorder.adopt(data), requires_grad)
+
+        return __new__
 
     def _see_loader(self, init: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:

@@ -12,19 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
 )
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
 
-from fxmem.graph import Category
+from fxmem.graph import Category, Effect
 from fxmem.kernels.registry import Target
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.recording.constants import is_index, list_tensors
 from fxmem.recording.ledger import KEPT, NO_STORAGE
+from fxmem.recording.operators import find_effect
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.scripts.reads import ReadLog
@@ -94,6 +96,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             if value is not None and value.assumed:
                 return self.reads.answer_scalar(args[0])
         self.runner.is_routed = self.in_model
+        if find_effect(func, args, kwargs) in (Effect.RANDOM, Effect.GENERATOR):
+            return self._draw(func, types, args, kwargs)
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
@@ -124,6 +128,35 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
         return is_factory and not is_whole
 
+    def _draw(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs a random operator, which draws from the host's generator what a real one draws.
+
+        On a GPU that is nothing. Other draws, such as the order of the data, are then a real run's.
+        """
+        generator = kwargs.get("generator") or torch.default_generator
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            state = generator.get_state()
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        made = list_tensors((result,))[0]
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            generator.set_state(state)  # what is computed from known values may have drawn
+            if not self.makes_fakes or made.device != _HOST or "attention" in func.name():
+                return result  # attention draws nothing on the host
+            real = func(*tree_map_only(FakeTensor, _make_real, args), **kwargs)
+        if made.numel() == 1 and not list_tensors(args):
+            remember_constant(made, real)
+        return result
+
+    def adopt(self, value: Any) -> Any:
+        """Makes a fake of a real tensor that becomes a parameter, such as one from a file."""
+        is_active = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        with torch._C.DisableTorchFunction():
+            if not is_active or type(value) not in (Tensor, nn.Parameter) or value.is_meta:
+                return value
+            fake = self.real_tensors.find_fake(value)
+            self.track(fake)
+            return fake
+
     def _move(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Copies a real tensor to the GPU: a fake there, with the value of a small one."""
         dtype = kwargs.get("dtype") or tensor.dtype
@@ -148,3 +181,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         is_unnamed = storage.category is Category.INPUT and not storage.name
         if is_unnamed or storage.category is Category.TEMPORARY or storage.name == KEPT:
             storage.category, storage.name = Category.INPUT, name
+
+
+def _make_real(fake: Tensor) -> Tensor:
+    made = torch.empty_strided(tuple(fake.shape), fake.stride(), dtype=fake.dtype)
+    return made.fill_(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -158,10 +159,14 @@ def test_a_step_takes_what_it_takes_in_an_analysis(write: Write) -> None:
     assert run.largest.peak.source.file == str(script)
 
 
-def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write) -> None:
+def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write, tmp_path: Path) -> None:
+    """Weights from a file become parameters as ``from_pretrained`` of transformers makes them."""
+    saved = str(tmp_path / "weights.pt")
+    torch.save(nn.Linear(10, 10).state_dict(), saved)
     script = write("""
         model, optimizers = make_model(), []
-        other = nn.Linear(10, 10)
+        other = nn.Linear(10, 10, device="meta")
+        other.load_state_dict(torch.load(sys.argv[1]), assign=True)
         optimizers = [torch.optim.Adam(m.parameters()) for m in (model, other)]
         for step in range(9):
             x, y = torch.randn(16, 3, 32, 32), torch.zeros(16, 10)
@@ -175,12 +180,49 @@ def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write) -> N
     """)
     command = [sys.executable, "-m", "benchmarks.scripts", "--only"]
     real, recorded = (
-        subprocess.run([*command, what, str(script)], capture_output=True, text=True, check=True)
+        subprocess.run([*command, what, script, saved], capture_output=True, text=True, check=True)
         for what in ("real", "cpu")
     )
     peaks = json.loads(real.stdout.splitlines()[-1])
     assert json.loads(recorded.stdout.splitlines()[-1]) == peaks
     assert len(peaks) == 3
+
+
+DRAWS = """
+import json, random
+import numpy as np
+from torch.utils.data import DataLoader
+
+torch.manual_seed(3), random.seed(3), np.random.seed(3)
+path, device = sys.argv[1:]
+data = DataLoader([i % 11 for i in range(40)], batch_size=4, shuffle=True)
+model = nn.ModuleList([nn.Embedding(11, 70), nn.Dropout(0.3), nn.Linear(70, 33)])
+model.requires_grad_().to("cpu" if device == "none" else device)
+optimizer, draws = torch.optim.Adam(model.parameters()), []
+for x, _ in zip(data, range(3)):
+    draws.append([x.tolist(), torch.randint(0, 1000, ()).item(), random.random(), np.random.rand()])
+    with open(path, "w") as file:
+        json.dump(draws, file)
+    if device != "none":  # below, nothing draws on the host that would run on a GPU
+        h = model[0](x.to(device)) + torch.randn(70, device=device)
+        h = h * torch.bernoulli(torch.full((70,), 0.5, device=device)) * torch.rand_like(h)
+        nn.init.orthogonal_(model[2].weight)
+        torch.cuda.manual_seed(7) if device == "cuda" else None
+        loss = F.dropout(model[2](model[1](h)), 0.1).sum()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_host_draws_what_it_draws_in_a_real_run(
+    write: Write, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, real, recorded = str(write(DRAWS)), tmp_path / "real", tmp_path / "recorded"
+    monkeypatch.setattr(sys, "argv", [script, str(real), "none" if device == "cuda" else "cpu"])
+    runpy.run_path(script)
+    fxmem.run(script, [str(recorded), device], device=device)
+    assert real.read_text() == recorded.read_text()
 
 
 def test_lbfgs_fills_its_history(write: Write) -> None:
