@@ -94,7 +94,7 @@ def prepare_environment(environment: Environment, folder: Path) -> Path:
 
 
 def _install(python: Path, *arguments: str) -> None:
-    options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-compile"]
+    options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
     subprocess.run([str(python), "-m", "pip", "install", *options, *arguments], check=True)
 
 

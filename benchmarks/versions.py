@@ -3,7 +3,8 @@
     python -m benchmarks.versions --short -o docs/results/versions.md
     python -m benchmarks.versions [--only RELEASE ...] -o docs/results/versions-in-full.md
 
-Each release runs in an environment of its own (environments.py).
+Each release runs in an environment of its own (environments.py). The results are also written as
+JSON beside the page, which has those of earlier calls for the releases that are not measured anew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,7 +32,7 @@ from benchmarks.environments import (
     open_folder,
     prepare_environment,
 )
-from benchmarks.stamp import write_stamp
+from benchmarks.stamp import write_time
 
 if TYPE_CHECKING:
     from benchmarks.published.traces import Comparison
@@ -60,6 +60,7 @@ class Result:
     Attributes:
         torch: Version and build.
         python: Version.
+        measured: The commit and the date.
         names: How many private names of torch fxmem relies on in this release.
         wrong: Names that are missing, or are there in a release that should lack them, in words.
         rows: Models times modes whose accuracy was measured.
@@ -78,6 +79,7 @@ class Result:
 
     torch: str
     python: str
+    measured: str
     names: int
     wrong: tuple[str, ...]
     rows: int
@@ -158,6 +160,7 @@ def measure_here(release: str, is_short: bool) -> Result:
     return Result(
         torch=torch.__version__,
         python=".".join(map(str, sys.version_info[:2])),
+        measured=write_time(),
         names=names,
         wrong=wrong,
         rows=len(rows),
@@ -226,30 +229,42 @@ def measure_in(python: Path, environment: Environment, is_short: bool) -> Result
         command += ["--short"] if is_short else []
         subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
         fields: dict[str, Any] = json.loads(output.read_text())
+    fields["wrong"] += look_up_in_first(python, environment)
+    return _make_result(fields)
+
+
+def _make_result(fields: dict[str, Any]) -> Result:
     lists = {name: tuple(fields[name]) for name in ("wrong", "differences")}
-    wrong = (*lists["wrong"], *look_up_in_first(python, environment))
-    return Result(**{**fields, **lists, "wrong": wrong})
+    return Result(**{**fields, **lists})
 
 
-def write_page(results: Sequence[Result], command: str, is_short: bool) -> str:
+def load_results(path: Path) -> dict[str, Result]:
+    """Loads what earlier calls measured, by release; nothing where there is no such file."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return {release: _make_result(fields) for release, fields in found.items()}
+
+
+def write_page(results: Sequence[Result], is_short: bool) -> str:
     """Writes the page, as Markdown."""
+    command = "python -m benchmarks.versions" + (" --short" if is_short else "")
     table = [
         {
             "torch": r.torch,
             "Python": r.python,
-            "private names": f"{r.names}, {len(r.wrong)} wrong",
+            **({"private names": f"{r.names}, {len(r.wrong)} wrong"} if is_short else {}),
             "tensors to the byte": f"{r.exact}/{r.rows}",
             "allocator to the byte": f"{r.allocator}/{r.rows}",
             "saved sets equal": f"{r.saved}/{r.rows}",
             "FLOPs equal": f"{r.flops}/{r.rows}",
             "plans bit-equal": f"{r.equal}/{r.plans}",
             **({} if is_short else _write_published(r)),
+            "measured at": r.measured,
         }
         for r in results
     ]
     parts = [
         "# Releases of torch" + ("" if is_short else ", in full"),
-        write_stamp(command),
+        f"`{command}`, each release at the commit and on the date in its row, on the CPU.",
         _write_legend(is_short),
         tabulate(table, "keys", "github", disable_numparse=True),
     ]
@@ -270,21 +285,13 @@ def _write_published(result: Result) -> dict[str, str]:
 def _write_legend(is_short: bool) -> str:
     models, planned = (SHORT_ACCURACY, SHORT_EQUIVALENCE) if is_short else (ACCURACY, EQUIVALENCE)
     legend = LEGEND.format(models=len(models), planned=len(planned))
-    if is_short:
-        more = (
-            "More models and published figures are on [a page of their own](versions-in-full.md)."
-        )
-        return f"{legend.strip()}\n\n{more}"
-    return legend.strip() + PUBLISHED.rstrip()
+    return legend.strip() + (NAMES if is_short else PUBLISHED).rstrip()
 
 
 LEGEND = """
 Each release ran in an environment of its own, with transformers, timm and torchvision of its time.
 Predictions are held to measurements of that release.
 
-- private names: [those](../private-interfaces.md) that fxmem relies on in that release, looked up
-  in its last patch and in its first; one is wrong that is missing, or that is there in a release
-  that should lack it.
 - tensors, allocator, saved sets, FLOPs: {models} models, each trained without and with Adam,
   and run for inference, held to the second real step on the CPU: the peak of tensors' bytes, that
   of the CPU profiler's allocation events, what `saved_tensors_hooks` see, and
@@ -292,12 +299,21 @@ Predictions are held to measurements of that release.
 - plans: of {planned} models, applied and held against the plain model over three steps,
   bit by bit.
 """
+NAMES = """
+- private names: [those](../private-interfaces.md) that fxmem relies on in that release, looked up
+  in its last patch and in its first; one is wrong that is missing, or that is there in a release
+  that should lack it.
+
+More models and published figures are on [a page of their own](versions-in-full.md).
+"""
 PUBLISHED = """
 - published figures: measured on GPUs by others, with that release or, where none was named, in the
   months in which it was the newest of these; equal to the KiB. All figures, predicted under the
   newest release, have [a page of their own](cuda.md).
 - events of traces: allocations and frees of whole steps, recorded on GPUs by others with that
   release, that are predicted one by one.
+
+[Fewer models](versions.md) ran under every release, in one go.
 """
 
 
@@ -317,19 +333,24 @@ def main() -> int:
         result = measure_here(options.here, options.short)
         options.output.write_text(json.dumps(asdict(result)))
         return 0
-    command = f"python -m benchmarks.versions {shlex.join(sys.argv[1:])}".strip()
-    results, page = [], ""
+    store = options.output and options.output.with_suffix(".json")
+    results, measured = load_results(store) if store else {}, []
     for environment in ENVIRONMENTS:
         if options.only is None or environment.release in options.only:
             with open_folder() as folder:
                 python = prepare_environment(environment, folder)
-                results.append(measure_in(python, environment, options.short))
-            page = write_page(results, command, options.short)
-            if options.output is not None:  # after each, as a later one may fail
-                options.output.write_text(page)
+                result = measure_in(python, environment, options.short)
+            results[environment.release] = result
+            measured.append(result)
+            if store:  # after each, as a later one may fail
+                store.write_text(json.dumps({k: asdict(v) for k, v in results.items()}, indent=1))
+    known = [results[release] for release in releases if release in results]
+    page = write_page(known, options.short)
     if options.output is None:
         print(page)
-    return 0 if all(result.is_good for result in results) else 1
+    else:
+        options.output.write_text(page)
+    return 0 if all(result.is_good for result in measured) else 1
 
 
 if __name__ == "__main__":

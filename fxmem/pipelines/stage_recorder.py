@@ -27,7 +27,6 @@ from fxmem.recording.residents import allocate_model, label_gradients, label_res
 from fxmem.recording.size_hints import SizeHints
 from fxmem.recording.step import Step, imitate_target, lay_out
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.versions.release import is_release
 
 _BUFFER = "pipeline buffer"
 
@@ -212,7 +211,7 @@ class _StageRunner:
 
     def _end_schedule(self) -> None:
         self._mark(-1, Work.REDUCE_GRAD, Phase.BACKWARD)
-        if is_release((2, 10)):  # before, none is to be reduced
+        if hasattr(self._stage, "perform_reduce_grad"):  # before 2.10, none is to be reduced
             self._stage.perform_reduce_grad(self._place.microbatches)
             label_gradients(self._recorder, self._step.model, ())
 
