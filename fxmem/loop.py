@@ -42,6 +42,8 @@ class Loop:
         autocast_cache: Whether autocast keeps the casts of weights for other uses, until it exits.
         reduce_each: Whether the ranks of a mesh reduce gradients after each micro-batch; else after
             the last alone (``no_sync``, ``set_requires_gradient_sync``).
+        side_stream: Whether the loop wraps a model in DistributedDataParallel under a stream of its
+            own, which alone can use the memory of the first buckets again.
         prefetch: Whether the inputs of all micro-batches of a step are on the device when it
             begins; else each are moved there when they are needed.
 
@@ -65,6 +67,7 @@ class Loop:
     float_outputs: bool = False
     autocast_cache: bool = True
     reduce_each: bool = True
+    side_stream: bool = False
     prefetch: bool = False
 
     def __post_init__(self) -> None:
@@ -111,13 +114,18 @@ LOOPS: Mapping[str, Loop] = {
         prefetch=True,
     ),
     # lightning 2.6, pytorch/loops/optimization/automatic.py, Closure.closure;
-    # pytorch/plugins/precision/amp.py, MixedPrecision.autocast_context_manager
+    # pytorch/plugins/precision/amp.py, MixedPrecision.autocast_context_manager;
+    # pytorch/strategies/ddp.py, DDPStrategy._setup_model
     "lightning": Loop(
-        "lightning", outputs="loss", zero_grad="before backward", autocast_cache=False
+        "lightning",
+        outputs="loss",
+        zero_grad="before backward",
+        autocast_cache=False,
+        side_stream=True,
     ),
     # lightning 2.6, fabric/wrappers.py, _FabricModule.forward; fabric/plugins/precision/half.py,
-    # HalfPrecision.convert_output
-    "fabric": Loop("fabric", autocast_loss=False, float_outputs=True),
+    # HalfPrecision.convert_output; fabric/strategies/ddp.py, DDPStrategy.setup_module
+    "fabric": Loop("fabric", autocast_loss=False, float_outputs=True, side_stream=True),
 }
 """The loops that have a name."""
 

@@ -100,8 +100,13 @@ class Blueprint:
     def _parallelize(self, model: nn.Module) -> nn.Module:
         layout = self.options.layout
         assert layout is not None
-        mesh = make_mesh(layout, self.options.target.name)
-        return parallelize_model(model, load_choice(layout.parallelize), mesh, layout.knobs)
+        device = self.options.target.name
+        mesh = make_mesh(layout, device)
+        is_aside = self.options.loop.side_stream and layout.parallelize == "ddp"
+        stream: Any = torch.cuda.Stream  # show_gpu's
+        stream = stream() if is_aside and device == "cuda" else None
+        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+            return parallelize_model(model, load_choice(layout.parallelize), mesh, layout.knobs)
 
     def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
         """Makes a step and records it; as for :meth:`run`.

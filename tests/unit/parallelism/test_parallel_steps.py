@@ -202,3 +202,21 @@ def test_synchronised_normalisation_is_refused() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     with pytest.raises(TraceError, match="SyncBatchNorm is not analysed"):
         fxmem.analyze(model, "4x8", mesh={"dp": 2}, parallelize=synchronise)
+
+
+def test_buckets_made_under_a_side_stream_are_not_used_again() -> None:
+    """As Lightning's DDPStrategy makes them, and a script or function may."""
+
+    def wrap_aside(model: Any, mesh: Any) -> Any:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+
+    def reserve(parallelize: Any, loop: str) -> tuple[int, int]:
+        layers = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)])
+        fixed: dict[str, Any] = {"mesh": {"dp": RANKS}, "optimizer": "adam", "device": "cuda"}
+        analysis = fxmem.analyze(layers, "4x1024", parallelize=parallelize, loop=loop, **fixed)
+        return analysis.peak_bytes, analysis.reserved_bytes
+
+    plain, aside = reserve("ddp", "plain"), reserve("ddp", "plain(side_stream=True)")
+    assert aside == reserve(wrap_aside, "plain")
+    assert aside[0] == plain[0] and aside[1] - plain[1] > 8 * 1024**2 * 4 * 0.9
