@@ -86,7 +86,9 @@ def read_settings() -> dict[str, tuple[Any, ...]]:
             read._get_cudnn_sdp_enabled(),
             read._get_cudnn_enabled(),
             read._get_deterministic_algorithms(),
-            read._get_float32_matmul_precision(),
+            # Once code has set the newer name, as TrainingArguments(tf32=True), the older raises.
+            getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+            or read._get_float32_matmul_precision(),
         ),
         "what autograd does with what it saves": find_saving_hooks(),
     }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fxmem.tracing.conditions import describe_value
+from fxmem.tracing.conditions import describe_value, read_settings
 
 X = torch.randn(8, 4)
 
@@ -47,3 +47,16 @@ def test_a_copy_is_the_same(value: Any) -> None:
     described = describe_value([X, value])
     assert describe_value([X.clone(), copy.deepcopy(value)]) == described
     assert pickle.loads(pickle.dumps(described)) == described
+
+
+def test_a_precision_of_products_that_has_two_names() -> None:
+    matmul: Any = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("torch has one name")
+    before, precision = read_settings(), matmul.fp32_precision
+    matmul.fp32_precision = "tf32"  # transformers: TrainingArguments(tf32=True)
+    try:
+        assert read_settings() != before
+    finally:
+        matmul.fp32_precision = precision
+    assert read_settings() == before
