@@ -10,17 +10,26 @@ import itertools
 import linecache
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxmem.graph import SourceLocation, is_installed
+from fxmem.errors import TraceError
+from fxmem.graph import Operation, SourceLocation, is_installed
+from fxmem.recording.bounds import find_bounds
 from fxmem.scripts.script_run import Read
 from fxmem.tracing.source import is_machinery, is_user_file
-from fxmem.tracing.values import find_passing_answer, find_value
+from fxmem.tracing.values import (
+    find_known,
+    find_passing_answer,
+    find_usual_answer,
+    is_in_while,
+)
 
 _SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 _LBFGS = os.path.join("torch", "optim", "lbfgs.py")
@@ -29,25 +38,44 @@ _PROGRESS = ("if ys > ", "if abs(gtd_new) <= ")
 _SILENT = (_SCALER, os.path.join("torch", "optim") + os.sep)
 """Files of torch whose own reads decide nothing that a user would want to know."""
 
-
 _MOST_COPIED = 1 << 20
-"""Elements of the largest tensor that is made up on the host; a larger one stays fake."""
+"""Elements of the largest tensor that is made up when it is copied to the host; others stay fake
+until the script asks for their values."""
+_MOST_BYTES = 1 << 28
+"""The largest array of ones that gets memory of its own; a larger one repeats a single element."""
+_MOST_ROUNDS, _MOST_OPERATORS = 1 << 12, 100_000
+"""Reads at one line, and reads and operators, in one step: then a ``while`` around it never ends.
+
+Few texts are generated that are as long, and what has as many short rounds has fewer operators. A
+``for`` over the images of a test set ends by itself.
+"""
+
+Lines: TypeAlias = tuple[SourceLocation, SourceLocation | None]
+"""A line of the script, and that of a library that it called."""
 
 
 class ReadLog:
     """Notes the lines that read values, each once."""
 
     def __init__(self) -> None:
-        self.reads: dict[tuple[SourceLocation, SourceLocation | None], Read] = {}
+        self.reads: dict[Lines, Read] = {}
+        self.is_size = False  # the function that runs reads a number as one
+        self._operations: Sequence[Operation] = ()  # of the step
+        self._rounds: Counter[Lines] = Counter()
         self._losses = itertools.count(1)
         self.count = 0  # of scalars that were read
 
-    def answer_scalar(self, tensor: Tensor) -> Any:
-        """Makes the number that stands for a tensor's only element: 1, or True where that passes.
+    def begin_step(self, operations: Sequence[Operation]) -> None:
+        """Counts reads anew, beside the operators of a step."""
+        self._operations = operations
+        self._rounds.clear()
 
-        Gradient scalers are told that all gradients are finite, and an assertion that it holds;
-        any other truth value is False. LBFGS is told that the loss falls, and runs to its last
-        iteration with a full history.
+    def answer_scalar(self, tensor: Tensor) -> Any:
+        """Makes the number that stands for a tensor's only element: 1, or what is nearest to it.
+
+        A size is the largest that it may be. Gradient scalers are told that all gradients are
+        finite. LBFGS is told that the loss falls, and runs to its last iteration with a full
+        history.
         """
         frame = sys._getframe(1)
         if _find_asker(frame, _SCALER) is not None:
@@ -60,32 +88,51 @@ class ReadLog:
         if tensor.dtype == torch.bool:
             return self.answer_truth(frame)
         value: Any = 1.0 if tensor.is_floating_point() else 1
+        if (bounds := find_bounds(tensor)) is not None:
+            with _disable_current_modes():
+                least, most = (bound.item() for bound in bounds)
+            value = most if self.is_size else min(max(value, least), most)
         self.count += 1
         self.note(value)
         return value
 
     def answer_truth(self, frame: FrameType) -> bool:
-        """Tells whether a test that code within a frame makes passes: False if that is unknown."""
+        """Answers a test that code within a frame makes of an unknown truth value."""
         passing = find_passing_answer(frame)
-        if passing is None:
-            self.note(False, decides=True)
-        return bool(passing)
+        if passing is not None:
+            return passing
+        answer = find_usual_answer(frame)
+        self.note(answer, decides=True)
+        return answer
 
     def copy_to_host(self, tensor: Tensor) -> Tensor | None:
         """Makes the real tensor that stands for a fake one's copy in the host's memory.
 
-        None for one that is too large to be made up. A copy of known values is no read.
+        None for one that is too large to be made up.
         """
-        if tensor.numel() > _MOST_COPIED:
-            return None
-        known = find_value(tensor)
-        if known is None:
+        return None if tensor.numel() > _MOST_COPIED else self.make_real(tensor)
+
+    def make_real(self, tensor: Tensor) -> Tensor:
+        """Makes a real tensor: of ones, but for what is known. One of known values is no read."""
+        bounds = find_bounds(tensor)
+        if find_known(tensor) is None:
             self.note("ones" if tensor.dtype != torch.bool else "False")
         with _disable_current_modes():
-            if known is not None:
-                return known.clone()
-            make = torch.zeros if tensor.dtype == torch.bool else torch.ones
-            return make(tensor.shape, dtype=tensor.dtype)
+            if bounds is not None:
+                least, most = bounds
+                is_bool = tensor.dtype == torch.bool
+                return least.clone() if is_bool else torch.ones_like(least).clamp(least, most)
+            is_lean = tensor.numel() * tensor.element_size() > _MOST_BYTES
+            one = torch.full((), tensor.dtype != torch.bool, dtype=tensor.dtype)
+            return one.expand(tensor.shape) if is_lean else one.repeat(tensor.shape)
+
+    def list_values(self, tensor: Tensor) -> Any:
+        """Lists the values that stand for a tensor's, as ``Tensor.tolist``."""
+        with torch._C.DisableTorchFunction():
+            real = self.make_real(tensor)
+            if tensor.numel() <= _MOST_COPIED:
+                return real.tolist()
+            return _nest(real.flatten()[0].item(), tuple(tensor.shape))
 
     def see_comparison(self, frame: FrameType, result: object) -> None:
         """Notes that the script's own code has compared a stand-in: a branch may hang on it."""
@@ -97,8 +144,26 @@ class ReadLog:
     def note(self, value: object, *, decides: bool = False) -> None:
         """Notes the line that runs: the script's own, and the library's where one reads for it."""
         lines = _find_lines(sys._getframe(1))
-        if lines is not None and (lines not in self.reads or decides):
+        if lines is None:
+            return
+        if lines not in self.reads or decides:
             self.reads[lines] = Read(lines[0], str(value), decides, lines[1])
+        self._rounds[lines] += 1
+        rounds = self._rounds[lines]
+        is_long = rounds >= _MOST_ROUNDS and rounds + len(self._operations) >= _MOST_OPERATORS
+        if is_long and is_in_while(sys._getframe(1)):
+            raise TraceError(
+                f"the loop that reads a value at {lines[1] or lines[0]} has not ended after"
+                f" {rounds:,} reads in a step: it may wait for a value, and none is known",
+                hint="end it after a number of rounds",
+            )
+
+
+def _nest(element: Any, shape: tuple[int, ...]) -> Any:
+    """Makes lists in lists; of the innermost, copies are quick."""
+    if len(shape) <= 1:
+        return [element] * shape[0] if shape else element
+    return [_nest(element, shape[1:]) for _ in range(shape[0])]
 
 
 def _find_asker(frame: FrameType | None, file: str) -> FrameType | None:
@@ -110,7 +175,7 @@ def _find_asker(frame: FrameType | None, file: str) -> FrameType | None:
     return None
 
 
-def _find_lines(frame: FrameType | None) -> tuple[SourceLocation, SourceLocation | None] | None:
+def _find_lines(frame: FrameType | None) -> Lines | None:
     """Finds the innermost line of the user's own files, and of a library that they called."""
     installed = None
     while frame is not None:

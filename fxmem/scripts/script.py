@@ -201,6 +201,11 @@ class _Session:
             (Optimizer, "__init__", self._see_optimizer),
             (nn.Module, "_apply", self._move_module),
             (torch.utils, "swap_tensors", lambda swap: _swap_tensors),
+            (
+                FakeTensor,
+                "tolist",
+                lambda _: lambda tensor: self._recorder.reads.list_values(tensor),
+            ),
             (DataLoader, "__init__", self._see_loader),
         ]
         if self._recorder.makes_fakes:  # but no loader does, with its samplers

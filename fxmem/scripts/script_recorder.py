@@ -58,6 +58,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.in_model = False
         self._device = target.device
 
+    def begin_step(self) -> None:
+        super().begin_step()
+        self.reads.begin_step(self.operations)
+
     def __torch_dispatch__(
         self,
         func: Any,

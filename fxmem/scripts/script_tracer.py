@@ -34,13 +34,14 @@ from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.source import is_user_file
 from fxmem.tracing.tracer import Tracer
 
-_TO_VALUES = {
+_TO_VALUES: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: lambda real, *args, **kwargs: real.numpy(*args, **kwargs),
-    Tensor.tolist: lambda real: real.tolist(),
     Tensor.__array__: lambda real, *args, **kwargs: real.__array__(*args, **kwargs),
     Tensor.__repr__: lambda real, **_: repr(real),
 }
 """Methods that show the values of a tensor, on the real one that stands for it."""
+_NUMBERS = (Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__bool__, Tensor.__index__)
+"""Methods that read a number as such; other functions read a size."""
 _MOVES = (Tensor.to, Tensor.cuda)
 _set_data: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 _NAMING: tuple[Any, ...] = (torch.device, torch._C._nn._parse_to)
@@ -139,16 +140,19 @@ class ScriptTracer(Tracer):
         if not fakes and not self._is_made(func, args, kwargs):
             with torch._C.DisableTorchFunction():
                 return func(*args, **kwargs)
+        reads = self._recorder.reads
+        reads.is_size = func not in _NUMBERS
         if func in _TO_VALUES and isinstance(args[0], FakeTensor):
-            return self._show(func, *args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                return _TO_VALUES[func](reads.make_real(args[0]), *args[1:], **kwargs)
         if func is Tensor.__format__ and isinstance(args[0], FakeTensor):
             return self._format(*args)
         if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _copy_deep(*args)
         if func is Tensor.item:
-            count = self._recorder.reads.count
+            count = reads.count
             value = super().__torch_function__(func, types, args, kwargs)
-            return value if count == self._recorder.reads.count else stand_in(value)
+            return value if count == reads.count else stand_in(value)
         if func is Tensor.backward:
             with self.be_silent():
                 return func(*args, **kwargs)
@@ -174,15 +178,6 @@ class ScriptTracer(Tracer):
         vars(made).update(vars(tensor))
         swap: Any = torch.utils.swap_tensors
         swap(tensor, made)
-
-    def _show(self, func: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            real = self._recorder.reads.copy_to_host(tensor)
-            if real is None:
-                if func is Tensor.__repr__:
-                    return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype})"
-                return func(tensor, *args, **kwargs)
-            return _TO_VALUES[func](real, *args, **kwargs)
 
     def _format(self, tensor: Tensor, spec: str) -> str:
         if tensor.dim() == 0:

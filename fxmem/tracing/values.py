@@ -15,7 +15,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -222,11 +222,25 @@ def find_passing_answer(frame: FrameType | None) -> bool | None:
     """
     if _assumed:
         return _assumed[-1]
+    return _find_answer(frame, _list_checks)
+
+
+def find_usual_answer(frame: FrameType | None) -> bool:
+    """Finds an answer for an unknown truth value: a ``while`` goes on, other tests are False.
+
+    A test as a whole is: in ``if not found:`` something was found.
+    """
+    return bool(_find_answer(frame, _list_tests))
+
+
+def _find_answer(
+    frame: FrameType | None, list_checks: Callable[[str], tuple[_Check, ...]]
+) -> bool | None:
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     if frame is None:
         return None
-    checks = _list_checks(frame.f_code.co_filename)
+    checks = list_checks(frame.f_code.co_filename)
     here = find_span(frame.f_code, frame.f_lasti)
     if here is None:
         line = frame.f_lineno or 0
@@ -242,12 +256,8 @@ def find_passing_answer(frame: FrameType | None) -> bool | None:
 @functools.lru_cache(maxsize=256)
 def _list_checks(filename: str) -> tuple[_Check, ...]:
     """Lists asserts, branches that end in ``raise``, and branches that only warn or log."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError):  # no Python file, or one that has changed since
-        return ()
-    found: list[tuple[ast.stmt, ast.expr, bool]] = []
-    for node in ast.walk(tree):
+    found: list[tuple[ast.stmt | ast.expr, ast.expr, bool]] = []
+    for node in ast.walk(_parse(filename)):
         if isinstance(node, ast.Assert):
             found.append((node, node.test, True))
         elif isinstance(node, ast.If) and _ends_in_raise(node.body) != _ends_in_raise(node.orelse):
@@ -255,9 +265,57 @@ def _list_checks(filename: str) -> tuple[_Check, ...]:
         elif isinstance(node, ast.FunctionDef):
             branches = (inner for inner in ast.walk(node) if isinstance(inner, ast.If))
             found += [(each, each.test, False) for each in branches if _only_tells(each, node)]
+    return _make_checks(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _list_tests(filename: str) -> tuple[_Check, ...]:
+    """Lists the tests of loops and branches, each once, and others that negate."""
+    found: list[tuple[ast.stmt | ast.expr, ast.expr, bool]] = []
+    seen: set[ast.AST] = set()
+    for node in ast.walk(_parse(filename)):
+        if isinstance(node, ast.While | ast.If | ast.IfExp):
+            found.append((node, node.test, isinstance(node, ast.While)))
+            seen.update(ast.walk(node.test))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and node not in seen:
+            found.append((node, node, False))
+            seen.update(ast.walk(node))
+    return _make_checks(found)
+
+
+def is_in_while(frame: FrameType | None) -> bool:
+    """Tells whether the innermost loop that runs is a ``while``."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_TORCH, *_BETWEEN)):
+            loops = _list_loops(frame.f_code.co_filename)
+            around = [
+                (first, kind) for first, last, kind in loops if first <= frame.f_lineno <= last
+            ]
+            if around:
+                return max(around)[1]
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def _list_loops(filename: str) -> tuple[tuple[int, int, bool], ...]:
+    loops = (n for n in ast.walk(_parse(filename)) if isinstance(n, ast.While | ast.For))
+    return tuple((*_span_of(loop)[:2], isinstance(loop, ast.While)) for loop in loops)
+
+
+def _parse(filename: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):  # no Python file, or one that has changed since
+        return ast.Module([], [])
+
+
+def _make_checks(
+    tests: Iterable[tuple[ast.stmt | ast.expr, ast.expr, bool]],
+) -> tuple[_Check, ...]:
     return tuple(
         _Check(_span_of(operand), _span_of(statement), answer)
-        for statement, test, passes in found
+        for statement, test, passes in tests
         for operand, answer in _split_test(test, passes)
     )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import fxmem
-from fxmem import ScriptRun
+from fxmem import ScriptRun, TraceError
+from fxmem.scripts import reads
 
 Run = Callable[..., ScriptRun]
 
@@ -53,3 +54,83 @@ def test_text_is_generated_to_its_greatest_length(
 ) -> None:
     run(GENERATE.format(choose=choose), device=device)
     assert capsys.readouterr().out == "torch.Size([4, 12])\n"
+
+
+ENDLESS = """
+    x = torch.randn(2, 2, requires_grad=True, device="cuda")
+    loss = (x * x).sum()
+    {loop}
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "loop",
+    ["while loss > 0.1:", "while not (loss < 0.1).all():", "while float(loss.detach()) > 0.1:"],
+)
+def test_a_loop_that_waits_for_a_value_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    monkeypatch.setattr(reads, "_MOST_ROUNDS", 50)
+    monkeypatch.setattr(reads, "_MOST_OPERATORS", 100)
+    with pytest.raises(
+        TraceError, match=r"reads a value at train\.py:6 .* after \d+ reads"
+    ) as info:
+        run(ENDLESS.format(loop=loop))
+    assert info.value.hint == "end it after a number of rounds"
+
+
+def test_a_loop_over_data_may_read_as_often_as_it_likes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "_MOST_ROUNDS", 5)
+    monkeypatch.setattr(reads, "_MOST_OPERATORS", 10)
+    run("""
+        x = torch.randn(30, requires_grad=True, device="cuda")
+        right = 0
+        while not right:
+            for each in x:
+                right += each.item() == 1
+        x.sum().backward()
+    """)
+
+
+def test_arrays_of_any_size_hold_ones(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("""
+        import numpy as np
+
+        x = torch.randn(2**12, 2**12, requires_grad=True, device="cuda")
+        x.sum().backward()
+        for array in (x.detach().cpu().numpy(), np.asarray(x.detach().cpu()), x.tolist()):
+            print(len(array), len(array[5]), array[5][7], end=" ")
+        print(x.bool().cpu().numpy()[3, 3], torch.ones(2, 2, device="cuda").tolist())
+    """)
+    assert capsys.readouterr().out == "4096 4096 1.0 " * 3 + "False [[1.0, 1.0], [1.0, 1.0]]\n"
+
+
+def test_a_test_as_a_whole_is_false_and_a_while_goes_on(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("""
+        x = torch.randn(4, requires_grad=True, device="cuda")
+        rounds, finished = 0, not (x > 0).any()
+        while (x > 1).any() and rounds < 7:
+            rounds += 1
+        if not (x > 0).any().item():
+            rounds = 0
+        print(rounds, finished, 1 if (x > 0).any() else 2)
+        x.sum().backward()
+    """)
+    assert capsys.readouterr().out == "7 False 2\n"
+
+
+def test_what_is_read_is_within_what_it_may_be(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("""
+        x = torch.randn(4, requires_grad=True, device="cuda")
+        count = 3 + (x > 0).sum()
+        print(count.item(), x[: (x > 0).sum()].shape, (x > 0).long().add(5).tolist())
+        x.sum().backward()
+    """)
+    assert capsys.readouterr().out == "3 torch.Size([4]) [5, 5, 5, 5]\n"
