@@ -23,13 +23,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.kernels.registry import ANY
 from fxmem.recording.bounds import bound_result
 from fxmem.recording.size_hints import SizeHints
+from fxmem.tracing.fxgraph import PLAIN
 from fxmem.tracing.values import (
     DRAW,
     MAX_ELEMENTS,
@@ -279,7 +280,12 @@ def list_tensors(arguments: Iterable[Any], found: list[Tensor] | None = None) ->
     """Lists the tensors in an operator's arguments or results, which nest in lists and dicts."""
     found = [] if found is None else found
     for argument in arguments:
-        if isinstance(argument, Tensor):
+        kind = type(argument)
+        if kind is FakeTensor:
+            found.append(argument)
+        elif kind in PLAIN or (kind is dict and not argument):
+            continue
+        elif isinstance(argument, Tensor):
             found.append(argument)
         elif isinstance(argument, (list, tuple)):
             list_tensors(argument, found)

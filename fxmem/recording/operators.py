@@ -158,10 +158,13 @@ class OperatorRunner:
         return self._flops[key]
 
     def estimate_workspace(self, func: Any, call: Call) -> Workspace:
+        func = _RUN_BY.get(func.name(), func) if func.namespace == "fsdp" else func
+        if func not in self._target.estimators:
+            return 0
         tensors = iterate_tensors((call.args, call.kwargs, call.outputs))
         if not (self._ledger.counts_all or any(map(self._ledger.is_counted, tensors))):
             return 0
-        return self._target.estimate_workspace(_RUN_BY.get(func.name(), func), call)
+        return self._target.estimate_workspace(func, call)
 
     def estimate_library_bytes(self, func: Any, call: Call) -> int:
         """Estimates the most that the library behind the kernel may choose to take besides."""

@@ -50,7 +50,7 @@ from fxmem.tracing.source import find_source
 from fxmem.tracing.values import keep_value
 from fxmem.versions.operators import aten
 
-_prim_device = torch.ops.prim.device.default
+prim_device = torch.ops.prim.device.default
 _detach = aten.detach.default
 _lift_fresh = aten.lift_fresh.default
 _UNNAMED = (Category.TEMPORARY, Category.COMMUNICATION)
@@ -220,7 +220,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is _prim_device:  # by far the most frequent: C++ asks fakes where they lie
+        if func is prim_device:  # by far the most frequent: C++ asks fakes where they lie
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         args, kwargs = self.turn_devices(args, kwargs or {})
@@ -230,7 +230,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             with no_dispatch():
                 return func(*args, **kwargs)
         if any(map(is_wrapper, types)):
-            if func is not _prim_device:
+            if func is not prim_device:
                 self._engine.see_wrapper()
             with self:  # a DTensor runs it on its local tensors
                 return run_on_locals(func, args, kwargs or {})

@@ -272,6 +272,7 @@ def _find_spans(leaves: Iterable[object]) -> dict[int, tuple[int, int]]:
 
 
 @functools.cache
+@functools.cache
 def is_wrapper(kind: type) -> bool:
     """Tells whether tensors of a class wrap others, on which their operators run: DTensor."""
     return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)

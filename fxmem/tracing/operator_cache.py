@@ -55,6 +55,7 @@ _INDEXING = frozenset({aten.select.int, aten.slice.Tensor, aten.as_strided.defau
 """Views that a loop takes at another place each time: quicker made than found."""
 _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 _HOST = torch.device("cpu")
+_MISSING: Any = object()
 
 
 class OperatorCache:
@@ -82,12 +83,12 @@ class OperatorCache:
                 return self._wrap(func(first, *args[1:]), first.fake_mode, first.fake_device)
             finally:
                 del guard
-        if key not in self._results:
+        kept = self._results.get(key, _MISSING)
+        if kept is _MISSING:
             before = _describe_tensor(first)
             result = func(*args, **kwargs)
             self._results[key] = _describe(kind, result, args, before)
             return result
-        kept = self._results[key]
         if kept is None:
             return func(*args, **kwargs)
         return args[0] if kind is _Kind.SELF else self._rebuild(kept, first, kind)
