@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import re
 import weakref
@@ -402,6 +403,7 @@ class _Session:
             raise _EnoughSteps
 
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             self._optimizers.append(weakref.ref(optimizer))
@@ -427,6 +429,7 @@ class _Session:
         return __new__
 
     def _see_loader(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)  # Lightning reads the names of the arguments to make it again
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             init(loader, *args, **kwargs)
             loader.pin_memory = False  # which makes a copy faster that is not made

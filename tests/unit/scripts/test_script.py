@@ -720,3 +720,15 @@ def test_operators_of_extensions_are_named(write: Write) -> None:
     assert fxmem.run(str(script)).notes == (note,)
     model = Call(lambda x: torch.ops.fxmem_test.split(x).relu())
     assert fxmem.analyze(model, "8", mode="infer").setup.notes == (note,)
+
+
+def test_loaders_and_optimizers_keep_their_signatures(tmp_path: Path) -> None:
+    """Lightning makes a loader again, with the arguments whose names the signature has."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{MODEL}\nimport inspect\n"
+        "for kind in (torch.utils.data.DataLoader, torch.optim.Optimizer):\n"
+        "    assert set(inspect.signature(kind.__init__).parameters) & {'dataset', 'defaults'}\n"
+        "torch.ones(1, device='cuda', requires_grad=True).sum().backward()\n"
+    )
+    assert fxmem.run(str(script)).largest.peak_bytes > 0
