@@ -47,7 +47,7 @@ def main() -> None:
                 continue
             if outcome is None or arguments.only:
                 outcome = run_launch(launch, source, data, arguments.timeout)
-            if launch.on_cpu and arguments.cpu and outcome.peaks and not outcome.measured:
+            if launch.cpu is not None and arguments.cpu and outcome.peaks and not outcome.measured:
                 outcome = measure_launch(launch, source, data, outcome, arguments.timeout)
             found[launch.name] = outcome
             peaks = [f"{peak / 2**20:,.1f}" for peak in outcome.peaks]

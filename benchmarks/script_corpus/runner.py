@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -105,7 +106,7 @@ def run_launch(launch: Launch, source: Path, data: Data, timeout_s: float) -> Ou
             report = json.loads(result.read_text())
             peaks = [step["peak_bytes"] for step in report["script"]["steps"]]
             return Outcome(peaks, seconds, output=output)
-    lines = [line for line in output.splitlines() if line.startswith("fxmem: error")]
+    lines = re.findall("fxmem: error.*", output)
     line = (lines or output.splitlines() or [""])[-1]
     return Outcome((), seconds, line if ended else f"no end in {timeout_s:.0f} s", None, output)
 
@@ -117,7 +118,7 @@ def measure_launch(
     measured = []
     for what in ("real", "cpu"):
         with tempfile.TemporaryDirectory(prefix="corpus_") as temporary:
-            script = shlex.split(launch.command.format_map(data))
+            script = shlex.split(f"{launch.command} {launch.cpu}".format_map(data))
             command = ["-m", "benchmarks.scripts", "--only", what, *script]
             output, _, _ = _run(command, launch, source, data, 3 * timeout_s, Path(temporary))
         last = (output.splitlines() or [""])[-1]
