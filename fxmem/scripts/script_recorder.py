@@ -117,7 +117,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             self.reads.note("as many as there are elements")
             masks = [t for t in tensors if t.dtype in (torch.bool, torch.uint8)] or tensors
             hints = self.runner.hints
-            self.runner.hints = replace(hints, default=max(mask.numel() for mask in masks))
+            most = max(mask.numel() for mask in masks)
+            if func is aten.bincount.default and args[2:] > (0,):
+                most = 0  # classes are counted, of which there are as many as was said
+            self.runner.hints = replace(hints, default=most)
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             finally:

@@ -134,3 +134,13 @@ def test_what_is_read_is_within_what_it_may_be(
         x.sum().backward()
     """)
     assert capsys.readouterr().out == "3 torch.Size([4]) [5, 5, 5, 5]\n"
+
+
+def test_a_confusion_matrix_has_the_size_that_was_said(run: Run) -> None:  # torchmetrics' too
+    run("""
+        x = torch.randn(64, 5, requires_grad=True, device="cuda")
+        y = torch.randint(0, 5, (64,)).cuda()
+        matrix = torch.bincount(y * 5 + x.argmax(1), minlength=25).reshape(5, 5)
+        print((matrix.diag().sum() / matrix.sum()).item())
+        x.sum().backward()
+    """)
