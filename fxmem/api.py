@@ -157,7 +157,7 @@ def run(
     arguments: Sequence[str] = (),
     *,
     is_module: bool = False,
-    steps: int = 3,
+    steps: int | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     alloc_conf: str | None = None,
@@ -178,7 +178,7 @@ def run(
             ``torchrun`` does.
         arguments: Its arguments.
         is_module: Whether ``script`` names a module, as for ``python -m``.
-        steps: How many steps to record.
+        steps: How many steps to record; by default three, or two of more than 100,000 operators.
         device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
         gpu: As for :func:`analyze`.
         alloc_conf: As for :func:`analyze`.

@@ -47,9 +47,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        default=3,
         metavar="N",
-        help="end the script when each optimizer has stepped N times (default: %(default)s)",
+        help="end the script when each optimizer has stepped N times (default: 3, or 2 where a "
+        "step has more than 100,000 operators)",
     )
     parser.add_argument(
         "--world-size",

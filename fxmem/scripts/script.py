@@ -64,6 +64,10 @@ have an optimizer each.
 """
 
 
+LONG_STEP = 100_000
+"""Operators of a step, as of a GPT of 20 layers that accumulates 32 gradients (nanochat)."""
+
+
 class _EnoughSteps(BaseException):
     """Ends the script: all steps asked for are recorded, and another begins."""
 
@@ -73,7 +77,7 @@ def run_script(
     arguments: Sequence[str] = (),
     *,
     is_module: bool = False,
-    steps: int = 3,
+    steps: int | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     alloc_conf: str | None = None,
@@ -88,7 +92,7 @@ def run_script(
     once there is one.
     """
     check_release()
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UsageError(f"--steps must be 1 or more, got {steps}")
     launcher = Launcher(rank, world_size)
     options = resolve_options(device=device, gpu=gpu, size_hint=size_hint)
@@ -132,7 +136,9 @@ def _explain(error: Exception, script: str, has_size_hint: bool) -> FxmemError:
 class _Session:
     """One run of a script: its modes, its optimizers and its windows of recording."""
 
-    def __init__(self, options: Options, steps: int, launcher: Launcher, settings: Any) -> None:
+    def __init__(
+        self, options: Options, steps: int | None, launcher: Launcher, settings: Any
+    ) -> None:
         self.windows: list[Analysis] = []
         self._options = options
         self._steps = steps
@@ -253,8 +259,9 @@ class _Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps asked for are recorded."""
-        return len(self.windows) >= self._steps
+        """Whether all steps asked for are recorded; where none were, three, or two long ones."""
+        is_long = any(len(step.graph.operations) > LONG_STEP for step in self.windows)
+        return len(self.windows) >= (self._steps or (2 if is_long else 3))
 
     def end_script(self) -> None:
         """Keeps what ran after the last step, or all of a script without one."""

@@ -57,7 +57,7 @@ def test_modules_limits_and_files(
     assert main(["run", "--device", "cpu", "-o", "step.html", script, "64"]) == 0
     assert "<svg" in (tmp_path / "step.html").read_text()
     assert main(["run", "-o", "step.json", "nope.py"]) == 2
-    assert "no script 'nope.py' (fxmem run train.py, or -m package.module)" in (
+    assert "no script 'nope.py' (fxmem run train.py; -m package.module;" in (
         capsys.readouterr().err
     )
 

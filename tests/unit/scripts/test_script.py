@@ -705,6 +705,23 @@ def test_reads_of_a_library_have_the_script_s_line_too(write: Write, tmp_path: P
     assert "train.py:15 in fxmem_test_meter.py:2" in str(run)
 
 
+@pytest.mark.parametrize(("long", "given", "steps"), [(5, None, 2), (5, 3, 3), (999, None, 3)])
+def test_of_long_steps_two_are_recorded_unless_more_are_asked_for(
+    write: Write, monkeypatch: pytest.MonkeyPatch, long: int, given: int | None, steps: int
+) -> None:
+    monkeypatch.setattr("fxmem.scripts.script.LONG_STEP", long)
+    script = write(
+        """
+        model = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(4):
+            model(torch.randn(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+        """
+    )
+    assert len(fxmem.run(str(script), steps=given).steps) == steps
+
+
 @torch.library.custom_op("fxmem_test::split", mutates_args=())
 def split(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
