@@ -179,6 +179,39 @@ def test_accelerate_prepares_its_environment(write: Write, tmp_path: Path) -> No
     assert [each["ACCELERATE_MIXED_PRECISION"] for each in told] == ["bf16", "fp16", "no"]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Lightning's, on workers, samplers and epochs
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "fsdp"])
+def test_lightning_trains_on_one_of_its_devices(write: Write, strategy: str) -> None:
+    import_torchvision()  # Lightning looks for it
+    pytest.importorskip("lightning")
+    script = write(f"""
+    import lightning
+    from torch.utils.data import DataLoader
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(512, 1024)
+
+        def training_step(self, batch):
+            self.log("loss", loss := self.layer(batch).sum(), sync_dist=True)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters())
+
+    silent = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = lightning.Trainer(devices=4, num_nodes=2, strategy={strategy!r}, **silent)
+    note(rank=trainer.global_rank, size=trainer.world_size)
+    trainer.fit(Module(), DataLoader(torch.randn(4096, 512), batch_size=16))
+    """)
+    run = fxmem.run(script)
+    assert read_notes(script) == [{"rank": 0, "size": 8}]
+    share = 8 if strategy == "fsdp" else 1
+    assert run.steps[1].gradient_bytes * share == 4 * 1024 * 513
+
+
 def test_lines_that_cannot_be_run_are_explained(write: Write) -> None:
     script = write("")
     for line, cause in (
