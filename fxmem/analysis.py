@@ -58,6 +58,7 @@ class Setup:
     parallelize: str | None = None  # how the model is laid out on the mesh
     rank: int | str = 0
     compiled: bool = False  # torch.compile is called, and left out
+    attention: str | None = None  # the backend tried first, where one was asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ def analyze_model(
         device=chosen.target.name,
         autocast=chosen.autocast,
         gpu=chosen.gpu.name if chosen.gpu else None,
+        attention=chosen.architecture.attention,
         optimizer=name_choice(optimizer),
         loss=name_choice(loss),
         frontend=served.frontend,
@@ -290,7 +291,7 @@ def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -
     if sizes := blueprint.options.hints.describe():
         yield f"Sizes that depend on data are taken as {sizes} (size_hint)."
     yield from recording.notes
-    yield from target.list_uncounted(operation.name for operation in graph.operations)
+    yield from blueprint.options.list_notes(operation.name for operation in graph.operations)
 
 
 def find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:

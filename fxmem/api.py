@@ -44,6 +44,7 @@ def analyze(
     inference_mode: bool = False,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
+    attention: str | None = None,
     dtype: str | torch.dtype | None = None,
     autocast: str | torch.dtype | None = None,
     optimizer: OptimizerChoice = None,
@@ -79,6 +80,8 @@ def analyze(
         gpu: The target GPU (``"h100"``, ``"rtx4090"``): its architecture decides which kernels
             run, its capacity whether the step fits. None for an A100's architecture and
             unlimited memory.
+        attention: What ``scaled_dot_product_attention`` tries first: ``"flash"``, ``"cudnn"``,
+            ``"efficient"`` or ``"math"``. None for PyTorch's order on that GPU.
         dtype: The dtype that parameters and floating inputs are cast to.
         autocast: The dtype that forward and loss are autocast to: ``"bf16"``, or ``"fp16"``,
             which takes a gradient scaler on CUDA. None for no autocast.
@@ -135,6 +138,7 @@ def analyze(
         inference_mode=inference_mode,
         device=device,
         gpu=gpu,
+        attention=attention,
         dtype=dtype,
         autocast=autocast,
         optimizer=optimizer,
@@ -160,6 +164,7 @@ def run(
     steps: int | None = None,
     device: str = "cuda",
     gpu: str | None = None,
+    attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
     world_size: int | None = None,
@@ -181,6 +186,7 @@ def run(
         steps: How many steps to record; by default three, or two of more than 100,000 operators.
         device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
         gpu: As for :func:`analyze`.
+        attention: As for :func:`analyze`.
         alloc_conf: As for :func:`analyze`.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
         world_size: The number of processes, as ``torchrun --nproc-per-node`` starts them; the
@@ -200,6 +206,7 @@ def run(
         steps=steps,
         device=device,
         gpu=gpu,
+        attention=attention,
         alloc_conf=alloc_conf,
         size_hint=size_hint,
         world_size=world_size,
@@ -283,6 +290,7 @@ def pipeline(
     ranks: int | None = None,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
+    attention: str | None = None,
     dtype: str | torch.dtype | None = None,
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
@@ -313,6 +321,7 @@ def pipeline(
             for a schedule of several stages a rank.
         device: As for :func:`analyze`.
         gpu: As for :func:`analyze`.
+        attention: As for :func:`analyze`.
         dtype: As for :func:`analyze`.
         optimizer: As for :func:`analyze`; each stage has one.
         loss: As for :func:`analyze`, of the last stage's output.
@@ -345,6 +354,7 @@ def pipeline(
         ranks=ranks,
         device=device,
         gpu=gpu,
+        attention=attention,
         dtype=dtype,
         optimizer=optimizer,
         loss=loss,

@@ -110,7 +110,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     mesh: Any = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     check_output(arguments.output)
-    names = "schedule microbatches ranks device gpu optimizer loss alloc_conf".split()
+    names = "schedule microbatches ranks device gpu attention optimizer loss alloc_conf".split()
     with show_progress(f"recording {arguments.target}"), run_user_code(arguments.target):
         from fxmem.api import pipeline
         from fxmem.report.pipeline_text import render_pipeline

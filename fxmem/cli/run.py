@@ -104,6 +104,7 @@ def run_run(arguments: argparse.Namespace) -> int:
             steps=arguments.steps,
             device=arguments.device,
             gpu=arguments.gpu,
+            attention=arguments.attention,
             alloc_conf=arguments.alloc_conf,
             size_hint=parse_size_hint(arguments.size_hint),
             world_size=arguments.world_size,

@@ -187,6 +187,12 @@ def add_gpu_options(parser: argparse.ArgumentParser, exits: str = "") -> None:
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     device.add_argument("--gpu", metavar="NAME", help=f"the target GPU: h100, rtx4090, ...{exits}")
     device.add_argument(
+        "--attention",
+        metavar="BACKEND",
+        help="flash, cudnn, efficient or math: what scaled_dot_product_attention tries first "
+        "(default: PyTorch's order)",
+    )
+    device.add_argument(
         "--alloc-conf",
         metavar="SETTINGS",
         help="settings of CUDA's allocator, as PYTORCH_ALLOC_CONF takes them (default: that "
@@ -246,6 +252,7 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         "inference_mode": arguments.inference_mode,
         "device": arguments.device,
         "gpu": arguments.gpu,
+        "attention": arguments.attention,
         "autocast": arguments.autocast,
         "loop": arguments.loop,
         "accumulate": arguments.accumulate,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from fxmem.errors import UsageError
 from fxmem.gpus import GpuModel, find_gpu
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
+from fxmem.kernels.cuda.attention.backends import BACKENDS, note_preference
 from fxmem.kernels.cuda.gpu import Gpu, describe_gpu
 from fxmem.kernels.registry import Target
 from fxmem.loading.parsing import is_target
@@ -51,6 +52,12 @@ class Options:
     hints: SizeHints  # the same, read
     layout: Layout | None = None  # on a mesh of processes; None for one process
 
+    def list_notes(self, operators: Iterable[str]) -> Iterator[str]:
+        """Lists what is not counted or was assumed of a step's operators, a sentence each."""
+        names = [*operators]
+        yield from self.target.list_uncounted(names)
+        yield from note_preference(names, self.architecture)
+
 
 def resolve_options(
     *,
@@ -58,6 +65,7 @@ def resolve_options(
     inference_mode: bool = False,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
+    attention: str | None = None,
     dtype: str | torch.dtype | None = None,
     autocast: str | torch.dtype | None = None,
     loop: str | Loop = "plain",
@@ -86,6 +94,10 @@ def resolve_options(
         raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
     if gpu is not None and device != "cuda":
         raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
+    if attention not in (None, *BACKENDS):
+        raise UsageError(f"unknown attention {attention!r}", hint=" or ".join(BACKENDS))
+    if attention is not None and device != "cuda":
+        raise UsageError(f"attention={attention!r} with device={device!r}", hint="device='cuda'")
     layout = resolve_layout(mesh, parallelize, rank, knobs)
     if layout is not None and frontend == "fx":
         raise UsageError("the fx frontend with a mesh", hint="leave the frontend out")
@@ -106,7 +118,7 @@ def resolve_options(
         inference_mode=inference_mode,
         target=TARGETS[device],
         gpu=model,
-        architecture=describe_gpu(model),
+        architecture=replace(describe_gpu(model), attention=attention),
         dtype=None if dtype is None else parse_dtype(dtype),
         autocast=autocast,
         autocast_to=getattr(torch, autocast_name) if autocast_name else None,

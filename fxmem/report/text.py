@@ -100,15 +100,18 @@ def write_mesh(mesh: Mapping[str, int]) -> str:
 def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
     """Writes the analysed step in one line, with its training loop where that matters."""
     mode = setup.mode
+    attention = [f"attention {setup.attention}"] if setup.attention else []
     if mode == "script":
         step = f"{', '.join(setup.inputs)} of {setup.model}"
         optimizer = f"optimizer {setup.optimizer or 'none'}"
-        return escape_controls("; ".join((step, setup.gpu or setup.device, optimizer)))
+        parts = [step, setup.gpu or setup.device, *attention, optimizer]
+        return escape_controls("; ".join(parts))
     if setup.inference_mode:
         mode = f"{mode} under inference_mode()"
     elif mode == "infer" and setup.autocast:  # which keeps the casts of weights alive there
         mode = f"{mode} under no_grad()"
     parts = [setup.model, ", ".join(setup.inputs) or "no inputs", mode, setup.gpu or setup.device]
+    parts += attention
     if setup.mesh:
         parts.append(f"rank {setup.rank} of {write_mesh(setup.mesh)} by {setup.parallelize}")
     if setup.autocast:

@@ -80,6 +80,7 @@ def run_script(
     steps: int | None = None,
     device: str = "cuda",
     gpu: str | None = None,
+    attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
     world_size: int | None = None,
@@ -95,7 +96,7 @@ def run_script(
     if steps is not None and steps < 1:
         raise UsageError(f"--steps must be 1 or more, got {steps}")
     launcher = Launcher(rank, world_size)
-    options = resolve_options(device=device, gpu=gpu, size_hint=size_hint)
+    options = resolve_options(device=device, gpu=gpu, attention=attention, size_hint=size_hint)
     settings = find_settings(options.target.name, alloc_conf)
     session = _Session(options, steps, launcher, settings)
     if progress is not None:
@@ -288,7 +289,7 @@ class _Session:
                 hint="does it move its model there? --device cpu records a script for the CPU",
             )
         operators = (each.name for step in self.windows for each in step.graph.operations)
-        notes = (*self._notes, *self._options.target.list_uncounted(operators))
+        notes = (*self._notes, *self._options.list_notes(operators))
         return ScriptRun(
             tuple(self.windows), tuple(self._recorder.reads.reads.values()), notes, partial
         )
@@ -314,6 +315,7 @@ class _Session:
             loss=None,
             frontend="record",
             gpu=self._options.gpu.name if self._options.gpu else None,
+            attention=self._options.architecture.attention,
             compiled=NOT_COMPILED in self._notes,
         )
         self.windows.append(Analysis(setup, graph, self._settings, self._options.gpu))

@@ -42,6 +42,11 @@ FINDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     [
         ({"mode": "test"}, "unknown mode 'test' (train or infer)"),
         ({"gpu": "h100"}, "gpu='h100' with device='cpu' (leave one of them out)"),
+        (
+            {"attention": "cudn"},
+            "unknown attention 'cudn' (flash or cudnn or efficient or math)",
+        ),
+        ({"attention": "flash"}, "attention='flash' with device='cpu' (device='cuda')"),
         ({"autocast": "fp32"}, "autocast to float32 (bf16 or fp16)"),
         ({"autocast": torch.float64}, "autocast to float64 (bf16 or fp16)"),
         ({"autocast": "fp16"}, "autocast to float16 is not supported on the CPU (bf16)"),

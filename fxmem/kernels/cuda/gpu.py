@@ -56,6 +56,7 @@ class Gpu:
     # as in ``cudaDeviceProp.multiProcessorCount``; kernels size buffers by it
     multiprocessors: int = 108
     threads_per_multiprocessor: int = 2048  # as in ``cudaDeviceProp.maxThreadsPerMultiProcessor``
+    attention: str | None = None  # the backend that is tried first; None for PyTorch's order
 
 
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}

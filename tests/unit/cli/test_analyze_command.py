@@ -95,7 +95,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
             *["--loss", "mse", "--frontend", "record", "--size-hint", "7", "--autocast", "bf16"],
             *["--accumulate", "4", "--keep-gradients", "--hold-outputs", "--loop", "lightning"],
             "--inference-mode",
-            *["--gpu", "h100", "--alloc-conf", "expandable_segments:True"],
+            *["--gpu", "h100", "--attention", "flash", "--alloc-conf", "expandable_segments:True"],
             *["--mesh", "dp=8,tp=4", "--parallelize", "train.py:parallelize", "--rank", "5"],
         ]
     )
@@ -110,6 +110,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
         "inference_mode": True,
         "device": "cuda",
         "gpu": "h100",
+        "attention": "flash",
         "dtype": "bfloat16",
         "autocast": "bf16",
         "optimizer": "adam",

@@ -8,7 +8,7 @@ and whose checks pass. The names of those checks are given below.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,13 @@ _DEFAULT_ORDER = (
     SDPBackend.MATH,
     SDPBackend.CUDNN_ATTENTION,
 )
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+"""By the names that ``attention=`` takes."""
 _MAX_CUDNN_SIZE = 65535
 _CUDNN_DROPOUT_STEPS = 16
 _DIMENSIONS = "inputs of 4 dimensions: batch, heads, tokens, head dimension"
@@ -87,7 +94,10 @@ def read_settings(gpu: Gpu) -> Settings:
     }
     values = torch._C._get_sdp_priority_order()
     order = tuple(backend for value in values for backend in flags if backend.value == value)
-    if order == _DEFAULT_ORDER and _prefers_cudnn(gpu):
+    if order == _DEFAULT_ORDER and gpu.attention is not None:
+        first = BACKENDS[gpu.attention]
+        order = (first, *(backend for backend in order if backend is not first))
+    elif order == _DEFAULT_ORDER and _prefers_cudnn(gpu):
         order = _CUDNN_FIRST
     return Settings(
         frozenset(backend for backend, enabled in flags.items() if enabled),
@@ -108,6 +118,16 @@ def _prefers_cudnn(gpu: Gpu) -> bool:
     if is_release(before=(2, 10)):
         return os.environ.get("TORCH_CUDNN_SDPA_PREFERRED") != "0" and gpu.capability[1] == 0
     return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" and gpu.cudnn_version > 91500
+
+
+def note_preference(operators: Iterable[str], gpu: Gpu) -> Iterator[str]:
+    """Notes that attention runs by cuDNN because of the GPU, of the operators by these names."""
+    is_asked = gpu.attention is not None
+    if not is_asked and _prefers_cudnn(gpu) and any("cudnn_attention" in n for n in operators):
+        yield (
+            "Attention runs by cuDNN, which PyTorch prefers on this GPU: older releases take flash "
+            "attention (--attention flash, attention='flash')."
+        )
 
 
 def choose_backend(call: AttentionCall, gpu: Gpu, settings: Settings) -> SDPBackend | None:

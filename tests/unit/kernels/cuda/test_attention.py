@@ -10,12 +10,13 @@ from unittest import mock
 
 import pytest
 import torch
-from cuda_steps import Watch, made, run_step, saved
+from cuda_steps import Call, Watch, made, run_step, saved
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
+import fxmem
 from fxmem.errors import TraceError
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda.attention import dispatch as attention
@@ -248,3 +249,12 @@ def test_the_scale_is_that_before_padding() -> None:
         return y
 
     run_step(attend, leaf(B, H, S, 60))
+
+
+def test_the_backend_that_is_asked_for_runs_and_is_named() -> None:
+    attend = Call(lambda x: functional.scaled_dot_product_attention(x, x, x))
+    analysis = fxmem.analyze(attend, (leaf(),), gpu="h100", attention="efficient")
+    ran = {operation.name.split(".")[1] for operation in analysis.graph.operations}
+    assert "_scaled_dot_product_efficient_attention" in ran
+    assert analysis.setup.attention == "efficient"
+    assert "; attention efficient; " in str(analysis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fxmem.kernels.cuda.attention.backends import (
+    BACKENDS,
     AttentionCall,
     choose_backend,
     explain_math,
+    note_preference,
     read_settings,
 )
 from fxmem.kernels.cuda.gpu import Gpu
@@ -196,6 +199,24 @@ def test_an_order_that_the_user_sets() -> None:
         assert choose(call(), H100) is EFFICIENT
     with sdpa_kernel([FLASH]):
         assert choose(call(dtype=F32)) is None
+
+
+def test_a_backend_that_is_asked_for_comes_first_and_the_code_wins() -> None:
+    for name, backend in BACKENDS.items():
+        asked = replace(H100, attention=name)
+        assert choose(call(), asked) is backend
+        with sdpa_kernel([EFFICIENT]):
+            assert choose(call(), asked) is EFFICIENT
+        with sdpa_kernel([EFFICIENT, FLASH, CUDNN, MATH], set_priority=True):
+            assert choose(call(), asked) is EFFICIENT
+    assert choose(call(dtype=F32), replace(H100, attention="flash")) is EFFICIENT
+
+
+def test_what_a_gpu_prefers_is_noted() -> None:
+    names = ["aten._scaled_dot_product_cudnn_attention.default"]
+    assert len([*note_preference(names, H100)]) == (choose(call(), H100) is CUDNN)
+    for gpu in (A100, replace(H100, attention="cudnn")):
+        assert not [*note_preference(names, gpu)]
 
 
 HEADS = (2, 4, 64, 32)
