@@ -113,18 +113,20 @@ class ReadLog:
         return None if tensor.numel() > _MOST_COPIED else self.make_real(tensor)
 
     def make_real(self, tensor: Tensor) -> Tensor:
-        """Makes a real tensor: of ones, but for what is known. One of known values is no read."""
+        """Makes a real tensor: of ones, but for what is known. One of known values is no read.
+
+        Truth values are True, as masks find all elements; a single one is False, as tests are.
+        """
+        one = tensor.dim() > 0 or tensor.dtype != torch.bool
         bounds = find_bounds(tensor)
         if find_known(tensor) is None:
-            self.note("ones" if tensor.dtype != torch.bool else "False")
+            self.note("ones" if one else "False")
         with _disable_current_modes():
+            made = torch.full((), one, dtype=tensor.dtype)
             if bounds is not None:
-                least, most = bounds
-                is_bool = tensor.dtype == torch.bool
-                return least.clone() if is_bool else torch.ones_like(least).clamp(least, most)
+                return torch.minimum(torch.maximum(made, bounds[0]), bounds[1])
             is_lean = tensor.numel() * tensor.element_size() > _MOST_BYTES
-            one = torch.full((), tensor.dtype != torch.bool, dtype=tensor.dtype)
-            return one.expand(tensor.shape) if is_lean else one.repeat(tensor.shape)
+            return made.expand(tensor.shape) if is_lean else made.repeat(tensor.shape)
 
     def list_values(self, tensor: Tensor) -> Any:
         """Lists the values that stand for a tensor's, as ``Tensor.tolist``."""

@@ -105,7 +105,7 @@ def test_arrays_of_any_size_hold_ones(run: Run, capsys: pytest.CaptureFixture[st
             print(len(array), len(array[5]), array[5][7], end=" ")
         print(x.bool().cpu().numpy()[3, 3], torch.ones(2, 2, device="cuda").tolist())
     """)
-    assert capsys.readouterr().out == "4096 4096 1.0 " * 3 + "False [[1.0, 1.0], [1.0, 1.0]]\n"
+    assert capsys.readouterr().out == "4096 4096 1.0 " * 3 + "True [[1.0, 1.0], [1.0, 1.0]]\n"
 
 
 def test_a_test_as_a_whole_is_false_and_a_while_goes_on(
