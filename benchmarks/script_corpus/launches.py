@@ -83,6 +83,8 @@ COMMITS = {
     "speechbrain/speechbrain": "9c826ef",
     "jik876/hifi-gan": "4769534",
 }
+DATA = "the data set: tensors of the host, which no operator of the model reads"
+
 # fmt: off
 LAUNCHES = (
     Launch("nanoGPT train", "language models", "karpathy/nanoGPT",
@@ -97,25 +99,25 @@ LAUNCHES = (
     Launch("Pytorch-UNet", "segmentation", "milesial/Pytorch-UNet", "train.py --epochs 1 --batch-size 2 --scale 0.5 --amp",
         place={"data/imgs": "{images}/flat", "data/masks": "{images}/masks"}),
     Launch("imagenet", "classification", "pytorch/examples", "main.py -a resnet18 --dummy -b 8", folder="imagenet", cpu="-j 1"),
-    Launch("mnist", "classification", "pytorch/examples", "main.py", folder="mnist", place={"data": "{mnist}"}, cpu=""),
+    Launch("mnist", "classification", "pytorch/examples", "main.py", folder="mnist", place={"data": "{mnist}"}, cpu="", cause=DATA),
     Launch("dcgan", "GANs", "pytorch/examples", "main.py --dataset fake --accel", folder="dcgan", cpu="--workers 0 --batchSize 8"),
-    Launch("vae", "classification", "pytorch/examples", "main.py", folder="vae", place={"data": "{mnist}"}, cpu=""),
+    Launch("vae", "classification", "pytorch/examples", "main.py", folder="vae", place={"data": "{mnist}"}, cpu="", cause=DATA),
     Launch("word_language_model transformer", "language models", "pytorch/examples",
-        "main.py --accel --model Transformer --use-optimizer", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu=""),
+        "main.py --accel --model Transformer --use-optimizer", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu="", cause=DATA),
     Launch("word_language_model LSTM", "language models", "pytorch/examples",
-        "main.py --accel", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu=""),
+        "main.py --accel", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu="", cause=DATA),
     Launch("examples gat", "graphs", "pytorch/examples", "main.py", folder="gat", place={"gat/cora": "{cora}"}),
     Launch("examples gcn", "graphs", "pytorch/examples", "main.py", folder="gcn", place={"gcn/cora": "{cora}"},
         edits=(("gcn/main.py", """    with requests.get(cora_url, stream=True) as tgz_file:
         with tarfile.open(fileobj=tgz_file.raw, mode='r:gz') as tgz_object:
             tgz_object.extractall()
 """, ""),)),
-    Launch("siamese", "classification", "pytorch/examples", "main.py", folder="siamese_network", place={"data": "{mnist}"}, cpu=""),
+    Launch("siamese", "classification", "pytorch/examples", "main.py", folder="siamese_network", place={"data": "{mnist}"}, cpu="", cause=DATA),
     Launch("super_resolution", "segmentation", "pytorch/examples", "main.py --upscale_factor 3 --accel", folder="super_resolution",
         place={"super_resolution/dataset/BSDS300/images/train": "{images}/flat", "super_resolution/dataset/BSDS300/images/test": "{images}/flat"}, cpu=""),
     Launch("regression", "science", "pytorch/examples", "main.py", options="--device cpu", folder="regression", cpu=""),
-    Launch("mnist_rnn", "classification", "pytorch/examples", "main.py --accel", folder="mnist_rnn", place={"data": "{mnist}"}, cpu=""),
-    Launch("forward_forward", "classification", "pytorch/examples", "main.py --train_size 512 --test_size 512", folder="mnist_forward_forward", place={"mnist_forward_forward/data": "{mnist}"}, cpu=""),
+    Launch("mnist_rnn", "classification", "pytorch/examples", "main.py --accel", folder="mnist_rnn", place={"data": "{mnist}"}),
+    Launch("forward_forward", "classification", "pytorch/examples", "main.py --train_size 512 --test_size 512", folder="mnist_forward_forward", place={"mnist_forward_forward/data": "{mnist}"}),
     Launch("actor_critic", "RL", "pytorch/examples", "actor_critic.py", options="--device cpu", folder="reinforcement_learning", cpu=""),
     Launch("reinforce", "RL", "pytorch/examples", "reinforce.py", options="--device cpu", folder="reinforcement_learning", cpu=""),
     Launch("trl sft", "TRL", "huggingface/trl", "trl/scripts/sft.py --model_name_or_path {models}/qwen --dataset_name {text}/chat --output_dir out --per_device_train_batch_size 4", cpu=""),
@@ -147,7 +149,7 @@ LAUNCHES = (
     Launch("infogan", "GANs", "eriklindernoren/PyTorch-GAN", "infogan.py", folder="implementations/infogan", place={"data/mnist": "{mnist}"}, cpu=""),
     Launch("PyTorch-GAN gan", "GANs", "eriklindernoren/PyTorch-GAN", "gan.py", folder="implementations/gan", place={"data/mnist": "{mnist}"}, cpu=""),
     Launch("PyTorch-GAN cyclegan", "GANs", "eriklindernoren/PyTorch-GAN", "cyclegan.py --n_cpu 2", folder="implementations/cyclegan",
-        place={"data/monet2photo/train": "{images}/pairs/train", "data/monet2photo/test": "{images}/pairs/train"}, cpu=""),
+        place={"data/monet2photo/train": "{images}/pairs/train", "data/monet2photo/test": "{images}/pairs/train"}, cpu="--img_height 32 --img_width 32 --n_residual_blocks 2 --n_cpu 0 --sample_interval 100000"),
     Launch("PyTorch-GAN esrgan", "GANs", "eriklindernoren/PyTorch-GAN", "esrgan.py --warmup_batches 1 --n_cpu 2", folder="implementations/esrgan",
         place={"data/img_align_celeba": "{images}/flat"}, env={"TORCH_HOME": "{torch_home}"}),
     Launch("CycleGAN", "GANs", "junyanz/pytorch-CycleGAN-and-pix2pix", "train.py --dataroot {images}/pairs --name x --model cycle_gan --display_id -1"),
@@ -159,7 +161,7 @@ LAUNCHES = (
     Launch("improved-diffusion", "diffusers", "openai/improved-diffusion", "scripts/image_train.py --data_dir {images}/flat --image_size 64 --num_channels 64 --batch_size 4", paths=(".",)),
     Launch("cleanrl ppo", "RL", "vwxyzjn/cleanrl", "cleanrl/ppo.py --num-steps 32"),
     Launch("cleanrl dqn", "RL", "vwxyzjn/cleanrl", "cleanrl/dqn.py --learning-starts 200", paths=(".",)),
-    Launch("cleanrl sac", "RL", "vwxyzjn/cleanrl", "cleanrl/sac_continuous_action.py --env-id Pendulum-v1 --learning-starts 200", paths=(".",)),
+    Launch("cleanrl c51", "RL", "vwxyzjn/cleanrl", "cleanrl/c51.py --learning-starts 200", paths=(".",)),
     Launch("pygcn", "graphs", "tkipf/pygcn", "train.py", folder="pygcn", paths=("..",), place={"data/cora": "{cora}"}),
     Launch("pyGAT", "graphs", "Diego999/pyGAT", "train.py", place={"data/cora": "{cora}"}, cpu=""),
     Launch("SimCLR", "self-supervision", "sthalles/SimCLR", "run.py -dataset-name cifar10 -b 64 -j 2 --fp16-precision",
@@ -180,9 +182,9 @@ LAUNCHES = (
     root='./data', train=False, download=True,""", "torchvision.datasets.FakeData(2048, (3, 32, 32),")), cpu=""),
     Launch("open_clip", "self-supervision", "mlfoundations/open_clip", "-m open_clip_train.main --dataset-type synthetic --model RN50 --batch-size 8 --train-num-samples 64 --workers 1 --precision amp", folder="src"),
     Launch("Swin", "classification", "microsoft/Swin-Transformer", "main.py --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --data-path {images} --batch-size 4", options="--world-size 2", edits=(("lr_scheduler.py", "            t_mul=1.,\n", ""),)),
-    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
-    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
-    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
+    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}),
+    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}),
+    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}),
     Launch("FSDP2 example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/FSDP2", options="--world-size 4"),
     Launch("DDP example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/ddp", options="--world-size 4"),
     Launch("fsdp_tp example", "several GPUs", "pytorch/examples", "fsdp_tp_example.py", folder="distributed/tensor_parallelism", options="--world-size 8"),
@@ -197,7 +199,7 @@ LAUNCHES = (
     Launch("nanochat", "language models", "karpathy/nanochat", "-m scripts.base_train --depth 20 --eval-every -1 --core-metric-every -1 --sample-every -1", env={"NANOCHAT_BASE_DIR": "{nanochat}"}, options="--gpu h100"),
     Launch("litgpt", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_lora {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
     Launch("torchtune", "language models", "pytorch/torchtune", "recipes/full_finetune_single_device.py --config recipes/configs/llama3_2/1B_full_single_device.yaml output_dir=out tokenizer.path={models}/tokenizer.model checkpointer.checkpoint_dir={models}/llama "
-        "model._component_=torchtune.models.llama3_2.llama3_2 model.vocab_size=320 model.num_layers=2 model.num_heads=4 model.num_kv_heads=4 model.embed_dim=64 model.max_seq_len=512 model.intermediate_dim=128 "
+        "model._component_=torchtune.models.llama3.llama3 model.vocab_size=320 model.num_layers=2 model.num_heads=4 model.num_kv_heads=4 model.embed_dim=64 model.max_seq_len=512 model.intermediate_dim=128 "
         "dataset.source=json dataset.data_files={text}/alpaca.json optimizer._component_=torch.optim.AdamW optimizer_in_bwd=False", paths=(".",)),
     Launch("accelerate nlp_example", "language models", "huggingface/accelerate", "nlp_example.py", folder="examples",
         place={"examples/bert-base-cased": "{models}/bert", "examples/nyu-mll/glue": "{text}/glue"}, cpu=""),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tabulate import tabulate
-
 from benchmarks.script_corpus.launches import COMMITS, LAUNCHES, Launch
 from benchmarks.script_corpus.runner import Outcome
 
@@ -28,50 +26,55 @@ def write_page(found: Mapping[str, Outcome], stamp: str) -> str:
         "asks for the internet in its code, or a library has changed since, the edit is shown. "
         "Times are of the whole command, of one thread, in seconds of the CPU.",
     ]
-    kinds = list(dict.fromkeys(launch.kind for launch in launches))
-    for kind in kinds:
-        rows = [_describe(launch, found[launch.name]) for launch in launches if launch.kind == kind]
+    for kind in dict.fromkeys(launch.kind for launch in launches):
+        rows = [_describe(each, found[each.name]) for each in launches if each.kind == kind]
         parts.append(f"## {kind[0].upper()}{kind[1:]}")
-        header = ["script", "largest step, MiB", "s"]
-        parts.append(tabulate(rows, header, tablefmt="github", disable_numparse=True))
-    edits = [f"| {launch.name} | {name} | {_code(old)} | {_code(new)} |"
-             for launch in launches for name, old, new in launch.edits]  # fmt: skip
-    parts += [
-        "## Edits",
-        "\n".join(["| script | file | text | instead |", "| - | - | - | - |", *edits]),
+        parts.append(_tabulate(("script", "largest step, MiB", "s"), rows))
+    edits = [
+        (launch.name, name, _code(old), _code(new))
+        for launch in launches
+        for name, old, new in launch.edits
     ]
-    parts += ["## Steps beside real ones", *_compare(launches, found)]
-    return "\n\n".join(parts) + "\n"
+    parts += ["## Edits", _tabulate(("script", "file", "text", "instead"), edits)]
+    return "\n\n".join([*parts, *_compare(launches, found)]) + "\n"
 
 
-def _describe(launch: Launch, outcome: Outcome) -> tuple[str, str, str]:
+def _describe(launch: Launch, outcome: Outcome) -> tuple[str, ...]:
     commit = COMMITS[launch.repository]
-    link = f"[{launch.repository}](https://github.com/{launch.repository}/tree/{commit})"
-    options = f"{launch.options} " if launch.options else ""
-    script = f"{link} {commit}: `{options}{launch.command}`".replace("|", "\\|")
-    result = f"{max(outcome.peaks) / 2**20:,.1f}" if outcome.peaks else _cell(outcome.line)
-    return script, result, f"{outcome.seconds:.0f}"
+    link = f"[{launch.repository}](https://github.com/{launch.repository}/tree/{commit}) {commit}"
+    command = f"{launch.options} {launch.command}".strip()
+    result = f"{max(outcome.peaks) / 2**20:,.1f}" if outcome.peaks else outcome.line
+    return f"{link}: `{command}`", result.removeprefix("fxmem: error: "), f"{outcome.seconds:.0f}"
 
 
 def _compare(launches: Sequence[Launch], found: Mapping[str, Outcome]) -> list[str]:
     rows = []
     for launch in launches:
-        outcome = found[launch.name]
-        for step, (real, said) in enumerate(zip(*(outcome.measured or ((), ())), strict=False), 1):
-            error = f"{100 * (said / real - 1):+.3f} %" if said != real else "0"
-            cause = launch.cause if abs(said / real - 1) > 0.005 else ""
-            rows.append((launch.name, step, f"{real:,}", f"{said:,}", error, cause))
-    header = ["script", "step", "measured", "fxmem", "differs by", "cause"]
+        pairs = list(zip(*(found[launch.name].measured or ((), ())), strict=False))
+        errors = [said / real - 1 for real, said in pairs]
+        if pairs:
+            shown = ", ".join(f"{100 * error:+.3f}" if error else "0" for error in errors)
+            cause = launch.cause if max(map(abs, errors)) > 0.005 else ""
+            largest = (f"{max(peaks):,}" for peaks in zip(*pairs, strict=True))
+            rows.append((launch.name, *largest, shown, cause))
     text = (
-        "The real script ran on the CPU under PyTorch's profiler, and then under "
-        "`fxmem run --device cpu`, in processes of their own: peaks of steps, in bytes."
+        f"{len(rows)} of the scripts ran on the CPU under PyTorch's profiler until their "
+        "optimizers had stepped three times, and then under `fxmem run --device cpu`, in "
+        "processes of their own. Compared are the peaks of all steps, in bytes of the "
+        "allocator's events."
     )
-    return [text, tabulate(rows, header, tablefmt="github", disable_numparse=True)]
+    header = ("script", "largest, measured", "fxmem", "each step differs by, %", "cause")
+    return ["## Steps beside real ones", text, _tabulate(header, rows)]
+
+
+def _tabulate(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [
+        header,
+        ["-"] * len(header),
+        *([cell.replace("|", "/") for cell in row] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _code(text: str) -> str:
-    return f"`{' '.join(text.split())}`".replace("|", "\\|") if text else ""
-
-
-def _cell(line: str) -> str:
-    return line.removeprefix("fxmem: error: ").replace("|", "/")
+    return f"`{' '.join(text.split())}`" if text else ""
