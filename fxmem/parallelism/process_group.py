@@ -148,6 +148,16 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
         stack.enter_context(mock.patch.object(_random, tracker.__name__, tracker))
         stack.enter_context(mock.patch.object(_random, "_rng_tracker", None))
         stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
+        new_group = dist.new_group
+
+        def new_fake_group(
+            *args: Any, backend: Any = None, pg_options: Any = None, **kw: Any
+        ) -> Any:
+            return new_group(*args[:2], **kw)  # on no other backend, such as gloo's on the host
+
+        for owner in (dist, dist.distributed_c10d, device_mesh):
+            if hasattr(owner, "new_group"):
+                stack.enter_context(mock.patch.object(owner, "new_group", new_fake_group))
         for kind, name in outside:
             if name in vars(kind):
                 method = _run_real(vars(kind)[name])

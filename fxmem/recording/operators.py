@@ -64,6 +64,8 @@ class RealTensorCache:
         """
         if isinstance(tensor, FakeTensor) or type(tensor) not in _PLAIN:
             return tensor
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # by torch.func.grad or vmap
+            return self.find_fake(torch._C._functorch.get_unwrapped(tensor))
         fake = self._fakes.get(tensor)
         if fake is None:
             mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

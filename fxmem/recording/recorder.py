@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -183,7 +184,27 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if not self.ledger.recording:
             yield
             return
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+        hooks: tuple[Any, ...] = self._pack, lambda tensor: tensor
+        saving: Any = torch._C._autograd
+        disable = torch.autograd.graph.disable_saved_tensors_hooks
+
+        @contextmanager
+        def disable_hooks(message: str) -> Iterator[None]:
+            """Lets transforms of ``torch.func`` run, which refuse hooks: they see no saves."""
+            is_outermost = saving._saved_tensors_hooks_is_enabled()
+            if is_outermost:
+                saving._pop_saved_tensors_default_hooks()
+            try:
+                with disable(message):
+                    yield
+            finally:
+                if is_outermost:
+                    saving._push_saved_tensors_default_hooks(*hooks)
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(*hooks),
+            mock.patch.object(torch.autograd.graph, "disable_saved_tensors_hooks", disable_hooks),
+        ):
             yield
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,8 @@ def follow_threads(watch: Callable[[], AbstractContextManager[None]]) -> Iterato
         watch: Makes a context that the threads run in besides.
     """
     start = threading.Thread.start
-    modes: list[Any] = [*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack()]
+    list_modes: tuple[Any, ...] = _get_current_dispatch_mode_stack, _get_current_function_mode_stack
+    modes = [mode for list_stack in list_modes for mode in list_stack()]
 
     def start_followed(thread: threading.Thread) -> None:
         run, variables = thread.run, contextvars.copy_context()

@@ -100,7 +100,8 @@ INTERFACES = (
     ),
     _list(
         "torch._C._autograd",
-        "_get_sequence_nr _saved_tensors_hooks_is_enabled",
+        "_get_sequence_nr _saved_tensors_hooks_is_enabled _pop_saved_tensors_default_hooks"
+        " _push_saved_tensors_default_hooks",
         "match functions of backward with operators of forward; know whether hooks are allowed",
         "the profiler's sequence numbers, for the first",
     ),
@@ -138,8 +139,8 @@ INTERFACES = (
     ),
     _list(
         "torch._C._functorch",
-        "peek_interpreter_stack",
-        "know that torch.func transforms a call, which has no checkpoints",
+        "peek_interpreter_stack get_unwrapped is_functorch_wrapped_tensor",
+        "know that torch.func transforms a call, which has no checkpoints, or what it wraps",
         "none",
     ),
     _list(

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from fxmem.errors import TraceError
 from fxmem.gpus import CONTEXT_BYTES, GpuModel, find_gpu
 from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.tracing.source import find_source
 from fxmem.versions import release
 
 _ANY_GPU = "a100-80gb"
@@ -228,6 +230,7 @@ def show_gpu(
         "get_rng_state_all": lambda: [state.clone()],
         "Stream": _Stream,
         "Event": _Event,
+        "CUDAGraph": _refuse_graph,
         "ExternalStream": lambda stream_ptr, *_: _Stream(stream_id=stream_ptr),
         "stream": lambda stream: stream or contextlib.nullcontext(),
         "set_stream": _set_stream,
@@ -237,6 +240,8 @@ def show_gpu(
     }
     owners: dict[Any, dict[str, Any]] = {
         torch.cuda: functions,
+        torch.cuda.nccl: {"version": answer(_NCCL_VERSION)},
+        torch.distributed: {"is_nccl_available": answer(True)},
         torch.cuda.nvtx: {"range_push": answer(0), "range_pop": answer(0)},
         torch.cuda.memory: functions,
         torch.accelerator: functions,
@@ -272,6 +277,10 @@ def show_gpu(
 
 _CUDA_VERSIONS = {(2, 6): "12.4", (2, 7): "12.6", (2, 8): "12.8", (2, 9): "12.8", (2, 10): "12.8"}
 """The CUDA that PyPI's wheels of a release are built with; 13.0 from 2.11 on."""
+
+
+_NCCL_VERSION = (2, 27, 5)
+"""Of the wheels of 2.9; code asks only whether it knows bfloat16, from 2.10 on (torchtune)."""
 
 
 def _find_cuda() -> str:
@@ -317,6 +326,15 @@ _READERS = (
     "max_memory_reserved",
 )
 """PyTorch's own functions that look a counter up, for ``torch.accelerator`` as well."""
+
+
+def _refuse_graph(*_: Any, **__: Any) -> None:
+    source = find_source()
+    raise TraceError(
+        f"CUDA graphs{f' at {source}' if source else ''} are not modelled",
+        hint="run without torch.cuda.graph and make_graphed_callables: graphs keep a pool of their"
+        " own",
+    )
 
 
 class _OfAnyDevice(type):

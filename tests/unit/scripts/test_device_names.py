@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fxmem
+from benchmarks.scripts import measure_script
 
 STEPS = """
 optimizer = torch.optim.Adam(model.parameters())
@@ -127,6 +128,7 @@ _random.manual_seed(0, mesh)
 objects, gathered, own = ["mine"], [None, None], [None]
 dist.broadcast_object_list(objects, src=0)
 dist.all_gather_object(gathered, dist.get_rank())
+dist.monitored_barrier(dist.new_group(backend="gloo"))
 dist.scatter_object_list(own, ["first", "second"])
 assert (objects, gathered, own) == (["mine"], [1, 1], ["second"])
 model = nn.Linear(512, 512).cuda()
@@ -149,3 +151,39 @@ def test_devices_that_pytorch_names_on_a_rank(tmp_path: Path) -> None:
     path.write_text(RANK)
     run = fxmem.run(str(path), steps=2, world_size=2, rank=1)
     assert run.steps[1].parameter_bytes == (512 * 512 + 512) * 4 // 2
+
+
+TRANSFORMS = """
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jacrev, vmap
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
+parameters, x = dict(model.named_parameters()), torch.randn(128, 3, device=device)
+optimizer = torch.optim.Adam(model.parameters())
+
+def compute(parameters, x):
+    return functional_call(model, parameters, x).sum()
+
+for step in range(3):
+    slope = vmap(grad(compute, argnums=1), (None, 0))(parameters, x)
+    curve = vmap(jacrev(grad(compute, argnums=1), argnums=1), (None, 0))(parameters, x)
+    (slope.square().sum() + curve.square().sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_transforms_of_functions(tmp_path: Path) -> None:
+    """As physics-informed networks differentiate; PyTorch's transforms refuse hooks on saves."""
+    path = tmp_path / "train.py"
+    path.write_text(TRANSFORMS)
+    assert [step.peak_bytes for step in fxmem.run(str(path), device="cpu").steps] == measure_script(
+        str(path), [], 3
+    )
+
+
+def test_graphs_are_refused_at_their_line(tmp_path: Path) -> None:
+    text = "with torch.cuda.graph(torch.cuda.CUDAGraph()):\n    pass"
+    with pytest.raises(fxmem.TraceError, match=r"^CUDA graphs at .*train.py:3 are not modelled"):
+        run_steps(tmp_path, text)
