@@ -73,12 +73,12 @@ def _baddbmm(call: Call) -> int:
     return _batch_bytes(call.tensor(1)) + _batch_bytes(call.tensor(2))
 
 
-@CUDA.kernel("baddbmm.dtype")
-def _baddbmm_dtype(
+@CUDA.kernel("addmm.dtype", "baddbmm.dtype")
+def _add_product(
     _added: Tensor, left: Tensor, right: Tensor, out_dtype: torch.dtype, **_factors: float
 ) -> Tensor:
-    """Blas.cpp, ``_baddbmm_dtype_cuda``; PyTorch's decomposition takes no ``out_dtype``."""
-    return left.new_empty((*left.shape[:2], right.shape[2]), dtype=out_dtype)
+    """Blas.cpp, ``_addmm_dtype_cuda``; PyTorch's decompositions take no ``out_dtype``."""
+    return left.new_empty((*left.shape[:-1], right.shape[-1]), dtype=out_dtype)
 
 
 @CUDA.workspace("mv")
