@@ -126,7 +126,8 @@ def _flatten_weights(weights: Sequence[Tensor], stride: int) -> None:
         )
         offset = 0
         for weight in weights:
-            weight.set_(flat, offset, weight.shape)
+            resettable: Any = weight
+            resettable.set_(flat, offset, weight.shape)
             offset += weight.numel()
 
 
