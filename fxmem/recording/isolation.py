@@ -72,7 +72,7 @@ def replace_inference_mode() -> Iterator[None]:
 
     The real one leaves autograd's keys out of the dispatcher. Then composite operators reach a
     ``TorchDispatchMode`` whole, and some views of fake tensors that were made outside fail. Memory
-    depends on two effects that are kept: autocast keeps no casts of weights from 2.10 on, and
+    depends on two effects that are kept: autocast keeps no casts of weights from 2.11 on, and
     autograd records nothing, whatever ``enable_grad`` says. Source: ``c10/core/InferenceMode.h``;
     ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``,
     https://github.com/pytorch/pytorch/pull/165068.

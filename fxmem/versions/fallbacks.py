@@ -67,7 +67,7 @@ def keeps_casts_in_inference() -> bool:
     One made in either has no gradients later. Source: ``aten/src/ATen/autocast_mode.cpp``,
     ``cached_cast``; pull request 165068 ended both.
     """
-    return is_release(before=(2, 10))
+    return is_release(before=(2, 11))
 
 
 def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
@@ -111,7 +111,7 @@ def override_kernel(
 ) -> None:
     """Puts a kernel in the place of PyTorch's own, or of one that Python registered before.
 
-    Source: ``torch/library.py``, ``Library.impl``, which may replace Python's from 2.11 on.
+    Source: ``torch/library.py``, ``Library.impl``, which may replace Python's in later releases.
     """
     implement: Callable[..., None] = library.impl
     name = "allow_override"

@@ -71,7 +71,7 @@ def cast_cached(dtype: torch.dtype, value: Any) -> Any:
     if dtype != torch.get_autocast_dtype(_DEVICE) or not is_weight:
         return value.to(dtype)
     if value._cdata not in _casts:
-        # From 2.10 on with gradients, which another use may want.
+        # From 2.11 on with gradients, which another use may want.
         with torch.set_grad_enabled(torch.is_grad_enabled() or not keeps_casts_in_inference()):
             reference = torch._C._WeakTensorRef(value)  # type: ignore[attr-defined]
             _casts[value._cdata] = (reference, value.to(dtype))

@@ -68,7 +68,7 @@ def test_under_autocast_the_peak_is_the_real_one_in_either(inference_mode: bool)
     assert analysis.peak_bytes - 4 * 64 * 64 * 4 == measure(infer)
 
 
-@pytest.mark.skipif(keeps_casts_in_inference(), reason="the two are one before 2.10")
+@pytest.mark.skipif(keeps_casts_in_inference(), reason="the two are one before 2.11")
 def test_a_report_says_for_which_of_the_two_it_is_and_the_other_s_peak() -> None:
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
     no_grad, inference = (

@@ -150,7 +150,7 @@ def test_cudnn_is_that_of_the_releases_wheels(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_autocast_keeps_casts_in_inference_mode_until_2_9(
+def test_autocast_keeps_casts_in_inference_mode_until_2_10(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)), nn.ReLU())
@@ -159,10 +159,10 @@ def test_autocast_keeps_casts_in_inference_mode_until_2_9(
         shape = {"mode": "infer", "device": device, "autocast": "bf16"}
         return analyze(model, "64x64", **shape, **options).peak_bytes
 
-    install(monkeypatch, (2, 9))
+    install(monkeypatch, (2, 10))
     kept_bytes = find_peak()
     assert find_peak(inference_mode=True) == kept_bytes
-    install(monkeypatch, (2, 10))
+    install(monkeypatch, (2, 11))
     assert find_peak(inference_mode=True) < find_peak() == kept_bytes
 
 
