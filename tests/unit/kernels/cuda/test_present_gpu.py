@@ -20,13 +20,13 @@ def shown() -> Iterator[None]:
 
 def test_the_current_stream_is_known() -> None:
     first, second = torch.cuda.Stream(), torch.Stream(device="cuda")
-    assert find_stream() == 0 and torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert find_stream() == 0 and torch.cuda.current_stream() == torch.cuda.default_stream(device=0)
     with torch.cuda.stream(first):
         assert find_stream() == first.stream_id != 0
         with torch.cuda.stream(None), second:
             assert find_stream() == second.stream_id != first.stream_id
             assert torch.accelerator.current_stream() == second
-        assert torch.cuda.current_stream() == first
+        assert torch.cuda.current_stream(device=0) == first
         torch.cuda.set_stream(second)
         assert find_stream() == second.stream_id
     assert find_stream() == 0
