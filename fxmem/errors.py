@@ -52,12 +52,16 @@ class InfeasibleError(FxmemError):
 def summarize_error(error: BaseException) -> str:
     """Writes the type and the first line of an error that is not fxmem's own.
 
-    PyTorch's texts go on with backends, C++ frames or advice on debugging.
+    PyTorch's texts go on with backends, C++ frames or advice on debugging. A line that announces
+    the next one ends with that.
 
     >>> summarize_error(ValueError("no such width\\nframe #0: ..."))
     'ValueError: no such width'
+    >>> summarize_error(RuntimeError("in loading state_dict:\\n\\tMissing keys: bias"))
+    'RuntimeError: in loading state_dict: Missing keys: bias'
     """
-    text = next(iter(str(error).strip().splitlines()), "")
+    lines = str(error).strip().splitlines() or [""]
+    text = " ".join(map(str.strip, lines[:2])) if lines[0].endswith(":") else lines[0]
     if len(text) > 300:
         text = f"{text[:300].rsplit(' ', 1)[0]} ..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

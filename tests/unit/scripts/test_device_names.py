@@ -57,7 +57,7 @@ with ThreadPoolExecutor(4) as pool:
     # bitsandbytes reads the first name as it is imported, transformers the second
     "names of a build for CUDA": """
 from torch._C import _cuda_getCurrentRawStream as get_stream
-assert get_stream(0) == torch.cuda.current_stream().cuda_stream
+assert get_stream(0) == torch.cuda.current_stream(device=torch.device("cuda")).cuda_stream
 assert int(torch.version.cuda.split(".")[0]) >= 12
 assert torch.backends.cudnn.version() > 90000
 model = nn.Linear(512, 512).cuda()
