@@ -92,6 +92,11 @@ class _Stream(_Queue):
         return event or _Event()
 
 
+class _ExternalStream(_Stream):
+    def __init__(self, stream_ptr: int, *_: Any, **__: Any) -> None:
+        super().__init__(stream_id=stream_ptr)
+
+
 class _Thread(threading.local):
     """The streams that a thread has entered and not left; the last is the current one."""
 
@@ -230,8 +235,8 @@ def show_gpu(
         "get_rng_state_all": lambda: [state.clone()],
         "Stream": _Stream,
         "Event": _Event,
-        "CUDAGraph": _refuse_graph,
-        "ExternalStream": lambda stream_ptr, *_, **__: _Stream(stream_id=stream_ptr),
+        "CUDAGraph": _Graph,
+        "ExternalStream": _ExternalStream,
         "stream": lambda stream: stream or contextlib.nullcontext(),
         "set_stream": _set_stream,
         "current_stream": lambda *_, **__: _thread.entered[-1],
@@ -328,13 +333,16 @@ _READERS = (
 """PyTorch's own functions that look a counter up, for ``torch.accelerator`` as well."""
 
 
-def _refuse_graph(*_: Any, **__: Any) -> None:
-    source = find_source()
-    raise TraceError(
-        f"CUDA graphs{f' at {source}' if source else ''} are not modelled",
-        hint="run without torch.cuda.graph and make_graphed_callables: graphs keep a pool of their"
-        " own",
-    )
+class _Graph:
+    """A class, which transformers names in annotations."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        source = find_source()
+        raise TraceError(
+            f"CUDA graphs{f' at {source}' if source else ''} are not modelled",
+            hint="run without torch.cuda.graph and make_graphed_callables: graphs keep a pool of"
+            " their own",
+        )
 
 
 class _OfAnyDevice(type):
