@@ -120,8 +120,8 @@ LAUNCHES = (
     Launch("forward_forward", "classification", "pytorch/examples", "main.py --train_size 512 --test_size 512", folder="mnist_forward_forward", place={"mnist_forward_forward/data": "{mnist}"}),
     Launch("actor_critic", "RL", "pytorch/examples", "actor_critic.py", options="--device cpu", folder="reinforcement_learning", cpu=""),
     Launch("reinforce", "RL", "pytorch/examples", "reinforce.py", options="--device cpu", folder="reinforcement_learning", cpu=""),
-    Launch("trl sft", "TRL", "huggingface/trl", "trl/scripts/sft.py --model_name_or_path {models}/qwen --dataset_name {text}/chat --output_dir out --per_device_train_batch_size 4", cpu=""),
-    Launch("trl dpo", "TRL", "huggingface/trl", "trl/scripts/dpo.py --model_name_or_path {models}/qwen --dataset_name {text}/preferences --output_dir out --per_device_train_batch_size 4", cpu=""),
+    Launch("trl sft", "TRL", "huggingface/trl", "trl/scripts/sft.py --model_name_or_path {models}/qwen --dataset_name {text}/chat --output_dir out --per_device_train_batch_size 4", cpu="--bf16 False --use_cpu True"),
+    Launch("trl dpo", "TRL", "huggingface/trl", "trl/scripts/dpo.py --model_name_or_path {models}/qwen --dataset_name {text}/preferences --output_dir out --per_device_train_batch_size 4", cpu="--bf16 False --use_cpu True"),
     Launch("trl grpo", "TRL", "huggingface/trl", "trl/scripts/grpo.py --model_name_or_path {models}/qwen --dataset_name {text}/prompts --output_dir out --reward_funcs accuracy_reward --max_completion_length 32 --num_generations 4 --per_device_train_batch_size 4"),
     Launch("trl sft lora", "TRL", "huggingface/trl", "trl/scripts/sft.py --model_name_or_path {models}/qwen --dataset_name {text}/chat --output_dir out --per_device_train_batch_size 4 --use_peft --gradient_checkpointing"),
     Launch("trl reward", "TRL", "huggingface/trl", "trl/scripts/reward.py --model_name_or_path {models}/qwen --dataset_name {text}/preferences --output_dir out"),
@@ -176,7 +176,8 @@ LAUNCHES = (
     Launch("TCN adding", "audio", "locuslab/TCN", "add_test.py --epochs 1", folder="TCN/adding_problem", paths=("../..",), cpu=""),
     Launch("TCN copy memory", "audio", "locuslab/TCN", "copymem_test.py --epochs 1", folder="TCN/copy_memory", paths=("../..",), cpu=""),
     Launch("pytorch-cifar", "classification", "kuangliu/pytorch-cifar", "main.py",
-        edits=(("main.py", """torchvision.datasets.CIFAR10(
+        edits=(("utils.py", "_, term_width = os.popen('stty size', 'r').read().split()", "term_width = 80"),
+               ("main.py", """torchvision.datasets.CIFAR10(
     root='./data', train=True, download=True,""", "torchvision.datasets.FakeData(2048, (3, 32, 32),"),
                ("main.py", """torchvision.datasets.CIFAR10(
     root='./data', train=False, download=True,""", "torchvision.datasets.FakeData(2048, (3, 32, 32),")), cpu=""),
