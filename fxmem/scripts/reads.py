@@ -43,7 +43,7 @@ _MOST_COPIED = 1 << 20
 until the script asks for their values."""
 _MOST_BYTES = 1 << 28
 """The largest array of ones that gets memory of its own; a larger one repeats a single element."""
-_MOST_ROUNDS, _MOST_OPERATORS = 1 << 12, 100_000
+_MOST_ROUNDS, _MOST_OPERATORS = 1 << 12, 30_000
 """Reads at one line, and reads and operators, in one step: then a ``while`` around it never ends.
 
 Few texts are generated that are as long, and what has as many short rounds has fewer operators. A
