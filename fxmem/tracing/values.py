@@ -228,7 +228,8 @@ def find_passing_answer(frame: FrameType | None) -> bool | None:
 def find_usual_answer(frame: FrameType | None) -> bool:
     """Finds an answer for an unknown truth value: a ``while`` goes on, other tests are False.
 
-    A test as a whole is: in ``if not found:`` something was found.
+    A test as a whole is: in ``if not found:`` something was found. But ``if not wrong.any():
+    break`` ends a ``while True`` that nothing else ends: values are drawn until they are right.
     """
     return bool(_find_answer(frame, _list_tests))
 
@@ -273,14 +274,23 @@ def _list_tests(filename: str) -> tuple[_Check, ...]:
     """Lists the tests of loops and branches, each once, and others that negate."""
     found: list[tuple[ast.stmt | ast.expr, ast.expr, bool]] = []
     seen: set[ast.AST] = set()
+    exits: set[ast.stmt] = set()
     for node in ast.walk(_parse(filename)):
+        if isinstance(node, ast.While) and isinstance(node.test, ast.Constant):
+            ways = [inner for inner in ast.walk(node) if isinstance(inner, ast.Break | ast.Return)]
+            exits.update(ways if len(ways) == 1 else ())
         if isinstance(node, ast.While | ast.If | ast.IfExp):
-            found.append((node, node.test, isinstance(node, ast.While)))
+            ends = isinstance(node, ast.If) and node.body[-1] in exits and _is_negated(node.test)
+            found.append((node, node.test, ends or isinstance(node, ast.While)))
             seen.update(ast.walk(node.test))
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and node not in seen:
+        elif isinstance(node, ast.expr) and _is_negated(node) and node not in seen:
             found.append((node, node, False))
             seen.update(ast.walk(node))
     return _make_checks(found)
+
+
+def _is_negated(test: ast.expr) -> bool:
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
 
 
 def is_in_while(frame: FrameType | None) -> bool:

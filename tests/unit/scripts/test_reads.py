@@ -124,6 +124,25 @@ def test_a_test_as_a_whole_is_false_and_a_while_goes_on(
     assert capsys.readouterr().out == "7 False 2\n"
 
 
+def test_values_that_are_drawn_until_they_are_right_are_so_at_once(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``trunc_normal_`` draws them from torch 2.13 on."""
+    run("""
+        x = torch.randn(4, requires_grad=True, device="cuda")
+        rounds = 0
+        while True:
+            rounds += 1
+            wrong = (torch.randn_like(x) > 2) | (x < -2)
+            if not wrong.any():
+                break
+            x = torch.where(wrong, 0.0, x)
+        print(rounds)
+        x.sum().backward()
+    """)
+    assert capsys.readouterr().out == "1\n"
+
+
 def test_what_is_read_is_within_what_it_may_be(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
