@@ -83,7 +83,7 @@ COMMITS = {
     "speechbrain/speechbrain": "9c826ef",
     "jik876/hifi-gan": "4769534",
 }
-DATA = "the data set: tensors of the host, which no operator of the model reads"
+DATA = "the data set, to the byte or the labels of a batch: tensors of the host that no operator of the model reads"
 
 # fmt: off
 LAUNCHES = (
@@ -163,7 +163,7 @@ LAUNCHES = (
     Launch("cleanrl dqn", "RL", "vwxyzjn/cleanrl", "cleanrl/dqn.py --learning-starts 200", paths=(".",)),
     Launch("cleanrl c51", "RL", "vwxyzjn/cleanrl", "cleanrl/c51.py --learning-starts 200", paths=(".",)),
     Launch("pygcn", "graphs", "tkipf/pygcn", "train.py", folder="pygcn", paths=("..",), place={"data/cora": "{cora}"}),
-    Launch("pyGAT", "graphs", "Diego999/pyGAT", "train.py", place={"data/cora": "{cora}"}, cpu=""),
+    Launch("pyGAT", "graphs", "Diego999/pyGAT", "train.py", place={"data/cora": "{cora}"}, cpu="", cause="not explained"),
     Launch("SimCLR", "self-supervision", "sthalles/SimCLR", "run.py -dataset-name cifar10 -b 64 -j 2 --fp16-precision",
         edits=(("data_aug/contrastive_learning_dataset.py", "datasets.CIFAR10(self.root_folder, train=True,", "datasets.FakeData(size=512, image_size=(3, 32, 32),"),
                ("data_aug/contrastive_learning_dataset.py", """n_views),
@@ -195,15 +195,14 @@ LAUNCHES = (
     Launch("Lightning DDP", "several GPUs", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1 --trainer.strategy=ddp --trainer.devices=4 --trainer.accelerator=gpu", options="--world-size 4",
         folder="examples/pytorch/basics", place={"examples/Datasets": "{mnist}", "examples/pytorch/basics/data": "{mnist}"}),
     Launch("Lightning FSDP2", "several GPUs", "Lightning-AI/pytorch-lightning", "train.py", options="--world-size 4", folder="examples/pytorch/tensor_parallel"),
-    Launch("Lightning GAN", "GANs", "Lightning-AI/pytorch-lightning", "generative_adversarial_net.py", folder="examples/pytorch/domain_templates", place={"examples/pytorch/domain_templates/data": "{mnist}"}),
     Launch("Fabric image classifier", "classification", "Lightning-AI/pytorch-lightning", "train_fabric.py", folder="examples/fabric/image_classifier", place={"Datasets": "{mnist}"}),
-    Launch("nanochat", "language models", "karpathy/nanochat", "-m scripts.base_train --depth 20 --eval-every -1 --core-metric-every -1 --sample-every -1", env={"NANOCHAT_BASE_DIR": "{nanochat}"}, options="--gpu h100 --steps 1"),
+    Launch("nanochat", "language models", "karpathy/nanochat", "-m scripts.base_train --depth 20 --eval-every -1 --core-metric-every -1 --sample-every -1", env={"NANOCHAT_BASE_DIR": "{nanochat}"}, options="--gpu h100"),
     Launch("litgpt", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_lora {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
     Launch("torchtune", "language models", "pytorch/torchtune", "recipes/full_finetune_single_device.py --config recipes/configs/llama3_2/1B_full_single_device.yaml output_dir=out tokenizer.path={models}/tokenizer.model checkpointer.checkpoint_dir={models}/llama "
         "model._component_=torchtune.models.llama3.llama3 model.vocab_size=320 model.num_layers=2 model.num_heads=4 model.num_kv_heads=4 model.embed_dim=64 model.max_seq_len=512 model.intermediate_dim=128 "
         "dataset.source=json dataset.data_files={text}/alpaca.json optimizer._component_=torch.optim.AdamW optimizer_in_bwd=False", paths=(".",)),
     Launch("accelerate nlp_example", "language models", "huggingface/accelerate", "nlp_example.py", folder="examples",
-        place={"examples/bert-base-cased": "{models}/bert", "examples/nyu-mll/glue": "{text}/glue"}, cpu=""),
+        place={"examples/glue/glue.py": "{stubs}/accuracy/accuracy.py", "examples/bert-base-cased": "{models}/bert", "examples/nyu-mll/glue": "{text}/glue"}, cpu=""),
     Launch("accelerate nd_parallel", "several GPUs", "huggingface/accelerate", "nd_parallel.py --model-name {models}/llama --dp-shard-size 8 --sequence-length 128", options="--world-size 8",
         folder="examples/torch_native_parallelism", place={"examples/torch_native_parallelism/roneneldan/TinyStories": "{text}/lines"}),
     Launch("accelerate cv_example", "classification", "huggingface/accelerate", "cv_example.py --data_dir {images}/pets", folder="examples", edits=(("examples/cv_example.py", "pretrained=True", "pretrained=False"),)),

@@ -8,6 +8,8 @@ from benchmarks.script_corpus.launches import COMMITS, LAUNCHES, Launch
 from benchmarks.script_corpus.runner import Outcome
 
 _FAST_S = 60
+_LINE = 160
+"""Characters of a refusal that are shown."""
 
 
 def write_page(found: Mapping[str, Outcome], stamp: str) -> str:
@@ -44,7 +46,11 @@ def _describe(launch: Launch, outcome: Outcome) -> tuple[str, ...]:
     link = f"[{launch.repository}](https://github.com/{launch.repository}/tree/{commit}) {commit}"
     command = f"{launch.options} {launch.command}".strip()
     result = f"{max(outcome.peaks) / 2**20:,.1f}" if outcome.peaks else outcome.line
-    return f"{link}: `{command}`", result.removeprefix("fxmem: error: "), f"{outcome.seconds:.0f}"
+    return (
+        f"{link}: `{command}`",
+        result.removeprefix("fxmem: error: ")[:_LINE],
+        f"{outcome.seconds:.0f}",
+    )
 
 
 def _compare(launches: Sequence[Launch], found: Mapping[str, Outcome]) -> list[str]:
@@ -61,7 +67,7 @@ def _compare(launches: Sequence[Launch], found: Mapping[str, Outcome]) -> list[s
         f"{len(rows)} of the scripts ran on the CPU under PyTorch's profiler until their "
         "optimizers had stepped three times, and then under `fxmem run --device cpu`, in "
         "processes of their own. Compared are the peaks of all steps, in bytes of the "
-        "allocator's events."
+        "allocator's events. [Earlier comparisons](script_steps.md) have other scripts."
     )
     header = ("script", "largest, measured", "fxmem", "each step differs by, %", "cause")
     return ["## Steps beside real ones", text, _tabulate(header, rows)]
