@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -96,6 +103,15 @@ def shard(
     return model
 
 
+def flatten(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+    """Shards the flat parameter of each block, and that of the rest, as FSDP1 does."""
+    policy = ModuleWrapPolicy([Block])
+    device = torch.device(mesh.device_type)
+    return FullyShardedDataParallel(
+        model, device_mesh=mesh, auto_wrap_policy=policy, device_id=device, **options
+    )
+
+
 def checkpoint_block(model: nn.Module, block: nn.Module) -> nn.Module:
     """Puts a block with a checkpoint in a block's place."""
     path = next(name for name, module in model.named_modules() if module is block)
@@ -171,6 +187,8 @@ class DistributedCase:
 
 _TWO, _FOUR, _TP = {"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 1, "tp": 2}
 _BF16 = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+_MIXED = MixedPrecision(torch.bfloat16, torch.float32)
+_KEPT = ShardingStrategy.SHARD_GRAD_OP
 _VIEWS = {"gradient_as_bucket_view": True}
 _TIED = partial(build_llama, tied=True)
 _fsdp, _fsdp_and_tp = LLAMA["parallelize_fsdp"], LLAMA["parallelize_2d"]
@@ -192,6 +210,10 @@ CASES = [
     DistributedCase("fsdp, tied Llama", _TWO, shard, _TIED),
     DistributedCase("fsdp, Llama, bf16", _TWO, partial(_fsdp, checkpoints=None), build_llama),
     DistributedCase("fsdp, Llama, selective checkpoints", _TWO, _fsdp, build_llama),
+    DistributedCase("fsdp1", _TWO, flatten),
+    DistributedCase("fsdp1, own parameters", _TWO, partial(flatten, use_orig_params=True)),
+    DistributedCase("fsdp1, bf16", _TWO, partial(flatten, mixed_precision=_MIXED)),
+    DistributedCase("fsdp1, kept", _TWO, partial(flatten, sharding_strategy=_KEPT)),
     DistributedCase("hsdp", {"replicate": 2, "shard": 2}, shard),
     DistributedCase("fsdp on 4, kept on 2", {"dp": 4}, partial(shard, reshard_after_forward=2)),
     DistributedCase("ddp", _TWO, replicate_model),

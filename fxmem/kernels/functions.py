@@ -127,7 +127,8 @@ class Lowering(TorchFunctionMode):
 
         def run(*args: Any, **kwargs: Any) -> Any:
             is_open = self._thread.open
-            if func in is_open:  # it calls itself, or checks in some other way
+            # It calls itself, or checks in some other way; backward within backward does not.
+            if func in is_open and func is not torch.autograd.backward:
                 return func(*args, **kwargs)
             is_open.add(func)
             try:

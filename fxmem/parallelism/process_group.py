@@ -42,8 +42,10 @@ _ELASTIC = {
 }
 """What ``torchrun`` sets for all processes if nothing else is asked for."""
 _NOT_GIVEN = -1
-_ADVICE = "FSDP2-wrapped module .* returned a view"
-"""Of what in-place operations on a model's output would do."""
+_WARNINGS = (
+    "FSDP2-wrapped module .* returned a view",  # what in-place operations on it would do
+    "Accessing the data pointer of FakeTensor",  # as FSDP1 compares it
+)
 _REBUILD = "_rebuild_tensor_from_dtensor_meta"
 _PROPAGATION = "_propagate_tensor_meta_non_cached"
 """Runs an operator of DTensors on fake tensors of global shapes, which the step never makes."""
@@ -142,7 +144,8 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
         warnings.catch_warnings(),
         contextlib.ExitStack() as stack,
     ):
-        warnings.filterwarnings("ignore", message=_ADVICE)
+        for message in _WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
         stack.enter_context(mock.patch.object(_op_schema, _REBUILD, _rebuild_on_host))
         tracker = type("OffsetBasedRNGTracker", (_StatelessTracker,), {})
         stack.enter_context(mock.patch.object(_random, tracker.__name__, tracker))

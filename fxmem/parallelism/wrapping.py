@@ -15,8 +15,6 @@ from fxmem.errors import TraceError, UsageError
 from fxmem.parallelism.checkpointing import checkpoint_blocks, find_blocks
 from fxmem.parallelism.layout import NO_KNOBS, Knobs
 
-_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
-
 
 def copy_model(model: nn.Module) -> nn.Module:
     """Copies a model on fake tensors, so that what wraps the copy leaves the model as it is."""
@@ -55,11 +53,6 @@ def parallelize_model(
             hint="return the model, or None where it is changed in place",
         )
     laid_out = model if result is None else result
-    if any(type(module).__module__ == _FSDP1 for module in laid_out.modules()):
-        raise TraceError(
-            "FullyShardedDataParallel keeps flat parameters, which are not analysed",
-            hint="shard with torch.distributed.fsdp.fully_shard, which holds as much",
-        )
     checkpoint_blocks(laid_out, knobs.checkpoint, blocks)
     return laid_out
 

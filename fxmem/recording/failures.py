@@ -50,11 +50,6 @@ _CAUSES = (
         "define forward(self, ...) in it; of a ModuleList, call the modules one by one",
     ),
     (
-        r"FSDP needs a non-CPU accelerator",
-        "FullyShardedDataParallel{at} keeps flat parameters, which are not analysed",
-        "shard with torch.distributed.fsdp.fully_shard, which holds as much",
-    ),
-    (
         r"'aten::batch_norm_stats'",
         "SyncBatchNorm{at} is not analysed",
         "leave out convert_sync_batchnorm: BatchNorm holds as much between its operators",

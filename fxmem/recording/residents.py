@@ -12,7 +12,7 @@ from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fxgraph import iterate_tensors
-from fxmem.tracing.reach import iterate_reached
+from fxmem.tracing.reach import find_grad, iterate_reached
 
 NamedInputs = Iterable[tuple[str, Any]]
 
@@ -65,7 +65,7 @@ def label_residents(
     label_gradients(recorder, model, inputs)
     for name, value in reached:
         if isinstance(value, torch.Tensor):
-            label(value.grad if value.is_leaf else None, Category.GRADIENT, f"{name}.grad")
+            label(find_grad(value), Category.GRADIENT, f"{name}.grad")
             label(value, Category.BUFFER, name)
 
 

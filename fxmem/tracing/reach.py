@@ -116,12 +116,20 @@ def _list_internal() -> frozenset[str]:
         return frozenset(vars(torch.empty(0))) | {"_is_param", "_is_buffer"}
 
 
+def find_grad(tensor: Tensor) -> Tensor | None:
+    """Finds the gradient of a leaf.
+
+    No view is asked whether it is one: those of FSDP1's flat parameters raise an error after
+    forward, when their base has been modified.
+    """
+    return tensor.grad if tensor._base is None and tensor.is_leaf else None
+
+
 def find_held(value: Any) -> Iterable[object]:
     """Finds what a value holds on to itself."""
     if isinstance(value, Tensor):
         hooks = [getattr(value, name) for name in HOOKS]
-        grad = value.grad if value.is_leaf else None
-        return [*find_attributes(value).values(), *hooks, grad]
+        return [*find_attributes(value).values(), *hooks, find_grad(value)]
     if isinstance(value, FunctionType):
         cells = value.__closure__ or ()
         own = (value.__defaults__, value.__kwdefaults__, vars(value) or None)

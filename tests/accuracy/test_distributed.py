@@ -18,7 +18,8 @@ from fxmem.versions.release import is_release
 
 NAMES = ["ddp, views"]
 if is_release((2, 8)):  # FSDP2 asks the CPU for streams that earlier ones lack
-    NAMES += ["fsdp, last reduction", "tp, Llama", "fsdp and tp, checkpoints"]
+    NAMES += ["fsdp, last reduction", "fsdp1, own parameters"]
+    NAMES += ["tp, Llama", "fsdp and tp, checkpoints"]
 SELECTED = {case.name: case for case in CASES if case.name in NAMES}
 MOST_OTHER_BYTES = 1024
 """The ranks of meshes, and indices of buckets whose end the profiler did not see."""

@@ -46,11 +46,3 @@ def test_a_process_that_is_in_a_group() -> None:
             fxmem.analyze(nn.Linear(2, 2), "1x2", mesh={"dp": 2}, parallelize="fsdp")
     finally:
         dist.destroy_process_group()
-
-
-def test_flat_parameters_are_refused() -> None:
-    class Flat(nn.Linear):
-        __module__ = "torch.distributed.fsdp.fully_sharded_data_parallel"
-
-    with pytest.raises(TraceError, match="FullyShardedDataParallel keeps flat parameters"):
-        fxmem.analyze(nn.Linear(2, 2), "1x2", mesh={"dp": 2}, parallelize=lambda m, _: Flat(2, 2))

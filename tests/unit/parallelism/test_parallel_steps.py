@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.errors import TraceError
@@ -220,3 +224,18 @@ def test_buckets_made_under_a_side_stream_are_not_used_again() -> None:
     plain, aside = reserve("ddp", "plain"), reserve("ddp", "plain(side_stream=True)")
     assert aside == reserve(wrap_aside, "plain")
     assert aside[0] == plain[0] and aside[1] - plain[1] > 8 * 1024**2 * 4 * 0.9
+
+
+def test_flat_parameters_are_sharded_and_gathered_within_checkpoints() -> None:
+    """Of the kind that runs backward within backward, as transformers 4 takes by default."""
+
+    def flatten(model: Net, mesh: Any) -> nn.Module:
+        for block in [*model.blocks][1:]:  # the first one's input needs no gradient
+            run = functools.partial(checkpoint, block.forward, use_reentrant=True)
+            block.forward = run  # type: ignore[method-assign]
+        policy = ModuleWrapPolicy([Block])
+        return FSDP(model, device_mesh=mesh, auto_wrap_policy=policy, device_id=0)
+
+    analysis = analyze(flatten, "cuda")
+    shards_bytes = 4 * (BLOCKS * -(-BLOCK_NUMEL // RANKS) + -(-HEAD_NUMEL // RANKS))
+    assert shards_bytes <= analysis.parameter_bytes == analysis.gradient_bytes < shards_bytes + 512
