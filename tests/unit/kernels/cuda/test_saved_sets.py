@@ -92,7 +92,12 @@ def test_no_name_is_there_twice() -> None:
 _NOT_SAVED = {
     "have no gradient": (
         "all all.dim all.dims any.dim any.dims argmax argmin multinomial nonzero randperm "
-        "randperm.generator _int_mm histc"
+        "randperm.generator _int_mm histc _cudnn_rnn_flatten_weight"
+    ),
+    "are not differentiable: into out=, or out_dtype=, for which PyTorch has no derivative": (
+        "_addmm_activation.out _int_mm.out addbmm.out addmm.out addmv.out baddbmm.out dot.out "
+        "mm.out mv.out vdot.out mm.dtype bmm.dtype addmm.dtype baddbmm.dtype mm.dtype_out "
+        "bmm.dtype_out addmm.dtype_out baddbmm.dtype_out"
     ),
     "a composite, which comes down as the operator without .vec": (
         "_upsample_bicubic2d_aa.vec _upsample_bilinear2d_aa.vec _upsample_nearest_exact1d.vec "
