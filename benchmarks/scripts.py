@@ -69,6 +69,7 @@ def measure_script(path: str, arguments: list[str], steps: int) -> list[int]:
     torch.autograd._engine_run_backward = run_backward
     Optimizer.__init__ = see  # type: ignore[method-assign]
     handle = register_optimizer_step_post_hook(end)
+    before = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
     gc.disable()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -78,6 +79,10 @@ def measure_script(path: str, arguments: list[str], steps: int) -> list[int]:
             pass
         finally:
             handle.remove()
+            sys.argv, sys.path[0] = before
+            Optimizer.__init__ = original  # type: ignore[method-assign]
+            torch.autograd._engine_run_backward = engine
+            gc.enable()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     ends = sorted(event.start_ns() for event in events if event.name() == _MARK)
     memory = sorted(
