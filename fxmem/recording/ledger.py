@@ -226,15 +226,19 @@ class Ledger:
         if isinstance(workspace, int):
             for tensor in made:
                 see(tensor)
-            keep()
+            if self.recording:  # before the workspace, as in the timeline
+                keep()
             if workspace:
                 serial = self._take_serial() if find_stream() else None
                 self.history += [(serial, workspace), (serial, -workspace)]
             if workspace and self.recording:
                 self.change(workspace)
                 self.change(-workspace)
+            if not self.recording:
+                keep()
             return ()
-        keep()
+        if self.recording:
+            keep()
         named = {~block for block, _ in workspace}
         for at, tensor in enumerate(made):
             if at not in named:
@@ -252,6 +256,8 @@ class Ledger:
             self.history.append((held[block], nbytes))
             if self.recording:
                 self.change(nbytes)
+        if not self.recording:
+            keep()
         return tuple(blocks)
 
     def change(self, delta_bytes: int) -> None:
