@@ -77,14 +77,14 @@ def make_captions(folder: Path) -> None:
     (folder / "train" / "metadata.jsonl").write_text(table)
 
 
-def make_mnist(folder: Path) -> None:
-    """Writes MNIST's files, with 2,048 random digits each."""
+def make_mnist(folder: Path, *counts: int) -> None:
+    """Writes MNIST's files, with random digits, 2,048 each if no numbers are given."""
     rng = np.random.default_rng(0)
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for split in ("train", "t10k"):
-        images = rng.integers(0, 256, (2048, 28, 28), dtype=np.uint8)
-        labels = rng.integers(0, 10, 2048, dtype=np.uint8)
+    for split, count in zip(("train", "t10k"), counts or (2048, 2048), strict=True):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, 10, count, dtype=np.uint8)
         (raw / f"{split}-images-idx3-ubyte").write_bytes(
             struct.pack(">IIII", 2051, *images.shape) + images.tobytes()
         )
@@ -398,6 +398,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "images": make_images,
     "captions": make_captions,
     "mnist": make_mnist,
+    "whole_mnist": lambda folder: make_mnist(folder, 60_000, 10_000),
     "text": make_text,
     "cora": make_cora,
     "nanochat": make_nanochat,
