@@ -1,8 +1,9 @@
 """Memory of one rank of many, against what others measured or assert on real GPUs.
 
-    python -m benchmarks.many_gpus [--only NAME] [-o docs/results/many_gpus.md]
+    python -m benchmarks.many_gpus [--only NAME] [--sources FOLDER] [-o docs/results/many_gpus.md]
 
-Each section is a publication, and each row one of its figures.
+Each section is a publication, and each row one of its figures. The folder is for the scripts of
+:mod:`benchmarks.torchtitan_logs`; without it their section is left out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.large import measure
 from benchmarks.published.predicting import find_allocated_after, use_cudnn
 from benchmarks.published.sources import fms_acceleration
 from benchmarks.stamp import write_stamp
+from benchmarks.torchtitan_logs import RUNS, Run, predict
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, Phase
 from fxmem.memory.allocation import _list_events
@@ -205,6 +207,11 @@ def check_torchtitan(gpus: int, published_gib: float) -> list[Row]:
     return rows
 
 
+def check_log(run: Run, sources: Path) -> list[Row]:
+    """Compares with a log of torchtitan, by running its script as it was."""
+    return [Row(*figure) for figure in predict(run, sources)]
+
+
 def check_fine_tuning(name: str, batch: int, length: int, published: int) -> list[Row]:
     """Compares with fms-acceleration's fine-tuning on two GPUs, by FSDP1."""
     import_torchvision()
@@ -331,6 +338,22 @@ the subtest that ran before in its process.
         published="bound",
     ),
 )
+_LOGS = """
+The most that a rank of eight holds, as the script logs it. `fxmem run --world-size 8 --gpu h100-nvl
+--attention flash` runs torchtitan's own `train.py` at the commit, with torch 2.13, and the
+published figures are those of the commit's message. Told were: flash attention, which torch of
+those months prefers on an H100 to cuDNN's; the length of a logging interval; made-up texts, and
+made-up tokenizers of 128,256 and 32,000 words; and what follows.
+
+- 5940ddeb5 (February 2025, #822): Llama 3 8B, batch 1 of 8,192 tokens, checkpoints by operator,
+  expandable segments as in `run_llama_train.sh`. Nothing is edited.
+- e23bb707d (March 2025, #996): as before. The loss in chunks is defined there and used nowhere, so
+  `loss_fn` of `torchtitan/models/llama/__init__.py` is edited to be it.
+- 83c879f18 (March 2024, #165): Llama 2 7B, batch 8 of 2,048 tokens, no expandable segments,
+  published in percent of 95.0396 GiB. Two private names of torch that are gone are edited in
+  `parallelize_llama.py`. Blocks of other streams count as free at once in what is predicted to be
+  active.
+"""
 _HEAD = """
 A rank of many, on a machine without GPUs and with a process group whose other ranks are not there.
 """
@@ -349,10 +372,17 @@ def main() -> None:
     """Prints the page, or writes it to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="sections with this in their titles")
+    parser.add_argument("--sources", type=Path, help="checkouts of torchtitan, by commit")
     parser.add_argument("-o", "--output", type=Path, help="write there, not to stdout")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    sections = [section for section in SECTIONS if chosen.only.lower() in section.title.lower()]
+    everything = list(SECTIONS)
+    if chosen.sources:
+        checks = [functools.partial(check_log, run, chosen.sources) for run in RUNS]
+        everything.insert(
+            1, Section("torchtitan: its own script at three commits", _LOGS, checks, GIB)
+        )
+    sections = [section for section in everything if chosen.only.lower() in section.title.lower()]
     parts = ["# Many GPUs", write_stamp(COMMAND), _HEAD.strip()]
     parts += [section.write().strip() for section in sections]
     if not chosen.only:
