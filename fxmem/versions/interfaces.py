@@ -77,6 +77,12 @@ INTERFACES = (
         "enter the modes of a script in its threads",
         "pass each mode on by hand",
     ),
+    _list(
+        "torch.cpu",
+        "_is_amx_tile_supported",
+        "tell whether attention packs its operands for the processor's tiles",
+        "the processor's flags, from the operating system",
+    ),
     _list("torch.utils._mode_utils", "no_dispatch", "work on what a fake tensor wraps", "none"),
     _list(
         "torch.utils._pytree",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -27,16 +28,44 @@ def _flash(call: Call) -> int:
     """aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, ``cpu_flash_attention``.
 
     Per thread: a block of scores, maxima and sums of its rows, and a block of the output, in
-    float; reduced types add a block of scores in their own type.
+    float; reduced types add a block of scores in their own type. Where the processor multiplies
+    tiles, keys and values are packed for it, with odd lengths padded.
     """
     query, key = call.tensor(0), call.tensor(1)
     rows, columns = _blocks(query.shape[2], key.shape[2])
+    batch, heads, keys, head = key.shape
     itemsize = query.element_size()
     wide = max(itemsize, 4)
-    thread = (rows * columns + 2 * rows + rows * query.shape[3]) * wide
+    thread = (rows * columns + 2 * rows + rows * head) * wide
+    packed = 0
     if itemsize < wide:
-        thread += rows * columns * itemsize
-    return torch.get_num_threads() * thread
+        reduced = rows * columns
+        if _packs(query, key, bool(call.kwargs.get("is_causal", (*call.args, 0.0, False)[4]))):
+            tail = (keys - 1) % columns + 1
+            padded = (keys - tail) // columns * _even(columns) + _even(tail)
+            packed = batch * heads * (_even(head) * keys + padded * head) * itemsize
+            reduced = rows * _even(columns) + columns * head
+            reduced += rows * _even(head) if head % 2 else 0
+        thread += reduced * itemsize
+    return torch.get_num_threads() * thread + packed
+
+
+def _packs(query: Tensor, key: Tensor, is_causal: bool) -> bool:
+    """``cpu_flash_attention``, ``need_pack``, and ``could_pack`` (CPUBlas.cpp)."""
+    tile = "_is_amx_tile_supported" if query.dtype == torch.bfloat16 else "_is_amx_fp16_supported"
+    least, ratio = (64, 4) if query.dtype == torch.bfloat16 else (16, 1)
+    queries, keys = query.shape[2], key.shape[2]
+    if min(queries, keys) < least or not getattr(torch.cpu, tile, bool)():
+        return False
+    rows, _ = _blocks(queries, keys)
+    threads = torch.get_num_threads()
+    blocks = query.shape[0] * query.shape[1] * math.ceil(queries / rows)
+    products = math.ceil(blocks / threads) * rows * (min(queries, keys) if is_causal else keys)
+    return products >= ratio * key.shape[0] * key.shape[1] * keys
+
+
+def _even(size: int) -> int:
+    return size + size % 2
 
 
 @CPU.workspace("_scaled_dot_product_flash_attention_for_cpu_backward")

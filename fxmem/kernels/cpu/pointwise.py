@@ -106,7 +106,8 @@ def _gelu_backward(call: Call) -> int:
     """
     grad, x, out = call.tensor(0), call.tensor(1), call.result
     exact = call.kwargs.get("approximate", "none") == "none"
-    known = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_instructions(x.dtype))
+    reduced = x.dtype in (torch.bfloat16, torch.float16)
+    known = x.dtype == torch.float32 or (reduced and has_instructions(x.dtype))
     if not (exact and known and x.is_contiguous() and torch.backends.mkldnn.enabled):
         return 0
     return sum(size_bytes(operand) for operand in (grad, out) if not operand.is_contiguous())

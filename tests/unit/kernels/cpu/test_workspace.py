@@ -164,7 +164,8 @@ def test_flash_attention(queries: int, keys: int, masked: bool) -> None:
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.parametrize("rows_first", [False, True])
 @pytest.mark.parametrize(
-    ("queries", "keys", "head"), [(40, 40, 40), (256, 600, 32), (9, 9, 8), (200, 50, 64)]
+    ("queries", "keys", "head"),
+    [(40, 40, 40), (256, 600, 32), (256, 601, 33), (800, 87, 33), (9, 9, 8), (200, 50, 64)],
 )
 def test_flash_attention_of_reduced_types(
     queries: int, keys: int, head: int, rows_first: bool, dtype: torch.dtype
