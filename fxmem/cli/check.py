@@ -9,19 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxmem.cli.cache import Entry, ResultCache, trim, watch_files
 from fxmem.cli.configuration import FILE, Check, read_checks
-from fxmem.cli.diff import add_format_options, write_verdicts
+from fxmem.cli.diff import add_format_options
 from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
-from fxmem.cli.revisions import find_root, locate_target
+from fxmem.cli.revisions import find_root
 from fxmem.cli.step import add_command, analyze_step
 from fxmem.comparison.changes import find_guilty_line, match_storages
-from fxmem.comparison.comparison import Comparison, compare
 from fxmem.comparison.footprints import Footprint, read_footprint
-from fxmem.comparison.texts import list_changes, list_storages, write_growth, write_report
-from fxmem.comparison.verdicts import Verdict
+from fxmem.comparison.texts import list_storages, write_report
 from fxmem.errors import FxmemError
+from fxmem.graph import SourceLocation
 from fxmem.report.tables import Table
 from fxmem.report.text import write_headline
 from fxmem.units import format_bytes
@@ -32,7 +30,7 @@ _TOP = 10
 
 _DESCRIPTION = f"""\
 Analyses the steps that the nearest {FILE} lists, and reports those that do not keep their
-budgets. A step whose code, options and packages are as they were is not analysed again.
+budgets.
 
   [tool.fxmem]
   optimizer = "adamw"
@@ -50,6 +48,21 @@ that cannot be loaded or traced
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong with a step.
+
+    Attributes:
+        rule: ``"over-budget"``, ``"does-not-fit"`` or ``"not-analysed"``.
+        message: One or more sentences.
+        source: The line that takes most, its file relative to the repository; None if unknown.
+    """
+
+    rule: str
+    message: str
+    source: SourceLocation | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The outcome of a check.
 
@@ -57,16 +70,11 @@ class Result:
         check: The check.
         peak: The peak of the step; None where it could not be analysed.
         verdict: What is wrong with it, if anything.
-        growth: The peak compared with the last that was within the budget, if one is known and
-            this one is not.
-        is_cached: Whether it is a result of an earlier run.
     """
 
     check: Check
     peak: Footprint | None
     verdict: Verdict | None = None
-    growth: Comparison | None = None
-    is_cached: bool = False
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -76,9 +84,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="show failures alone")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the largest storages of every step"
-    )
-    parser.add_argument(
-        "--no-cache", action="store_true", help="analyse every step, and keep no results"
     )
     add_format_options(parser.add_argument_group("the result"))
 
@@ -99,16 +104,13 @@ def run_check(arguments: argparse.Namespace) -> int:
     project, checks = read_checks(started_in)
     os.chdir(project)  # which targets are relative to
     try:
-        cache = None if arguments.no_cache else ResultCache(project)
-        results = [_run_one(check, cache, find_root(project)) for check in checks]
+        results = [_run_one(check, find_root(project)) for check in checks]
     finally:
         os.chdir(started_in)
     verdicts = [result.verdict for result in results if result.verdict is not None]
     if arguments.format == "json":
         values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
         text = f"{json.dumps(values, indent=2)}\n"
-    elif arguments.format in ("github", "sarif"):
-        text = write_verdicts(verdicts, arguments.format)
     else:
         is_markdown = arguments.format == "markdown"
         width = None if is_markdown else choose_width(output)
@@ -123,34 +125,19 @@ def run_check(arguments: argparse.Namespace) -> int:
     return EXIT_OVER_BUDGET if verdicts else 0
 
 
-def _run_one(check: Check, cache: ResultCache | None, root: str) -> Result:
-    entry = None if cache is None else cache.read(check)
-    kept = [] if entry is None else [r for r in (entry.report, entry.fitting) if r is not None]
-    fitting = next((r for r in kept if not _judge(check, read_footprint(r, root))), None)
-    place = locate_target(check.step.target, root)
+def _run_one(check: Check, root: str) -> Result:
     try:
-        if entry is not None and entry.holds:
-            report, files = entry.report, None
-        else:
-            with show_progress(f"checking {check.name}"), watch_files() as files:
-                report = trim(analyze_step(check.step).to_dict())
+        with show_progress(f"checking {check.name}"):
+            report = analyze_step(check.step).to_dict()
     except FxmemError as error:
-        return Result(check, None, Verdict("not-analysed", f"{check.name}: {error}", place))
+        return Result(check, None, Verdict("not-analysed", f"{check.name}: {error}"))
     peak = read_footprint(report, root)
-    problems, growth = _judge(check, peak), None
-    if cache is not None and files is not None:
-        cache.write(check, Entry(report, fitting if problems else None), files)
+    problems = _judge(check, peak)
     if not problems:
-        return Result(check, peak, is_cached=files is None)
+        return Result(check, peak)
     message = f"{check.name}: {write_headline(peak.headline)}, {', '.join(problems.values())}"
-    if fitting is None:
-        line = find_guilty_line(match_storages((), peak.live, None), None)
-    else:
-        growth = compare(read_footprint(fitting, root), peak)
-        line = growth.guilty
-        message += f"; {write_growth(growth.growth_bytes)} since it last fit"
-    verdict = Verdict(next(iter(problems)), message, line or place)
-    return Result(check, peak, verdict, growth, files is None)
+    line = find_guilty_line(match_storages((), peak.live))
+    return Result(check, peak, Verdict(next(iter(problems)), message, line))
 
 
 def _judge(check: Check, peak: Footprint) -> dict[str, str]:
@@ -168,7 +155,7 @@ def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]
     rows = []
     for result in results:
         budget, peak = result.check.budget_bytes, result.peak
-        verdict, outcome = result.verdict, "ok, unchanged" if result.is_cached else "ok"
+        verdict, outcome = result.verdict, "ok"
         if verdict is not None:
             where = f", {verdict.source}" if verdict.source else ""
             outcome = f"{verdict.rule.replace('-', ' ')}{where}"
@@ -180,11 +167,7 @@ def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]
         title = result.verdict.message if result.verdict is not None else ""
         if result.peak is None:
             yield Table([], [], title=title)
-            continue
-        if result.growth is not None:
-            yield list_changes(result.growth.changes, _TOP, title=title)
-            title = ""
-        if title or is_verbose:
+        elif title or is_verbose:
             name = f"{result.check.name}: {write_headline(result.peak.headline)}"
             yield list_storages(result.peak, _TOP, title=title or name)
 
@@ -199,5 +182,4 @@ def _list_values(result: Result) -> dict[str, Any]:
         "reserved_bytes": peak and peak.reserved_bytes,
         "phase": peak and peak.headline.phase.value,
         "verdict": result.verdict and asdict(result.verdict),
-        "cached": result.is_cached,
     }

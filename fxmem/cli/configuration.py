@@ -29,13 +29,11 @@ class Check:
     Attributes:
         name: Its name, else its target.
         step: The step.
-        options: It as arguments of ``fxmem analyze``, without the budget.
         budget_bytes: The most that its peak may be; None for any.
     """
 
     name: str
     step: StepChoice
-    options: tuple[str, ...]
     budget_bytes: int | None
 
 
@@ -122,8 +120,7 @@ def _read_check(
             raise UsageError(f"{key}: {error.message}") from None
         except UsageError as error:
             raise UsageError(f"{key}: {error.cause}", hint=error.hint) from None
-    budget = arguments.pop("budget", [])
     given = [text for texts in arguments.values() for text in texts]
-    parsed = parser.parse_args([target, *given, *budget])
+    parsed = parser.parse_args([target, *given])
     budget_bytes = None if parsed.budget is None else parse_budget(parsed.budget)
-    return Check(str(name), parse_step(parsed), tuple(given), budget_bytes)
+    return Check(str(name), parse_step(parsed), budget_bytes)

@@ -1,4 +1,4 @@
-"""``fxmem diff``: what grew between two reports, or between two revisions of a repository."""
+"""``fxmem diff``: what grew between two reports, or since a revision of a repository."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import argparse
 import os
 from typing import Any
 
-import fxmem
 from fxmem.cli.output import check_output, choose_width, read_text, write_line, write_output
 from fxmem.cli.progress import show_progress
-from fxmem.cli.revisions import analyze_revisions, find_root, locate_target
-from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, write_options
+from fxmem.cli.revisions import analyze_revision, find_root
+from fxmem.cli.step import (
+    TARGET_HELP,
+    add_command,
+    add_step_options,
+    analyze_step,
+    parse_step,
+    write_options,
+)
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
 from fxmem.comparison.footprints import read_footprint
-from fxmem.comparison.verdicts import Verdict, write_annotations, write_sarif
 from fxmem.errors import UsageError
 from fxmem.report.json_report import parse_report
 from fxmem.units import format_bytes
@@ -23,7 +28,7 @@ EXIT_GROWN = 1
 _DESCRIPTION = f"""\
 Compares the peaks of two steps: their totals, and the modules and storages that grew, with
 source lines. BEFORE and AFTER are reports of fxmem analyze --json -o FILE.json; or, with
---git, a TARGET is analysed in the working tree and at a revision.
+--git, a TARGET is analysed at a revision and in the working tree.
 
 {TARGET_HELP}"""
 _USAGE = """\
@@ -33,8 +38,7 @@ _EPILOG = """\
 examples:
   fxmem diff before.json after.json
   fxmem diff net.py:Net --input 8x64 --git main --fail-above 2%
-  fxmem diff net.py:Net --input 8x64 --git v1.0..HEAD --format markdown
-  fxmem diff net.py:Net --input 8x64 --git origin/main --fail-above 100MiB --format github
+  fxmem diff net.py:Net --input 8x64 --git origin/main --fail-above 100MiB --format markdown
 
 exit codes: 0 fine, 1 the peak grew by more than --fail-above, 2 bad usage or a model that
 cannot be loaded or traced
@@ -43,7 +47,7 @@ cannot be loaded or traced
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command to the parser of ``fxmem``."""
-    help = "what grew between two reports or two revisions"
+    help = "what grew between two reports, or since a revision"
     parser = add_command(commands, "diff", run_diff, help, _DESCRIPTION, _EPILOG)
     parser.usage = _USAGE
     add_step_options(parser, checks_fit=False)
@@ -54,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     result.add_argument(
         "--git",
         metavar="REVISION",
-        help="analyse TARGET at this revision and in the working tree; or at two: main..HEAD",
+        help="analyse TARGET at this revision and in the working tree",
     )
     result.add_argument(
         "--fail-above", metavar="GROWTH", help="exit 1 if the peak grows by more: 2%% or 100MiB"
@@ -63,13 +67,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def add_format_options(group: argparse._ArgumentGroup) -> None:
-    """Adds the formats that verdicts are written in."""
+    """Adds the formats of the result."""
     group.add_argument(
         "--format",
-        choices=["text", "json", "markdown", "github", "sarif"],
+        choices=["text", "json", "markdown"],
         default="text",
-        help="text, json, markdown, github (annotations of a workflow) or sarif "
-        "(default: %(default)s)",
+        help="text, json or markdown (default: %(default)s)",
     )
     group.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -87,21 +90,12 @@ def run_diff(arguments: argparse.Namespace) -> int:
     if arguments.fail_above is not None:
         measure_allowance(arguments.fail_above, 0)
     check_output(arguments.output)
-    comparison = _compare_revisions(arguments) if arguments.git else _compare_reports(arguments)
+    comparison = (_compare_with_revision if arguments.git else _compare_reports)(arguments)
     before, growth = comparison.before.peak_bytes, comparison.growth_bytes
     limit = arguments.fail_above
     fails = limit is not None and growth > measure_allowance(limit, before)
     if arguments.format == "json":
         text = f"{comparison.to_json(indent=2)}\n"
-    elif arguments.format in ("github", "sarif"):
-        message = comparison.describe() + (f"; more than {limit}" if fails else "")
-        line, level = None, "error" if fails else "note"
-        if growth > 0:
-            line = comparison.guilty or locate_target(arguments.target, find_root(os.getcwd()))
-        # In SARIF, every result is a problem.
-        is_told = growth > 0 or arguments.format == "github"
-        verdicts = [Verdict("peak-growth", message, line, level)] if is_told else []
-        text = write_verdicts(verdicts, arguments.format)
     else:
         is_markdown = arguments.format == "markdown"
         width = None if is_markdown else choose_width(arguments.output)
@@ -112,24 +106,17 @@ def run_diff(arguments: argparse.Namespace) -> int:
     return EXIT_GROWN if fails else 0
 
 
-def write_verdicts(verdicts: list[Verdict], format: str) -> str:
-    """Writes verdicts for GitHub or as SARIF."""
-    if format == "github":
-        return write_annotations(verdicts)
-    return write_sarif(verdicts, fxmem.__version__)
-
-
-def _compare_revisions(arguments: argparse.Namespace) -> Comparison:
+def _compare_with_revision(arguments: argparse.Namespace) -> Comparison:
     if arguments.after is not None:
         hint = f"leave {arguments.after} out"
         raise UsageError("with --git, one TARGET is compared with itself", hint=hint)
-    parse_step(arguments)
+    step = parse_step(arguments)
     values = {a.option_strings[0]: getattr(arguments, a.dest) for a in arguments.step_actions}
-    with show_progress(f"comparing {arguments.target} with {arguments.git}"):
-        peaks, lines, names = analyze_revisions(
-            arguments.target, write_options(values), arguments.git
-        )
-    return compare(*peaks, lines=lines, names=names)
+    target, revision = arguments.target, arguments.git
+    with show_progress(f"comparing {target} with {revision}"):
+        before, name = analyze_revision(target, write_options(values), revision)
+        after = read_footprint(analyze_step(step).to_dict(), find_root(os.getcwd()))
+    return compare(before, after, names=(name, "working tree"))
 
 
 def _compare_reports(arguments: argparse.Namespace) -> Comparison:

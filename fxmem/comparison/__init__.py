@@ -1,1 +1,1 @@
-"""Comparison of two steps at their peaks, and verdicts for people and for CI."""
+"""Comparison of two steps at their peaks."""

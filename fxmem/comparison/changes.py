@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from fxmem.comparison.footprints import LiveStorage
 from fxmem.graph import Category, SourceLocation
 
-LineMap = Mapping[str, Mapping[int, int]]
-"""By file, the lines that two revisions share: the new number of each by its old one."""
-
 _MOST_MODULES = 10
-_NOTABLE = 0.1  # share of the growth that makes an edited line the guilty one
-_OCCURRENCE = re.compile(r"_\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +44,29 @@ class Change:
 
 
 def match_storages(
-    before: Sequence[LiveStorage], after: Sequence[LiveStorage], lines: LineMap | None
+    before: Sequence[LiveStorage], after: Sequence[LiveStorage]
 ) -> tuple[Change, ...]:
     """Matches the storages of two peaks, and lists those that differ: first those that grew.
 
-    Storages match by the line that made them, as far as it is known where lines moved to; then
-    by label and category; and those that are left by category, shape, dtype and size, for a
-    module may have got another name.
+    Storages match by label and category; and those that are left by category, shape, dtype and
+    size, for a module may have got another name.
     """
 
-    def key_by_line(storage: LiveStorage, moved: LineMap | None) -> Hashable:
-        source = storage.source
-        line = source.line if source else None
-        if source is not None and moved is not None:
-            line = moved.get(source.file, {}).get(source.line)
-        if source is None or line is None:
-            return None
-        family = _OCCURRENCE.sub("", storage.label)
-        return storage.category, family, storage.fqn, source.file, line
-
-    def key_by_label(storage: LiveStorage, _moved: LineMap | None) -> Hashable:
+    def key_by_label(storage: LiveStorage) -> Hashable:
         return storage.category, storage.label
 
-    def key_by_size(storage: LiveStorage, _moved: LineMap | None) -> Hashable:
+    def key_by_size(storage: LiveStorage) -> Hashable:
         return storage.category, storage.shape, storage.dtype, storage.nbytes
 
-    keys: list[Callable[[LiveStorage, LineMap | None], Hashable]] = [key_by_label, key_by_size]
-    if lines is not None:
-        keys.insert(0, key_by_line)
     old, new, pairs = list(before), list(after), list[tuple[LiveStorage, LiveStorage]]()
-    for find_key in keys:
+    for find_key in (key_by_label, key_by_size):
         waiting: dict[Hashable, deque[LiveStorage]] = defaultdict(deque)
         unmatched = []
         for storage in old:
-            waiting[find_key(storage, lines)].append(storage)
+            waiting[find_key(storage)].append(storage)
         for storage in new:
-            key = find_key(storage, None)
-            if key is not None and waiting.get(key):
-                pairs.append((waiting[key].popleft(), storage))
+            if same := waiting.get(find_key(storage)):
+                pairs.append((same.popleft(), storage))
             else:
                 unmatched.append(storage)
         old, new = [storage for queue in waiting.values() for storage in queue], unmatched
@@ -122,23 +101,11 @@ def compare_modules(
     return {name: (old[name], new[name]) for name in names}
 
 
-def find_guilty_line(changes: Sequence[Change], lines: LineMap | None) -> SourceLocation | None:
-    """Finds the line of the user's repository that accounts for most of the growth.
-
-    A line that was edited comes first, if it grew by a tenth of all that grew: what follows it
-    may grow more, as everything does that is computed in a wider dtype from there on.
-    """
+def find_guilty_line(changes: Sequence[Change]) -> SourceLocation | None:
+    """Finds the line of the user's repository that accounts for most of the growth."""
     growth = Counter[SourceLocation]()
     for change in changes:
         if change.source is not None and not os.path.isabs(change.source.file):
             growth[change.source] += change.growth_bytes
     grown = {source: nbytes for source, nbytes in growth.items() if nbytes > 0}
-    edited = {
-        source: nbytes
-        for source, nbytes in grown.items()
-        if lines is not None
-        and source.line not in lines.get(source.file, {}).values()
-        and nbytes >= _NOTABLE * sum(grown.values())
-    }
-    candidates = edited or grown
-    return max(candidates, key=candidates.__getitem__, default=None)
+    return max(grown, key=grown.__getitem__, default=None)

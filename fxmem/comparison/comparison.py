@@ -10,7 +10,6 @@ from typing import Any
 
 from fxmem.comparison.changes import (
     Change,
-    LineMap,
     compare_modules,
     find_guilty_line,
     match_storages,
@@ -138,7 +137,6 @@ def compare(
     before: Footprint,
     after: Footprint,
     *,
-    lines: LineMap | None = None,
     names: tuple[str, str] = ("before", "after"),
 ) -> Comparison:
     """Compares the peaks of two steps.
@@ -146,11 +144,10 @@ def compare(
     Args:
         before: One step.
         after: The other.
-        lines: Where lines of the first one's code are in the second's, by file; None if unknown.
         names: Names for the two.
     """
-    changes = match_storages(before.live, after.live, lines)
-    modules, guilty = compare_modules(before.live, after.live), find_guilty_line(changes, lines)
+    changes = match_storages(before.live, after.live)
+    modules, guilty = compare_modules(before.live, after.live), find_guilty_line(changes)
     return Comparison(before, after, changes, modules, guilty, names)
 
 
