@@ -149,7 +149,7 @@ class Ledger:
         birth = self.operation if born is None else born
         seen = LiveStorage(nbytes, tuple(tensor.shape), strip_torch(tensor.dtype), birth, node)
         index = self._add(key, seen)
-        self._references[key] = weakref.ref(storage, functools.partial(self._see_death, key))
+        self._watch(storage)
         if born == RESIDENT and self.recording:  # there all the time, though it is seen only now
             self.resident_bytes += nbytes
             self.live_now_bytes += nbytes
@@ -158,6 +158,17 @@ class Ledger:
         else:
             self.change(nbytes)
         return index
+
+    def _watch(self, storage: Any) -> None:
+        key = storage._cdata
+        self._references[key] = weakref.ref(storage, functools.partial(self._see_death, key))
+
+    def hand_over(self, real: Any, fake: Any) -> None:
+        """Counts a fake's storage from now on in place of the real one that it stands for."""
+        if real._cdata in self._references:
+            del self._references[real._cdata]
+            self._live[fake._cdata] = self._live.pop(real._cdata)
+            self._watch(fake)
 
     def resize(self, storage: torch.UntypedStorage, node: int | None) -> None:
         """Counts a storage that has been resized: the memory it had is freed, another allocated.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -51,9 +51,14 @@ def _is_foreach_in_place(func: Any) -> bool:
 
 
 class RealTensorCache:
-    """Fakes of real tensors that a step meets: globals, or made by ``torch.from_numpy``."""
+    """Fakes of real tensors that a step meets: globals, or made by ``torch.from_numpy``.
 
-    def __init__(self) -> None:
+    Args:
+        see_fake: Is called with the storage of a real tensor and that of its first fake.
+    """
+
+    def __init__(self, see_fake: Callable[[Any, Any], None]) -> None:
+        self._see_fake = see_fake
         self._fakes: MutableMapping[Any, torch.Tensor] = WeakIdKeyDictionary()
         self._copiers: MutableMapping[Any, TensorCopier] = WeakIdKeyDictionary()  # by storage
 
@@ -71,11 +76,18 @@ class RealTensorCache:
             mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
             storage = tensor.untyped_storage()
             # A copier for each storage: once it is freed, another may have its address.
-            if storage not in self._copiers:
+            is_first = storage not in self._copiers
+            if is_first:
                 self._copiers[storage] = TensorCopier(mode)
             fake = self._fakes[tensor] = self._copiers[storage].copy(tensor)
+            if is_first:  # the copier keeps it as long as the real one lives
+                self._see_fake(storage, fake.untyped_storage())
             remember_constant(fake, tensor)
         return fake
+
+    def has_fake(self, storage: torch.UntypedStorage) -> bool:
+        """Returns whether a fake stands for a real storage."""
+        return storage in self._copiers
 
     def restore_gradients(self) -> None:
         """Removes the fake gradients that backward has set on the user's tensors."""

@@ -91,7 +91,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: dict[str, None] = {}  # on what runs otherwise, a sentence each
         self.runner = OperatorRunner(target, self.ledger, hints or SizeHints())
         self.autograd = AutogradLog(self.ledger)
-        self.real_tensors = RealTensorCache()
+        self.real_tensors = RealTensorCache(self.ledger.hand_over)
         self.user_references = UserReferences(self.ledger)
         self.casts = CastLog(self.ledger, target.name)
         self.first_step = FirstStepLog()

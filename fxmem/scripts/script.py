@@ -219,7 +219,7 @@ class _Session:
         if self._recorder.makes_fakes:  # but no loader does, with its samplers
             replacements += [
                 (DataLoader, "__iter__", _run_real),
-                (_BaseDataLoaderIter, "__next__", _run_real),
+                (_BaseDataLoaderIter, "__next__", self._load_batch),
                 (nn.Parameter, "__new__", self._make_parameter),
             ]
         with contextlib.ExitStack() as stack:
@@ -445,6 +445,10 @@ class _Session:
 
         return __init__
 
+    def _load_batch(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        run = _run_real(load)
+        return lambda iterator: self._recorder.hold(run(iterator))
+
     def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:
             if any(isinstance(leaf, FakeTensor) for leaf in _iterate_held(saved)):
@@ -461,7 +465,7 @@ class _Session:
             with run_outside_modes():
                 loaded = load(file, "cpu", *args, **kwargs)
             if not device.startswith("cuda"):
-                return loaded
+                return self._recorder.hold(loaded, is_loaded=not kwargs.get("mmap"))
             return tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), loaded)
 
         return load_to_gpu

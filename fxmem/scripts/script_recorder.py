@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.graph import Category, Effect
 from fxmem.kernels.registry import Target
@@ -79,7 +79,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         has_fakes = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if not has_fakes and not self._makes_fake(func, tensors, kwargs):
             with no_dispatch():
-                return func(*args, **kwargs)
+                return self.hold(func(*args, **kwargs))
         with self.ledger.lock:
             return self._run_on_fakes(func, types, args, kwargs, tensors)
 
@@ -155,6 +155,20 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         if made.numel() == 1 and not list_tensors(args):
             remember_constant(made, real)
         return result
+
+    def hold(self, value: Any, *, is_loaded: bool = False) -> Any:
+        """Counts real tensors where the host's memory is the target's; returns the value.
+
+        Not those of NumPy and of other processes, which torch's allocator knows nothing of: they
+        cannot be resized, as what a file is read into.
+        """
+        for tensor in tree_leaves(value) if self.makes_fakes else ():
+            if type(tensor) is Tensor and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                is_own = is_loaded or (storage.resizable() and not storage.is_shared())
+                if is_own and not self.real_tensors.has_fake(storage):
+                    self.ledger.track(tensor)
+        return value
 
     def adopt(self, value: Any) -> Any:
         """Makes a fake of a real tensor that becomes a parameter, such as one from a file."""

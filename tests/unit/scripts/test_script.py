@@ -188,6 +188,31 @@ def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write, tmp_
     assert len(peaks) == 3
 
 
+def test_what_the_host_holds_counts_on_the_cpu(write: Write, tmp_path: Path) -> None:
+    """Data from a file, tokens and batches; not whole numbers of NumPy, whose memory is its own."""
+    saved = str(tmp_path / "data.pt")
+    torch.save(torch.randn(64, 70), saved)
+    script = write("""
+        import numpy as np
+        from torch.utils.data import DataLoader
+        data, array = torch.load(sys.argv[1]), torch.from_numpy(np.ones((100, 70), int))
+        tokens = torch.cat([torch.tensor(list(range(10))) for _ in range(8)]).view(8, 10).t()
+        model = nn.Sequential(nn.Embedding(10, 70), nn.Linear(70, 300), nn.ReLU())
+        optimizer = torch.optim.SGD(model.parameters())
+        for step, x in enumerate(DataLoader(data, batch_size=16)):
+            assert array[step:].view(-1).sum() > 0
+            loss = model[1:](x.to("cpu")).sum() + model(tokens[step].contiguous()).sum()
+            loss.backward()
+            optimizer.step()
+    """)
+    command = [sys.executable, "-m", "benchmarks.scripts", "--only"]
+    real, recorded = (
+        subprocess.run([*command, what, script, saved], capture_output=True, text=True, check=True)
+        for what in ("real", "cpu")
+    )
+    assert json.loads(recorded.stdout.splitlines()[-1]) == json.loads(real.stdout.splitlines()[-1])
+
+
 DRAWS = """
 import json, random
 import numpy as np
