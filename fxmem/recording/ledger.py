@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem.graph import (
     NEXT_RESULT,
@@ -70,12 +71,14 @@ class Ledger:
         self.peak_bytes = 0  # since a caller last set this
         self.operation = -1  # index of the latest
         self.counts_all = device == _HOST
+        self.counts_own = False  # of real tensors those in the memory of torch's allocator
         self.recording = False  # births and deaths belong to the step
         self.warmup_streams: tuple[tuple[int, int], ...] = ()  # as in the memory graph
         self._device = device
         self.is_warming_up = True  # the step has not begun
         self._live: dict[int, int] = {}  # address of the StorageImpl -> index
         self._references: dict[int, weakref.ref[Any]] = {}  # by the same address
+        self._others: Any = WeakIdKeyDictionary()  # storages that are not counted
         self._emptied: dict[int, LiveStorage] = {}  # resized to nothing; the last that was there
         self._kept: set[tuple[str, bool, int]] = set()
         self._serials: list[int] = []  # of the storages
@@ -139,6 +142,8 @@ class Ledger:
         index = self._live.get(storage._cdata)
         if index is not None:
             return index
+        if self._others and storage in self._others:
+            return NO_STORAGE
         with self.lock:
             return self._begin(tensor, storage, born, node)
 
@@ -169,6 +174,8 @@ class Ledger:
             del self._references[real._cdata]
             self._live[fake._cdata] = self._live.pop(real._cdata)
             self._watch(fake)
+        elif self.counts_own and not is_own(real):
+            self._others[fake] = True
 
     def resize(self, storage: torch.UntypedStorage, node: int | None) -> None:
         """Counts a storage that has been resized: the memory it had is freed, another allocated.
@@ -310,6 +317,14 @@ class Ledger:
             storage.death_rank = self._deaths = self._deaths + 1
         self.change(-storage.nbytes)
         return storage
+
+
+def is_own(storage: torch.UntypedStorage) -> bool:
+    """Returns whether torch's allocator made a storage, and not NumPy or another process.
+
+    It can be resized; one that a file was read into cannot.
+    """
+    return storage.resizable() and not storage.is_shared()
 
 
 class FirstStepLog:

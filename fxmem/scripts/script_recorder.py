@@ -25,7 +25,7 @@ from fxmem.graph import Category, Effect
 from fxmem.kernels.registry import Target
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.recording.constants import is_index, list_tensors
-from fxmem.recording.ledger import KEPT, NO_STORAGE
+from fxmem.recording.ledger import KEPT, NO_STORAGE, is_own
 from fxmem.recording.operators import find_effect
 from fxmem.recording.recorder import Recorder, prim_device
 from fxmem.recording.size_hints import SizeHints
@@ -54,7 +54,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self, target: Target, hints: SizeHints) -> None:
         super().__init__(target, hints)
         self.reads = ReadLog()
-        self.makes_fakes = target.device == _HOST
+        self.makes_fakes = self.ledger.counts_own = target.device == _HOST
         self.in_model = False
         self._device = target.device
 
@@ -132,7 +132,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             return bool(kwargs.get("device") == self._device)
         # Whole numbers stay real: scripts index their data with them.
         if func is aten.lift_fresh.default:
-            return bool(tensors[0].is_floating_point())
+            return bool(tensors[0].is_floating_point()) and is_own(tensors[0].untyped_storage())
         is_whole = func.name() in _WHOLE or kwargs.get("dtype") in _INTEGERS
         is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
         return is_factory and not is_whole
@@ -159,14 +159,12 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def hold(self, value: Any, *, is_loaded: bool = False) -> Any:
         """Counts real tensors where the host's memory is the target's; returns the value.
 
-        Not those of NumPy and of other processes, which torch's allocator knows nothing of: they
-        cannot be resized, as what a file is read into.
+        Not those of NumPy and of other processes, which torch's allocator knows nothing of.
         """
         for tensor in tree_leaves(value) if self.makes_fakes else ():
             if type(tensor) is Tensor and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
-                is_own = is_loaded or (storage.resizable() and not storage.is_shared())
-                if is_own and not self.real_tensors.has_fake(storage):
+                if (is_loaded or is_own(storage)) and not self.real_tensors.has_fake(storage):
                     self.ledger.track(tensor)
         return value
 
