@@ -378,9 +378,8 @@ def plan(
 ) -> Plan:
     """Finds the plan that keeps a limit.
 
-    A plan of a training step says what to recompute in backward, and what can run in place
-    beside that. In inference nothing is recomputed: the plan says what runs in place and what is
-    freed early, and needs no limit.
+    A plan of a training step says what to recompute in backward. In inference nothing is
+    recomputed: the plan says what runs in place and what is freed early, and needs no limit.
 
     Args:
         analysis: Of the step.

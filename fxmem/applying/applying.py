@@ -57,7 +57,7 @@ def apply(
             )
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
     bare = strip_plan(plan)
-    return build_module(model, graph, plan.segments, plan.inplace, plan=bare, **options)
+    return build_module(model, graph, plan.segments, plan.applied_inplace, plan=bare, **options)
 
 
 def build_module(

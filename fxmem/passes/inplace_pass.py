@@ -16,7 +16,7 @@ class InplacePass(PassBase):
     dtypes of the analysis.
 
     Args:
-        plan: A plan of style ``"graph"``.
+        plan: A plan of inference.
 
     >>> import fxmem, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.ReLU())
@@ -33,5 +33,5 @@ class InplacePass(PassBase):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Lays the changes over a copy of the graph."""
-        made = lay_plan(graph_module, inplace=self._plan.inplace)
-        return PassResult(made, bool(self._plan.inplace))
+        inplace = self._plan.applied_inplace
+        return PassResult(lay_plan(graph_module, inplace=inplace), bool(inplace))

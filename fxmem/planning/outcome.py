@@ -14,7 +14,7 @@ from fxmem.planning.micro_batches import find_last_micro_batch, take_last_micro_
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.segments import SegmentRange
 from fxmem.planning.model.simulate import Simulation, build_graph, simulate_segments
-from fxmem.planning.plan import GRAPH, MODULES, Plan, Segment
+from fxmem.planning.plan import MODULES, Plan, Segment
 from fxmem.units import format_bytes
 
 
@@ -35,7 +35,7 @@ def simulate_plan(analysis: Analysis, plan: Plan) -> Simulation:
     of several micro-batches only the last is simulated.
     """
     graph = take_last_micro_batch(analysis).graph
-    changed = apply_inplace(graph, plan.inplace if plan.style == GRAPH else ())
+    changed = apply_inplace(graph, plan.applied_inplace)
     index = build_index(changed, keeps_frames=plan.style == MODULES)
     return simulate_segments(index, locate_segments(index, plan.segments))
 

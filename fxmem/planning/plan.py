@@ -137,7 +137,8 @@ class Plan(Shown):
         overhead: Added seconds, over those of the step by the roofline of the target.
         overhead_flops: Added FLOPs, over those of the step.
         segments: The nodes that are recomputed.
-        inplace: Operations that run in place under :func:`fxmem.apply`; part of ``peak_bytes``.
+        inplace: Operations that can run in place: under :func:`fxmem.apply` in inference, as part
+            of ``peak_bytes``; in training, changes to the user's own code.
         dels: Values that the user's code holds longer than it uses them, where that raises the
             step's peak. The code that :func:`fxmem.apply` runs frees these and all others after
             their last use; part of ``peak_bytes``.
@@ -183,6 +184,11 @@ class Plan(Shown):
             + ", ".join(f"{name}=<{count}>" for name, count in counts.items())
             + ")"
         )
+
+    @property
+    def applied_inplace(self) -> tuple[InplaceChange, ...]:
+        """Those of ``inplace`` that :func:`fxmem.apply` makes."""
+        return self.inplace if self.mode == "infer" else ()
 
     @property
     def gap(self) -> float | None:

@@ -144,7 +144,7 @@ def _list_plan_notes(
 ) -> Iterator[str]:
     if plan.inplace:
         calls = ", ".join(f"{change.call} at {change.node}" for change in plan.inplace)
-        yield escape_controls(f"Computed in place: {calls}.")
+        yield escape_controls(f"Can run in place: {calls}.")
     if plan.dels:
         names = ", ".join(f"{p.variable or p.value} after {p.after}" for p in plan.dels)
         yield escape_controls(f"Freed early: {names}.")

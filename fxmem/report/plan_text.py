@@ -31,7 +31,7 @@ _NUMBERS = (
     *("nodes", "off the peak", "added time", "added FLOPs"),
     *("peak", "of the step's", "segments", "in place", "del"),
 )
-_NAMES = ("recomputed", "computed in place", "freed early", "after", "source")
+_NAMES = ("recomputed", "can run in place", "freed early", "after", "source")
 
 
 def render_plan(
@@ -230,9 +230,9 @@ def write_share(share: float) -> str:
 
 
 def _write_changes(plan: Plan, width: int | None) -> Iterator[str | Table]:
-    """Writes tables of what is computed in place and freed early."""
+    """Writes tables of what can run in place and what is freed early."""
     inplace = [(c.node, c.call, _write_saving(c), write_source(c.source)) for c in plan.inplace]
-    yield _write_rows(["computed in place", "call", "off the peak", "source"], inplace, width)
+    yield _write_rows(["can run in place", "call", "off the peak", "source"], inplace, width)
     dels = [
         (point.value, point.variable, point.after, _write_saving(point), write_source(point.source))
         for point in plan.dels
@@ -286,6 +286,8 @@ def _write_notes(plan: Plan) -> Iterator[str]:
                 "In-place and freed-early rows are changes to make in your own code; the new peak "
                 "does not include them."
             )
+        elif plan.inplace and not plan.applied_inplace:
+            note = f"{note[:-1]}; the new peak does not include the in-place ones."
         yield note
     if plan.lower_bound_overhead and plan.gap is not None:
         bound, gap = write_share(plan.lower_bound_overhead), write_share(plan.gap)

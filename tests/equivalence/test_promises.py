@@ -55,9 +55,8 @@ def test_what_runs_in_place_beside_hooks(
 ) -> None:
     model = Generator(wrap)
     step = "4x16x512"
-    analysis = fxmem.analyze(model, step, device="cpu")
-    plan = fxmem.plan(analysis, max_overhead_flops=0.2, style="graph")
-    report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1)
+    plan = fxmem.plan(fxmem.analyze(model, step, device="cpu", mode="infer"))
+    report = fxmem.verify(model, fxmem.apply(model, plan), step, steps=1, mode="infer")
     assert report.equal
     assert report.promise is not None
     assert report.promise.is_plans_own and abs(report.promise.deviation) < 1e-3

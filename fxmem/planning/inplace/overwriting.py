@@ -30,7 +30,6 @@ from fxmem.memory.timeline import build_timeline
 from fxmem.planning.inplace.forms import COMMUTATIVE_OPERATORS, find_form, may_return_input
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.peaks import PeakMeter
-from fxmem.planning.model.segments import SegmentRange, iterate_segments
 from fxmem.planning.plan import InplaceChange
 
 _KEEPS_RESULT = "aten.leaky_relu.default"
@@ -113,20 +112,6 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
         for s in graph.saves
     )
     return _merge_storages(replace(graph, operations=operations, saves=saves), merged)
-
-
-def choose_inplace(
-    graph: MemoryGraph, changes: Iterable[InplaceChange], segments: Iterable[SegmentRange]
-) -> tuple[InplaceChange, ...]:
-    """Chooses the changes that leave to every segment what it takes when it is recomputed."""
-    changes = [*changes]
-    starts = [segment.start for segment in iterate_segments(segments)]
-    kept = set()
-    for overwrite in _find_chosen(graph, changes):
-        maker = graph.operations[graph.storages[overwrite.target].born].node
-        if not any((maker or 0) < start <= overwrite.node.index for start in starts):
-            kept.add(overwrite.node.name)
-    return tuple(change for change in changes if change.node in kept)
 
 
 def _find_chosen(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Iterator[_Overwrite]:

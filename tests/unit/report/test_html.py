@@ -124,7 +124,7 @@ def test_what_cannot_be_told_of_a_plan_is_said() -> None:
         "The peak falls from 30.00 MiB to <strong>21.00 MiB</strong>, for 25.0 % more time and "
         "10.0 % more FLOPs."
     ) in page
-    assert "Computed in place: relu_ at block.relu." in page
+    assert "Can run in place: relu_ at block.relu." in page
     assert "Freed early: hidden after block.relu." in page
     assert "The timeline with the plan is not shown: that takes the model itself" in page
     assert "The trade-offs are not shown because they were not computed." in page

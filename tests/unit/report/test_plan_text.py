@@ -65,9 +65,10 @@ def test_changes_are_counted_where_the_graph_of_the_plan_runs_them() -> None:
     note, counted = "the new peak does not include them", "the saving in your own code"
     written = render_plan(make_plan(style="modules"), SETUP)
     assert note in written and counted not in written
-    for plan in (make_plan(), make_plan(segments=(), mode="infer")):
+    for plan, has_note in ((make_plan(), True), (make_plan(segments=(), mode="infer"), False)):
         written = render_plan(plan, SETUP)
         assert counted in written and note not in written
+        assert ("the new peak does not include the in-place ones" in written) is has_note
 
 
 def test_a_plan_that_changes_nothing_says_so() -> None:
