@@ -174,7 +174,7 @@ class Blueprint:
         options, layout = self.options, self.options.layout
         if layout is None or options.target.name != "cuda":
             return contextlib.nullcontext()
-        return show_gpu(options.gpu, options.architecture, count=lambda: layout.world_size)
+        return show_gpu(options.architecture, count=lambda: layout.world_size)
 
 
 def _place_module(module: nn.Module, target: Target) -> None:

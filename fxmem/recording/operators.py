@@ -117,11 +117,11 @@ class OperatorRunner:
         self._flops: dict[Key, int] = {}
 
     def run(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, by_user: bool
     ) -> Any:
-        """Runs an operator; ``in_forward`` if the user's own code runs it, whose values count."""
+        """Runs an operator; ``by_user`` if the user's own code runs it, whose values count."""
         answer = answer_operator(func, args, kwargs, self.hints)
-        for value in map(find_known, list_tensors((args, kwargs))) if answer and in_forward else ():
+        for value in map(find_known, list_tensors((args, kwargs))) if answer and by_user else ():
             if value is not None and value.assumed:
                 if value.assumed == DRAW:
                     self.draws[find_source()] = None
@@ -129,7 +129,7 @@ class OperatorRunner:
                     source, searches = find_source(), func is not aten._local_scalar_dense.default
                     self.routings[source] = searches or self.routings.get(source, False)
         result = answer[0] if answer else self._run_kernel(func, args, kwargs)
-        if in_forward or is_known_index(args):
+        if by_user or is_known_index(args):
             see_result(func, args, kwargs, result, self.hints, is_routed=self.is_routed)
         return result
 

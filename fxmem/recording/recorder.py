@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
@@ -308,8 +309,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             node = self.autograd.find_node(running)
             self.autograd.early |= set() if node is None else {node}
         if result is None:
-            in_forward = self._phase in (Phase.FORWARD, Phase.LOSS)
-            result = self.runner.run(func, args, kwargs, in_forward=in_forward)
+            by_user = self._phase in (Phase.FORWARD, Phase.LOSS)
+            if in_backward:  # the gradient to begin with, and functions that the user wrote
+                by_user = running is None or isinstance(running, BackwardCFunction)
+            result = self.runner.run(func, args, kwargs, by_user=by_user)
         made = list_tensors((result,))
         if func.namespace == "c10d":
             self.label(

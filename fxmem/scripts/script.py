@@ -167,9 +167,8 @@ class _Session:
             enter(silence_fake_kernels())
             enter(use_gpu(self._options.architecture))
             if target.name == "cuda":
-                gpu, architecture = self._options.gpu, self._options.architecture
-                count = self._launcher.count_gpus
-                enter(show_gpu(gpu, architecture, self._offer_counters(), count=count))
+                architecture, count = self._options.architecture, self._launcher.count_gpus
+                enter(show_gpu(architecture, self._offer_counters(), count=count))
             enter(recorder.casts.watch_exits())
             enter(recorder.watch_resizing())
             enter(offer_group())

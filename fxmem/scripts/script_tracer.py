@@ -83,7 +83,7 @@ class ScriptTracer(Tracer):
     ) -> None:
         super().__init__(nn.Module(), recorder, symbolic_sizes=False)
         self._see_model = see_model
-        self.roots: dict[str, nn.Module] = {}
+        self.roots = weakref.WeakValueDictionary[str, nn.Module]()
         self._recorder = recorder
         self._target_device = device
         self._names: dict[int, tuple[weakref.ref[nn.Module], str]] = {}

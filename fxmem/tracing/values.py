@@ -125,6 +125,13 @@ def keep_value(fake: torch.Tensor, view: torch.Tensor) -> None:
             view.__dict__[name] = fake.__dict__[name]
 
 
+def forget_value(fake: FakeTensor) -> None:
+    """Forgets the value of a tensor that something unknown may write."""
+    fake.constant = None
+    if (value := find_attached(fake)) is not None:
+        value.memory.known = False
+
+
 def remember_count(fake: torch.Tensor, count: int) -> None:
     """Keeps how many elements a search finds: backward searches a mask again."""
     fake.__dict__[_COUNT] = count

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _foreach_utils
 
 from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu, is_on_gpu
+from fxmem.kernels.cuda.present_gpu import describe_properties
 from fxmem.tracing.fakes import find_inner
 from fxmem.versions.operators import aten
 
@@ -198,14 +200,20 @@ def _view_gpu() -> contextlib.AbstractContextManager[None]:
 
 @CUDA.context
 @contextlib.contextmanager
-def _answer_capability() -> Iterator[None]:
-    """Code that chooses kernels itself (transformers' ``_can_use_grouped_mm``) asks for it."""
-    real = torch.cuda.get_device_capability
-    torch.cuda.get_device_capability = lambda device=None: current_gpu().capability
-    try:
+def _answer_properties() -> Iterator[None]:
+    """Code that chooses kernels and their grids itself asks for them, and enters the device."""
+    gpu = current_gpu()
+    answers: dict[str, Any] = {
+        "get_device_capability": gpu.capability,
+        "get_device_properties": describe_properties(gpu),
+        "_exchange_device": GPU_DEVICE.index,
+        "_maybe_exchange_device": GPU_DEVICE.index,
+    }
+    functions: dict[str, Any] = {
+        name: lambda *_, value=value, **__: value for name, value in answers.items()
+    }
+    with mock.patch.multiple(torch.cuda, **functions):
         yield
-    finally:
-        torch.cuda.get_device_capability = real
 
 
 @CUDA.context

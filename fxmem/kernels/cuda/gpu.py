@@ -57,10 +57,26 @@ class Gpu:
     multiprocessors: int = 108
     threads_per_multiprocessor: int = 2048  # as in ``cudaDeviceProp.maxThreadsPerMultiProcessor``
     attention: str | None = None  # the backend that is tried first; None for PyTorch's order
+    model: GpuModel | None = field(default=None, compare=False)  # None for any such
 
 
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 """``maxThreadsPerMultiProcessor`` by compute capability, where it is not 2048."""
+
+
+_SHARED_KIB = {(7, 0): 96, (7, 5): 64, (8, 6): 99, (8, 9): 99, (12, 0): 99}
+"""``cudaDeviceProp.sharedMemPerBlockOptin`` by compute capability, where the family's is another:
+48 before Volta, 163 for Ampere and 227 since Hopper."""
+
+
+def measure_shared_memory(capability: tuple[int, int]) -> int:
+    """Returns the bytes of shared memory that a kernel's block may ask for.
+
+    >>> measure_shared_memory((8, 0)), measure_shared_memory((8, 9))
+    (166912, 101376)
+    """
+    family = 48 if capability[0] < 7 else 163 if capability[0] == 8 else 227
+    return _SHARED_KIB.get(capability, family) * 1024
 
 
 def count_threads(capability: tuple[int, int]) -> int:
@@ -84,6 +100,7 @@ def describe_gpu(model: GpuModel | None) -> Gpu:
         capability=model.capability,
         multiprocessors=model.multiprocessors,
         threads_per_multiprocessor=count_threads(model.capability),
+        model=model,
     )
 
 

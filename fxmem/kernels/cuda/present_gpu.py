@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import operator
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -21,12 +22,28 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fxmem.errors import TraceError
-from fxmem.gpus import CONTEXT_BYTES, GpuModel, find_gpu
-from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.gpus import CONTEXT_BYTES, find_gpu
+from fxmem.kernels.cuda.gpu import Gpu, measure_shared_memory
 from fxmem.tracing.source import find_source
 from fxmem.versions import release
 
 _ANY_GPU = "a100-80gb"
+_L2_MIB = {
+    key: mib
+    for mib, keys in (
+        (4, "p100 t4 rtx3070"),
+        (6, "v100-16gb v100-32gb rtx3090 rtx3090ti a10 a10g a40 rtx-a6000"),
+        (24, "a30 rtx4060"),
+        (40, "a100-40gb a100-80gb a100-80gb-pcie"),
+        (48, "l4"),
+        (50, "h100 h100-pcie h100-nvl h200"),
+        (64, "rtx4080 rtx4080super rtx5080"),
+        (72, "rtx4090"),
+        (96, "l40s rtx6000-ada rtx5090"),
+    )
+    for key in keys.split()
+}
+"""The cache of GPUs, as NVIDIA's white papers have it; that of others is not known."""
 _RNG_STATE_BYTES = 16
 """A seed and an offset: ``CUDAGeneratorImpl::get_state`` in ATen/cuda/CUDAGeneratorImpl.cpp."""
 _STREAMS_OF_POOL, _STREAM_POOLS = 32, 4
@@ -167,9 +184,36 @@ def _make_on_gpu(cls: Any, *args: Any, **kwargs: Any) -> Any:
 _new: Any = Tensor.__new__
 
 
+def describe_properties(gpu: Gpu) -> SimpleNamespace:
+    """Describes a GPU as ``torch.cuda.get_device_properties`` does, by default an A100."""
+    model = gpu.model or find_gpu(_ANY_GPU)
+    cache = {"L2_cache_size": _L2_MIB[model.key] << 20} if model.key in _L2_MIB else {}
+    return SimpleNamespace(
+        **cache,
+        name=model.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        total_memory=model.capacity_bytes,
+        multi_processor_count=gpu.multiprocessors,
+        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=measure_shared_memory(gpu.capability),
+        shared_memory_per_multiprocessor=measure_shared_memory(gpu.capability) + 1024,
+        warp_size=32,
+        uuid=uuid.UUID(int=0),
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+    )
+
+
 @contextlib.contextmanager
 def show_gpu(
-    model: GpuModel | None,
     gpu: Gpu,
     memory: Mapping[str, Callable[..., Any]] | None = None,
     *,
@@ -178,26 +222,12 @@ def show_gpu(
     """Has ``torch.cuda`` tell of one GPU within.
 
     Args:
-        model: The GPU; None for one with an A100's name and memory.
-        gpu: The properties that the choice of kernels depends on.
+        gpu: The GPU.
         memory: Functions of ``torch.cuda.memory`` that read the allocator, reset its counters and
             empty its cache; None where nothing is allocated.
         count: Counts such GPUs; all memory is on the first.
     """
-    shown = model or find_gpu(_ANY_GPU)
-    capacity = shown.capacity_bytes
-    properties = SimpleNamespace(
-        name=shown.name,
-        major=gpu.capability[0],
-        minor=gpu.capability[1],
-        total_memory=capacity,
-        multi_processor_count=gpu.multiprocessors,
-        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
-        warp_size=32,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        gcnArchName="",
-    )
+    properties = describe_properties(gpu)
     state = torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8)
 
     def answer(value: Any) -> Callable[..., Any]:
@@ -205,7 +235,7 @@ def show_gpu(
 
     def measure_free(*_args: Any, **_kwargs: Any) -> tuple[int, int]:
         used = torch.cuda.memory_reserved() + CONTEXT_BYTES[1]
-        return max(capacity - used, 0), capacity
+        return max(properties.total_memory - used, 0), properties.total_memory
 
     def summarize(*_args: Any, **_kwargs: Any) -> str:
         return "\n".join(f"{key} {value}" for key, value in torch.cuda.memory_stats().items())
@@ -217,7 +247,7 @@ def show_gpu(
         **dict.fromkeys(_FALSE, False),
         **dict.fromkeys(_ZERO, 0),
         **dict.fromkeys(_IGNORED, None),
-        "get_device_name": shown.name,
+        "get_device_name": properties.name,
         "get_device_capability": gpu.capability,
         "get_device_properties": properties,
         "get_arch_list": [f"sm_{major}{minor}"],

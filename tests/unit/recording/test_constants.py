@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -170,3 +171,25 @@ def test_without_a_hint_the_line_is_named(name: str) -> None:
 def test_a_float_is_no_size(hint: int | None) -> None:
     with pytest.raises(fxmem.DataDependentError, match=r"test_constants\.py"):
         fxmem.analyze(make(lambda x: x * x.max().item()), ("4x6",), size_hint=hint, device="cpu")
+
+
+class _AsksForItsGradient(torch.autograd.Function):
+    """Skips a product with 1, as losses do that are the end of a model."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if torch.equal(gradient, torch.tensor(1.0, device=gradient.device)):
+            return gradient.expand(4, 4)
+        return gradient.expand(4, 4) * 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_gradient_of_the_loss_is_one(device: str) -> None:
+    apply: Any = _AsksForItsGradient.apply
+    model = Runs(lambda net: apply(net.weight), weight=nn.Parameter(torch.ones(4, 4)))
+    operations = fxmem.analyze(model, (), device=device).graph.operations
+    assert not any(operation.name.startswith("aten.mul") for operation in operations)

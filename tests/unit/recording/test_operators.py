@@ -28,7 +28,7 @@ def make_runner(target: Target) -> OperatorRunner:
 
 
 def run(runner: OperatorRunner, func: Any, *args: Any, **kwargs: Any) -> Any:
-    return runner.run(func, args, kwargs, in_forward=True)
+    return runner.run(func, args, kwargs, by_user=True)
 
 
 def test_a_kernel_of_the_target_comes_before_pytorch_s() -> None:

@@ -197,7 +197,7 @@ def test_storages_and_workspaces_are_those_of_the_current_stream() -> None:
     target.workspace(torch.ops.aten.exp.default)(lambda *_: 64)
     target.keeper(torch.ops.aten.exp.default)(lambda args: (("its workspace", 100),))
     recorder = Recorder(target)
-    with show_gpu(None, Gpu()), make_fake_mode(), recorder:
+    with show_gpu(Gpu()), make_fake_mode(), recorder:
         x, side = torch.zeros(4, device=CUDA.device), torch.cuda.Stream(stream_id=7)
         with torch.cuda.stream(side):
             kept = x.exp()

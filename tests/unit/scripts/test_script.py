@@ -428,6 +428,19 @@ def test_tensors_are_made_by_their_types(write: Write) -> None:
     assert {((4, 3, 32, 32), "float32"), ((4, 10), "float32"), ((4,), "int64")} <= made
 
 
+def test_a_model_that_the_script_drops_is_freed(write: Write) -> None:
+    script = write("""
+        held = set()
+        for _ in range(2):
+            model = make_model().cuda()
+            model(torch.ones(2, 3, 32, 32, device="cuda")).sum().backward()
+            del model
+            held.add(torch.cuda.memory_allocated())
+        assert len(held) == 1, held
+    """)
+    fxmem.run(str(script))
+
+
 def test_tensors_are_made_where_the_script_wants_them(write: Write) -> None:
     """As pytorch/examples' ``actor_critic.py`` makes its returns, and as older code does."""
     script = write("""

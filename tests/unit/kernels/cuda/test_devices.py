@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from running import Call
 
+import fxmem
 from fxmem.kernels.cuda import CUDA as TARGET
 from fxmem.kernels.cuda.devices import view_devices
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
@@ -56,6 +58,20 @@ def test_what_names_no_device_lies_on_the_host(x: torch.Tensor) -> None:
     on_host = torch.zeros_like(x, device="cpu"), torch.zeros(3).pin_memory()
     for made in (torch.arange(3), x.cpu(), x.to("cpu"), *on_host):
         assert made.device == torch.device("cpu") and made.is_cpu and made.get_device() == -1
+
+
+def test_the_gpu_s_properties_are_those_asked_for() -> None:
+    """As they are read to size a kernel's buffers, in backward too."""
+
+    def make_partial_sums(x: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.device(x.device):
+            gpu = torch.cuda.get_device_properties(x.device)
+        assert (gpu.major, gpu.minor) == torch.cuda.get_device_capability(x.device)
+        assert gpu.name.endswith("4090") and gpu.L2_cache_size == 72 << 20 and str(gpu.uuid)
+        return x.new_zeros(gpu.multi_processor_count, 8) + x.sum()
+
+    analysis = fxmem.analyze(Call(make_partial_sums), ("4x8",), gpu="rtx4090", mode="infer")
+    assert analysis.nodes[-1].shape == (128, 8)
 
 
 def test_copied_values_lie_where_they_were_copied_to_and_keep_them(x: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from fxmem.kernels.cuda.present_gpu import find_stream, show_gpu
 
 @pytest.fixture(autouse=True)
 def shown() -> Iterator[None]:
-    with show_gpu(None, Gpu()):
+    with show_gpu(Gpu()):
         yield
     assert find_stream() == 0
 
