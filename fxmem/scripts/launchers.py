@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from multiprocessing import get_start_method
 from multiprocessing.process import BaseProcess
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from torch import distributed as dist
 
 from fxmem.errors import UsageError
 from fxmem.parallelism.process_group import be_rank
+from fxmem.tracing.fakes import holds_fakes
 from fxmem.tracing.source import is_user_file
 
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -204,7 +206,10 @@ class Launcher:
 
     def _replace_start(self, start: Callable[[Any], None]) -> Callable[[Any], None]:
         def start_or_be(process: Any) -> None:
-            if not _joins_group(process._target or process.run):
+            method = process._start_method or get_start_method()
+            # A model on the GPU can be shared with a process that begins afresh: it trains.
+            shares = method == "spawn" and holds_fakes((process._args, process._kwargs))
+            if not (shares or _joins_group(process._target or process.run)):
                 start(process)
                 return
             ended = dict.fromkeys(("poll", "wait", "terminate", "kill", "close"), lambda *_: 0)

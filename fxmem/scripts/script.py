@@ -50,7 +50,7 @@ from fxmem.scripts.stand_ins import watch_comparisons
 from fxmem.scripts.threads import follow_threads
 from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
-from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.fakes import holds_fakes, make_fake_mode
 from fxmem.tracing.reach import list_slots
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import answer_fake_checks
@@ -450,7 +450,7 @@ class _Session:
 
     def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:
-            if any(isinstance(leaf, FakeTensor) for leaf in _iterate_held(saved)):
+            if holds_fakes(saved):
                 at = find_source()
                 self._notes[f"torch.save at {at} wrote nothing: its tensors have no values."] = None
                 return
@@ -491,10 +491,3 @@ def _swap_tensors(one: Any, other: Any) -> None:
         setattr(one, name, its)
         setattr(other, name, mine)
     torch._C._swap_tensor_impl(one, other)
-
-
-def _iterate_held(value: Any) -> Iterator[Any]:
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, nn.Module):
-            yield from leaf.parameters()
-        yield leaf

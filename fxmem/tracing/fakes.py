@@ -286,6 +286,14 @@ def find_inner(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def holds_fakes(value: object) -> bool:
+    """Tells whether a value is a fake tensor, or has one in containers or as a parameter."""
+    leaves = tree_leaves(value)
+    modules = (leaf for leaf in leaves if isinstance(leaf, nn.Module))
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    return any(isinstance(tensor, FakeTensor) for tensor in (*leaves, *parameters))
+
+
 def refuse_compiled(model: nn.Module) -> None:
     """Checks that the model's Python code is what would run, not what a compiler made of it."""
     for name, module in model.named_modules():

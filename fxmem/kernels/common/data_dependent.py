@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.kernels.registry import ANY, Function
@@ -194,6 +195,14 @@ def format_value(tensor: Tensor, spec: str) -> str:
         return format(value.real.item(), spec)
     text: str = Tensor.__format__(tensor, spec)  # type: ignore[no-untyped-call]
     return text
+
+
+@ANY.function(Tensor.share_memory_)
+def _share_memory(tensor: Tensor) -> Tensor:
+    """On a GPU nothing is to be done, and a fake of the host has nothing that could be shared."""
+    if not isinstance(tensor, FakeTensor):
+        tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
 
 
 @ANY.function(torch.nn.functional.one_hot)

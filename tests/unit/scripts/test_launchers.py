@@ -139,6 +139,26 @@ def test_one_of_the_processes_that_a_script_starts_runs_here(write: Write, start
         fxmem.run(script, rank=4)
 
 
+def test_a_process_that_shares_the_model_runs_here(write: Write) -> None:
+    """As in the example mnist_hogwild of pytorch/examples."""
+    script = write("""
+        import torch.multiprocessing as mp
+
+        def work(rank, model):
+            note(rank=rank)
+            model(torch.ones(2, 8, device="cuda")).sum().backward()
+
+        model = nn.Linear(8, 8).to("cuda")
+        assert model.share_memory() is model and torch.ones(2).share_memory_().is_shared()
+        spawning = mp.get_context("spawn")
+        workers = [spawning.Process(target=work, args=(rank, model)) for rank in range(2)]
+        [worker.start() for worker in workers]
+        [worker.join() for worker in workers]
+    """)
+    assert fxmem.run(script, steps=1).largest.breakdown[fxmem.Category.GRADIENT]
+    assert read_notes(script) == [{"rank": 0}]
+
+
 def test_other_processes_of_a_script_are_started(write: Write) -> None:
     text = """
     import multiprocessing, subprocess
