@@ -47,6 +47,12 @@ class AutogradLog:
     Attributes:
         saves: Every save.
         early: The nodes whose backward runs in forward, as in ``torch.autograd.grad``.
+        ran: By number, the first and last operation of a function's backward.
+        returned: By number, the last operation before a function's backward returned; the engine's
+            sums of gradients in the function's name come later. Only of functions that saved what
+            other functions made.
+        rewrites: Numbers of functions of operators that changed a view in place, or overwrote
+            what they save.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -55,17 +61,18 @@ class AutogradLog:
         self._ledger = ledger
         # Numbers of the functions that copied what operators in place overwrote.
         self._copies: set[int] = set()
-        # By number: the first and last operation of a function's backward.
-        self._ran: dict[int, tuple[int, int]] = {}
-        # By number: the last operation before backward returned; the engine's sums of gradients in
-        # the function's name come later. Only of functions that saved what other functions made.
-        self._returned: dict[int, int] = {}
+        self.ran: dict[int, tuple[int, int]] = {}
+        self.returned: dict[int, int] = {}
         # By number of a CopySlices: the first operation of the function that it runs.
         self._copied: dict[int, int] = {}
         self._unpacked: list[weakref.ref[Tensor]] = []
         self._entered = 0
         self._starts: list[int] = []
         self._ends: list[tuple[int, int]] = []
+
+    @property
+    def rewrites(self) -> set[int]:
+        return self._copies | self._copied.keys()
 
     @property
     def saved(self) -> list[SaveRecord]:
@@ -126,15 +133,15 @@ class AutogradLog:
     def see_operation(self, function: Any, operation: int, operator: Any, result: Any) -> None:
         """Notes an operation that a function of autograd runs."""
         sequence = function._sequence_nr()
-        self._ran[sequence] = self._ran.get(sequence, (operation, 0))[0], operation
+        self.ran[sequence] = self.ran.get(sequence, (operation, 0))[0], operation
         if operator is aten.clone.default and function.name() == _COPY_SLICES:
             self._copied.setdefault(sequence, operation + 1)  # the gradient it hands on
         if operator is aten.detach.default:
             # ``SavedVariable::unpack`` makes a tensor that the function alone holds, or it is a
             # gradient without a number: it dies as the function returns.
             def see_return(_: object) -> None:
-                last = self._returned.get(sequence, 0)
-                self._returned[sequence] = max(self._ledger.operation, last)
+                last = self.returned.get(sequence, 0)
+                self.returned[sequence] = max(self._ledger.operation, last)
 
             self._unpacked.append(weakref.ref(result, see_return))
 
@@ -160,11 +167,11 @@ class AutogradLog:
         saves = [replace(s, sequence=runs.get(s.sequence, s.sequence)) for s in self.saves]
         released = self._find_releases(saves)
         for save in saves:
-            unpacked, _ = self._ran.get(save.sequence, (None, None))
+            unpacked, _ = self.ran.get(save.sequence, (None, None))
             unpacked = self._copied.get(save.sequence, unpacked)
             last = returned = released.get(save.sequence)
             if last is not None:
-                returned = min(last, self._returned.get(save.sequence, last))
+                returned = min(last, self.returned.get(save.sequence, last))
             yield Save(save.storage, save.node, save.position, unpacked, last, returned)
 
     def _find_releases(self, saves: Iterable[SaveRecord]) -> dict[int, int]:
@@ -173,7 +180,7 @@ class AutogradLog:
         This is its last operation, unless the engine adds up gradients in its name afterwards: then
         the deaths of its saves tell.
         """
-        last = {sequence: last for sequence, (_, last) in self._ran.items()}
+        last = {sequence: last for sequence, (_, last) in self.ran.items()}
         holders: dict[int, int] = {}  # by storage, the function that releases it last
         for save in saves:
             if save.sequence in last:
@@ -182,7 +189,7 @@ class AutogradLog:
         seen: dict[int, int] = {}
         for index, sequence in holders.items():
             died = self._ledger.storages[index].died
-            if died is not None and self._ran[sequence][0] <= died <= last[sequence]:
+            if died is not None and self.ran[sequence][0] <= died <= last[sequence]:
                 seen[sequence] = max(died, seen.get(sequence, died))
         return last | seen
 

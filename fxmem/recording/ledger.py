@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +20,10 @@ from fxmem.graph import (
     RESIDENT,
     Blocks,
     Category,
-    FirstOperation,
-    Operation,
-    Phase,
 )
 from fxmem.kernels.cuda.present_gpu import find_stream
 from fxmem.kernels.registry import Workspace
 from fxmem.specs import strip_torch
-from fxmem.tracing.conditions import read_autocast_on
-from fxmem.versions.operators import aten
 
 _HOST = torch.device("cpu")
 KEPT = "kept from the step before"
@@ -37,8 +31,6 @@ KEPT = "kept from the step before"
 _EARLIER = " of the step before"
 NO_STORAGE = -2
 """The index of a tensor without memory of its own."""
-_SKIPPED = ("step.begin", "random.get_state", str(aten.detach.default))
-"""Operations of the steady step alone: the recording's own, and what its hooks add to backward."""
 
 
 @dataclass(slots=True)
@@ -57,6 +49,12 @@ class LiveStorage:
     saved_by: list[int] = field(default_factory=list)
     cast_until: int | None = None
     stream: int = 0
+
+
+Event = tuple[int | None, int, int | None]
+"""An allocation or a free: a storage by its index, another block by a negative number, or None for
+one that is not followed; its bytes, negative where it is freed; of a storage that is freed, the
+operation."""
 
 
 class Ledger:
@@ -216,7 +214,7 @@ class Ledger:
         self._kept.add(key)
         storage = LiveStorage(nbytes, (nbytes,), "uint8", self.operation, node)
         storage.category, storage.name = Category.WORKSPACE, name
-        self._add(-len(self._kept), storage)  # no address
+        self._add(~self._next_serial, storage)  # no address
         self.change(nbytes)
 
     def empty_cache(self) -> None:
@@ -278,6 +276,50 @@ class Ledger:
             keep()
         return tuple(blocks)
 
+    def adopt(self, tensor: Tensor, index: int) -> None:
+        """Watches the storage of a tensor from now on as the one with an index."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._live[key] = index
+        del self._live[~self._serials[index]]
+        self._watch(storage)
+
+    def find_serial(self, serial: int) -> int | None:
+        """Finds the index of the storage with a serial number of ``history``."""
+        at = bisect_left(self._serials, serial)
+        return at if self._serials[at : at + 1] == [serial] else None
+
+    def repeat(self, storages: Sequence[LiveStorage], events: Iterable[Event]) -> None:
+        """Counts storages that no tensor lies on, and events that happened to others before."""
+        keys = {index: key for key, index in self._live.items()}
+        others: dict[int, int] = {}
+        born = iter(storages)
+        for index, nbytes, operation in events:
+            serial = index
+            if index is not None and index < 0:
+                serial = others.get(index)
+                if serial is None:
+                    serial = others[index] = self._take_serial()
+            elif index == len(self.storages):
+                serial = self._take_serial()
+                self._live[~serial], keys[index] = index, ~serial  # no address
+                self.storages.append(next(born))
+                self._serials.append(serial)
+            elif index is not None:  # a tensor may be held a little longer than it would be
+                self._references.pop(keys[index], None)
+                del self._live[keys[index]]
+                serial, storage = self._serials[index], self.storages[index]
+                storage.died = operation
+                storage.death_rank = self._deaths = self._deaths + 1
+            self.history.append((serial, nbytes))
+            self.change(nbytes)
+
+    def release(self, indices: Iterable[int]) -> None:
+        """Frees those of some storages that are alive and on which no tensor lies."""
+        alive = {*self._live.values()}
+        sizes = [(index, self.storages[index].nbytes) for index in indices if index in alive]
+        self.repeat((), [(index, -nbytes, self.operation) for index, nbytes in sizes])
+
     def change(self, delta_bytes: int) -> None:
         """Counts an allocation or a free."""
         self.live_now_bytes += delta_bytes
@@ -327,39 +369,6 @@ def is_own(storage: torch.UntypedStorage) -> bool:
     return storage.resizable() and not storage.is_shared()
 
 
-class FirstStepLog:
-    """Notes to which operator each allocation and free of the first step belongs."""
-
-    def __init__(self) -> None:
-        self._marks: list[tuple[int, Phase, int, Any]] = []
-        self._counts: dict[Phase, int] = defaultdict(int)
-
-    def see(self, func: Any, phase: Phase, start: int) -> None:
-        """Notes an operator that has run, after ``start`` allocations and frees."""
-        rank = self._counts[phase]
-        if func is aten.detach.default or (phase is Phase.OPTIMIZER and rank):
-            return
-        if self._marks and self._marks[-1][0] == start:
-            self._marks.pop()  # the operator before neither allocated nor freed
-        self._marks.append((start, phase, rank, func))
-        self._counts[phase] = rank + 1
-
-    def list_operations(self, operations: Iterable[Operation]) -> Iterator[FirstOperation]:
-        """Lists the operators, each with its twin among those of the steady step.
-
-        Both steps run the same operators in the same order.
-        """
-        steady: dict[Phase, list[Operation]] = defaultdict(list)
-        for operation in operations:
-            if operation.name not in _SKIPPED:
-                steady[operation.phase].append(operation)
-        for start, phase, rank, func in self._marks:
-            twins = steady[phase]
-            found = twins[rank] if phase is not Phase.OPTIMIZER and rank < len(twins) else None
-            is_twin = found is not None and found.name == str(func)
-            yield FirstOperation(start, phase, found.index if found and is_twin else None)
-
-
 class UserReferences:
     """Sees the user's code release tensors that nodes returned.
 
@@ -392,68 +401,3 @@ class UserReferences:
         index, _ = self._watched.pop(key)
         if self._ledger.recording:
             self.let_go[index] = self._ledger.operation
-
-
-class CastLog:
-    """Notes the casts of weights that autocast keeps for other uses until it exits.
-
-    Source: ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``; ``__exit__`` in
-    ``torch/amp/autocast_mode.py`` clears the cache when the outermost autocast exits.
-
-    Attributes:
-        casts_weights: Whether autocast casts weights, kept or not.
-    """
-
-    def __init__(self, ledger: Ledger, device: str) -> None:
-        self._ledger = ledger
-        self._device = device
-        self.casts_weights = False
-        self._dtype: torch.dtype | None = None
-        self._keeps = False
-        self._made: list[int] = []  # in the node that runs
-        self._kept: list[int] = []
-
-    def enter_node(self) -> None:
-        # Below a node, autocast reads as off.
-        self._dtype = read_autocast_on(self._device)
-        self._keeps = torch.is_autocast_cache_enabled()
-
-    def exit_node(self, results: Container[int]) -> None:
-        # The user's own code has made a cast that is the node's result.
-        storages = self._ledger.storages
-        made = (i for i in self._made if i not in results and storages[i].died is None)
-        self._kept.extend(made)
-        self._made.clear()
-        self._dtype = None
-
-    def see(self, func: Any, args: tuple[Any, ...], result: Tensor, storage: int) -> None:
-        """Notes a cast by an operator that has run, whose result shares that storage."""
-        is_cast = func is aten._to_copy.default and result.dtype == self._dtype
-        if self._dtype is None or not is_cast:
-            return
-        weight = args[0]
-        is_leaf = weight.requires_grad and weight.is_leaf and not weight._is_view()
-        if is_leaf and weight.dtype == torch.float32:
-            self.casts_weights = True
-            if self._keeps:
-                self._made.append(storage)
-
-    def forget(self) -> None:
-        """Forgets the casts so far, as a step ends."""
-        self._kept.clear()
-
-    @contextlib.contextmanager
-    def watch_exits(self) -> Iterator[None]:
-        clear_cache = torch.clear_autocast_cache
-
-        def clear_watched() -> None:
-            for index in self._kept:
-                self._ledger.storages[index].cast_until = self._ledger.operation
-            self._kept.clear()
-            clear_cache()
-
-        torch.clear_autocast_cache = clear_watched
-        try:
-            yield
-        finally:
-            torch.clear_autocast_cache = clear_cache

@@ -37,8 +37,10 @@ from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import is_count, run_collective
 from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
+from fxmem.recording.casts import CastLog
 from fxmem.recording.constants import find_written, list_tensors
-from fxmem.recording.ledger import NO_STORAGE, CastLog, FirstStepLog, Ledger, UserReferences
+from fxmem.recording.first_step import FirstStepLog
+from fxmem.recording.ledger import NO_STORAGE, Ledger, UserReferences
 from fxmem.recording.operators import (
     OperatorRunner,
     RealTensorCache,
@@ -423,6 +425,15 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     ) -> tuple[int, ...]:
         indices = [self.track(tensor, born) for tensor in tensors]
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
+
+    def make_unseen(self, make: Callable[[], Any]) -> Any:
+        """Makes fake tensors that no operator of the step made."""
+        packing, self._packing = self._packing, True
+        try:
+            with torch._C.DisableTorchFunction():
+                return make()
+        finally:
+            self._packing = packing
 
     def see_random_state(self, state: torch.Tensor) -> None:
         """Records a copy of the random number generator's state, made without an operator."""

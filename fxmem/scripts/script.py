@@ -361,7 +361,9 @@ class _Session:
             with self._be_in(Phase.BACKWARD, 1):
                 for loss in tree_leaves(args[0]):
                     self._recorder.label(loss, Category.OUTPUT, "loss")
+                self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
                 result = run(*args, **kwargs)
+            self._tracer.micro_batches.end_backward()
             self._tracer.label_modules()
             if not self._optimizers and kwargs.get("accumulate_grad"):
                 self._end_window()  # the script updates its parameters by hand

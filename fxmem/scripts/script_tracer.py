@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.present_gpu import find_type
 from fxmem.parallelism.wrapping import iterate_unsharded
+from fxmem.scripts.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.stand_ins import stand_in
 from fxmem.tracing.calls import bind_arguments
@@ -87,12 +88,14 @@ class ScriptTracer(Tracer):
         self._recorder = recorder
         self._target_device = device
         self._names: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self.micro_batches = MicroBatches(recorder, lambda: self._log, self.be_silent)
         self.begin_window()
 
     def begin_window(self) -> None:
         """Begins with no nodes."""
         self._log = NodeLog(self.model)
         self._log.builder = _WindowBuilder(self.model)
+        self.micro_batches.forget()
 
     def list_nodes(self) -> list[TracedNode]:
         """Lists the nodes of the window."""
@@ -210,13 +213,20 @@ class ScriptTracer(Tracer):
         made = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
         if fqn is not None and len(self._scopes) == 1:
             self._label_inputs(module, args, kwargs)
-        self._scopes.append(made if fqn is None else fqn)
-        self._recorder.in_model = True
-        try:
-            return call(module, *args, **kwargs)
-        finally:
-            self._scopes.pop()
-            self._recorder.in_model = len(self._scopes) > 1
+
+        def enter() -> Any:
+            self._scopes.append(made if fqn is None else fqn)
+            self._recorder.in_model = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._scopes.pop()
+                self._recorder.in_model = len(self._scopes) > 1
+
+        if has_parameters and len(self._scopes) == 1 and not self._recorder.makes_fakes:
+            with self._recorder.ledger.lock:
+                return self.micro_batches.call(enter, module, (args, kwargs))
+        return enter()
 
     def _find_name(self, module: nn.Module) -> str | None:
         known = self._names.get(id(module))

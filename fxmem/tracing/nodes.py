@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,11 @@ class TracedNode:
     dtype: str | None
     source: SourceLocation | None
     inputs: tuple[int, ...]
+
+    @property
+    def first_name(self) -> str:
+        """The name of the first node that calls the same."""
+        return self.fqn if self.op == "call_module" else f"{self.fqn}.{self.target}".strip(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,10 @@ class NodeLog:
                 fx_node.meta[WATCHED] = find_watched(module)
         source = find_source()
         self._append(result, fx_node, name, call.fqn, op, call.label, phase, source, inputs)
+
+    def repeat(self, nodes: Iterable[TracedNode]) -> None:
+        """Adds nodes whose calls were left out, each by a name of its own."""
+        self.nodes += [replace(node, name=self._make_name(node.first_name)) for node in nodes]
 
     def _append(
         self,
