@@ -1,7 +1,8 @@
 """The public functions of fxmem.
 
-Each one names its arguments, explains them, and imports what does the work when it is called:
-torch takes more than a second to import, and ``import fxmem`` does without it.
+Each one names its arguments, explains them, and hands them on, ``locals()``, to what does the
+work. That is imported when it is called: torch takes more than a second to import, and ``import
+fxmem`` does without it.
 """
 
 from __future__ import annotations
@@ -128,32 +129,10 @@ def analyze(
     >>> analysis.setup.device
     'cuda'
     """
+    given = locals()
     from fxmem.analyzing import analyze_model
 
-    return analyze_model(
-        model,
-        args,
-        kwargs,
-        mode=mode,
-        inference_mode=inference_mode,
-        device=device,
-        gpu=gpu,
-        attention=attention,
-        dtype=dtype,
-        autocast=autocast,
-        optimizer=optimizer,
-        loss=loss,
-        loop=loop,
-        accumulate=accumulate,
-        set_to_none=set_to_none,
-        hold_outputs=hold_outputs,
-        alloc_conf=alloc_conf,
-        frontend=frontend,
-        size_hint=size_hint,
-        mesh=mesh,
-        parallelize=parallelize,
-        rank=rank,
-    )
+    return analyze_model(**given)
 
 
 def run(
@@ -264,20 +243,11 @@ def fit(
     >>> found.best.mesh, found.best.far_bytes, found.recordings
     ({'dp': 2}, 0, 1)
     """
+    given = {**locals(), **options}
+    del given["options"]
     from fxmem.fitting.search import find_fitting
 
-    return find_fitting(
-        model,
-        args,
-        kwargs,
-        gpu=gpu,
-        gpus=gpus,
-        gpus_per_node=gpus_per_node,
-        parallelize=parallelize,
-        mesh=mesh,
-        mixed_precision=mixed_precision,
-        **options,
-    )
+    return find_fitting(**given)
 
 
 def pipeline(
@@ -407,21 +377,14 @@ def plan(
     >>> found.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= found.peak_bytes
     True
     """
+    given = locals()
     find_plan: Callable[..., Plan]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
         from fxmem.applying.ranks import plan_rank as find_plan
     else:
         from fxmem.planning.planner import plan as find_plan
 
-    return find_plan(
-        analysis,
-        budget=budget,
-        max_overhead=max_overhead,
-        max_overhead_flops=max_overhead_flops,
-        time_limit_s=time_limit_s,
-        style=style,
-        strategy=strategy,
-    )
+    return find_plan(**given)
 
 
 def pareto(
@@ -450,20 +413,14 @@ def pareto(
     Raises:
         UsageError: The step is not a training step, or there is no such style for it.
     """
+    given = locals()
     list_front: Callable[..., Front]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
         from fxmem.applying.ranks import list_front
     else:
         from fxmem.planning.planner import pareto as list_front
 
-    return list_front(
-        analysis,
-        by_flops=by_flops,
-        points=points,
-        time_limit_s=time_limit_s,
-        style=style,
-        strategy=strategy,
-    )
+    return list_front(**given)
 
 
 def advise(
@@ -549,21 +506,11 @@ def max_batch(
     >>> found.batch, found.next_batch, found.analyses
     (5180, 5181, 4)
     """
+    given = {**locals(), **options}
+    del given["options"]
     from fxmem.batching.search import find_max_batch
 
-    return find_max_batch(
-        model,
-        args,
-        kwargs,
-        memory=memory,
-        gpu=gpu,
-        axis=axis,
-        multiple_of=multiple_of,
-        margin=margin,
-        max_overhead=max_overhead,
-        time_limit_s=time_limit_s,
-        **options,
-    )
+    return find_max_batch(**given)
 
 
 def apply(
@@ -674,21 +621,11 @@ def auto(
     >>> planned.plan.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= planned.plan.peak_bytes
     True
     """
+    given = {**locals(), **options}
+    del given["options"]
     from fxmem.applying import auto as automatic
 
-    return automatic.auto(
-        model,
-        args,
-        kwargs,
-        budget=budget,
-        max_overhead=max_overhead,
-        max_overhead_flops=max_overhead_flops,
-        style=style,
-        time_limit_s=time_limit_s,
-        device=device,
-        gpu=gpu,
-        **options,
-    )
+    return automatic.auto(**given)
 
 
 def verify(
@@ -742,22 +679,10 @@ def verify(
     >>> report.equal, report.steps, report.compared["gradient"]
     (True, 3, 2)
     """
+    given = locals()
     from fxmem.verifying.verify import verify as verify_models
 
-    return verify_models(
-        model,
-        planned,
-        args,
-        kwargs,
-        mode=mode,
-        steps=steps,
-        seed=seed,
-        optimizer=optimizer,
-        loss=loss,
-        autocast=autocast,
-        mesh=mesh,
-        parallelize=parallelize,
-    )
+    return verify_models(**given)
 
 
 def render(
