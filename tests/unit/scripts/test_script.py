@@ -200,7 +200,8 @@ def test_what_the_host_holds_counts_on_the_cpu(write: Write, tmp_path: Path) -> 
         model = nn.Sequential(nn.Embedding(10, 70), nn.Linear(70, 300), nn.ReLU())
         optimizer = torch.optim.SGD(model.parameters())
         for step, x in enumerate(DataLoader(data, batch_size=16)):
-            loss = model[1:](x.to("cpu") + array[:16]).sum() + model(tokens[step].contiguous()).sum()
+            real = model[1:](x.to("cpu") + array[:16]).sum()
+            loss = real + model(tokens[step].contiguous()).sum()
             loss.backward()
             optimizer.step()
     """)
