@@ -319,12 +319,16 @@ def programs(draw: Callable[..., Any], most: int = 24) -> Program:
 
 
 def runs(program: Program) -> bool:
-    """Tells whether PyTorch takes the step: it refuses some in-place writes only in backward."""
+    """Tells whether PyTorch takes the step, and again with inputs whose shape the first changed.
+
+    Some in-place writes it refuses only in backward.
+    """
     torch.manual_seed(0)
     model = program.build()
     args, _ = program.case().inputs()
     try:
-        default_loss(model(*args)).backward()
+        for _ in range(2):
+            default_loss(model(*args)).backward()
     except (RuntimeError, ValueError, IndexError):
         return False
     return True

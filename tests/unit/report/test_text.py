@@ -31,11 +31,6 @@ def test_the_report(check_golden: Callable[[str, str], None]) -> None:
     check_golden("hand_made.txt", render(make_analysis(), nodes=True, top=6))
 
 
-def test_an_analysis_prints_its_report() -> None:
-    analysis = make_analysis()
-    assert f"{analysis}\n" == render(analysis)
-
-
 def test_the_report_of_an_inference(check_golden: Callable[[str, str], None]) -> None:
     analysis = make_analysis(
         mode="infer",
