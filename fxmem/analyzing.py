@@ -188,7 +188,7 @@ def isolate_analysis(
         leave_autocast(),
         prepare_targets(*choices),
         silence_fake_kernels(),
-        offer_group(layout),
+        offer_group(layout, "nccl" if target is CUDA else "gloo"),
         allow_autocast() if target is CUDA else contextlib.nullcontext(),
     ):
         yield

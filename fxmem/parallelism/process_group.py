@@ -86,11 +86,15 @@ def be_rank(
 
 
 @contextlib.contextmanager
-def offer_group(layout: Layout | None = None) -> Iterator[None]:
+def offer_group(layout: Layout | None = None, offered: str = "nccl") -> Iterator[None]:
     """Makes this process one rank of a layout's group; code that joins one is in it already.
 
     Without a layout, code that joins a group is the rank that it names, or that the variables of
     ``torchrun`` name; else it is alone.
+
+    Args:
+        layout: Whose rank is meant.
+        offered: The backend that its group seems to have; that of other code is the one it asks for.
 
     Raises:
         UsageError: This process is in a real group.
@@ -106,23 +110,31 @@ def offer_group(layout: Layout | None = None) -> Iterator[None]:
     init_real = dist.init_process_group
     with contextlib.ExitStack() as stack:
 
-        def join(*_: Any, world_size: int = _NOT_GIVEN, rank: int = _NOT_GIVEN, **__: Any) -> None:
+        def join(
+            backend: str | None = None,
+            *_: Any,
+            world_size: int = _NOT_GIVEN,
+            rank: int = _NOT_GIVEN,
+            **__: Any,
+        ) -> None:
             if not dist.is_initialized():
                 size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", 1))
                 place = rank if rank >= 0 else int(os.environ.get("RANK", 0))
-                stack.enter_context(_join(init_real, size, place))
+                stack.enter_context(_join(init_real, size, place, backend or "undefined"))
 
         for owner in (dist, dist.distributed_c10d, device_mesh):
             if hasattr(owner, "init_process_group"):
                 stack.enter_context(mock.patch.object(owner, "init_process_group", join))
         if layout is not None:
             stack.enter_context(be_rank(int(layout.rank), layout.world_size))
-            join()
+            join(offered)
         yield
 
 
 @contextlib.contextmanager
-def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterator[None]:
+def _join(
+    init_real: Callable[..., None], world_size: int, rank: int, backend: str
+) -> Iterator[None]:
     from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.tensor import _op_schema, _random
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -151,13 +163,23 @@ def _join(init_real: Callable[..., None], world_size: int, rank: int) -> Iterato
         stack.enter_context(mock.patch.object(_random, tracker.__name__, tracker))
         stack.enter_context(mock.patch.object(_random, "_rng_tracker", None))
         stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
-        new_group = dist.new_group
+        new_group, get_backend = dist.new_group, dist.get_backend
+        asked: dict[Any, str] = {}  # by group
 
         def new_fake_group(
             *args: Any, backend: Any = None, pg_options: Any = None, **kw: Any
         ) -> Any:
-            return new_group(*args[:2], **kw)  # on no other backend, such as gloo's on the host
+            made = new_group(*args[:2], **kw)  # on no other backend, such as gloo's on the host
+            asked[made] = backend or asked[None]
+            return made
 
+        def get_asked_backend(group: Any = None) -> str:
+            """Answers users, and ``torch.distributed.nn``, whose gradients depend on it."""
+            get_backend(group)
+            return asked.get(group, asked[None]).lower()
+
+        asked[None] = backend
+        stack.enter_context(mock.patch.object(dist, "get_backend", get_asked_backend))
         for owner in (dist, dist.distributed_c10d, device_mesh):
             if hasattr(owner, "new_group"):
                 stack.enter_context(mock.patch.object(owner, "new_group", new_fake_group))

@@ -620,6 +620,25 @@ def test_a_rank_of_a_script_takes_what_it_takes_in_an_analysis(tmp_path: Path) -
     assert run.steps[1].parameter_bytes == analysis.parameter_bytes
 
 
+def test_a_script_sees_the_backend_that_it_asked_for(write: Write) -> None:
+    """With NCCL the gradient of a gathered tensor is reduced as it is scattered."""
+    script = write("""
+        import warnings
+        import torch.distributed as dist
+        from torch.distributed.nn.functional import all_gather
+
+        warnings.simplefilter("ignore")  # it is deprecated from 2.13 on
+        dist.init_process_group(backend="nccl")
+        assert dist.get_backend() == dist.Backend.NCCL
+        assert dist.get_backend(dist.new_group(backend="gloo")) == "gloo"
+        x = torch.ones(8, device="cuda", requires_grad=True)
+        torch.cat(all_gather(x)).sum().backward()
+    """)
+    graph = fxmem.run(str(script), world_size=4).largest.graph
+    names = [operation.name for operation in graph.operations]
+    assert any("reduce_scatter" in name for name in names) and "aten.stack.default" not in names
+
+
 def test_a_rank_that_is_not_there(write: Write) -> None:
     with pytest.raises(UsageError, match="no rank 4 of 4"):
         fxmem.run(str(write("")), world_size=4, rank=4)
