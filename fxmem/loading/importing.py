@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -215,23 +216,26 @@ _TORCH = "the modules and optimizers of torch.nn and torch.optim"
 _SHARD = "torch.distributed.fsdp.fully_shard"
 _INSTEAD = {
     **dict.fromkeys(("flash_attn", "flash_attn_interface", "xformers", "sageattention"), _SDPA),
-    **dict.fromkeys(("apex", "bitsandbytes", "transformer_engine", "liger_kernel"), _TORCH),
-    **dict.fromkeys(("mamba_ssm", "causal_conv1d", "triton"), "the model's path without them"),
+    **dict.fromkeys(("apex", "bitsandbytes", "transformer_engine"), _TORCH),
+    **dict.fromkeys(("mamba_ssm", "causal_conv1d"), "the model's path without them"),
     "deepspeed": _SHARD,
     "megatron": _SHARD,
 }
 """Packages with CUDA code, and what holds as much that runs on fake tensors."""
 
+_TOLD = (ImportError, importlib.metadata.PackageNotFoundError)
+"""Errors whose text tells what is missing."""
+
 
 def find_missing_package(error: BaseException) -> str:
     """Finds the package for want of which an import failed; empty for none.
 
-    Libraries raise an error of their own for some, as transformers for flash_attn.
+    Libraries raise an error of their own for some, as transformers for flash_attn and deepspeed.
     """
-    if isinstance(error, ModuleNotFoundError):
+    if type(error) is ModuleNotFoundError:
         return error.name or ""
     text = str(error).replace("-", "_").replace("FlashAttention2", "flash_attn")
-    words = re.findall(r"\w+", text) if type(error) is ImportError else ()
+    words = re.findall(r"\w+", text) if type(error) in _TOLD else ()
     absent = (name for name in words if name in _INSTEAD and importlib.util.find_spec(name) is None)
     return next(absent, "")
 

@@ -94,7 +94,7 @@ def offer_group(layout: Layout | None = None, offered: str = "nccl") -> Iterator
 
     Args:
         layout: Whose rank is meant.
-        offered: The backend that its group seems to have; that of other code is the one it asks for.
+        offered: The backend that its group seems to have; other code's is the one it asks for.
 
     Raises:
         UsageError: This process is in a real group.

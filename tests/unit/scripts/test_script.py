@@ -709,22 +709,28 @@ def test_a_backward_within_backward_recomputes_and_ends_no_step(write: Write) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "cause"),
+    ("line", "package", "hint"),
     [
-        ("import flash_attn.bert_padding", "needs flash_attn"),
-        (
+        ("import flash_attn.bert_padding", "flash_attn", 'attn_implementation="sdpa"'),
+        (  # as transformers says
             "raise ImportError('the package for FlashAttention2 does not seem to be installed')",
-            "needs flash_attn",  # as transformers says
+            "flash_attn",
+            'attn_implementation="sdpa"',
+        ),
+        (
+            "from importlib.metadata import version; version(\"The 'deepspeed>=0.9.3' package\")",
+            "deepspeed",  # likewise
+            "fully_shard",
         ),
     ],
 )
 def test_packages_with_kernels_that_are_absent_have_something_instead(
-    write: Write, line: str, cause: str
+    write: Write, line: str, package: str, hint: str
 ) -> None:
     with pytest.raises(FxmemError) as raised:
         fxmem.run(str(write(line)))
-    assert raised.value.cause.startswith(f"train.py:11 {cause}, which is not installed, and whose")
-    assert 'attn_implementation="sdpa"' in raised.value.hint
+    cause = f"train.py:11 needs {package}, which is not installed, and whose"
+    assert raised.value.cause.startswith(cause) and hint in raised.value.hint
 
 
 @pytest.mark.parametrize(
