@@ -86,7 +86,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
     check_output(arguments.output)
     with show_progress(f"fitting {arguments.target}"), run_user_code(step.target):
         from fxmem.api import fit
-        from fxmem.report.fit_text import render_fitting
+        from fxmem.report.notebook import write_text
 
         found = fit(
             step.target,
@@ -98,8 +98,8 @@ def run_fit(arguments: argparse.Namespace) -> int:
             **step.options,
         )
     width = choose_width(arguments.output)
-    text = f"{found.to_json(indent=2)}\n" if arguments.json else render_fitting(found, width=width)
-    write_output(text, arguments.output)
+    text = found.to_json(indent=2) if arguments.json else write_text(found, width)
+    write_output(f"{text}\n", arguments.output)
     if found.best is not None:
         return 0
     write_line(f"fxmem: nothing was found that fits {found.gpus} x {found.gpu}")

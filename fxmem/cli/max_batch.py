@@ -136,7 +136,8 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
 
 
 def _write(found: list[tuple[dict[str, str], MaxBatch]], as_json: bool) -> str:
-    from fxmem.report.batch_text import render_max_batch, render_max_batches
+    from fxmem.report.batch_text import render_max_batches
+    from fxmem.report.notebook import write_text
 
     is_table = bool(found[0][0])
     if as_json:
@@ -145,7 +146,7 @@ def _write(found: list[tuple[dict[str, str], MaxBatch]], as_json: bool) -> str:
     width = choose_width(None)
     if is_table:
         return render_max_batches(found, width=width)
-    return render_max_batch(found[0][1], width=width)
+    return f"{write_text(found[0][1], width)}\n"
 
 
 def _parse_margin(text: str) -> str | float:

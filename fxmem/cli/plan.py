@@ -212,12 +212,14 @@ def _plan_rank(
 
 def _render_front(arguments: argparse.Namespace, analysis: Analysis) -> str:
     from fxmem.planning.planner import pareto
-    from fxmem.report.plan_text import render_front, render_price
+    from fxmem.report.plan_text import list_front_blocks, render_price
+    from fxmem.report.tables import join_blocks
 
     plans = pareto(analysis, points=arguments.points, **_list_search_options(arguments))
     if arguments.json:
         return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
-    text = render_front(plans, analysis.setup, width=(width := choose_width(None)))
+    width = choose_width(None)
+    text = join_blocks(list_front_blocks(plans, analysis.setup, width))
     with run_user_code(arguments.target):
         from fxmem.integrations.checkpoints import price_checkpoints
 

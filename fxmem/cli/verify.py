@@ -108,8 +108,8 @@ def run_verify(arguments: argparse.Namespace) -> int:
         if arguments.json:
             text = f"{verification.to_json(indent=2)}\n"
         else:
-            from fxmem.report.verify_text import render_verification
+            from fxmem.report.notebook import write_text
 
-            text = render_verification(verification, width=choose_width(arguments.output))
+            text = f"{write_text(verification, choose_width(arguments.output))}\n"
     write_output(text, arguments.output)
     return 0 if verification.equal and verification.keeps_promise else EXIT_DIFFERENT

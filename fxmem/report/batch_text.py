@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 _NUMBERS = ("batch", "size", "peak", "added time", "next", "its peak", "with a plan")
 
 
-def render_max_batch(found: MaxBatch, *, width: int | None = None) -> str:
-    """Writes the largest size that fits, the next one, and what the memory is kept for."""
-    return join_blocks(list_max_batch_blocks(found, width))
-
-
 def list_max_batch_blocks(found: MaxBatch, width: int | None = None) -> list[str | Table]:
     """Lists the blocks of the report on the largest size."""
     noun, rows = _name_size(found), []

@@ -6,16 +6,11 @@ from collections.abc import Iterator
 
 from fxmem.fitting.record import FAR_WEIGHT, Fitting, MeshFit
 from fxmem.report.plan_text import write_share
-from fxmem.report.tables import Table, join_blocks, wrap
+from fxmem.report.tables import Table, wrap
 from fxmem.report.text import write_mesh, write_subject
 from fxmem.units import format_bytes
 
 _NUMBERS = ("peak", "reserved", "sent in node", "to others", "recomputed")
-
-
-def render_fitting(found: Fitting, *, width: int | None = None) -> str:
-    """Writes the cheapest mesh and knobs that fit, a row for each that was compared, and notes."""
-    return join_blocks(list_fitting_blocks(found, width))
 
 
 def list_fitting_blocks(found: Fitting, width: int | None = None) -> list[str | Table]:

@@ -34,13 +34,6 @@ _NUMBERS = (
 _NAMES = ("recomputed", "can run in place", "freed early", "after", "source")
 
 
-def render_plan(
-    plan: Plan, setup: Setup | None, *, peak: Peak | None = None, width: int | None = None
-) -> str:
-    """Writes a plan for a step, with the new peak, its cost and, where known, its place."""
-    return join_blocks(list_plan_blocks(plan, setup, peak, width))
-
-
 def list_plan_blocks(
     plan: Plan, setup: Setup | None, peak: Peak | None = None, width: int | None = None
 ) -> list[str | Table]:
@@ -68,11 +61,6 @@ def list_plan_blocks(
         _write_limits(plan.limits, width),
         "\n".join(wrap(note, width) for note in _write_notes(plan)),
     ]
-
-
-def render_front(plans: Sequence[Plan], setup: Setup, *, width: int | None = None) -> str:
-    """Writes the trade-offs of a step, cheapest first, and how to choose one."""
-    return join_blocks(list_front_blocks(plans, setup, width))
 
 
 def render_price(price: CheckpointPrice, baseline_bytes: int, width: int | None = None) -> str:

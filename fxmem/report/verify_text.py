@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fxmem.analysis import Setup
-from fxmem.report.tables import Table, escape_controls, join_blocks, wrap
+from fxmem.report.tables import Table, escape_controls, wrap
 from fxmem.report.text import write_subject
 from fxmem.units import format_bytes
 
@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
 _MOST = 10  # differences that are listed; the rest are counted
 _PLURALS = {"loss": "losses"}
-
-
-def render_verification(verification: Verification, *, width: int | None = None) -> str:
-    """Writes a verification, with the answer in the first line, in ``width`` columns."""
-    return join_blocks(list_verification_blocks(verification, width))
 
 
 def list_verification_blocks(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hand_made import make_analysis, make_graph
@@ -14,16 +14,24 @@ from fxmem.graph import Phase, SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Limit, LimitKind, Plan
 from fxmem.report.plan_text import (
+    list_front_blocks,
+    list_plan_blocks,
     render_advice,
-    render_front,
-    render_plan,
     write_limit,
 )
-from fxmem.report.tables import measure_width
+from fxmem.report.tables import join_blocks, measure_width
 from fxmem.report.text import write_subject
 from fxmem.units import parse_bytes
 
 SETUP = make_analysis().setup
+
+
+def render_plan(plan: Plan, peak: Peak | None = None, width: int | None = None) -> str:
+    return join_blocks(list_plan_blocks(plan, SETUP, peak, width))
+
+
+def render_front(plans: Sequence[Plan], width: int | None = None) -> str:
+    return join_blocks(list_front_blocks(plans, SETUP, width))
 
 
 def move_peak(phase: Phase, node: int | None) -> Peak:
@@ -36,24 +44,24 @@ def move_peak(phase: Phase, node: int | None) -> Peak:
 
 
 def test_the_report_of_a_plan(check_golden: Callable[[str, str], None]) -> None:
-    check_golden("plan.txt", render_plan(make_plan(), SETUP, peak=make_analysis().peak))
+    check_golden("plan.txt", render_plan(make_plan(), make_analysis().peak))
 
 
 def test_the_report_fits_80_columns(check_golden: Callable[[str, str], None]) -> None:
-    text = render_plan(make_plan(), SETUP, peak=make_analysis().peak, width=80)
+    text = render_plan(make_plan(), make_analysis().peak, width=80)
     check_golden("plan_80.txt", text)
     tables = text.split("\n\n")[2:]
     assert max(measure_width(line) for table in tables for line in table.splitlines()) <= 80
 
 
 def test_the_table_of_trade_offs(check_golden: Callable[[str, str], None]) -> None:
-    check_golden("plan_front.txt", render_front(make_front(5), SETUP, width=80))
+    check_golden("plan_front.txt", render_front(make_front(5), width=80))
 
 
 def test_empty_parts_of_a_plan_is_left_out() -> None:
     nothing = {"inplace": (), "dels": (), "limits": ()}
     plan = make_plan(**nothing, lower_bound_overhead=None, reserved_bytes=0)
-    text = render_plan(plan, SETUP)
+    text = render_plan(plan)
     assert [
         w
         for w in ("in place", "freed", "new peak", "reserves", "Any plan", "never", "starts")
@@ -63,16 +71,16 @@ def test_empty_parts_of_a_plan_is_left_out() -> None:
 
 def test_changes_are_counted_where_the_graph_of_the_plan_runs_them() -> None:
     note, counted = "the new peak does not include them", "the saving in your own code"
-    written = render_plan(make_plan(style="modules"), SETUP)
+    written = render_plan(make_plan(style="modules"))
     assert note in written and counted not in written
     for plan, has_note in ((make_plan(), True), (make_plan(segments=(), mode="infer"), False)):
-        written = render_plan(plan, SETUP)
+        written = render_plan(plan)
         assert counted in written and note not in written
         assert ("the new peak does not include the in-place ones" in written) is has_note
 
 
 def test_a_plan_that_changes_nothing_says_so() -> None:
-    text = render_plan(Plan("0", 30 * MIB, 30 * MIB), SETUP)
+    text = render_plan(Plan("0", 30 * MIB, 30 * MIB))
     first, _ = text.splitlines()
     assert first == "Peak 30.00 MiB -> 30.00 MiB (100.0 %), nothing is recomputed"
 
@@ -87,7 +95,7 @@ def test_a_plan_that_changes_nothing_says_so() -> None:
 )
 def test_the_place_of_the_new_peak(phase: Phase, node: int | None, line: str) -> None:
     plan = make_plan(reserved_bytes=21 * MIB)
-    assert line in render_plan(plan, SETUP, peak=move_peak(phase, node)).splitlines()
+    assert line in render_plan(plan, move_peak(phase, node)).splitlines()
 
 
 def test_of_many_reasons_the_first_are_told_and_the_rest_counted() -> None:
@@ -100,12 +108,12 @@ def test_of_many_reasons_the_first_are_told_and_the_rest_counted() -> None:
         "No segment starts at 2 nodes whose inputs are modified in place later.",
     ]
     plan = make_plan(limits=tuple(limits))
-    for text in (render_plan(plan, SETUP), render_front([plan], SETUP)):
+    for text in (render_plan(plan), render_front([plan])):
         assert "\n\n{}\n\n".format("\n".join(told)) in text
 
 
 def test_a_front_of_one_plan_says_so() -> None:
-    text = render_front(make_front(1), SETUP)
+    text = render_front(make_front(1))
     assert text.startswith("Peak 30.00 MiB; 1 plan, down to 30.00 MiB\n")
     assert text.endswith("\n\nNo plan with a lower peak was found.\n")
 
