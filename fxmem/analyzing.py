@@ -26,7 +26,7 @@ from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.failures import is_traced
-from fxmem.recording.isolation import stop_garbage_collection
+from fxmem.recording.isolation import hold_process
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import (
@@ -182,7 +182,7 @@ def isolate_analysis(
 ) -> Iterator[None]:
     """Runs an analysis of arguments that may be a TARGET as in a process of its own."""
     with (
-        stop_garbage_collection(),
+        hold_process(),
         torch.inference_mode(False),
         torch.enable_grad(),
         leave_autocast(),

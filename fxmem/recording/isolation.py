@@ -14,6 +14,7 @@ import torch
 from fxmem.recording.recorder import Recorder
 from fxmem.versions.fallbacks import keeps_casts_in_inference
 
+_held = threading.RLock()
 _CUDA_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
 
 
@@ -114,12 +115,16 @@ def replace_inference_mode() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stop_garbage_collection() -> Iterator[None]:
-    """Frees no reference cycles within, so that a recording is the same every time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def hold_process() -> Iterator[None]:
+    """Keeps other analyses waiting, as each patches torch, and frees no reference cycles within.
+
+    So a recording is the same every time.
+    """
+    with _held:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()

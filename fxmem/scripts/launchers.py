@@ -71,6 +71,12 @@ class Launcher:
         Raises:
             UsageError: It begins neither with a script nor with a program in Python.
         """
+        with self.take_place():
+            self._run(words)
+
+    @contextlib.contextmanager
+    def take_place(self) -> Iterator[None]:
+        """Is the process of a rank within, and starts no others."""
         spawning = sys.modules["torch.multiprocessing.spawn"]
         replacements: list[tuple[Any, str, Any]] = [
             (spawning, "start_processes", self._spawn),
@@ -88,7 +94,7 @@ class Launcher:
                 stack.enter_context(mock.patch.object(owner, name, function))
             if size is not None:
                 stack.enter_context(be_rank(self._rank, size))
-            self._run(words)
+            yield
 
     def check_place(self) -> None:
         """Checks that some launcher has started a process of the rank.

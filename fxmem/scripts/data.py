@@ -1,0 +1,85 @@
+"""Files, data sets and loaders of a script, which stay real beside its fake tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fxmem.parallelism.process_group import run_outside_modes
+from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.tracing.fakes import holds_fakes
+from fxmem.tracing.source import find_source
+
+
+class RealData:
+    """Replaces the functions that read and write what a script trains on.
+
+    Args:
+        recorder: Records the operators.
+        notes: Takes a sentence on what was not written.
+    """
+
+    def __init__(self, recorder: ScriptRecorder, notes: dict[str, None]) -> None:
+        self._recorder = recorder
+        self._notes = notes
+
+    def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """Lists owners, names, and functions that make a replacement of the function there."""
+        replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+            (torch, "save", self._save),
+            (torch, "load", self._load),
+            (DataLoader, "__init__", self._see_loader),
+        ]
+        if self._recorder.makes_fakes:  # but no loader does, with its samplers
+            replacements += [
+                (DataLoader, "__iter__", _run_real),
+                (_BaseDataLoaderIter, "__next__", self._load_batch),
+            ]
+        return replacements
+
+    def _see_loader(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)  # Lightning reads the names of the arguments to make it again
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            init(loader, *args, **kwargs)
+            loader.pin_memory = False  # which makes a copy faster that is not made
+
+        return __init__
+
+    def _load_batch(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        run = _run_real(load)
+        return lambda iterator: self._recorder.hold(run(iterator))
+
+    def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:
+            if holds_fakes(saved):
+                at = find_source()
+                self._notes[f"torch.save at {at} wrote nothing: its tensors have no values."] = None
+                return
+            save(saved, *args, **kwargs)
+
+        return save_real
+
+    def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            device = str(map_location) if isinstance(map_location, str | torch.device) else ""
+            with run_outside_modes():
+                loaded = load(file, "cpu", *args, **kwargs)
+            if not device.startswith("cuda"):
+                return self._recorder.hold(loaded, is_loaded=not kwargs.get("mmap"))
+            return tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), loaded)
+
+        return load_to_gpu
+
+
+def _run_real(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_real(*args: Any, **kwargs: Any) -> Any:
+        with run_outside_modes():
+            return run(*args, **kwargs)
+
+    return run_real

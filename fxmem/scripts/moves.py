@@ -1,0 +1,86 @@
+"""Modules that a script moves to the GPU, where their parameters become fake in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fxmem.kernels.registry import Target
+from fxmem.tracing.reach import list_slots
+
+
+class Moves:
+    """Replaces what moves modules.
+
+    Args:
+        target: The device whose kernels run.
+        be_silent: Makes no nodes of what runs within.
+        keeps_real: Whether the real tensors come back in the end, and so keep their memory.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        be_silent: Callable[[], AbstractContextManager[None]],
+        *,
+        keeps_real: bool,
+    ) -> None:
+        self._target = target
+        self._be_silent = be_silent
+        self._keeps_real = keeps_real
+        self._swapped: list[tuple[Tensor, Tensor]] = []
+        self._buffers: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
+
+    def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """Lists owners, names, and functions that make a replacement of the function there."""
+        return [
+            (nn.Module, "_apply", self._move_module),
+            (torch.utils, "swap_tensors", lambda swap: self._swap),
+        ]
+
+    def restore(self) -> None:
+        """Gives modules back the tensors that they had before."""
+        while self._swapped:
+            _swap_tensors(*self._swapped.pop())
+        for module, buffers in self._buffers.values():
+            module._buffers.update(buffers)
+        self._buffers.clear()
+
+    def _move_module(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._keeps_real:
+                self._buffers.setdefault(id(module), (module, dict(module._buffers)))
+            with self._be_silent():
+                result = apply(module, *args, **kwargs)
+            parameter = next(module.parameters(recurse=False), None)
+            for kind, move in self._target.movers.items():
+                if isinstance(module, kind) and isinstance(parameter, FakeTensor):
+                    move(module)
+            return result
+
+        return _apply
+
+    def _swap(self, one: Tensor, other: Tensor) -> None:
+        if self._keeps_real and not isinstance(one, FakeTensor):
+            self._swapped.append((one, other))
+        _swap_tensors(one, other)
+
+
+def _swap_tensors(one: Any, other: Any) -> None:
+    """Swaps what two tensor objects are; ``torch.utils.swap_tensors`` without its checks.
+
+    It refuses tensors with weak references, and the mode of the fakes has some to each.
+    """
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    kind: Any = type(one)
+    for name in list_slots(kind):  # a DTensor's local tensor and placements
+        mine, its = getattr(one, name), getattr(other, name)
+        setattr(one, name, its)
+        setattr(other, name, mine)
+    torch._C._swap_tensor_impl(one, other)

@@ -1,0 +1,398 @@
+"""Session in which code runs on fake tensors and is recorded, a window for each step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils import _device
+from torch.utils._pytree import tree_leaves
+
+from fxmem.analysis import Analysis, Setup
+from fxmem.errors import TraceError, UsageError
+from fxmem.gpus import CONTEXT_BYTES
+from fxmem.graph import EMPTY_CACHE, Category, Phase
+from fxmem.kernels.cuda.gpu import use_gpu
+from fxmem.kernels.cuda.present_gpu import show_gpu
+from fxmem.kernels.functions import lower_functions
+from fxmem.loading.building import silence_fake_kernels
+from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
+from fxmem.parallelism.process_group import offer_group
+from fxmem.recording.assemble import assemble_graph
+from fxmem.recording.isolation import hold_process, replace_inference_mode
+from fxmem.recording.options import Options
+from fxmem.recording.step import note_assumptions
+from fxmem.scripts.data import RealData
+from fxmem.scripts.launchers import Launcher
+from fxmem.scripts.moves import Moves
+from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.scripts.script_run import ScriptRun
+from fxmem.scripts.script_tracer import ScriptTracer
+from fxmem.scripts.stand_ins import watch_comparisons
+from fxmem.scripts.threads import follow_threads
+from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
+from fxmem.tracing.conditions import leave_autocast
+from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.values import answer_fake_checks
+from fxmem.versions.release import check_release
+
+_MOST_STEPS = 100
+"""Steps of one optimizer after which those that have not stepped are not waited for.
+
+A critic takes up to 100 steps to one of its generator; layers that are trained one after the other
+have an optimizer each.
+"""
+
+
+LONG_STEP = 100_000
+"""Operators of a step, as of a GPT of 20 layers that accumulates 32 gradients (nanochat)."""
+
+
+class EnoughSteps(BaseException):
+    """Ends the script: all steps asked for are recorded, and another begins."""
+
+
+class Session:
+    """One recording of steps: its modes, its optimizers and its windows.
+
+    Args:
+        options: The target device and what is assumed of it.
+        steps: How many steps to record; None for three, or two long ones.
+        launcher: Names what runs, and counts the GPUs.
+        settings: Settings of the caching allocator.
+        keeps_real: Whether modules that are moved get their real tensors back in the end.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        steps: int | None,
+        launcher: Launcher,
+        settings: Any,
+        *,
+        keeps_real: bool = False,
+    ) -> None:
+        check_release()
+        if steps is not None and steps < 1:
+            raise UsageError(f"--steps must be 1 or more, got {steps}")
+        self.windows: list[Analysis] = []
+        self._options = options
+        self._steps = steps
+        self._launcher = launcher
+        self._settings = settings
+        self._recorder = ScriptRecorder(options.target, options.hints)
+        self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin)
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._stepped: Counter[int] = Counter()
+        self._idle: set[int] = set()
+        self._phases = [Phase.FORWARD]
+        self._notes: dict[str, None] = {}
+        found = gc.get_objects() if keeps_real else ()
+        self._earlier = [each for each in found if issubclass(type(each), Optimizer)]
+        self._kept_states: list[tuple[Optimizer, dict[Any, Any]]] = []
+        self._moves = Moves(options.target, self._tracer.be_silent, keeps_real=keeps_real)
+
+    # -- the run -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Records what runs within."""
+        target, recorder = self._options.target, self._recorder
+        fake_mode = make_fake_mode()
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            enter(hold_process())
+            stack.callback(self._restore)
+            enter(leave_autocast())
+            enter(silence_fake_kernels())
+            enter(use_gpu(self._options.architecture))
+            if target.name == "cuda":
+                architecture, count = self._options.architecture, self._launcher.count_gpus
+                enter(show_gpu(architecture, self._offer_counters(), count=count))
+            enter(recorder.casts.watch_exits())
+            enter(recorder.watch_resizing())
+            enter(offer_group())
+            enter(answer_fake_checks())
+            enter(replace_inference_mode())
+            enter(leave_out_compiler(self._notes))
+            enter(self._watch_torch())
+            enter(fake_mode)
+            enter(recorder)
+            recorder.begin_step()
+            watch_comparisons(recorder.reads.see_comparison)
+            stack.callback(watch_comparisons, None)
+            enter(recorder.watch_saved())
+            noted = enter(lower_functions(target))
+            enter(self._tracer.trace())
+            if target.name == "cuda":  # on the CPU, what prefetchers make stays real
+                enter(follow_threads(recorder.watch_saved))
+            try:
+                yield
+            finally:
+                recorder.end_step()
+                self._notes.update(dict.fromkeys((*note_assumptions(recorder), *noted)))
+
+    @contextlib.contextmanager
+    def _watch_torch(self) -> Iterator[None]:
+        """Sees optimizers and the engine of autograd, and replaces what needs real tensors."""
+        device, dtype = _device.CURRENT_DEVICE, torch.get_default_dtype()
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        handles = (
+            register_optimizer_step_pre_hook(self._begin_optimizer),
+            register_optimizer_step_post_hook(self._end_optimizer),
+        )
+        replacements: list[tuple[Any, str, Any]] = [
+            (torch.autograd, "_engine_run_backward", self._watch_engine),
+            (Optimizer, "__init__", self._see_optimizer),
+            (
+                FakeTensor,
+                "tolist",
+                lambda _: lambda tensor: self._recorder.reads.list_values(tensor),
+            ),
+            *RealData(self._recorder, self._notes).list_replacements(),
+            *self._moves.list_replacements(),
+        ]
+        if self._recorder.makes_fakes:
+            replacements.append((nn.Parameter, "__new__", self._make_parameter))
+        with contextlib.ExitStack() as stack:
+            for owner, name, make in replacements:
+                stack.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
+            torch.__future__.set_swap_module_params_on_conversion(True)
+            try:
+                yield
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(swaps)
+                torch.set_default_dtype(dtype)
+                if _device.CURRENT_DEVICE is not device:
+                    torch.set_default_device(device)
+                for handle in handles:
+                    handle.remove()
+
+    def _restore(self) -> None:
+        """Gives modules, and optimizers that were made before, what they had."""
+        self._moves.restore()
+        for optimizer, kept in self._kept_states:
+            optimizer.state.clear()
+            optimizer.state.update(kept)
+        self._earlier.clear()
+
+    def _offer_counters(self) -> dict[str, Callable[..., Any]]:
+        """Makes the functions that read and reset the counters of the GPU's allocator."""
+        ledger, gpu = self._recorder.ledger, self._options.gpu
+        memory = None if gpu is None else DeviceMemory(gpu.capacity_bytes, CONTEXT_BYTES[1])
+        meter = AllocatorMeter(self._settings, memory)
+
+        def after(do: Callable[[], Any]) -> Callable[..., Any]:
+            def feed_and_do(*_args: Any, **_kwargs: Any) -> Any:
+                meter.feed(ledger.history, ledger.streams)
+                return do()
+
+            return feed_and_do
+
+        return {
+            "memory_stats_as_nested_dict": after(meter.read),
+            "reset_peak_memory_stats": after(meter.reset_peaks),
+            "reset_accumulated_memory_stats": after(meter.reset_sums),
+            "empty_cache": after(self._recorder.empty_cache),
+        }
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps asked for are recorded; where none were, three, or two long ones."""
+        is_long = any(len(step.graph.operations) > LONG_STEP for step in self.windows)
+        return len(self.windows) >= (self._steps or (2 if is_long else 3))
+
+    def read_place(self) -> tuple[int, int]:
+        """Reads how many windows have ended, and how many operations this one has."""
+        return len(self.windows), len(self._recorder.operations)
+
+    def end(self) -> None:
+        """Keeps what ran after the last step, or all of a script without one."""
+        ran = any(operation.name != EMPTY_CACHE for operation in self._recorder.operations[1:])
+        if ran and not self.is_done:
+            self._end_window()
+
+    def describe_progress(self) -> str:
+        """Describes how far the script is."""
+        operators = sum(len(step.graph.operations) for step in self.windows)
+        operators += len(self._recorder.operations)
+        return f", step {len(self.windows) + 1}, {operators:,} operators"
+
+    def describe(self, *, partial: bool = False) -> ScriptRun:
+        """Describes the steps.
+
+        Raises:
+            TraceError: Nothing was recorded.
+        """
+        if all(len(step.graph.operations) == 1 for step in self.windows):
+            device = self._options.target.name
+            raise TraceError(
+                f"{self._launcher.script} ended without an operation on {device}",
+                hint="does it move its model there? --device cpu records a script for the CPU",
+            )
+        operators = (each.name for step in self.windows for each in step.graph.operations)
+        notes = (*self._notes, *self._options.list_notes(operators))
+        return ScriptRun(
+            tuple(self.windows), tuple(self._recorder.reads.reads.values()), notes, partial
+        )
+
+    def _end_window(self) -> None:
+        with self._recorder.ledger.lock:
+            self._describe_window()
+
+    def _describe_window(self) -> None:
+        recorder, tracer = self._recorder, self._tracer
+        recorder.end_step()
+        self._label_state()
+        graph = assemble_graph(recorder, tracer.list_nodes())
+        optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
+        number = len(self.windows) + 1
+        done = not self.windows or not self._optimizers or bool(self._stepped)
+        setup = Setup(
+            model=self._launcher.script,
+            inputs=(f"step {number}" if done else f"after step {number - 1}",),
+            mode="script",
+            device=self._options.target.name,
+            optimizer=", ".join(optimizers) or None,
+            loss=None,
+            frontend="record",
+            gpu=self._options.gpu.name if self._options.gpu else None,
+            attention=self._options.architecture.attention,
+            compiled=NOT_COMPILED in self._notes,
+        )
+        self.windows.append(Analysis(setup, graph, self._settings, self._options.gpu))
+        gc.collect(0)
+        self._stepped.clear()
+        tracer.begin_window()
+        recorder.begin_step()
+
+    def _label_state(self) -> None:
+        names = self._tracer.label_modules()
+        for optimizer in self._list_optimizers():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = names.get(id(parameter), "")
+                    self._recorder.label(parameter, Category.PARAMETER, name)
+                    self._recorder.label(parameter.grad, Category.GRADIENT, name and f"{name}.grad")
+            for owner, state in optimizer.state.items():
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    name = f"{names.get(id(owner), '')}.{key}".strip(".")
+                    self._recorder.label(value, Category.OPTIMIZER_STATE, name)
+
+    def _list_optimizers(self) -> list[Optimizer]:
+        return [o for o in (ref() for ref in self._optimizers) if o is not None]
+
+    # -- what torch runs -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _be_in(self, phase: Phase, depth: int) -> Iterator[None]:
+        self._phases.append(phase)
+        self._recorder.set_phase(phase)
+        try:
+            with self._tracer.be_silent(depth):
+                yield
+        finally:
+            self._phases.pop()
+            self._recorder.set_phase(self._phases[-1])
+
+    def _watch_engine(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
+                return run(*args, **kwargs)
+            self._begin()
+            self._recorder.makes_graph = args[3]
+            with self._be_in(Phase.BACKWARD, 1):
+                for loss in tree_leaves(args[0]):
+                    self._recorder.label(loss, Category.OUTPUT, "loss")
+                self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
+                result = run(*args, **kwargs)
+            self._tracer.micro_batches.end_backward()
+            trained = self._tracer.label_modules()
+            for optimizer in [o for o in self._earlier if _trains(o, trained)]:
+                self._earlier.remove(optimizer)
+                self._optimizers.append(weakref.ref(optimizer))
+                kept = {owner: dict(state) for owner, state in optimizer.state.items()}
+                self._kept_states.append((optimizer, kept))
+            if not self._optimizers and kwargs.get("accumulate_grad"):
+                self._end_window()  # the script updates its parameters by hand
+            return result
+
+        return _engine_run_backward
+
+    def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._begin()
+        self._phases.append(Phase.OPTIMIZER)
+        self._recorder.set_phase(Phase.OPTIMIZER)
+        self._tracer._opaque_depth += 1
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return None
+
+        def run_closure() -> Any:  # the step's forward and backward, as Lightning runs them
+            with self._be_in(Phase.FORWARD, 0):
+                return closure()
+
+        if len(args) > 1:
+            return (args[0], run_closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": run_closure}
+
+    def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._phases.pop()
+        self._recorder.set_phase(self._phases[-1])
+        self._tracer._opaque_depth -= 1
+        self._stepped[id(optimizer)] += 1
+        self._idle.discard(id(optimizer))
+        others = {id(other) for other in self._list_optimizers()} - self._stepped.keys()
+        if self._stepped[id(optimizer)] >= _MOST_STEPS and not others <= self._idle:
+            self._idle |= others
+            self._notes[
+                f"{len(others)} of the script's optimizers did not step while another did"
+                f" {_MOST_STEPS} times: a step does not wait for them."
+            ] = None
+        if others <= self._idle:
+            self._end_window()
+
+    def _begin(self) -> None:
+        """Sees a model, backward or an optimizer begin, and ends the script after its steps.
+
+        What comes before one, such as a line that prints the peak, is the last step's.
+        """
+        if self.is_done:
+            raise EnoughSteps
+
+    def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            self._optimizers.append(weakref.ref(optimizer))
+
+        return __init__
+
+    def _make_parameter(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def __new__(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+            return make(cls, self._recorder.adopt(data), requires_grad)
+
+        return __new__
+
+
+def _trains(optimizer: Optimizer, parameters: Container[int]) -> bool:
+    """Returns whether an optimizer has one of the parameters, which are given by their ids."""
+    return any(
+        id(each) in parameters for group in optimizer.param_groups for each in group["params"]
+    )
