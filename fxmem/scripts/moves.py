@@ -35,6 +35,7 @@ class Moves:
         self._keeps_real = keeps_real
         self._swapped: list[tuple[Tensor, Tensor]] = []
         self._buffers: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
+        self._gradients: dict[nn.Parameter, Tensor | None] = {}
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         """Lists owners, names, and functions that make a replacement of the function there."""
@@ -49,12 +50,17 @@ class Moves:
             _swap_tensors(*self._swapped.pop())
         for module, buffers in self._buffers.values():
             module._buffers.update(buffers)
+        for parameter, gradient in self._gradients.items():
+            parameter.grad = gradient
         self._buffers.clear()
+        self._gradients.clear()
 
     def _move_module(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._keeps_real:
                 self._buffers.setdefault(id(module), (module, dict(module._buffers)))
+                for each in module.parameters(recurse=False):
+                    self._gradients.setdefault(each, each.grad)
             with self._be_silent():
                 result = apply(module, *args, **kwargs)
             parameter = next(module.parameters(recurse=False), None)

@@ -114,48 +114,18 @@ class Recording:
 
 
 @contextlib.contextmanager
-def record(
+def record_code(
     *,
-    steps: int | None = None,
-    device: str = "cuda",
-    gpu: str | None = None,
-    attention: str | None = None,
-    alloc_conf: str | None = None,
-    size_hint: SizeHint = None,
-    world_size: int | None = None,
-    rank: int = 0,
+    steps: int | None,
+    device: str,
+    gpu: str | None,
+    attention: str | None,
+    alloc_conf: str | None,
+    size_hint: SizeHint,
+    world_size: int | None,
+    rank: int,
 ) -> Iterator[Recording]:
-    """Records the steps of the code in a ``with`` statement, on fake tensors.
-
-    The code is as for a GPU: it makes or moves models and data to ``"cuda"``. A step ends when all
-    optimizers have stepped. When another begins after the last one asked for, the block is left,
-    and the program goes on after it. Modules that were moved within get their own tensors back;
-    other tensors that were made within have no values.
-
-    Args:
-        steps: As for :func:`fxmem.run`, like the other arguments.
-        device: ``"cuda"``, or ``"cpu"`` for code that trains there.
-        gpu: The target GPU.
-        attention: The backend of attention that is assumed.
-        alloc_conf: As ``PYTORCH_ALLOC_CONF``.
-        size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
-        world_size: The number of processes, of which this is one.
-        rank: Its rank.
-
-    Raises:
-        UsageError: An argument is not understood.
-
-    >>> import torch
-    >>> model = torch.nn.Linear(1024, 1024)
-    >>> with record(gpu="h100", steps=1) as recording:
-    ...     loss = model.cuda()(torch.ones(256, 1024, device="cuda")).sum()
-    ...     with recording.phase("backward"):
-    ...         loss.backward()
-    >>> recording.peak.phase.value, [phase.name for phase in recording.phases]
-    ('backward', ['backward'])
-    >>> model.weight.device.type
-    'cpu'
-    """
+    """Records the code that runs within: :func:`fxmem.record`."""
     options = resolve_options(device=device, gpu=gpu, attention=attention, size_hint=size_hint)
     launcher = Launcher(rank, world_size)
     launcher.script = str(find_source() or "the code")

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils import _device
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import TraceError, UsageError
@@ -31,7 +31,7 @@ from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
-from fxmem.parallelism.process_group import offer_group
+from fxmem.parallelism.process_group import offer_group, run_outside_modes
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import hold_process, replace_inference_mode
 from fxmem.recording.options import Options
@@ -327,7 +327,8 @@ class Session:
             for optimizer in [o for o in self._earlier if _trains(o, trained)]:
                 self._earlier.remove(optimizer)
                 self._optimizers.append(weakref.ref(optimizer))
-                kept = {owner: dict(state) for owner, state in optimizer.state.items()}
+                with run_outside_modes():
+                    kept = tree_map_only(torch.Tensor, torch.clone, {**optimizer.state})
                 self._kept_states.append((optimizer, kept))
             if not self._optimizers and kwargs.get("accumulate_grad"):
                 self._end_window()  # the script updates its parameters by hand

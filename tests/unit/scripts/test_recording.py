@@ -1,0 +1,122 @@
+"""Code in a ``with`` statement, recorded as a script is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxmem
+from fxmem import TraceError, UsageError
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 8))
+
+
+def draw_batches() -> Iterator[Tensor]:
+    while True:
+        yield torch.randn(32, 64, device="cuda")
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("is_made_before", [True, False])
+def test_a_step_takes_what_it_takes_in_an_analysis(is_made_before: bool) -> None:
+    model = make_model()
+    before = torch.optim.AdamW(model.parameters())
+    with fxmem.record(gpu="h100", steps=2) as recording:
+        model.cuda()
+        optimizer = before if is_made_before else torch.optim.AdamW(model.parameters())
+        x = torch.randn(32, 64, device="cuda")
+        while True:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(recording.steps) == 2
+    analysis = fxmem.analyze(
+        make_model(), "32x64", gpu="h100", optimizer="adamw", loss=lambda out: out.square().mean()
+    )
+    # An analysis holds the output of the step, of 32 x 8 elements, to its end.
+    assert abs(recording.steps[1].peak_bytes - analysis.peak_bytes) <= 32 * 8 * 4
+    assert recording.peak.nbytes == recording.steps[1].peak_bytes
+
+
+def test_modules_and_optimizers_are_what_they_were() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    momenta = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
+    with fxmem.record() as recording:
+        model.cuda()
+        for x in draw_batches():
+            train(model, optimizer, x)
+    assert len(recording.steps) == 3
+    assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
+    again = [state["momentum_buffer"] for state in optimizer.state.values()]
+    assert all(map(torch.equal, momenta, again))
+    assert all(each.grad is not None for each in model.parameters())  # as before
+
+
+def test_an_error_leaves_the_block_and_torch_as_it_was() -> None:
+    model = make_model()
+    with pytest.raises(ZeroDivisionError), fxmem.record():
+        model.cuda()
+        raise ZeroDivisionError
+    assert not torch.cuda.is_available()
+    assert model(torch.ones(4, 64)).shape == (4, 8)
+
+
+def test_phases_have_peaks_and_lines() -> None:
+    with fxmem.record() as recording:
+        model = make_model().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x in draw_batches():
+            with recording.phase("train"):
+                train(model, optimizer, x)
+            with recording.phase("evaluate"), torch.no_grad():
+                model(torch.randn(1 << 16, 64, device="cuda"))
+    trained, evaluated = recording.phases[:2]
+    assert (trained.name, evaluated.name) == ("train", "evaluate")
+    assert evaluated.peak_bytes > 2 * (1 << 16) * 256 * 4 > trained.peak_bytes
+    assert evaluated.source is not None
+    assert evaluated.source.function == "test_phases_have_peaks_and_lines"
+
+
+def test_code_without_a_step_is_one_and_nothing_is_an_error() -> None:
+    with fxmem.record() as recording:
+        torch.ones(1 << 20, device="cuda")
+    assert [step.peak_bytes for step in recording.steps] == [4 << 20]
+    with fxmem.record() as recording:
+        pass
+    with pytest.raises(TraceError, match="ended without an operation on cuda"):
+        str(recording)
+    with pytest.raises(UsageError, match="must be 1 or more"), fxmem.record(steps=0):
+        pass
+
+
+def test_analyses_in_threads_wait_for_each_other() -> None:
+    def measure(width: int) -> int:
+        return fxmem.analyze(nn.Linear(width, 64), f"8x{width}").peak_bytes
+
+    widths, found = range(64, 576, 64), dict[int, int]()
+    threads = [
+        threading.Thread(target=lambda width=width: found.update({width: measure(width)}))
+        for width in widths
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {width: measure(width) for width in widths}
+    assert nn.Linear(2, 2)(torch.ones(1, 2)).shape == (1, 2)
