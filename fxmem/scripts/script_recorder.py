@@ -159,7 +159,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def hold(self, value: Any, *, is_loaded: bool = False) -> Any:
         """Counts real tensors where the host's memory is the target's; returns the value.
 
-        Not those of NumPy and of other processes, which torch's allocator knows nothing of.
+        Not those of NumPy, which torch's allocator knows nothing of.
         """
         for tensor in tree_leaves(value) if self.makes_fakes else ():
             if type(tensor) is Tensor and tensor.layout is torch.strided:
