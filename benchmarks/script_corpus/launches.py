@@ -24,6 +24,8 @@ class Launch:
         cpu: Arguments added where its steps are compared with real ones on the CPU; None if they
             are not.
         cause: Why they differ by more than half a percent.
+        prints: What it prints of ``torch.cuda.max_memory_allocated()`` after a step, as a pattern,
+            and in which unit.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Launch:
     paths: tuple[str, ...] = ()
     cpu: str | None = None
     cause: str = ""
+    prints: tuple[str, int] = ("", 0)
 
 
 COMMITS = {
@@ -114,6 +117,8 @@ LAUNCHES = (
     Launch("siamese", "classification", "pytorch/examples", "main.py", folder="siamese_network", place={"data": "{mnist}"}, cpu=""),
     Launch("super_resolution", "segmentation", "pytorch/examples", "main.py --upscale_factor 3 --accel", folder="super_resolution",
         place={"super_resolution/dataset/BSDS300/images/train": "{images}/flat", "super_resolution/dataset/BSDS300/images/test": "{images}/flat"}, cpu=""),
+    Launch("fast_neural_style", "segmentation", "pytorch/examples",
+        "neural_style/neural_style.py train --dataset {images}/train --style-image {images}/flat/0.png --save-model-dir out --epochs 1 --accel", folder="fast_neural_style", env={"TORCH_HOME": "{torch_home}"}),
     Launch("regression", "science", "pytorch/examples", "main.py", options="--device cpu", folder="regression", cpu=""),
     Launch("mnist_rnn", "classification", "pytorch/examples", "main.py --accel", folder="mnist_rnn", place={"data": "{mnist}"}, cpu=""),
     Launch("forward_forward", "classification", "pytorch/examples", "main.py --train_size 512 --test_size 512", folder="mnist_forward_forward", place={"mnist_forward_forward/data": "{mnist}"}),
@@ -140,10 +145,14 @@ LAUNCHES = (
         "train_dreambooth.py --pretrained_model_name_or_path {stable_diffusion} --instance_data_dir {images}/flat --instance_prompt dog --resolution 64 --train_batch_size 2 --output_dir out", folder="examples/dreambooth"),
     Launch("unconditional", "diffusers", "huggingface/diffusers",
         "train_unconditional.py --train_data_dir {images}/train --resolution 64 --train_batch_size 4 --use_ema --mixed_precision bf16 --output_dir out", folder="examples/unconditional_image_generation", cpu="--mixed_precision no --train_batch_size 1"),
+    Launch("controlnet", "diffusers", "huggingface/diffusers",
+        "train_controlnet.py --pretrained_model_name_or_path {stable_diffusion} --train_data_dir {captions} --resolution 64 --train_batch_size 2 --conditioning_image_column image --mixed_precision bf16 --output_dir out", folder="examples/controlnet"),
+    Launch("textual_inversion", "diffusers", "huggingface/diffusers",
+        "textual_inversion.py --pretrained_model_name_or_path {stable_diffusion} --train_data_dir {images}/flat --resolution 64 --train_batch_size 2 --placeholder_token <cat> --initializer_token c --learnable_property object --output_dir out", folder="examples/textual_inversion"),
     Launch("llama2.c", "language models", "karpathy/llama2.c", "train.py --eval_iters=2",
         place={f"data/TinyStories_all_data/data0{n}.bin": "{text}/train.bin" for n in (0, 1)}),
     Launch("nerf-pytorch", "NeRF", "yenchenlin/nerf-pytorch", "run_nerf.py --config configs/lego.txt --datadir {nerf}"),
-    Launch("DETR", "detection", "facebookresearch/detr", "main.py --coco_path {coco}", env={"TORCH_HOME": "{torch_home}"}),
+    Launch("DETR", "detection", "facebookresearch/detr", "main.py --coco_path {coco}", env={"TORCH_HOME": "{torch_home}"}, prints=(r"max mem: (\d+)", 2**20)),
     Launch("wgan_gp", "GANs", "eriklindernoren/PyTorch-GAN", "wgan_gp.py", folder="implementations/wgan_gp", place={"data/fashion-mnist": "{mnist}", "data/mnist": "{mnist}"}, cpu=""),
     Launch("infogan", "GANs", "eriklindernoren/PyTorch-GAN", "infogan.py", folder="implementations/infogan", place={"data/mnist": "{mnist}"}, cpu=""),
     Launch("PyTorch-GAN gan", "GANs", "eriklindernoren/PyTorch-GAN", "gan.py", folder="implementations/gan", place={"data/mnist": "{mnist}"}, cpu=""),
@@ -181,7 +190,7 @@ LAUNCHES = (
                ("main.py", """torchvision.datasets.CIFAR10(
     root='./data', train=False, download=True,""", "torchvision.datasets.FakeData(2048, (3, 32, 32),")), cpu=""),
     Launch("open_clip", "self-supervision", "mlfoundations/open_clip", "-m open_clip_train.main --dataset-type synthetic --model RN50 --batch-size 8 --train-num-samples 64 --workers 1 --precision amp", folder="src"),
-    Launch("Swin", "classification", "microsoft/Swin-Transformer", "main.py --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --data-path {images} --batch-size 4", options="--world-size 2", edits=(("lr_scheduler.py", "            t_mul=1.,\n", ""),)),
+    Launch("Swin", "classification", "microsoft/Swin-Transformer", "main.py --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --data-path {images} --batch-size 4 --opts PRINT_FREQ 1", options="--world-size 2", prints=(r"mem (\d+)MB", 2**20), edits=(("lr_scheduler.py", "            t_mul=1.,\n", ""),)),
     Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
     Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
     Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
@@ -190,6 +199,8 @@ LAUNCHES = (
     Launch("fsdp_tp example", "several GPUs", "pytorch/examples", "fsdp_tp_example.py", folder="distributed/tensor_parallelism", options="--world-size 8"),
     Launch("torchtitan", "several GPUs", "pytorch/torchtitan", "-m torchtitan.train --module llama3 --config llama3_debugmodel", options="--world-size 8",
         place={"tests/assets/c4_test/data.json": "{text}/lines/train.json"}),
+    Launch("tensor_parallel example", "several GPUs", "pytorch/examples", "tensor_parallel_example.py", folder="distributed/tensor_parallelism", options="--world-size 4"),
+    Launch("minGPT-ddp", "several GPUs", "pytorch/examples", "main.py data_config.path={text}/input.txt", folder="distributed/minGPT-ddp/mingpt", options="--world-size 4"),
     Launch("Lightning autoencoder", "self-supervision", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1", folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}, cpu=""),
     Launch("Lightning DDP", "several GPUs", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1 --trainer.strategy=ddp --trainer.devices=4 --trainer.accelerator=gpu", options="--world-size 4",
         folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}),
@@ -198,9 +209,11 @@ LAUNCHES = (
     Launch("Fabric image classifier", "classification", "Lightning-AI/pytorch-lightning", "train_fabric.py", folder="examples/fabric/image_classifier", place={"Datasets": "{mnist}"}),
     Launch("nanochat", "language models", "karpathy/nanochat", "-m scripts.base_train --depth 20 --eval-every -1 --core-metric-every -1 --sample-every -1", env={"NANOCHAT_BASE_DIR": "{nanochat}"}, options="--gpu h100 --steps 1"),
     Launch("litgpt", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_lora {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
+    Launch("litgpt full", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_full {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
     Launch("torchtune", "language models", "pytorch/torchtune", "recipes/full_finetune_single_device.py --config recipes/configs/llama3_2/1B_full_single_device.yaml output_dir=out tokenizer.path={models}/tokenizer.model checkpointer.checkpoint_dir={models}/llama "
         "model._component_=torchtune.models.llama3.llama3 model.vocab_size=320 model.num_layers=2 model.num_heads=4 model.num_kv_heads=4 model.embed_dim=64 model.max_seq_len=512 model.intermediate_dim=128 "
-        "dataset.source=json dataset.data_files={text}/alpaca.json optimizer._component_=torch.optim.AdamW optimizer_in_bwd=False", paths=(".",)),
+        "dataset.source=json dataset.data_files={text}/alpaca.json optimizer._component_=torch.optim.AdamW optimizer_in_bwd=False "
+        "log_peak_memory_stats=True log_every_n_steps=1 metric_logger._component_=torchtune.training.metric_logging.StdoutLogger", paths=(".",), prints=(r"peak_memory_alloc:([\d.]+)", 2**30)),
     Launch("accelerate nlp_example", "language models", "huggingface/accelerate", "nlp_example.py", folder="examples",
         place={"examples/glue/glue.py": "{stubs}/accuracy/accuracy.py", "examples/bert-base-cased": "{models}/bert", "examples/nyu-mll/glue": "{text}/glue"}, cpu=""),
     Launch("accelerate nd_parallel", "several GPUs", "huggingface/accelerate", "nd_parallel.py --model-name {models}/llama --dp-shard-size 8 --sequence-length 128", options="--world-size 8",

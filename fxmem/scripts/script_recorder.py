@@ -162,7 +162,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         Not those of NumPy, which torch's allocator knows nothing of.
         """
         for tensor in tree_leaves(value) if self.makes_fakes else ():
-            if type(tensor) is Tensor and tensor.layout is torch.strided:
+            if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 if (is_loaded or is_own(storage)) and not self.real_tensors.has_fake(storage):
                     self.ledger.track(tensor)
@@ -174,6 +174,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             if not is_active or type(value) not in (Tensor, nn.Parameter) or value.is_meta:
                 return value
+            self.hold(value, is_loaded=True)
             fake = self.real_tensors.find_fake(value)
             self.track(fake)
             return fake
