@@ -39,8 +39,9 @@ Stages of a small transformer, of two blocks each, train with AdamW: 16 sequence
 a process of its own, which runs the schedule of `torch.distributed.pipelining` over gloo under PyTorch's profiler.
 Compared is the peak of the second step, in bytes of the allocator's events, with that of
 `fxmem.pipeline(..., device="cpu")`. Stages that pass two send the embedding along with the hidden state, drop out, and
-end in a view; without outputs is `step(return_outputs=False)`; stages on two processes are sharded by `fully_shard`,
-and the least of six processes is shown: a thread of gloo may keep the tensors of an earlier collective.
+end in a view; without outputs is `step(return_outputs=False)`; stages on two processes are sharded by `fully_shard`
+(reshard gathers blocks anew for each micro-batch) or replicated by DDP, and the least of six processes is shown: a
+thread of gloo may keep the tensors of an earlier collective.
 """  # noqa: E501
 
 
@@ -53,7 +54,8 @@ class Case(NamedTuple):
     microbatches: int
     passes_two: bool = False
     return_outputs: bool = True
-    shards: int = 1  # processes that share each stage by fully_shard
+    shards: int = 1  # processes that share each stage
+    shared_by: str = "shard"  # one of SHARING
 
 
 CASES = (
@@ -71,6 +73,8 @@ CASES = (
     Case("1F1B", 2, 2, 4, shards=2),
     Case("Interleaved1F1B", 2, 4, 4, shards=2),
     Case("InterleavedZeroBubble", 2, 4, 4, shards=2),
+    Case("1F1B", 2, 2, 4, shards=2, shared_by="reshard"),
+    Case("1F1B", 2, 2, 4, shards=2, shared_by="replicate"),
     Case("GPipe", 4, 4, 8, passes_two=True),
     Case("1F1B", 4, 4, 8),
     Case("Interleaved1F1B", 4, 8, 8, passes_two=True),
@@ -130,12 +134,26 @@ def make_stages(case: Case) -> list[nn.Module]:
     return stages
 
 
-def shard(stage: nn.Module, mesh: DeviceMesh) -> None:
+def shard(stage: nn.Module, mesh: DeviceMesh, *, reshards: bool = False) -> nn.Module:
     """Shards a stage, block by block, as torchtitan does in a pipeline."""
     for module in stage.modules():
         if isinstance(module, Block):
-            fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    fully_shard(stage, mesh=mesh, reshard_after_forward=False)
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
+    fully_shard(stage, mesh=mesh, reshard_after_forward=reshards)
+    return stage
+
+
+def reshard(stage: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shards a stage, whose blocks are gathered anew for each micro-batch."""
+    return shard(stage, mesh, reshards=True)
+
+
+def replicate(stage: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Wraps a stage in DistributedDataParallel."""
+    return nn.parallel.DistributedDataParallel(stage, process_group=mesh.get_group())
+
+
+SHARING = {function.__name__: function for function in (shard, reshard, replicate)}
 
 
 def compute_loss(logits: Tensor, target: Tensor) -> Tensor:
@@ -158,7 +176,7 @@ def predict_ranks(case: Case) -> list[int]:
         return_outputs=case.return_outputs,
         device="cpu",
         mesh={"dp": case.shards} if case.shards > 1 else None,
-        parallelize=shard if case.shards > 1 else None,
+        parallelize=SHARING[case.shared_by] if case.shards > 1 else None,
     )
     return [rank.peak_bytes for rank in found.ranks]
 
@@ -223,7 +241,7 @@ def _train(case: Case, mesh: DeviceMesh) -> None:
         own = [rank, case.stages - 1 - rank]
     modules = [m if at in own else nn.Identity() for at, m in enumerate(make_stages(case))]
     for index in own if case.shards > 1 else ():
-        shard(modules[index], mesh["dp"])
+        modules[index] = SHARING[case.shared_by](modules[index], mesh["dp"])
     device = torch.device("cpu")
     parts = [
         pipelining.PipelineStage(
@@ -272,7 +290,7 @@ def main() -> None:
             name = f"{case.schedule}, {case.stages} stages, {case.microbatches} micro-batches"
             name += ", passing two" * case.passes_two
             name += ", without outputs" * (not case.return_outputs)
-            name += f", each on {shards} processes" * (shards > 1)
+            name += f", each on {shards} processes by {case.shared_by}" * (shards > 1)
             for rank, (real, found) in enumerate(zip(measured, predict_ranks(case), strict=True)):
                 differs = f"{100 * (found / real - 1):+.3f} %" if found != real else "0"
                 rows.append((name, f"{rank} of {ranks}", f"{real:,}", f"{found:,}", differs))

@@ -59,6 +59,7 @@ class Setup:
     rank: int | str = 0
     compiled: bool = False  # torch.compile is called, and left out
     attention: str | None = None  # the backend tried first, where one was asked for
+    schedule: str | None = None  # of the pipeline, one of whose ranks the step is of
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,8 +322,8 @@ def pipeline(
 ) -> Pipeline:
     """Measures the memory of each rank of a pipeline of ``torch.distributed.pipelining``.
 
-    Each stage is recorded with one micro-batch, and the schedule, in the order of PyTorch's own
-    class, is replayed over the recordings. Measured is a steady step of each rank::
+    PyTorch's own stages and schedule run on each rank in turn, in a process group whose other ranks
+    are not there. Recorded is a steady step of each rank::
 
         optimizer.zero_grad()  # an optimizer for each stage
         output = schedule.step(*args, target=target, losses=losses, **kwargs)
@@ -350,8 +350,7 @@ def pipeline(
         size_hint: As for :func:`analyze`.
         mesh: The processes that share each stage, as for :func:`analyze`: the mesh without the
             dimension of the pipeline.
-        parallelize: As for :func:`analyze`, for a stage. ``fully_shard`` must be told
-            ``reshard_after_forward=False``, torchtitan's default in a pipeline.
+        parallelize: As for :func:`analyze`, for a stage.
 
     Raises:
         UsageError: An argument is not understood, or the schedule does not take these numbers.
@@ -363,9 +362,9 @@ def pipeline(
     >>> [rank.stages[0].most_in_flight for rank in found.ranks]
     [4, 3, 2, 1]
     """
-    from fxmem.pipelines.pipelining import simulate_pipeline
+    from fxmem.pipelines.pipelining import analyze_pipeline
 
-    return simulate_pipeline(
+    return analyze_pipeline(
         stages,
         args,
         kwargs,

@@ -25,8 +25,8 @@ from fxmem.units import format_bytes
 EXIT_OVER_BUDGET = 1
 
 _DESCRIPTION = f"""\
-Records the stages of a pipeline one by one, and replays a schedule of
-torch.distributed.pipelining over them: the peak of each rank, and the fullest.
+Records each rank of a pipeline in turn, as PyTorch's own stages and schedule run it: the peak of
+each rank, and the fullest.
 
 {TARGET_HELP}Here it is a list of modules, the stages in order: a function that returns one, a
 ModuleList or a Sequential.
@@ -97,7 +97,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_pipeline(arguments: argparse.Namespace) -> int:
-    """Simulates a pipeline and writes the result.
+    """Records a pipeline and writes the result.
 
     Returns:
         The exit code: 0, or 1 where a rank is over the budget or does not fit the GPU.

@@ -21,9 +21,9 @@ def describe_collective(
     """Describes a collective operator.
 
     Returns:
-        The bytes that a rank sends, and receives, in a ring; and the dimensions of the mesh that
-        the ranks of its group differ in, or without a mesh the name of the group. Zero and none of
-        them for other operators, and in a group of one.
+        The bytes that a rank sends, and receives, in a ring or from one to another; and the
+        dimensions of the mesh that the ranks of its group differ in, or without a mesh the name of
+        the group. Zero and none of them for other operators, and in a group of one.
     """
     if func.namespace not in _NAMESPACES or not dist.is_initialized():
         return _NONE
@@ -39,6 +39,8 @@ def describe_collective(
     if len(ranks) == 1:
         return _NONE
     dimensions = find_dimensions(ranks, mesh) if mesh else (group.group_name,)
+    if name in ("send", "recv_"):
+        return max(sizes), dimensions
     parts = 2 if name.replace("_", "").startswith("allreduce") else 1
     return parts * max(sizes) * (len(ranks) - 1) // len(ranks), dimensions
 

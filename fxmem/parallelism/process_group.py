@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.errors import UsageError
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.object_collectives import exchange_objects
-from fxmem.parallelism.reducer import run_reducers
+from fxmem.parallelism.reducer import make_work, run_reducers
+from fxmem.versions.release import is_release
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
 """Methods of a mesh that compute with the ranks in it, which are real tensors."""
@@ -149,7 +150,7 @@ def _join(
     outside.append((ShardingPropagator, _PROPAGATION))
     logger = logging.getLogger("torch.distributed")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # advice on speed, at each redistribution
+    logger.setLevel(logging.CRITICAL)  # advice on speed; errors, which are raised too
     with (
         run_reducers(),
         exchange_objects(),
@@ -183,6 +184,10 @@ def _join(
         for owner in (dist, dist.distributed_c10d, device_mesh):
             if hasattr(owner, "new_group"):
                 stack.enter_context(mock.patch.object(owner, "new_group", new_fake_group))
+        if is_release(before=(2, 8)):  # which coalesces what a GPU sends, whatever the backend
+            for name, end in ("_start_coalescing", None), ("_end_coalescing", make_work([])):
+                stub = lambda *_, end=end: end  # noqa: E731
+                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, stub))
         for kind, name in outside:
             if name in vars(kind):
                 method = _run_real(vars(kind)[name])

@@ -55,11 +55,16 @@ def run_collective(func: Any, args: Sequence[Any]) -> Any:
     Its work has a future with its tensors, which a reducer takes out of it: that of the fake
     process group has none in it, and its operators know no fake tensors until PyTorch 2.10.
     """
-    future: Future[Any] = Future()
-    future.set_result(args[0] if isinstance(args[0], list) else [args[0]])
-    groups: Any = torch._C._distributed_c10d
-    work = groups._create_work_from_future(future).boxed()
+    work = make_work(args[0] if isinstance(args[0], list) else [args[0]]).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
+
+
+def make_work(tensors: list[Tensor]) -> Any:
+    """Makes the work of a collective that is done, which holds its tensors."""
+    future: Future[Any] = Future()
+    future.set_result(tensors)
+    groups: Any = torch._C._distributed_c10d
+    return groups._create_work_from_future(future)
 
 
 @contextlib.contextmanager

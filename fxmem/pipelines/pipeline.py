@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from enum import Enum
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from fxmem.analysis import Setup, Shown
-from fxmem.gpus import GpuModel
-from fxmem.graph import Category
-from fxmem.memory.allocator import AllocatorSettings
-from fxmem.memory.allocator.replay import replay
-from fxmem.pipelines.rank_replay import (
-    Driver,
-    RecordedStage,
-    StageAction,
-    Work,
-    count_in_flight,
-    replay_rank,
-)
+from fxmem.analysis import Analysis, Setup, Shown
 
 SCHEMA_VERSION = 1
+
+
+class Work(str, Enum):
+    """What a stage does with a micro-batch, in the words of ``_ComputationType``."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+
+
+@dataclass(frozen=True, slots=True)
+class StageAction:
+    """An action of a schedule."""
+
+    work: Work
+    stage: int
+    microbatch: int
+
+
+Actions = tuple[tuple[int, StageAction | None], ...]
+"""What a rank does, each with the operation that begins it; None after the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +55,48 @@ class StageMemory:
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """A rank's memory in a steady step.
+@dataclass(frozen=True, repr=False)
+class RankMemory(Analysis):
+    """The analysis of a rank's step, in the steady state.
 
     Attributes:
         rank: Its number in the pipeline.
-        peak_bytes: The most bytes allocated.
-        reserved_bytes: The most that the allocator holds; the peak on the CPU.
-        fits: Whether the step fits the GPU beside the largest CUDA context and NCCL's buffers;
-            None without a GPU.
-        action: What runs at the peak; None after the schedule: merging results, the optimizers.
-        breakdown: Bytes by category at the peak; they sum to ``peak_bytes``.
-        stages: The stages that it runs.
+        actions: What it does, in order.
     """
 
-    rank: int
-    peak_bytes: int
-    reserved_bytes: int
-    fits: bool | None
-    action: StageAction | None
-    breakdown: Mapping[Category, int]
-    stages: tuple[StageMemory, ...]
+    rank: int = 0
+    actions: Actions = ()
+
+    @property
+    def action(self) -> StageAction | None:
+        """What runs at the peak; None after the schedule: merging results, the optimizers."""
+        return self.actions[self._peak_index][1]
+
+    @cached_property
+    def stages(self) -> tuple[StageMemory, ...]:
+        """The stages that it runs."""
+        return tuple(self._measure_stages())
+
+    @property
+    def _peak_index(self) -> int:
+        return bisect_right([start for start, _ in self.actions], self.peak.step) - 1
+
+    def _measure_stages(self) -> Iterator[StageMemory]:
+        spans = [range(start, end) for (start, _), (end, _) in pairwise(self.actions)]
+        for stage in sorted({action.stage for _, action in self.actions if action}):
+            counts, count, forward = list[int](), 0, range(0)
+            for at, (_, action) in enumerate(self.actions):
+                work = action.work if action and action.stage == stage else None
+                if work is Work.FORWARD:
+                    count, forward = count + 1, spans[at]
+                counts.append(count)
+                count -= work in (Work.BACKWARD, Work.BACKWARD_WEIGHT)
+            kept_bytes = sum(  # by the last micro-batch: others may keep what all share
+                storage.nbytes
+                for storage in self.graph.storages
+                if storage.born in forward and storage.died not in forward
+            )
+            yield StageMemory(stage, kept_bytes, max(counts), counts[self._peak_index])
 
 
 @dataclass(frozen=True)
@@ -72,16 +104,19 @@ class Pipeline(Shown):
     """The memory of each rank of a pipeline.
 
     Attributes:
-        setup: The step, as text.
         schedule: The name of the schedule.
         microbatches: Micro-batches of a step.
         ranks: The ranks, in order.
     """
 
-    setup: Setup
     schedule: str
     microbatches: int
     ranks: tuple[RankMemory, ...]
+
+    @property
+    def setup(self) -> Setup:
+        """The step of the first rank, as text."""
+        return self.ranks[0].setup
 
     @property
     def fullest(self) -> RankMemory:
@@ -98,81 +133,31 @@ class Pipeline(Shown):
         return f"Pipeline(schedule={self.schedule!r}, peak_bytes={peaks})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
+        """The figures, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
+        ranks = [
+            {
+                "rank": rank.rank,
+                "peak_bytes": rank.peak_bytes,
+                "reserved_bytes": rank.reserved_bytes,
+                "fits": rank.fits,
+                "action": rank.action and asdict(rank.action),
+                "node": rank.peak.node and rank.peak.node.name,
+                "source": rank.peak.source and asdict(rank.peak.source),
+                "breakdown": dict(rank.breakdown),
+                "stages": [asdict(stage) for stage in rank.stages],
+            }
+            for rank in self.ranks
+        ]
+        names = "model inputs gpu device optimizer loss mesh parallelize".split()
         return {
             "schema_version": SCHEMA_VERSION,
-            "model": self.setup.model,
-            "inputs": list(self.setup.inputs),
-            "gpu": self.setup.gpu,
-            "device": self.setup.device,
-            "optimizer": self.setup.optimizer,
-            "loss": self.setup.loss,
-            "mesh": self.setup.mesh,
-            "parallelize": self.setup.parallelize,
+            **{name: getattr(self.setup, name) for name in names},
             "schedule": self.schedule,
             "microbatches": self.microbatches,
             "fullest": self.fullest.rank,
-            "ranks": [asdict(rank) for rank in self.ranks],
+            "ranks": ranks,
         }
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
-
-
-def measure_rank(
-    rank: int,
-    actions: Sequence[StageAction],
-    stages: Mapping[int, RecordedStage],
-    driver: Driver,
-    microbatches: int,
-    settings: AllocatorSettings | None,
-    gpu: GpuModel | None = None,
-    context_bytes: int = 0,
-) -> RankMemory:
-    """Replays a rank, and finds its peak.
-
-    Args:
-        rank: Its number.
-        actions: Its actions, in order.
-        stages: Its stages, by index.
-        driver: The code that runs the schedule.
-        microbatches: Micro-batches of a step.
-        settings: Those of the caching allocator; None where there is none.
-        gpu: The target GPU; None for any.
-        context_bytes: What is taken of it outside of the allocator.
-    """
-    replayed = replay_rank(actions, stages, driver, microbatches)
-    events, live = replayed.events, [*accumulate(e.delta_bytes for e in replayed.events)]
-    reserved: Sequence[int] = live
-    fits = None
-    if settings is not None:
-        if gpu is not None:
-            capacity = {"capacity_bytes": gpu.capacity_bytes, "context_bytes": context_bytes}
-            fits = replay(events, settings, **capacity).shortage is None
-        profile = replay(events, settings)
-        live, reserved = [*profile.allocated_bytes], profile.reserved_bytes
-    peak = max(range(replayed.start, len(events)), key=live.__getitem__)
-    breakdown = Counter(dict.fromkeys(Category, 0))
-    for at in range(peak + 1):
-        breakdown[replayed.categories[at]] += live[at] - (live[at - 1] if at else 0)
-    at = events[peak].step
-    return RankMemory(
-        rank,
-        live[peak],
-        max(reserved),
-        fits,
-        actions[at] if at < len(actions) else None,
-        dict(breakdown),
-        tuple(
-            StageMemory(
-                index,
-                sum(c.nbytes for part in (w.during, w.after) for c in part),
-                max(counts),
-                counts[at],
-            )
-            for index, stage in stages.items()
-            for w in [stage.later[Work.FORWARD]]
-            for counts in [count_in_flight(actions, index)]
-        ),
-    )

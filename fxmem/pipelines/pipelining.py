@@ -1,11 +1,12 @@
-"""Simulation of a pipeline: its stages recorded, and its schedule replayed on every rank."""
+"""Recording of a pipeline: each of its ranks, in PyTorch's own schedule."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 from fxmem.analysis import Setup
 from fxmem.analyzing import find_settings, isolate_analysis
 from fxmem.errors import UsageError
-from fxmem.gpus import CONTEXT_BYTES, NCCL_BYTES
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target
-from fxmem.pipelines.orders import list_actions
-from fxmem.pipelines.pipeline import Pipeline, measure_rank
-from fxmem.pipelines.rank_replay import RecordedStage
-from fxmem.pipelines.stage_recorder import StagePlace, TensorMeta, record_stage
+from fxmem.parallelism.layout import Layout
+from fxmem.parallelism.wrapping import parallelize_model
+from fxmem.pipelines.pipeline import Pipeline, RankMemory
+from fxmem.pipelines.rank_recorder import Metas, RankPlace, find_outputs, name_stage, record_rank
+from fxmem.pipelines.schedules import deal_stages
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
@@ -32,6 +33,7 @@ from fxmem.recording.options import (
     name_choice,
     resolve_options,
 )
+from fxmem.recording.step import Step
 from fxmem.tracing.devices import replace_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.state import save_random_states
@@ -39,9 +41,12 @@ from fxmem.tracing.swapping import restore_user_state
 from fxmem.versions.release import check_release, is_release
 
 Stages = Sequence[nn.Module] | nn.Module | str
+_Made = TypeVar("_Made")
+_DIMENSION = "pp"
+"""The pipeline's own dimension of the mesh of all processes, the outermost."""
 
 
-def simulate_pipeline(
+def analyze_pipeline(
     stages: Stages,
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -55,74 +60,119 @@ def simulate_pipeline(
     alloc_conf: str | None = None,
     **options: Any,
 ) -> Pipeline:
-    """Records the stages and replays the schedule: :func:`fxmem.pipeline`, with its arguments."""
+    """Records each rank in turn: :func:`fxmem.pipeline`, with its arguments."""
     check_release()
     chosen = resolve_options(**options)
-    target, settings = chosen.target, find_settings(chosen.target.name, alloc_conf)
+    target, layout = chosen.target, chosen.layout
+    settings = find_settings(target.name, alloc_conf)
     check_choices(loss, optimizer)
-    if not is_release((2, 10)) and (chosen.layout is not None or not return_outputs):
+    if layout is not None and _DIMENSION in dict(layout.mesh):
+        raise UsageError(
+            f"{_DIMENSION} is the pipeline's own dimension of the mesh",
+            hint="the mesh of the processes that share a stage, and ranks",
+        )
+    if not is_release((2, 10)) and (layout is not None or not return_outputs):
         raise UsageError(
             "stages on a mesh and return_outputs=False need torch 2.10",
             hint="leave them out, or install a later torch",
         )
-    args, kwargs = gather_inputs(args, kwargs)
+    inputs = gather_inputs(args, kwargs)
     fake_mode, named = make_fake_mode(), set[str]()
-    layout = chosen.layout
-    choices = (stages, loss, optimizer, layout and layout.parallelize)
-    with isolate_analysis(*choices, target=target, layout=layout):
+    parallelize = None if layout is None else layout.parallelize
+    isolate = functools.partial(
+        isolate_analysis, stages, loss, optimizer, parallelize, target=target
+    )
+    with isolate(layout=layout):
         with replace_devices(named):
             modules = _list_stages(stages, fake_mode)
             make_optimizer = resolve_optimizer(load_choice(optimizer))
             step_loss = resolve_loss(load_choice(loss))
-        driver, order = list_actions(schedule, len(modules), microbatches, ranks)
-        works = frozenset(action.work for actions in order for action in actions)
-        recorded: list[RecordedStage] = []
-        specs: tuple[str, ...] = ()
-        received: tuple[TensorMeta, ...] = ()
-        for index, module in enumerate(modules):
-            check_model(module)
-            blueprint = Blueprint(
-                module,
-                () if index else args,
-                kwargs,
-                step_loss,
-                make_optimizer,
-                chosen,
-                fake_mode,
-                named,
-            )
-            if not index:
-                given = blueprint.make_inputs()
-                specs = describe_inputs(*given)
-                check_inputs(module, *given)
-                _check_batch(given, microbatches)
-            place = StagePlace(index, len(modules), received, microbatches, works, return_outputs)
-            users = [*{type(part) for part in module.modules()}, step_loss, make_optimizer]
-            with contextlib.ExitStack() as after, restore_user_state(users), fake_mode:
-                after.callback(save_random_states())
-                record = functools.partial(record_stage, place, target, hints=chosen.hints)
-                stage, received = blueprint.run(record, specs)
-            recorded.append(stage)
+        dealt = deal_stages(schedule, len(modules), microbatches, ranks)
+        blueprint = Blueprint(
+            modules[0], *inputs, step_loss, make_optimizer, chosen, fake_mode, named
+        )
+        check_model(modules[0])
+        given = blueprint.make_inputs()
+        specs = describe_inputs(*given)
+        check_inputs(modules[0], *given)
+        _check_batch(given, microbatches)
+        metas = _find_metas(blueprint, modules, microbatches, specs)
+    shared = 1 if layout is None else layout.world_size
+    mesh = ((_DIMENSION, len(dealt)), *(() if layout is None else layout.mesh))
+    peers = range(0, len(dealt) * shared, shared)
     setup = Setup(
         model=stages if isinstance(stages, str) else type(modules[0]).__name__,
         inputs=specs,
         mode="train",
         device=target.name,
         gpu=chosen.gpu.name if chosen.gpu else None,
+        attention=chosen.architecture.attention,
         optimizer=name_choice(optimizer),
         loss=name_choice(loss),
         frontend="record",
-        mesh=None if layout is None else dict(layout.mesh),
-        parallelize=None if layout is None else name_choice(layout.parallelize),
+        size_hint=chosen.size_hint,
+        mesh=dict(mesh),
+        parallelize=name_choice(parallelize),
+        schedule=f"{schedule} of {microbatches} micro-batches",
     )
-    groups = 1 + (0 if layout is None else len(layout.mesh))  # each with buffers of NCCL
-    context_bytes = CONTEXT_BYTES[1] + groups * NCCL_BYTES[1]
     measured = []
-    for rank, actions in enumerate(order):
-        own = {index: recorded[index] for index in sorted({action.stage for action in actions})}
-        limits = settings, chosen.gpu, context_bytes
-        measured.append(measure_rank(rank, actions, own, driver, microbatches, *limits))
-    return Pipeline(setup, schedule, microbatches, tuple(measured))
+    for rank, own in enumerate(dealt):
+        place = RankPlace(schedule, microbatches, return_outputs, metas, own, tuple(peers))
+        whole = Layout(mesh, functools.partial(_lay_out_stages, layout), peers[rank])
+        drawn = replace(
+            blueprint,
+            model=nn.ModuleDict({name_stage(index): modules[index] for index in own}),
+            args=inputs[0] if 0 in own else (),
+            options=replace(chosen, layout=None if layout is None else whole),
+        )
+        record = functools.partial(record_rank, place, target=target, hints=chosen.hints)
+        with isolate(layout=whole):
+            graph, actions, notes = _run(drawn, record, specs)
+        notes += tuple(chosen.list_notes(operation.name for operation in graph.operations))
+        own_setup = replace(setup, rank=peers[rank], notes=notes)
+        measured.append(
+            RankMemory(own_setup, graph, settings, chosen.gpu, rank=rank, actions=actions)
+        )
+    return Pipeline(schedule, microbatches, tuple(measured))
+
+
+def _find_metas(
+    blueprint: Blueprint, modules: Sequence[nn.Module], microbatches: int, specs: tuple[str, ...]
+) -> tuple[Metas, ...]:
+    """Finds what each stage takes of a micro-batch, and what the last one returns."""
+    metas: list[Metas] = []
+    received: Metas | None = None
+    options = blueprint.options
+    for index, module in enumerate(modules):
+        check_model(module)
+        find = functools.partial(
+            find_outputs,
+            target=options.target,
+            hints=options.hints,
+            received=received,
+            microbatches=microbatches,
+            sender=f"stage {index}" if index + 1 < len(modules) else "",
+        )
+        args = () if index else blueprint.args
+        taken, received = _run(replace(blueprint, model=module, args=args), find, specs)
+        metas.append(taken)
+    return *metas, received or ()
+
+
+def _lay_out_stages(layout: Layout | None, model: nn.Module, mesh: Any) -> None:
+    """Lays each stage of a rank out on the part of the mesh that shares it."""
+    assert layout is not None
+    part = mesh[tuple(name for name, _ in layout.mesh)]
+    for name, stage in model.named_children():
+        laid_out = parallelize_model(stage, load_choice(layout.parallelize), part, layout.knobs)
+        model.add_module(name, laid_out)
+
+
+def _run(blueprint: Blueprint, record: Callable[[Step], _Made], specs: tuple[str, ...]) -> _Made:
+    users = [*{type(part) for part in blueprint.model.modules()}, blueprint.loss]
+    with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
+        after.callback(save_random_states())
+        return blueprint.run(record, specs)
 
 
 def _list_stages(stages: Stages, fake_mode: Any) -> list[nn.Module]:

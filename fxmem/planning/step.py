@@ -191,6 +191,11 @@ def check_analysis(analysis: object) -> None:
             f"plans are made from an analysis, got {type(analysis).__name__}",
             hint="fxmem.analyze(model, ...) makes one",
         )
+    if analysis.setup.schedule:
+        raise UsageError(
+            "a plan is for a model, and this is a rank of a pipeline",
+            hint="fxmem.analyze(stage, inputs) for the model of a stage",
+        )
 
 
 def describe_segments(

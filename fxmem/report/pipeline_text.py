@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fxmem.graph import Category
-from fxmem.pipelines.pipeline import Pipeline, RankMemory
-from fxmem.pipelines.rank_replay import Work
+from fxmem.pipelines.pipeline import Pipeline, RankMemory, Work
 from fxmem.report.tables import Table, join_blocks, wrap
-from fxmem.report.text import write_mesh
+from fxmem.report.text import write_mesh, write_source
 from fxmem.units import format_bytes
 
 _WORDS = {
@@ -32,7 +31,6 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
     setup, fullest = pipeline.setup, pipeline.fullest
     on = f" of {len(pipeline.ranks)}" if len(pipeline.ranks) > 1 else ""
     headline = f"Peak {format_bytes(fullest.peak_bytes)} on rank {fullest.rank}{on}, the fullest"
-    mesh = write_mesh(setup.mesh or {})
     subject = "; ".join(
         (
             setup.model,
@@ -41,7 +39,11 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
             setup.gpu or setup.device,
             f"optimizer {setup.optimizer or 'none'}",
             f"loss {setup.loss or 'default'}",
-            *([f"each stage on {mesh} by {setup.parallelize}"] if mesh else ()),
+            *(
+                [f"{write_mesh(setup.mesh or {})} by {setup.parallelize}"]
+                if setup.parallelize
+                else ()
+            ),
         )
     )
     rows = []
@@ -55,10 +57,11 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
                 ", ".join(str(stage.most_in_flight) for stage in rank.stages),
                 ", ".join(format_bytes(stage.kept_bytes) for stage in rank.stages),
                 _write_action(rank),
+                write_source(rank.peak.source),
                 "" if rank.fits is None else "yes" if rank.fits else "no",
             )
         )
-    headers = ["rank", "stages", "peak", "reserved", "in flight", "each keeps", "peak in", "fits"]
+    headers = [*_NUMBERS[:6], "peak in", "line", "fits"]
     held = [(c, fullest.breakdown[c]) for c in Category if fullest.breakdown[c]]
     shares = [
         (c.value, format_bytes(nbytes), f"{100 * nbytes / fullest.peak_bytes:.1f} %")
@@ -67,7 +70,7 @@ def list_pipeline_blocks(pipeline: Pipeline, width: int | None = None) -> list[s
     total = [("peak", format_bytes(fullest.peak_bytes), "100.0 %")]
     return [
         f"{headline}\n{wrap(subject, width)}",
-        Table(headers, rows, right=_NUMBERS, names=("peak in", "each keeps"), width=width),
+        Table(headers, rows, right=_NUMBERS, names=("peak in", "each keeps", "line"), width=width),
         wrap(_NOTE, width),
         Table([f"rank {fullest.rank}", "bytes", "share"], [*shares, *total], right=_NUMBERS),
     ]

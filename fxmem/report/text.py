@@ -113,13 +113,16 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
     parts = [setup.model, ", ".join(setup.inputs) or "no inputs", mode, setup.gpu or setup.device]
     parts += attention
     if setup.mesh:
-        parts.append(f"rank {setup.rank} of {write_mesh(setup.mesh)} by {setup.parallelize}")
+        by = f" by {setup.parallelize}" if setup.parallelize else ""
+        parts.append(f"rank {setup.rank} of {write_mesh(setup.mesh)}{by}")
+    if setup.schedule:
+        parts.append(setup.schedule)
     if setup.autocast:
         parts.append(f"autocast {setup.autocast}")
     if setup.mode == "train":
         parts.append(f"optimizer {setup.optimizer or 'none'}")
         parts.append(f"loss {setup.loss or 'default'}")
-        if has_loop:
+        if has_loop and not setup.schedule:
             parts.append(f"loop {setup.loop.describe()}")
     return escape_controls("; ".join(parts))
 

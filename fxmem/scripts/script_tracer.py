@@ -104,7 +104,7 @@ class ScriptTracer(Tracer):
     @contextlib.contextmanager
     def trace(self) -> Iterator[None]:
         """Traces what runs within."""
-        with self._tracing(Phase.LOSS):  # in which no FX graph is built
+        with self.tracing(Phase.LOSS):  # in which no FX graph is built
             self._scopes = [""]
             yield
 

@@ -132,7 +132,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         """Calls the model and traces it; returns what the model returns, on fake tensors."""
         self._log.begin(args, kwargs)
         state = ForwardState(self.model) if self._symbolic_sizes else None
-        with self._tracing(Phase.FORWARD):
+        with self.tracing(Phase.FORWARD):
             output = self.model(*args, **kwargs)
         if not self._builds_graph:
             return output
@@ -143,7 +143,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
     def run_loss(self, compute: Callable[[Any], Any], output: Any) -> Any:
         """Calls the loss function and traces it into nodes of the phase LOSS."""
-        with self._tracing(Phase.LOSS):
+        with self.tracing(Phase.LOSS):
             return compute(output)
 
     def _give_up(self, reason: str) -> None:
@@ -214,7 +214,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
     # -- calls that are replaced while the user's code runs --------------------------------------
 
     @contextmanager
-    def _tracing(self, phase: Phase) -> Iterator[None]:
+    def tracing(self, phase: Phase) -> Iterator[None]:
         """Traces torch functions, calls of modules, autograd Functions and checkpoints."""
         self._phase = phase
         self._scopes = ["loss" if phase is Phase.LOSS else ""]

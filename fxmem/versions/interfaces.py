@@ -267,16 +267,28 @@ INTERFACES = (
     ),
     _list(
         "torch.distributed.pipelining.PipelineStage",
-        "forward_one_chunk backward_one_chunk backward_weight_one_chunk clear_runtime_states"
-        " _check_chunk_id _retrieve_recv_activations _retrieve_recv_grads",
-        "run a pipeline's stage as its schedules do, without a process group",
-        "the functions of torch.distributed.pipelining._backward, which are private too",
+        "forward_one_chunk forward_maybe_with_nosync backward_one_chunk backward_weight_one_chunk",
+        "know what a pipeline's stage runs",
+        "hooks on the stage's module, which do not tell the micro-batch",
     ),
     _list(
-        "torch.distributed.pipelining.schedules",
-        "_PipelineScheduleRuntime",
-        "know how a schedule holds what it sends",
-        "the release of torch",
+        "torch.distributed.pipelining.PipelineStage",
+        "_warmup_forward_vote _warmup_backward_result",
+        "have all stages of a pipeline take the metadata that they are told",
+        "answer what a process receives from the others",
+        since=(2, 12),
+    ),
+    _list(
+        "torch.distributed.ProcessGroup",
+        "_start_coalescing _end_coalescing",
+        "send and receive in batches where no backend can, up to 2.7",
+        "torch.distributed.batch_isend_irecv of fxmem's own",
+    ),
+    _list(
+        "torch.distributed.pipelining.schedules._PipelineSchedule",
+        "_merge_outputs",
+        "know when a pipeline's schedule is done, and merges results",
+        "none: the merging is taken for a part of the last backward",
     ),
     _list(
         "torch._C._profiler",
