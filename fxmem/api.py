@@ -243,6 +243,26 @@ def record(
     return record_code(**given)
 
 
+def register_workspace(operator: str, rule: Callable[..., int]) -> None:
+    """States the memory that the kernel of an operator takes besides its results.
+
+    Analyses count this memory while the operator runs, and no longer name the operator among
+    those whose memory is unknown. Results and saved tensors need no rule: they come from
+    ``torch.library.register_fake`` and ``register_autograd``.
+
+    Args:
+        operator: ``"mylib::splitk"``, or with an overload ``"mylib::splitk.out"``.
+        rule: Takes the operator's arguments, whose tensors have shapes and no values, and returns
+            bytes.
+
+    Raises:
+        UsageError: There is no such operator.
+    """
+    from fxmem.kernels.extensions import add_workspace
+
+    add_workspace(operator, rule)
+
+
 def fit(
     model: nn.Module | str,
     args: Any = (),
