@@ -170,11 +170,13 @@ def make_planetoid(folder: Path) -> None:
 def make_coco(folder: Path) -> None:
     """Writes images with boxes and classes as COCO has them."""
     rng = np.random.default_rng(0)
+    folder.mkdir()
     for split in ("train2017", "val2017"):
         images, boxes = [], []
+        (folder / split).symlink_to(Path("images") / split)
         (folder / "labels" / split).mkdir(parents=True)
         for at in range(12):
-            _save_image(folder / split / f"{at:012}.jpg", 320, rng)
+            _save_image(folder / "images" / split / f"{at:012}.jpg", 320, rng)
             images.append({"id": at, "file_name": f"{at:012}.jpg", "height": 320, "width": 320})
             for _ in range(3):
                 x, y, wide, high = (int(n) for n in rng.integers(20, 140, 4))
@@ -192,7 +194,6 @@ def make_coco(folder: Path) -> None:
     named = "".join(f"  {n}: class{n}\n" for n in range(80))
     splits = "train: images/train2017\nval: images/val2017\n"
     (folder / "data.yaml").write_text(f"path: {folder}\n{splits}names:\n{named}")
-    (folder / "images").symlink_to(folder)
 
 
 def make_torch_home(folder: Path) -> None:

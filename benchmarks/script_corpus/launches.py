@@ -24,6 +24,8 @@ class Launch:
         cpu: Arguments added where its steps are compared with real ones on the CPU; None if they
             are not.
         cause: Why they differ by more than half a percent.
+        prints: What it prints of ``torch.cuda.max_memory_allocated()`` after a step, as a pattern,
+            and in which unit.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Launch:
     paths: tuple[str, ...] = ()
     cpu: str | None = None
     cause: str = ""
+    prints: tuple[str, int] = ("", 0)
 
 
 COMMITS = {
@@ -83,7 +86,6 @@ COMMITS = {
     "speechbrain/speechbrain": "9c826ef",
     "jik876/hifi-gan": "4769534",
 }
-DATA = "the data set, to the byte or the labels of a batch: tensors of the host that no operator of the model reads"
 
 # fmt: off
 LAUNCHES = (
@@ -99,22 +101,24 @@ LAUNCHES = (
     Launch("Pytorch-UNet", "segmentation", "milesial/Pytorch-UNet", "train.py --epochs 1 --batch-size 2 --scale 0.5 --amp",
         place={"data/imgs": "{images}/flat", "data/masks": "{images}/masks"}),
     Launch("imagenet", "classification", "pytorch/examples", "main.py -a resnet18 --dummy -b 8", folder="imagenet", cpu="-j 1"),
-    Launch("mnist", "classification", "pytorch/examples", "main.py", folder="mnist", place={"data": "{mnist}"}, cpu="", cause=DATA),
+    Launch("mnist", "classification", "pytorch/examples", "main.py", folder="mnist", place={"data": "{mnist}"}, cpu=""),
     Launch("dcgan", "GANs", "pytorch/examples", "main.py --dataset fake --accel", folder="dcgan", cpu="--workers 0 --batchSize 8"),
-    Launch("vae", "classification", "pytorch/examples", "main.py", folder="vae", place={"data": "{mnist}"}, cpu="", cause=DATA),
+    Launch("vae", "classification", "pytorch/examples", "main.py", folder="vae", place={"data": "{mnist}"}, cpu=""),
     Launch("word_language_model transformer", "language models", "pytorch/examples",
-        "main.py --accel --model Transformer --use-optimizer", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu="", cause=DATA),
+        "main.py --accel --model Transformer --use-optimizer", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu=""),
     Launch("word_language_model LSTM", "language models", "pytorch/examples",
-        "main.py --accel", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu="", cause=DATA),
+        "main.py --accel", folder="word_language_model", place={"word_language_model/data/wikitext-2": "{text}"}, cpu=""),
     Launch("examples gat", "graphs", "pytorch/examples", "main.py", folder="gat", place={"gat/cora": "{cora}"}),
     Launch("examples gcn", "graphs", "pytorch/examples", "main.py", folder="gcn", place={"gcn/cora": "{cora}"},
         edits=(("gcn/main.py", """    with requests.get(cora_url, stream=True) as tgz_file:
         with tarfile.open(fileobj=tgz_file.raw, mode='r:gz') as tgz_object:
             tgz_object.extractall()
 """, ""),)),
-    Launch("siamese", "classification", "pytorch/examples", "main.py", folder="siamese_network", place={"data": "{mnist}"}, cpu="", cause=DATA),
+    Launch("siamese", "classification", "pytorch/examples", "main.py", folder="siamese_network", place={"data": "{mnist}"}, cpu=""),
     Launch("super_resolution", "segmentation", "pytorch/examples", "main.py --upscale_factor 3 --accel", folder="super_resolution",
         place={"super_resolution/dataset/BSDS300/images/train": "{images}/flat", "super_resolution/dataset/BSDS300/images/test": "{images}/flat"}, cpu=""),
+    Launch("fast_neural_style", "segmentation", "pytorch/examples",
+        "neural_style/neural_style.py train --dataset {images}/train --style-image {images}/flat/0.png --save-model-dir out --epochs 1 --accel", folder="fast_neural_style", env={"TORCH_HOME": "{torch_home}"}),
     Launch("regression", "science", "pytorch/examples", "main.py", options="--device cpu", folder="regression", cpu=""),
     Launch("mnist_rnn", "classification", "pytorch/examples", "main.py --accel", folder="mnist_rnn", place={"data": "{mnist}"}),
     Launch("forward_forward", "classification", "pytorch/examples", "main.py --train_size 512 --test_size 512", folder="mnist_forward_forward", place={"mnist_forward_forward/data": "{mnist}"}),
@@ -141,13 +145,17 @@ LAUNCHES = (
         "train_dreambooth.py --pretrained_model_name_or_path {stable_diffusion} --instance_data_dir {images}/flat --instance_prompt dog --resolution 64 --train_batch_size 2 --output_dir out", folder="examples/dreambooth"),
     Launch("unconditional", "diffusers", "huggingface/diffusers",
         "train_unconditional.py --train_data_dir {images}/train --resolution 64 --train_batch_size 4 --use_ema --mixed_precision bf16 --output_dir out", folder="examples/unconditional_image_generation", cpu="--mixed_precision no --train_batch_size 1"),
+    Launch("controlnet", "diffusers", "huggingface/diffusers",
+        "train_controlnet.py --pretrained_model_name_or_path {stable_diffusion} --train_data_dir {captions} --resolution 64 --train_batch_size 2 --conditioning_image_column image --mixed_precision bf16 --output_dir out", folder="examples/controlnet"),
+    Launch("textual_inversion", "diffusers", "huggingface/diffusers",
+        "textual_inversion.py --pretrained_model_name_or_path {stable_diffusion} --train_data_dir {images}/flat --resolution 64 --train_batch_size 2 --placeholder_token <cat> --initializer_token c --learnable_property object --output_dir out", folder="examples/textual_inversion"),
     Launch("llama2.c", "language models", "karpathy/llama2.c", "train.py --eval_iters=2",
         place={f"data/TinyStories_all_data/data0{n}.bin": "{text}/train.bin" for n in (0, 1)}),
     Launch("nerf-pytorch", "NeRF", "yenchenlin/nerf-pytorch", "run_nerf.py --config configs/lego.txt --datadir {nerf}"),
-    Launch("DETR", "detection", "facebookresearch/detr", "main.py --coco_path {coco}", env={"TORCH_HOME": "{torch_home}"}),
-    Launch("wgan_gp", "GANs", "eriklindernoren/PyTorch-GAN", "wgan_gp.py", folder="implementations/wgan_gp", place={"data/fashion-mnist": "{mnist}", "data/mnist": "{mnist}"}, cpu="", cause=DATA),
-    Launch("infogan", "GANs", "eriklindernoren/PyTorch-GAN", "infogan.py", folder="implementations/infogan", place={"data/mnist": "{mnist}"}, cpu="", cause=DATA),
-    Launch("PyTorch-GAN gan", "GANs", "eriklindernoren/PyTorch-GAN", "gan.py", folder="implementations/gan", place={"data/mnist": "{mnist}"}, cpu="", cause=DATA),
+    Launch("DETR", "detection", "facebookresearch/detr", "main.py --coco_path {coco}", env={"TORCH_HOME": "{torch_home}"}, prints=(r"max mem: (\d+)", 2**20)),
+    Launch("wgan_gp", "GANs", "eriklindernoren/PyTorch-GAN", "wgan_gp.py", folder="implementations/wgan_gp", place={"data/fashion-mnist": "{mnist}", "data/mnist": "{mnist}"}, cpu=""),
+    Launch("infogan", "GANs", "eriklindernoren/PyTorch-GAN", "infogan.py", folder="implementations/infogan", place={"data/mnist": "{mnist}"}, cpu=""),
+    Launch("PyTorch-GAN gan", "GANs", "eriklindernoren/PyTorch-GAN", "gan.py", folder="implementations/gan", place={"data/mnist": "{mnist}"}, cpu=""),
     Launch("PyTorch-GAN cyclegan", "GANs", "eriklindernoren/PyTorch-GAN", "cyclegan.py --n_cpu 2", folder="implementations/cyclegan",
         place={"data/monet2photo/train": "{images}/pairs/train", "data/monet2photo/test": "{images}/pairs/train"}, cpu="--img_height 32 --img_width 32 --n_residual_blocks 2 --n_cpu 0 --sample_interval 100000"),
     Launch("PyTorch-GAN esrgan", "GANs", "eriklindernoren/PyTorch-GAN", "esrgan.py --warmup_batches 1 --n_cpu 2", folder="implementations/esrgan",
@@ -163,7 +171,7 @@ LAUNCHES = (
     Launch("cleanrl dqn", "RL", "vwxyzjn/cleanrl", "cleanrl/dqn.py --learning-starts 200", paths=(".",)),
     Launch("cleanrl c51", "RL", "vwxyzjn/cleanrl", "cleanrl/c51.py --learning-starts 200", paths=(".",)),
     Launch("pygcn", "graphs", "tkipf/pygcn", "train.py", folder="pygcn", paths=("..",), place={"data/cora": "{cora}"}),
-    Launch("pyGAT", "graphs", "Diego999/pyGAT", "train.py", place={"data/cora": "{cora}"}, cpu="", cause="not explained"),
+    Launch("pyGAT", "graphs", "Diego999/pyGAT", "train.py", place={"data/cora": "{cora}"}, cpu=""),
     Launch("SimCLR", "self-supervision", "sthalles/SimCLR", "run.py -dataset-name cifar10 -b 64 -j 2 --fp16-precision",
         edits=(("data_aug/contrastive_learning_dataset.py", "datasets.CIFAR10(self.root_folder, train=True,", "datasets.FakeData(size=512, image_size=(3, 32, 32),"),
                ("data_aug/contrastive_learning_dataset.py", """n_views),
@@ -173,8 +181,8 @@ LAUNCHES = (
 
                           'stl10'"""))),
     Launch("timm", "classification", "huggingface/pytorch-image-models", "train.py --data-dir {images} --model resnet18 -b 16 --workers 1 --model-ema --clip-grad 1 --amp"),
-    Launch("TCN adding", "audio", "locuslab/TCN", "add_test.py --epochs 1 --seq_len 100", folder="TCN/adding_problem", paths=("../..",)),
-    Launch("TCN copy memory", "audio", "locuslab/TCN", "copymem_test.py --epochs 1", folder="TCN/copy_memory", paths=("../..",)),
+    Launch("TCN adding", "audio", "locuslab/TCN", "add_test.py --epochs 1 --seq_len 100", folder="TCN/adding_problem", paths=("../..",), cpu=""),
+    Launch("TCN copy memory", "audio", "locuslab/TCN", "copymem_test.py --epochs 1", folder="TCN/copy_memory", paths=("../..",), cpu=""),
     Launch("pytorch-cifar", "classification", "kuangliu/pytorch-cifar", "main.py",
         edits=(("utils.py", "_, term_width = os.popen('stty size', 'r').read().split()", "term_width = 80"),
                ("main.py", """torchvision.datasets.CIFAR10(
@@ -182,15 +190,17 @@ LAUNCHES = (
                ("main.py", """torchvision.datasets.CIFAR10(
     root='./data', train=False, download=True,""", "torchvision.datasets.FakeData(2048, (3, 32, 32),")), cpu=""),
     Launch("open_clip", "self-supervision", "mlfoundations/open_clip", "-m open_clip_train.main --dataset-type synthetic --model RN50 --batch-size 8 --train-num-samples 64 --workers 1 --precision amp", folder="src"),
-    Launch("Swin", "classification", "microsoft/Swin-Transformer", "main.py --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --data-path {images} --batch-size 4", options="--world-size 2", edits=(("lr_scheduler.py", "            t_mul=1.,\n", ""),)),
-    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}),
-    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}),
-    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}),
+    Launch("Swin", "classification", "microsoft/Swin-Transformer", "main.py --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --data-path {images} --batch-size 4 --opts PRINT_FREQ 1", options="--world-size 2", prints=(r"mem (\d+)MB", 2**20), edits=(("lr_scheduler.py", "            t_mul=1.,\n", ""),)),
+    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
+    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
+    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
     Launch("FSDP2 example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/FSDP2", options="--world-size 4"),
     Launch("DDP example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/ddp", options="--world-size 4"),
     Launch("fsdp_tp example", "several GPUs", "pytorch/examples", "fsdp_tp_example.py", folder="distributed/tensor_parallelism", options="--world-size 8"),
     Launch("torchtitan", "several GPUs", "pytorch/torchtitan", "-m torchtitan.train --module llama3 --config llama3_debugmodel", options="--world-size 8",
         place={"tests/assets/c4_test/data.json": "{text}/lines/train.json"}),
+    Launch("tensor_parallel example", "several GPUs", "pytorch/examples", "tensor_parallel_example.py", folder="distributed/tensor_parallelism", options="--world-size 4"),
+    Launch("minGPT-ddp", "several GPUs", "pytorch/examples", "main.py data_config.path={text}/input.txt", folder="distributed/minGPT-ddp/mingpt", options="--world-size 4"),
     Launch("Lightning autoencoder", "self-supervision", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1", folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}, cpu=""),
     Launch("Lightning DDP", "several GPUs", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1 --trainer.strategy=ddp --trainer.devices=4 --trainer.accelerator=gpu", options="--world-size 4",
         folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}),
@@ -199,17 +209,23 @@ LAUNCHES = (
     Launch("Fabric image classifier", "classification", "Lightning-AI/pytorch-lightning", "train_fabric.py", folder="examples/fabric/image_classifier", place={"Datasets": "{mnist}"}),
     Launch("nanochat", "language models", "karpathy/nanochat", "-m scripts.base_train --depth 20 --eval-every -1 --core-metric-every -1 --sample-every -1", env={"NANOCHAT_BASE_DIR": "{nanochat}"}, options="--gpu h100 --steps 1"),
     Launch("litgpt", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_lora {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
+    Launch("litgpt full", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_full {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
     Launch("torchtune", "language models", "pytorch/torchtune", "recipes/full_finetune_single_device.py --config recipes/configs/llama3_2/1B_full_single_device.yaml output_dir=out tokenizer.path={models}/tokenizer.model checkpointer.checkpoint_dir={models}/llama "
         "model._component_=torchtune.models.llama3.llama3 model.vocab_size=320 model.num_layers=2 model.num_heads=4 model.num_kv_heads=4 model.embed_dim=64 model.max_seq_len=512 model.intermediate_dim=128 "
-        "dataset.source=json dataset.data_files={text}/alpaca.json optimizer._component_=torch.optim.AdamW optimizer_in_bwd=False", paths=(".",)),
+        "dataset.source=json dataset.data_files={text}/alpaca.json optimizer._component_=torch.optim.AdamW optimizer_in_bwd=False "
+        "log_peak_memory_stats=True log_every_n_steps=1 metric_logger._component_=torchtune.training.metric_logging.StdoutLogger", paths=(".",), prints=(r"peak_memory_alloc:([\d.]+)", 2**30)),
     Launch("accelerate nlp_example", "language models", "huggingface/accelerate", "nlp_example.py", folder="examples",
         place={"examples/glue/glue.py": "{stubs}/accuracy/accuracy.py", "examples/bert-base-cased": "{models}/bert", "examples/nyu-mll/glue": "{text}/glue"}, cpu=""),
     Launch("accelerate nd_parallel", "several GPUs", "huggingface/accelerate", "nd_parallel.py --model-name {models}/llama --dp-shard-size 8 --sequence-length 128", options="--world-size 8",
         folder="examples/torch_native_parallelism", place={"examples/torch_native_parallelism/roneneldan/TinyStories": "{text}/lines"}),
+    Launch("accelerate fsdp2", "several GPUs", "huggingface/accelerate", "fsdp2_fp8.py --precision bf16 --sequence-length 128", options="--world-size 8", folder="examples/torch_native_parallelism",
+        place={"examples/torch_native_parallelism/roneneldan/TinyStories": "{text}/lines", "examples/torch_native_parallelism/NousResearch/Hermes-3-Llama-3.1-8B": "{models}/llama"}),
+    Launch("accelerate fsdp peak", "several GPUs", "huggingface/accelerate", "accelerate launch --num_processes 4 --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --mixed_precision no by_feature/fsdp_with_peak_mem_tracking.py --model_name_or_path {models}/bert --output_dir out", options="--", folder="examples",
+        place={"examples/glue/glue.py": "{stubs}/accuracy/accuracy.py", "examples/nyu-mll/glue": "{text}/glue"}),
     Launch("accelerate cv_example", "classification", "huggingface/accelerate", "cv_example.py --data_dir {images}/pets", folder="examples", edits=(("examples/cv_example.py", "pretrained=True", "pretrained=False"),)),
     Launch("yolov5", "detection", "ultralytics/yolov5", "train.py --weights '' --cfg models/yolov5n.yaml --data {coco}/data.yaml --imgsz 320 --batch-size 4 --workers 0 --noplots", place={"Arial.ttf": "{text}/input.txt"}),
     Launch("speechbrain ASR", "speech", "speechbrain/speechbrain", "tests/integration/ASR_CTC/example_asr_ctc_experiment.py", options="--device cpu", paths=(".",)),
-    Launch("whisper", "speech", "huggingface/transformers", "run_speech_recognition_seq2seq.py --model_name_or_path {whisper} --dataset_name {audio} --train_split_name train --eval_split_name train --do_train --output_dir out --text_column_name text --language english --task transcribe --freeze_feature_encoder False",
+    Launch("whisper", "speech", "huggingface/transformers", "run_speech_recognition_seq2seq.py --model_name_or_path {whisper} --dataset_name {audio} --train_split_name train --eval_split_name train --do_train --output_dir out --text_column_name text --freeze_feature_encoder False",
         folder="examples/pytorch/speech-recognition", place={"examples/pytorch/speech-recognition/torchcodec": "{stubs}/torchcodec", "examples/pytorch/speech-recognition/wer": "{stubs}/accuracy"}),
     Launch("HiFi-GAN", "audio", "jik876/hifi-gan", "train.py --config config_v3.json --input_wavs_dir {audio}/wavs --input_training_file {audio}/list.txt --input_validation_file {audio}/list.txt",
         edits=(("meldataset.py", "librosa_mel_fn(sampling_rate, n_fft, num_mels, fmin, fmax)", "librosa_mel_fn(sr=sampling_rate, n_fft=n_fft, n_mels=num_mels, fmin=fmin, fmax=fmax)"),

@@ -32,6 +32,19 @@ def write_page(found: Mapping[str, Outcome], stamp: str) -> str:
         rows = [_describe(each, found[each.name]) for each in launches if each.kind == kind]
         parts.append(f"## {kind[0].upper()}{kind[1:]}")
         parts.append(_tabulate(("script", "largest step, MiB", "s"), rows))
+    printed = [
+        (launch.name, *map(_list_sizes, (outcome.printed, outcome.peaks)))
+        for launch in reports
+        if (outcome := found[launch.name]).printed
+    ]
+    if printed:
+        parts.append("## Peaks that scripts print")
+        parts.append(
+            "`torch.cuda.max_memory_allocated()` after a step, as these scripts print it, beside "
+            "the steps of the report. Where a script does not reset the counter, it prints the "
+            "highest peak so far."
+        )
+        parts.append(_tabulate(("script", "prints, MiB", "the report's steps, MiB"), printed))
     edits = [
         (launch.name, name, _code(old), _code(new))
         for launch in launches
@@ -51,6 +64,10 @@ def _describe(launch: Launch, outcome: Outcome) -> tuple[str, ...]:
         result.removeprefix("fxmem: error: ")[:_LINE],
         f"{outcome.seconds:.0f}",
     )
+
+
+def _list_sizes(sizes: Sequence[float]) -> str:
+    return ", ".join(f"{size / 2**20:,.1f}" for size in sizes)
 
 
 def _compare(launches: Sequence[Launch], found: Mapping[str, Outcome]) -> list[str]:

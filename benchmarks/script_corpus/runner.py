@@ -51,6 +51,7 @@ class Outcome:
     Attributes:
         peaks: The peak of each step, in bytes; none if there is no report.
         seconds: What the command took of the CPU.
+        printed: The peaks that the script printed after its steps, in bytes.
         line: The line of the refusal; empty where there is a report.
         measured: The peaks under the profiler, and those of ``--device cpu``; none if not asked.
         output: What the script and fxmem wrote.
@@ -60,6 +61,7 @@ class Outcome:
     seconds: float = 0.0
     line: str = ""
     measured: tuple[Sequence[int], Sequence[int]] | None = None
+    printed: Sequence[float] = ()
     output: str = field(default="", repr=False)
 
 
@@ -105,10 +107,14 @@ def run_launch(launch: Launch, source: Path, data: Data, timeout_s: float) -> Ou
         if result.exists():
             report = json.loads(result.read_text())
             peaks = [step["peak_bytes"] for step in report["script"]["steps"]]
-            return Outcome(peaks, seconds, output=output)
+            pattern, unit = launch.prints
+            found = re.findall(pattern, output) if pattern else ()
+            printed = [float(each) * unit for each in found]
+            return Outcome(peaks, seconds, printed=printed, output=output)
     lines = re.findall("fxmem: error.*", output)
     line = (lines or output.splitlines() or [""])[-1]
-    return Outcome((), seconds, line if ended else f"no end in {timeout_s:.0f} s", None, output)
+    line = line if ended else f"no end in {timeout_s:.0f} s"
+    return Outcome((), seconds, line, output=output)
 
 
 def measure_launch(

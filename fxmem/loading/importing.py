@@ -249,6 +249,11 @@ def explain_missing_package(name: str, importer: str) -> LoadError:
             " model yet",
             hint=f"instead: {_INSTEAD[package]}",
         )
+    if package != name and importlib.util.find_spec(package) is not None:
+        return LoadError(
+            f"{importer} imports {name!r}, which the installed {package} does not have",
+            hint=f"it needs another release of {package}",
+        )
     return LoadError(
         f"{importer} imports {name!r}, which is not installed",
         hint=f"pip install {package}, or put its folder on PYTHONPATH",

@@ -55,6 +55,11 @@ _CAUSES = (
         "leave out convert_sync_batchnorm: BatchNorm holds as much between its operators",
     ),
     (
+        r"Error building extension '(\w+)'",
+        "the extension {0} of C++ or CUDA{at} does not compile here",
+        "what its kernels take is unknown to fxmem: leave it out",
+    ),
+    (
         r"no fake impl registered for <CustomOpDef\((.*?)\)>",
         "the operator {0}{at} does not run on tensors without data",
         "give it a fake kernel with torch.library.register_fake",

@@ -362,11 +362,11 @@ class Ledger:
 
 
 def is_own(storage: torch.UntypedStorage) -> bool:
-    """Returns whether torch's allocator made a storage, and not NumPy or another process.
+    """Returns whether torch knows of a storage's memory, unlike NumPy's: it made it or mapped it.
 
-    It can be resized; one that a file was read into cannot.
+    It cannot resize one that it read from a file, either.
     """
-    return storage.resizable() and not storage.is_shared()
+    return storage.resizable() or storage.is_shared()
 
 
 class UserReferences:

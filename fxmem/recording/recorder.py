@@ -320,11 +320,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self.label(
                 read, Category.COMMUNICATION, func._schema.name.partition("::")[2].strip("_")
             )
-        if any(tensor.layout is not torch.strided for tensor in made):
-            raise TraceError(
-                "sparse gradients and tensors are not supported",
-                hint="use sparse=False, or dense tensors",
-            )
+        refuse_sparse(made)
         for tensor in made:
             if tensor.numel() > _MOST_ELEMENTS:
                 source = find_source()
@@ -482,6 +478,15 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             del storages.resize_
+
+
+def refuse_sparse(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises an error if a tensor is sparse."""
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        raise TraceError(
+            "sparse gradients and tensors are not supported",
+            hint="use sparse=False, or dense tensors",
+        )
 
 
 @functools.cache

@@ -53,7 +53,9 @@ def run_script(
             if error.code not in (None, 0) and not session.windows:
                 raise TraceError(
                     f"{launcher.script} ended with exit code {error.code!r} before a step",
-                    hint="give its arguments after its name",
+                    hint="give its arguments after its name"
+                    if error.code == 2  # as argparse
+                    else "its own output says why",
                 ) from error
         except Exception as error:
             if not session.is_done:

@@ -27,7 +27,7 @@ from fxmem.parallelism.foreach import run_on_locals
 from fxmem.recording.constants import is_index, list_tensors
 from fxmem.recording.ledger import KEPT, NO_STORAGE, is_own
 from fxmem.recording.operators import find_effect
-from fxmem.recording.recorder import Recorder, prim_device
+from fxmem.recording.recorder import Recorder, prim_device, refuse_sparse
 from fxmem.recording.size_hints import SizeHints
 from fxmem.scripts.reads import ReadLog
 from fxmem.tracing.fakes import is_wrapper
@@ -159,10 +159,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def hold(self, value: Any, *, is_loaded: bool = False) -> Any:
         """Counts real tensors where the host's memory is the target's; returns the value.
 
-        Not those of NumPy and of other processes, which torch's allocator knows nothing of.
+        Not those of NumPy, which torch's allocator knows nothing of.
         """
         for tensor in tree_leaves(value) if self.makes_fakes else ():
-            if type(tensor) is Tensor and tensor.layout is torch.strided:
+            if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 if (is_loaded or is_own(storage)) and not self.real_tensors.has_fake(storage):
                     self.ledger.track(tensor)
@@ -174,12 +174,14 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             if not is_active or type(value) not in (Tensor, nn.Parameter) or value.is_meta:
                 return value
+            self.hold(value, is_loaded=True)
             fake = self.real_tensors.find_fake(value)
             self.track(fake)
             return fake
 
     def _move(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Copies a real tensor to the GPU: a fake there, with the value of a small one."""
+        refuse_sparse([tensor])
         dtype = kwargs.get("dtype") or tensor.dtype
         with no_dispatch():
             strides = torch.empty_like(tensor, device="meta").stride()

@@ -382,6 +382,14 @@ def test_a_package_that_is_missing_is_to_be_installed(write: Write, text: str) -
         )
 
 
+def test_a_module_that_a_package_has_no_more_needs_another_release(write: Write) -> None:
+    write("broken.py", "from torch._six import inf")  # as many scripts of 2021 import
+    assert explain("broken:Net") == (
+        "broken.py:1 imports 'torch._six', which the installed torch does not have "
+        "(it needs another release of torch)"
+    )
+
+
 def test_a_folder_and_a_file_named_as_a_module_are_pointed_out(write: Write) -> None:
     write("src/deep.py", "")
     assert explain("./src:Net") == "'./src' is a folder (name a .py file in it)"

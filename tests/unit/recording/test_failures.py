@@ -258,6 +258,14 @@ def test_a_graph_kept_from_step_to_step() -> None:
     assert "detach()" in caught.value.hint
 
 
+def test_an_extension_that_does_not_compile() -> None:
+    def build(net: Any, x: Tensor) -> Tensor:
+        raise RuntimeError("Error building extension 'fused': [1/3] nvcc -MD -MF fused.cuda.o.d")
+
+    with pytest.raises(fxmem.TraceError, match=r"^the extension fused of C\+\+ or CUDA at "):
+        fxmem.analyze(make(build), ("3x4",))
+
+
 def test_what_a_fake_kernel_raises_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(fxmem.TraceError, match="expected scalar type"):
         fxmem.analyze(make(lambda net, x: torch.bmm(x, x.long())), ("3x4x4",))

@@ -199,7 +199,7 @@ def test_what_the_host_holds_counts_on_the_cpu(write: Write, tmp_path: Path) -> 
         tokens = torch.cat([torch.tensor(list(range(10))) for _ in range(8)]).view(8, 10).t()
         model = nn.Sequential(nn.Embedding(10, 70), nn.Linear(70, 300), nn.ReLU())
         optimizer = torch.optim.SGD(model.parameters())
-        for step, x in enumerate(DataLoader(data, batch_size=16)):
+        for step, x in enumerate(DataLoader(data, batch_size=16, num_workers=1)):
             real = model[1:](x.to("cpu") + array[:16]).sum()
             loss = real + model(tokens[step].contiguous()).sum()
             loss.backward()
@@ -211,6 +211,12 @@ def test_what_the_host_holds_counts_on_the_cpu(write: Write, tmp_path: Path) -> 
         for what in ("real", "cpu")
     )
     assert json.loads(recorded.stdout.splitlines()[-1]) == json.loads(real.stdout.splitlines()[-1])
+
+
+def test_a_sparse_tensor_of_the_data_is_refused(write: Write) -> None:
+    """As the adjacency matrix of ``train.py`` of tkipf/pygcn."""
+    with pytest.raises(fxmem.FxmemError, match="sparse gradients and tensors are not supported"):
+        fxmem.run(str(write("torch.eye(8).to_sparse().cuda() @ torch.ones(8, 8).cuda()")))
 
 
 DRAWS = """

@@ -23,6 +23,12 @@ class AudioDecoder:
         """Returns all samples, by channel."""
         return SimpleNamespace(data=self._data, sample_rate=self.rate)
 
+    def get_samples_played_in_range(self, start: float = 0, stop: float | None = None) -> Any:
+        """Returns the samples between two seconds, by channel."""
+        end = None if stop is None else int(stop * self.rate)
+        data = self._data[:, int(start * self.rate) : end]
+        return SimpleNamespace(data=data, sample_rate=self.rate)
+
 
 class VideoDecoder:
     """Nothing: ``datasets`` imports the name."""
