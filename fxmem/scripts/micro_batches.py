@@ -130,7 +130,8 @@ class MicroBatches:
         nodes = tuple(-1 if origin is None else origin.node for origin in origins)
         call = _Call(state, read_mark(recorder, log), _get_sequence_nr(), inputs, nodes)
         if self._known is not None and self._is_proved and state == self._state:
-            return self._answer(self._known, call, tensors)
+            with recorder.ledger.lock:  # a thread of the script may make a batch meanwhile
+                return self._answer(self._known, call, tensors)
         drawn = read_generators()
         result = run()
         call.stop, call.last_function = read_mark(recorder, log), _get_sequence_nr()

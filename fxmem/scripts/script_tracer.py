@@ -224,8 +224,7 @@ class ScriptTracer(Tracer):
                 self._recorder.in_model = len(self._scopes) > 1
 
         if has_parameters and len(self._scopes) == 1 and not self._recorder.makes_fakes:
-            with self._recorder.ledger.lock:
-                return self.micro_batches.call(enter, module, (args, kwargs))
+            return self.micro_batches.call(enter, module, (args, kwargs))
         return enter()
 
     def _find_name(self, module: nn.Module) -> str | None:
