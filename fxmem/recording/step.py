@@ -28,6 +28,7 @@ from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import has_reducers
 from fxmem.parallelism.wrapping import keep_gradients_local
 from fxmem.recording.assemble import assemble_graph
+from fxmem.recording.counts import assume_counts
 from fxmem.recording.isolation import replace_inference_mode, watch_random_state
 from fxmem.recording.losses import Loss, NoGradientError
 from fxmem.recording.optimizers import OptimizerFactory, answer_values
@@ -136,6 +137,7 @@ def imitate_target(recorder: Recorder, target: Target) -> Iterator[Mapping[str, 
         recorder.casts.watch_exits(),
         lower_functions(target) as notes,
         leave_out_compiler(recorder.notes),
+        assume_counts(recorder.runner.hints, recorder.notes),
         replace_inference_mode(),
     ):
         yield notes

@@ -26,13 +26,13 @@ from fxmem.kernels.cuda.present_gpu import find_type
 from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.scripts.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
-from fxmem.scripts.stand_ins import stand_in
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.fakes import find_inner
 from fxmem.tracing.fxgraph import GraphBuilder, Origin, iterate_tensors
 from fxmem.tracing.modules import is_leaf
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.source import is_user_file
+from fxmem.tracing.stand_ins import stand_in
 from fxmem.tracing.tracer import Tracer
 
 _TO_VALUES: dict[Any, Callable[..., Any]] = {

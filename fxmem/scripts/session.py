@@ -42,11 +42,11 @@ from fxmem.scripts.moves import Moves
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
-from fxmem.scripts.stand_ins import watch_comparisons
 from fxmem.scripts.threads import follow_threads
 from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.fakes import make_fake_mode
+from fxmem.tracing.stand_ins import watch_comparisons
 from fxmem.tracing.values import answer_fake_checks
 from fxmem.versions.release import check_release
 

@@ -1,4 +1,4 @@
-"""Numbers that stand for values of fake tensors, and tell when the script compares them."""
+"""Numbers that stand for values of fake tensors, and tell when code compares them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__")
 _ARITHMETIC = (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"),
     *("__truediv__", "__rtruediv__", "__neg__", "__abs__"),
@@ -43,8 +43,8 @@ def watch_comparisons(watcher: Callable[[FrameType, object], None] | None) -> No
 def _compare(kind: Any, name: str) -> Callable[..., Any]:
     run = getattr(kind, name)
 
-    def compare(one: Any, other: Any) -> Any:
-        result = run(one, other)
+    def compare(*numbers: Any) -> Any:
+        result = run(*numbers)
         for watcher in _watchers:
             watcher(sys._getframe(1), result)
         return result

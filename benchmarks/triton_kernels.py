@@ -1,0 +1,182 @@
+"""Liger-Kernel's benchmarks under ``fxmem run``, against the memory that it has published of them.
+
+A folder holds a checkout of each commit, named by the commit: the one that added the figures to
+``benchmark/data/all_benchmark_data.csv``. Needs ``triton``. Figures are in MiB, as published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks.stamp import write_stamp
+
+_KIB = 1 / 1024
+_FLUSHED_BYTES = 256 * 1024**2
+"""What ``triton.testing.do_bench`` clears before each call."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A script of ``benchmark/scripts`` at a commit, and the GPU that it ran on."""
+
+    commit: str
+    name: str
+    gpu: str
+    gpu_name: str  # as the figures have it
+
+
+_A100, _H100 = ("a100-80gb", "NVIDIA A100-SXM4-80GB"), ("h100", "NVIDIA H100 80GB HBM3")
+BENCHMARKS = (
+    *(
+        Benchmark("b5672a153b", name, *_A100)
+        for name in ("cross_entropy", "geglu", "layer_norm", "rms_norm", "swiglu")
+    ),
+    Benchmark("90fb5e4a3c", "fused_linear_cross_entropy", *_A100),
+    Benchmark("6817c2d34d", "jsd", "h100-pcie", "NVIDIA H100 PCIe"),
+    Benchmark("ff6650bbce", "fused_linear_jsd", *_H100),
+    Benchmark("5d25e46827", "softmax", "rtx3090", "NVIDIA GeForce RTX 3090"),
+)
+
+Key = tuple[str, str, str, float, str]
+"""Kernel, provider, mode, the size that varies, and the other sizes."""
+
+
+def read_figures(source: Path, gpu_name: str) -> dict[Key, float]:
+    """Reads the published figures of a GPU."""
+    with (source / "benchmark/data/all_benchmark_data.csv").open() as file:
+        return {
+            (
+                *(row["kernel_name"], row["kernel_provider"], row["kernel_operation_mode"]),
+                *(float(row["x_value"]), row["extra_benchmark_config_str"]),
+            ): float(row["y_value_50"])
+            for row in csv.DictReader(file)
+            if row["metric_name"] == "memory" and row["gpu_name"] == gpu_name
+        }
+
+
+def predict(benchmark: Benchmark, source: Path) -> dict[Key, float]:
+    """Runs a script with all its providers and sizes, and returns what it would have written."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        inner = [__spec__.name, "--measure", str(source), benchmark.name, str(out)]
+        options = [
+            "--gpu",
+            benchmark.gpu,
+            "--steps",
+            str(10**6),
+            "-o",
+            str(Path(folder) / "report"),
+        ]
+        command = [sys.executable, "-m", "fxmem", "run", *options, "-m", *inner]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if not out.exists():
+            raise RuntimeError(done.stderr[-2000:])
+        return {tuple(key): figure for key, figure in json.loads(out.read_text())}
+
+
+def measure(source: Path, name: str, out: Path) -> None:
+    """Runs a script as its authors did, its timings first, and writes down its figures.
+
+    Its kernels are imported one by one: the packages around them want the transformers of their
+    time.
+    """
+    import torch
+    import triton.testing
+
+    for package in ("liger_kernel", "liger_kernel.transformers"):
+        module = sys.modules[package] = ModuleType(package)
+        module.__path__ = [str(source / "src" / package.replace(".", "/"))]
+    sys.path.insert(0, str(source / "benchmark/scripts"))
+    import utils  # type: ignore[import-not-found] # of the scripts
+
+    def time_calls(
+        call: Any, *_: Any, quantiles: Any = (), grad_to_none: Any = (), **__: Any
+    ) -> Any:
+        call()
+        flushed = torch.empty(_FLUSHED_BYTES // 4, dtype=torch.int32, device="cuda")
+        for tensor in grad_to_none or ():
+            tensor.grad = None
+        call()
+        del flushed
+        return [1.0] * len(quantiles) if quantiles else 1.0
+
+    figures: list[tuple[Key, float]] = []
+
+    def keep(benchmark_data_list: Any, **_: Any) -> None:
+        for result in benchmark_data_list:
+            if result.metric_name == "memory":
+                what = result.kernel_name, result.kernel_provider, result.kernel_operation_mode
+                for size, figure in zip(result.x_values, result.y_values_50, strict=True):
+                    key = (*what, float(size), result.extra_benchmark_config_str)
+                    figures.append((key, float(figure)))
+
+    triton.testing.do_bench, utils.update_benchmark_data_csv = time_calls, keep
+    script = f"benchmark_{name}.py"
+    sys.argv = [script]
+    os.chdir(source / "benchmark/scripts")
+    runpy.run_path(script, run_name="__main__")
+    out.write_text(json.dumps(figures))
+
+
+def make_page(sources: Path) -> Iterator[str]:
+    """Makes the page of all scripts whose sources are there."""
+    yield "# Kernels in Triton\n"
+    yield f"{write_stamp('python -m benchmarks.triton_kernels --sources DIR')}\n"
+    yield (
+        "[Liger-Kernel](https://github.com/linkedin/Liger-Kernel) has published what"
+        " `torch.cuda.max_memory_allocated()` was\nfor its kernels in Triton, and for those of"
+        " PyTorch and Hugging Face beside them. Its benchmark scripts ran here at the\ncommits"
+        " that added the figures, with `fxmem run`, without a GPU.\n"
+    )
+    yield "| kernels | of | GPU | mode | figures, MiB | equal to the KiB | at most off by |"
+    yield "| - | - | - | - | - | - | - |"
+    count = equal = 0
+    for benchmark in BENCHMARKS:
+        source = sources / benchmark.commit
+        if not source.is_dir():
+            continue
+        published = read_figures(source, benchmark.gpu_name)
+        groups: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+        for key, figure in predict(benchmark, source).items():
+            if key in published:
+                groups.setdefault(key[:3], []).append((published[key], figure))
+        for (kernel, provider, mode), pairs in groups.items():
+            # A figure is a float32, which has 24 bits.
+            same = sum(abs(a - b) <= max(_KIB, a * 2**-23) for a, b in pairs)
+            worst = max((b / a - 1 for a, b in pairs), key=abs)
+            off = "" if same == len(pairs) else f"{worst:+.2%}"
+            span = f"{min(a for a, _ in pairs):,.1f} to {max(a for a, _ in pairs):,.1f}"
+            link = f"[{kernel}](https://github.com/linkedin/Liger-Kernel/tree/{benchmark.commit})"
+            row = link, provider, benchmark.gpu_name, mode, span, f"{same} of {len(pairs)}", off
+            yield f"| {' | '.join(row)} |"
+            count, equal = count + len(pairs), equal + same
+    yield f"\nOf {count} figures {equal} are equal."
+
+
+def main() -> None:
+    """Runs all, or what ``fxmem run`` is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sources", type=Path, help="folder of checkouts, named by commit")
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        source, name, out = options.measure
+        measure(Path(source), name, Path(out))
+    else:
+        print("\n".join(make_page(options.sources)))
+
+
+if __name__ == "__main__":
+    main()
