@@ -335,7 +335,10 @@ def make_whisper(folder: Path) -> None:
     marks = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
     vocabulary = tokenizer.get_vocab()
     vocabulary |= {mark: len(vocabulary) + at for at, mark in enumerate(marks)}
-    hf.WhisperTokenizer(vocab=vocabulary, merges=[]).save_pretrained(folder)
+    hf.WhisperTokenizer(
+        vocab=vocabulary, merges=[], pad_token="<pad>", bos_token="<s>", eos_token="</s>",
+        unk_token="<unk>",
+    ).save_pretrained(folder)  # fmt: skip
     hf.WhisperFeatureExtractor().save_pretrained(folder)
     start = vocabulary[marks[0]]
     config = hf.WhisperConfig(

@@ -86,6 +86,7 @@ COMMITS = {
     "speechbrain/speechbrain": "9c826ef",
     "jik876/hifi-gan": "4769534",
 }
+SET_UP = "the first step, before which the script makes its data: not explained"
 
 # fmt: off
 LAUNCHES = (
@@ -140,7 +141,7 @@ LAUNCHES = (
     Launch("text_to_image", "diffusers", "huggingface/diffusers",
         "train_text_to_image.py --pretrained_model_name_or_path {stable_diffusion} --train_data_dir {captions} --resolution 64 --train_batch_size 2 --use_ema --mixed_precision fp16 --output_dir out", folder="examples/text_to_image"),
     Launch("text_to_image_lora", "diffusers", "huggingface/diffusers",
-        "train_text_to_image_lora.py --pretrained_model_name_or_path {stable_diffusion} --train_data_dir {captions} --resolution 64 --train_batch_size 2 --gradient_accumulation_steps 2 --output_dir out", folder="examples/text_to_image", cpu=""),
+        "train_text_to_image_lora.py --pretrained_model_name_or_path {stable_diffusion} --train_data_dir {captions} --resolution 64 --train_batch_size 2 --gradient_accumulation_steps 2 --output_dir out", folder="examples/text_to_image"),
     Launch("dreambooth", "diffusers", "huggingface/diffusers",
         "train_dreambooth.py --pretrained_model_name_or_path {stable_diffusion} --instance_data_dir {images}/flat --instance_prompt dog --resolution 64 --train_batch_size 2 --output_dir out", folder="examples/dreambooth"),
     Launch("unconditional", "diffusers", "huggingface/diffusers",
@@ -191,9 +192,9 @@ LAUNCHES = (
     root='./data', train=False, download=True,""", "torchvision.datasets.FakeData(2048, (3, 32, 32),")), cpu=""),
     Launch("open_clip", "self-supervision", "mlfoundations/open_clip", "-m open_clip_train.main --dataset-type synthetic --model RN50 --batch-size 8 --train-num-samples 64 --workers 1 --precision amp", folder="src"),
     Launch("Swin", "classification", "microsoft/Swin-Transformer", "main.py --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --data-path {images} --batch-size 4 --opts PRINT_FREQ 1", options="--world-size 2", prints=(r"mem (\d+)MB", 2**20), edits=(("lr_scheduler.py", "            t_mul=1.,\n", ""),)),
-    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
-    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
-    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
+    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu="", cause=SET_UP),
+    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu="", cause=SET_UP),
+    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu="", cause=SET_UP),
     Launch("FSDP2 example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/FSDP2", options="--world-size 4"),
     Launch("DDP example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/ddp", options="--world-size 4"),
     Launch("fsdp_tp example", "several GPUs", "pytorch/examples", "fsdp_tp_example.py", folder="distributed/tensor_parallelism", options="--world-size 8"),
@@ -201,7 +202,7 @@ LAUNCHES = (
         place={"tests/assets/c4_test/data.json": "{text}/lines/train.json"}),
     Launch("tensor_parallel example", "several GPUs", "pytorch/examples", "tensor_parallel_example.py", folder="distributed/tensor_parallelism", options="--world-size 4"),
     Launch("minGPT-ddp", "several GPUs", "pytorch/examples", "main.py data_config.path={text}/input.txt", folder="distributed/minGPT-ddp/mingpt", options="--world-size 4"),
-    Launch("Lightning autoencoder", "self-supervision", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1", folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}, cpu=""),
+    Launch("Lightning autoencoder", "self-supervision", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1", folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}, cpu="", cause=SET_UP),
     Launch("Lightning DDP", "several GPUs", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1 --trainer.strategy=ddp --trainer.devices=4 --trainer.accelerator=gpu", options="--world-size 4",
         folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}),
     Launch("Lightning FSDP2", "several GPUs", "Lightning-AI/pytorch-lightning", "train.py", options="--world-size 4", folder="examples/pytorch/tensor_parallel"),
@@ -226,7 +227,7 @@ LAUNCHES = (
     Launch("yolov5", "detection", "ultralytics/yolov5", "train.py --weights '' --cfg models/yolov5n.yaml --data {coco}/data.yaml --imgsz 320 --batch-size 4 --workers 0 --noplots", place={"Arial.ttf": "{text}/input.txt"}),
     Launch("speechbrain ASR", "speech", "speechbrain/speechbrain", "tests/integration/ASR_CTC/example_asr_ctc_experiment.py", options="--device cpu", paths=(".",)),
     Launch("whisper", "speech", "huggingface/transformers", "run_speech_recognition_seq2seq.py --model_name_or_path {whisper} --dataset_name {audio} --train_split_name train --eval_split_name train --do_train --output_dir out --text_column_name text --freeze_feature_encoder False",
-        folder="examples/pytorch/speech-recognition", place={"examples/pytorch/speech-recognition/torchcodec": "{stubs}/torchcodec", "examples/pytorch/speech-recognition/wer": "{stubs}/accuracy"}),
+        folder="examples/pytorch/speech-recognition", place={"examples/pytorch/speech-recognition/torchcodec": "{stubs}/torchcodec", "examples/pytorch/speech-recognition/wer/wer.py": "{stubs}/accuracy/accuracy.py"}),
     Launch("HiFi-GAN", "audio", "jik876/hifi-gan", "train.py --config config_v3.json --input_wavs_dir {audio}/wavs --input_training_file {audio}/list.txt --input_validation_file {audio}/list.txt",
         edits=(("meldataset.py", "librosa_mel_fn(sampling_rate, n_fft, num_mels, fmin, fmax)", "librosa_mel_fn(sr=sampling_rate, n_fft=n_fft, n_mels=num_mels, fmin=fmin, fmax=fmax)"),
                ("meldataset.py", "center=center, pad_mode='reflect', normalized=False, onesided=True)", "center=center, pad_mode='reflect', normalized=False, onesided=True, return_complex=False)"))),
