@@ -175,7 +175,8 @@ def main() -> None:
         source, name, out = options.measure
         measure(Path(source), name, Path(out))
     else:
-        print("\n".join(make_page(options.sources)))
+        for line in make_page(options.sources):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
