@@ -38,6 +38,8 @@ _to_copy = aten._to_copy.default
 _copy = aten.copy_.default
 _scalar = aten._local_scalar_dense.default
 _HOST = torch.device("cpu")
+LOAD = "host.load"
+"""Name of the operation in which real tensors begin to count."""
 _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -164,7 +166,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves(value) if self.makes_fakes else ():
             if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
+                is_known = self.ledger.find(tensor) != NO_STORAGE
                 if (is_loaded or is_own(storage)) and not self.real_tensors.has_fake(storage):
+                    if not is_known:  # what was freed before is not alive with it
+                        self._add_operation(LOAD)
                     self.ledger.track(tensor)
         return value
 

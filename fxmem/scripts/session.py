@@ -39,7 +39,7 @@ from fxmem.recording.step import note_assumptions
 from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.moves import Moves
-from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.scripts.script_recorder import LOAD, ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
@@ -224,7 +224,8 @@ class Session:
 
     def end(self) -> None:
         """Keeps what ran after the last step, or all of a script without one."""
-        ran = any(operation.name != EMPTY_CACHE for operation in self._recorder.operations[1:])
+        operations = self._recorder.operations[1:]
+        ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
         if ran and not self.is_done:
             self._end_window()
 
