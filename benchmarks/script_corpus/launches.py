@@ -86,7 +86,6 @@ COMMITS = {
     "speechbrain/speechbrain": "9c826ef",
     "jik876/hifi-gan": "4769534",
 }
-SET_UP = "the first step, before which the script makes its data: not explained"
 
 # fmt: off
 LAUNCHES = (
@@ -192,9 +191,9 @@ LAUNCHES = (
     root='./data', train=False, download=True,""", "torchvision.datasets.FakeData(2048, (3, 32, 32),")), cpu=""),
     Launch("open_clip", "self-supervision", "mlfoundations/open_clip", "-m open_clip_train.main --dataset-type synthetic --model RN50 --batch-size 8 --train-num-samples 64 --workers 1 --precision amp", folder="src"),
     Launch("Swin", "classification", "microsoft/Swin-Transformer", "main.py --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --data-path {images} --batch-size 4 --opts PRINT_FREQ 1", options="--world-size 2", prints=(r"mem (\d+)MB", 2**20), edits=(("lr_scheduler.py", "            t_mul=1.,\n", ""),)),
-    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu="", cause=SET_UP),
-    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu="", cause=SET_UP),
-    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu="", cause=SET_UP),
+    Launch("pyg gcn", "graphs", "pyg-team/pytorch_geometric", "examples/gcn.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
+    Launch("pyg gat", "graphs", "pyg-team/pytorch_geometric", "examples/gat.py", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
+    Launch("pyg autoencoder", "graphs", "pyg-team/pytorch_geometric", "examples/autoencoder.py --variational", place={"data/Planetoid/Cora/raw": "{planetoid}"}, cpu=""),
     Launch("FSDP2 example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/FSDP2", options="--world-size 4"),
     Launch("DDP example", "several GPUs", "pytorch/examples", "example.py", folder="distributed/ddp", options="--world-size 4"),
     Launch("fsdp_tp example", "several GPUs", "pytorch/examples", "fsdp_tp_example.py", folder="distributed/tensor_parallelism", options="--world-size 8"),
@@ -202,13 +201,13 @@ LAUNCHES = (
         place={"tests/assets/c4_test/data.json": "{text}/lines/train.json"}),
     Launch("tensor_parallel example", "several GPUs", "pytorch/examples", "tensor_parallel_example.py", folder="distributed/tensor_parallelism", options="--world-size 4"),
     Launch("minGPT-ddp", "several GPUs", "pytorch/examples", "main.py data_config.path={text}/input.txt", folder="distributed/minGPT-ddp/mingpt", options="--world-size 4"),
-    Launch("Lightning autoencoder", "self-supervision", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1", folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}, cpu="", cause=SET_UP),
+    Launch("Lightning autoencoder", "self-supervision", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1", folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}, cpu=""),
     Launch("Lightning DDP", "several GPUs", "Lightning-AI/pytorch-lightning", "autoencoder.py --trainer.max_epochs=1 --trainer.strategy=ddp --trainer.devices=4 --trainer.accelerator=gpu", options="--world-size 4",
         folder="examples/pytorch/basics", place={"examples/Datasets": "{whole_mnist}", "examples/pytorch/basics/data": "{whole_mnist}"}),
     Launch("Lightning FSDP2", "several GPUs", "Lightning-AI/pytorch-lightning", "train.py", options="--world-size 4", folder="examples/pytorch/tensor_parallel"),
     Launch("Lightning GAN", "GANs", "Lightning-AI/pytorch-lightning", "generative_adversarial_net.py", folder="examples/pytorch/domain_templates", place={"examples/pytorch/domain_templates/data": "{whole_mnist}"}),
     Launch("Fabric image classifier", "classification", "Lightning-AI/pytorch-lightning", "train_fabric.py", folder="examples/fabric/image_classifier", place={"Datasets": "{mnist}"}),
-    Launch("nanochat", "language models", "karpathy/nanochat", "-m scripts.base_train --depth 20 --eval-every -1 --core-metric-every -1 --sample-every -1", env={"NANOCHAT_BASE_DIR": "{nanochat}"}, options="--gpu h100 --steps 1"),
+    Launch("nanochat", "language models", "karpathy/nanochat", "-m scripts.base_train --depth 20 --eval-every -1 --core-metric-every -1 --sample-every -1", env={"NANOCHAT_BASE_DIR": "{nanochat}"}, options="--gpu h100"),
     Launch("litgpt", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_lora {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
     Launch("litgpt full", "language models", "Lightning-AI/litgpt", "-m litgpt finetune_full {litgpt} --data JSON --data.json_path {text}/alpaca.json --data.val_split_fraction 0.1 --out_dir out --train.global_batch_size 4 --train.micro_batch_size 2"),
     Launch("torchtune", "language models", "pytorch/torchtune", "recipes/full_finetune_single_device.py --config recipes/configs/llama3_2/1B_full_single_device.yaml output_dir=out tokenizer.path={models}/tokenizer.model checkpointer.checkpoint_dir={models}/llama "

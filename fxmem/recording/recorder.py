@@ -187,7 +187,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if not self.ledger.recording:
             yield
             return
-        hooks: tuple[Any, ...] = self._pack, lambda tensor: tensor
         saving: Any = torch._C._autograd
         disable = torch.autograd.graph.disable_saved_tensors_hooks
 
@@ -202,13 +201,17 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                     yield
             finally:
                 if is_outermost:
-                    saving._push_saved_tensors_default_hooks(*hooks)
+                    saving._push_saved_tensors_default_hooks(self._pack, _unpack)
 
-        with (
-            torch.autograd.graph.saved_tensors_hooks(*hooks),
-            mock.patch.object(torch.autograd.graph, "disable_saved_tensors_hooks", disable_hooks),
-        ):
+        patch = mock.patch.object(
+            torch.autograd.graph, "disable_saved_tensors_hooks", disable_hooks
+        )
+        with self.hook_saves(), patch:
             yield
+
+    def hook_saves(self) -> Any:
+        """Makes a context in which what autograd saves is recorded, for this thread."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
@@ -487,6 +490,10 @@ def refuse_sparse(tensors: Iterable[torch.Tensor]) -> None:
             "sparse gradients and tensors are not supported",
             hint="use sparse=False, or dense tensors",
         )
+
+
+def _unpack(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 @functools.cache

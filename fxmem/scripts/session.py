@@ -139,7 +139,7 @@ class Session:
             noted = enter(lower_functions(target))
             enter(self._tracer.trace())
             if target.name == "cuda":  # on the CPU, what prefetchers make stays real
-                enter(follow_threads(recorder.watch_saved))
+                enter(follow_threads(recorder.hook_saves))
             try:
                 yield
             finally:

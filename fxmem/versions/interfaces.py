@@ -86,7 +86,7 @@ INTERFACES = (
     _list("torch.utils._mode_utils", "no_dispatch", "work on what a fake tensor wraps", "none"),
     _list(
         "torch.utils._pytree",
-        "tree_flatten tree_unflatten tree_flatten_with_path tree_iter tree_leaves tree_map"
+        "TreeSpec tree_flatten tree_unflatten tree_flatten_with_path tree_iter tree_leaves tree_map"
         " tree_map_only keystr",
         "walk nested inputs and outputs",
         "torch.utils.pytree or the library optree",
