@@ -28,22 +28,6 @@ from fxmem.tracing.source import find_source
 from fxmem.versions import release
 
 _ANY_GPU = "a100-80gb"
-_L2_MIB = {
-    key: mib
-    for mib, keys in (
-        (4, "p100 t4 rtx3070"),
-        (6, "v100-16gb v100-32gb rtx3090 rtx3090ti a10 a10g a40 rtx-a6000"),
-        (24, "a30 rtx4060"),
-        (40, "a100-40gb a100-80gb a100-80gb-pcie"),
-        (48, "l4"),
-        (50, "h100 h100-pcie h100-nvl h200"),
-        (64, "rtx4080 rtx4080super rtx5080"),
-        (72, "rtx4090"),
-        (96, "l40s rtx6000-ada rtx5090"),
-    )
-    for key in keys.split()
-}
-"""The cache of GPUs, as NVIDIA's white papers have it; that of others is not known."""
 _RNG_STATE_BYTES = 16
 """A seed and an offset: ``CUDAGeneratorImpl::get_state`` in ATen/cuda/CUDAGeneratorImpl.cpp."""
 _STREAMS_OF_POOL, _STREAM_POOLS = 32, 4
@@ -187,9 +171,7 @@ _new: Any = Tensor.__new__
 def describe_properties(gpu: Gpu) -> SimpleNamespace:
     """Describes a GPU as ``torch.cuda.get_device_properties`` does, by default an A100."""
     model = gpu.model or find_gpu(_ANY_GPU)
-    cache = {"L2_cache_size": _L2_MIB[model.key] << 20} if model.key in _L2_MIB else {}
     return SimpleNamespace(
-        **cache,
         name=model.name,
         major=gpu.capability[0],
         minor=gpu.capability[1],

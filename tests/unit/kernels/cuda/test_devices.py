@@ -67,7 +67,7 @@ def test_the_gpu_s_properties_are_those_asked_for() -> None:
         with torch.cuda.device(x.device):
             gpu = torch.cuda.get_device_properties(x.device)
         assert (gpu.major, gpu.minor) == torch.cuda.get_device_capability(x.device)
-        assert gpu.name.endswith("4090") and gpu.L2_cache_size == 72 << 20 and str(gpu.uuid)
+        assert gpu.name.endswith("4090") and str(gpu.uuid)
         return x.new_zeros(gpu.multi_processor_count, 8) + x.sum()
 
     analysis = fxmem.analyze(Call(make_partial_sums), ("4x8",), gpu="rtx4090", mode="infer")
