@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fxmem.analysis import Analysis, attach_methods
-from fxmem.loop import Loop
 from fxmem.planning.plan import Front, Plan
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from fxmem.parallelism.layout import ParallelizeChoice
     from fxmem.pipelines.pipeline import Pipeline
     from fxmem.planning.strategies.problem import Strategy
+    from fxmem.recording.loops import LoopChoice
     from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.recording.size_hints import SizeHint
     from fxmem.scripts.recording import Recording
@@ -52,7 +52,7 @@ def analyze(
     autocast: str | torch.dtype | None = None,
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
-    loop: str | Loop = "plain",
+    loop: LoopChoice = "plain",
     accumulate: int | None = None,
     set_to_none: bool | None = None,
     hold_outputs: bool | None = None,
@@ -96,7 +96,8 @@ def analyze(
         loop: The training loop around the model: ``"plain"``, with output and loss held to the
             end of the step; ``"huggingface"`` for ``transformers.Trainer``; ``"lightning"`` for
             ``lightning.Trainer``; ``"fabric"`` for ``lightning.Fabric``; one of them with
-            settings (``"huggingface(accumulate=4)"``), or a :class:`fxmem.Loop`.
+            settings (``"huggingface(accumulate=4)"``); or a function of a
+            :class:`fxmem.recording.training.Training`, or a TARGET that names one.
         accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
             gradients add up before the optimizer steps.
         set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import lightning
@@ -14,7 +13,7 @@ from torch import nn
 
 from fxmem.applying.modules import run_segments
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
-from fxmem.loop import LOOPS
+from fxmem.loop import Loop
 from fxmem.planning.plan import MODULES
 
 _PRECISIONS = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
@@ -50,10 +49,9 @@ class FxmemCallback(FirstStep, lightning.Callback):
                 {},
                 MODULES,
                 optimizer=describe_optimizer(trainer.optimizers[0], pl_module),
-                loop=replace(
-                    LOOPS["lightning"],
-                    accumulate=trainer.accumulate_grad_batches,
-                    clip_grad=bool(clip),
+                loop=Loop(
+                    "lightning",
+                    {"accumulate": trainer.accumulate_grad_batches, "clip_grad": bool(clip)},
                 ),
                 autocast=_PRECISIONS.get(str(trainer.precision)),
             )

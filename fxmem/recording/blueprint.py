@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,10 +22,12 @@ from fxmem.parallelism.process_group import make_mesh
 from fxmem.parallelism.wrapping import copy_model, parallelize_model, shard_optimizer
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
+from fxmem.recording.loops import infer
 from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options, load_choice
-from fxmem.recording.step import Recording, Step, record_step, trace_forward
+from fxmem.recording.step import Recording, record_step, trace_forward
+from fxmem.recording.training import Step
 from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
 from fxmem.tracing.fakes import make_fake_inputs
 from fxmem.tracing.fxgraph import list_calls
@@ -83,6 +86,7 @@ class Blueprint:
             make_optimizer = self.make_optimizer
             if make_optimizer and options.layout and options.layout.knobs.shards_state:
                 make_optimizer = shard_optimizer(make_optimizer)
+            outputs = {k: v for k, v in options.loop.settings.items() if k == "outputs"}
             yield Step(
                 model=self.model if options.layout is None else copy_model(self.model),
                 args=args,
@@ -91,7 +95,7 @@ class Blueprint:
                 inference_mode=options.inference_mode,
                 loss=self.loss,
                 make_optimizer=make_optimizer if train else None,
-                loop=options.loop,
+                loop=options.run_loop if train else functools.partial(infer, **outputs),
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
                 mesh=() if options.layout is None else options.layout.mesh,
@@ -102,7 +106,7 @@ class Blueprint:
         assert layout is not None
         device = self.options.target.name
         mesh = make_mesh(layout, device)
-        is_aside = self.options.loop.side_stream and layout.parallelize == "ddp"
+        is_aside = self.options.has_side_stream and layout.parallelize == "ddp"
         stream: Any = torch.cuda.Stream  # show_gpu's
         stream = stream() if is_aside and device == "cuda" else None
         with torch.cuda.stream(stream) if stream else contextlib.nullcontext():

@@ -22,8 +22,8 @@ from fxmem.recording.constants import (
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.size_hints import SizeHints
 from fxmem.specs import strip_torch
+from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.fakes import TensorCopier
-from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import DRAW, find_known, remember_constant

@@ -48,8 +48,8 @@ from fxmem.recording.operators import (
     find_overwritable,
 )
 from fxmem.recording.size_hints import SizeHints
+from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.fakes import LeanDispatchMode, find_inner, is_wrapper
-from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import keep_value
 from fxmem.versions.operators import aten
@@ -82,6 +82,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
+        before_first: Is called before the next operator, with which a step begins.
     """
 
     def __init__(self, target: Target, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
@@ -100,6 +101,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.first_step = FirstStepLog()
         self.seeding: dict[SourceLocation | None, None] = {}  # lines of forward that seed
         self.makes_graph = False
+        self.before_first: Callable[[], None] | None = None
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
@@ -184,9 +186,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def watch_saved(self) -> Iterator[None]:
         """Records what autograd saves for backward while active."""
-        if not self.ledger.recording:
-            yield
-            return
         saving: Any = torch._C._autograd
         disable = torch.autograd.graph.disable_saved_tensors_hooks
 
@@ -296,6 +295,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _watch(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
     ) -> Any:
+        if self.before_first is not None:
+            self.before_first()
         running, result = torch._C._current_autograd_node(), None
         in_backward = self._phase is Phase.BACKWARD
         if running is not None or in_backward:  # forward may run a backward of its own

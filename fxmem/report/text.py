@@ -123,7 +123,7 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
         parts.append(f"optimizer {setup.optimizer or 'none'}")
         parts.append(f"loss {setup.loss or 'default'}")
         if has_loop and not setup.schedule:
-            parts.append(f"loop {setup.loop.describe()}")
+            parts.append(f"loop {setup.loop}")
     return escape_controls("; ".join(parts))
 
 

@@ -355,7 +355,7 @@ def test_gradients_of_the_step_before() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"loop": fxmem.Loop(clip_grad=True)},
+        {"loop": "plain(clip_grad=True)"},
         {"accumulate": 2},
         {"autocast": "fp16"},
         {"set_to_none": False},
