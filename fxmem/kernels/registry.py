@@ -35,7 +35,7 @@ _FOREIGN = "what kernels of extensions take is unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """An operator, the arguments that it was called with, and what it returned.
 
     Attributes:
@@ -71,9 +71,9 @@ class Call:
         return storage_bytes(self.outputs)
 
 
-Estimator = Callable[[Call], Workspace]
-Limit = Callable[[Call], int]
-Keeper = Callable[[Call], tuple[tuple[str, int], ...]]
+Estimator = Callable[[OperatorCall], Workspace]
+Limit = Callable[[OperatorCall], int]
+Keeper = Callable[[OperatorCall], tuple[tuple[str, int], ...]]
 """From a call to names and bytes of what its library keeps from then on."""
 
 
@@ -92,7 +92,7 @@ def storage_bytes(outputs: object) -> int:
     return 0
 
 
-class Target:
+class Backend:
     """The differences between a target device and fake tensors, filled by the device's modules.
 
     Operators are named as in ``torch.ops.aten``, without ``.default``: ``"sum.dim_IntList"``.
@@ -122,7 +122,7 @@ class Target:
     def __init__(
         self,
         name: str,
-        base: Target | None = None,
+        base: Backend | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
     ) -> None:
         self.name = name
@@ -201,7 +201,7 @@ class Target:
         self.contexts.append(context)
         return context
 
-    def estimate_workspace(self, func: OpOverload, call: Call) -> Workspace:
+    def estimate_workspace(self, func: OpOverload, call: OperatorCall) -> Workspace:
         """Returns what a kernel of this device holds inside itself; 0 where it has no buffers."""
         estimator = self.estimators.get(func)
         return 0 if estimator is None else estimator(call)
@@ -213,10 +213,10 @@ def import_modules(package: ModuleType) -> None:
         importlib.import_module(module.name)
 
 
-ANY = Target("any")
+ANY = Backend("any")
 """Differences between real tensors of any device and fake ones."""
 
-CPU = Target("cpu", ANY)
+CPU = Backend("cpu", ANY)
 """PyTorch's CPU build; filled by the modules of :mod:`fxmem.kernels.cpu`."""
 
 

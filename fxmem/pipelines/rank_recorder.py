@@ -16,7 +16,7 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from fxmem.errors import TraceError
 from fxmem.graph import Category, MemoryGraph, Operation, Phase
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.parallelism.reducer import has_reducers
 from fxmem.pipelines.pipeline import Actions, StageAction, Work
@@ -57,7 +57,7 @@ def name_stage(index: int) -> str:
 
 def find_outputs(
     step: Step,
-    target: Target,
+    target: Backend,
     hints: SizeHints | None,
     received: Metas | None,
     microbatches: int,
@@ -117,7 +117,7 @@ def _make_like(values: Iterable[Any], device: torch.device | str) -> tuple[Tenso
 
 
 def record_rank(
-    place: RankPlace, step: Step, *, target: Target, hints: SizeHints | None
+    place: RankPlace, step: Step, *, target: Backend, hints: SizeHints | None
 ) -> tuple[MemoryGraph, Actions, tuple[str, ...]]:
     """Runs two steps of a rank and records the second, the steady state.
 
@@ -182,7 +182,7 @@ class _Stage(PipelineStage):
 class _RankRunner:
     """Runs steps of a rank, in functions whose locals live as long as in a training loop."""
 
-    def __init__(self, step: Step, target: Target, recorder: Recorder, place: RankPlace) -> None:
+    def __init__(self, step: Step, target: Backend, recorder: Recorder, place: RankPlace) -> None:
         self.recorder = recorder
         self.actions: list[tuple[int, StageAction | None]] = []
         self._step, self._place = step, place

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.functions import lower_functions
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.loop import PLAIN, Loop
 from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import has_reducers
@@ -83,7 +83,7 @@ class Recording:
 
 
 def record_step(
-    step: Step, target: Target, *, symbolic_sizes: bool = True, hints: SizeHints | None = None
+    step: Step, target: Backend, *, symbolic_sizes: bool = True, hints: SizeHints | None = None
 ) -> Recording:
     """Runs a step twice and records the second time, the steady state.
 
@@ -116,7 +116,7 @@ def record_step(
 
 
 def trace_forward(
-    step: Step, target: Target, *, hints: SizeHints | None = None
+    step: Step, target: Backend, *, hints: SizeHints | None = None
 ) -> tuple[fx.Graph, str]:
     """Traces the forward of a step, once, and records nothing; arguments as for `record_step`.
 
@@ -129,7 +129,7 @@ def trace_forward(
 
 
 @contextlib.contextmanager
-def imitate_target(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
+def imitate_target(recorder: Recorder, target: Backend) -> Iterator[Mapping[str, None]]:
     """Runs PyTorch as on the target, and yields notes on what runs otherwise."""
     with (
         watch_random_state(recorder),
@@ -191,7 +191,7 @@ def lay_out(step: Step, recorder: Recorder) -> Step:
 class _StepRunner:
     """Runs a step, in functions whose locals live as long as in an eager loop."""
 
-    def __init__(self, step: Step, target: Target, recorder: Recorder) -> None:
+    def __init__(self, step: Step, target: Backend, recorder: Recorder) -> None:
         self._step = step = lay_out(step, recorder)
         self._device_type = target.name
         is_scaled = step.train and step.autocast is torch.float16

@@ -23,7 +23,7 @@ from fxmem.kernels.cpu.onednn.convolution import (
     mkldnn_forward_bytes,
 )
 from fxmem.kernels.cpu.unfolding import is_dense, unfolded_backward_bytes, unfolded_forward_bytes
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import is_like_channels_last, size_bytes
 from fxmem.versions.operators import aten
 
@@ -189,7 +189,7 @@ def _convolve(*args: Any) -> Any:
 
 
 @CPU.workspace("convolution")
-def _convolution(call: Call) -> int:
+def _convolution(call: OperatorCall) -> int:
     """aten/src/ATen/native/Convolution.cpp, ``_convolution``."""
     made = _make_forward(call.args, call.result)
     if made.backend in _MKLDNN:
@@ -200,6 +200,6 @@ def _convolution(call: Call) -> int:
 
 
 @CPU.workspace("convolution_backward")
-def _convolution_backward(call: Call) -> int:
+def _convolution_backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/Convolution.cpp, ``convolution_backward``."""
     return max(0, convolution_backward_peak_bytes(call.args) - call.result_bytes)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fxmem.kernels.registry import CPU, Call, Workspace
+from fxmem.kernels.registry import CPU, OperatorCall, Workspace
 from fxmem.kernels.workspace import (
     BlockTrace,
     PeakTrace,
@@ -56,13 +56,13 @@ def copies_bytes(model: Tensor, *operands: Tensor) -> int:
 
 
 @CPU.workspace("clone")
-def _clone(call: Call) -> int:
+def _clone(call: OperatorCall) -> int:
     """aten/src/ATen/native/TensorFactories.cpp, ``clone``."""
     return transposing_buffer_bytes(call.tensor(0)) if call.result.is_contiguous() else 0
 
 
 @CPU.workspace("copy_")
-def _copy(call: Call) -> int:
+def _copy(call: OperatorCall) -> int:
     """aten/src/ATen/native/Copy.cpp, ``copy_impl``."""
     target, source = call.tensor(0), call.tensor(1)
     alike = target.dtype == source.dtype and target.shape == source.shape
@@ -70,7 +70,7 @@ def _copy(call: Call) -> int:
 
 
 @CPU.workspace("roll")
-def _roll(call: Call) -> int:
+def _roll(call: OperatorCall) -> int:
     """aten/src/ATen/native/TensorTransformations.cpp, ``roll_common``.
 
     Rolls one dimension and calls itself for the rest, holding each intermediate; without
@@ -84,7 +84,7 @@ def _roll(call: Call) -> int:
 
 
 @CPU.workspace("triu", "tril")
-def _triangle(call: Call) -> int:
+def _triangle(call: OperatorCall) -> int:
     """aten/src/ATen/native/TriangularOps.cpp, ``triu_tril_cpu_template``."""
     x = call.tensor(0)
     # ``checkTrilTriuBatchContiguous``: the matrices of a batch lie without gaps.
@@ -93,7 +93,7 @@ def _triangle(call: Call) -> int:
 
 
 @CPU.workspace("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
-def _shuffle(call: Call) -> int:
+def _shuffle(call: OperatorCall) -> int:
     """aten/src/ATen/native/PixelShuffle.cpp and ChanelShuffle.cpp: a contiguous input."""
     x = call.tensor(0)
     return copies_bytes(x, x)
@@ -107,13 +107,13 @@ def _shuffle(call: Call) -> int:
         for suffix in ("", "_backward")
     )
 )
-def _pad(call: Call) -> int:
+def _pad(call: OperatorCall) -> int:
     """aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in one dense format."""
     return copies_bytes(call.result, call.tensor(0))
 
 
 @CPU.workspace("_chunk_cat.out")
-def _chunk_cat(call: Call) -> Workspace:
+def _chunk_cat(call: OperatorCall) -> Workspace:
     """aten/src/ATen/native/TensorShape.cpp, ``_pad_chunk`` and ``cat_out_cpu``.
 
     Tensors that chunks do not divide evenly are padded with zeros, all of them, and those of

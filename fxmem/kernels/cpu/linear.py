@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cpu.onednn import library as onednn
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 LINEAR_ALGEBRA = (
@@ -177,13 +177,13 @@ def _product_bytes(left: Tensor, right: Tensor) -> int:
 
 
 @CPU.workspace("mm")
-def _mm(call: Call) -> int:
+def _mm(call: OperatorCall) -> int:
     """aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``."""
     return _product_bytes(call.tensor(0), call.tensor(1))
 
 
 @CPU.workspace("mv")
-def _mv(call: Call) -> int:
+def _mv(call: OperatorCall) -> int:
     """aten/src/ATen/native/Blas.cpp, ``addmv_out``: a contiguous matrix for BLAS."""
     matrix, vector = call.tensor(0), call.tensor(1)
     if _uses_mkldnn(matrix, 1):
@@ -192,19 +192,19 @@ def _mv(call: Call) -> int:
 
 
 @CPU.workspace("addmm", "addmm_")
-def _addmm(call: Call) -> int:
+def _addmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``addmm_out_cpu``: the bias is copied into the result."""
     return _product_bytes(call.tensor(1), call.tensor(2))
 
 
 @CPU.workspace("bmm")
-def _bmm(call: Call) -> int:
+def _bmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
     return batched_bytes(call.tensor(0), call.tensor(1))
 
 
 @CPU.workspace("baddbmm")
-def _baddbmm(call: Call) -> int:
+def _baddbmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
     return batched_bytes(call.tensor(1), call.tensor(2))
 
@@ -228,7 +228,7 @@ def batched_bytes(left: Tensor, right: Tensor) -> int:
 
 
 @CPU.workspace("_euclidean_dist")
-def _distances(call: Call) -> int:
+def _distances(call: OperatorCall) -> int:
     """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``.
 
     A product of both, each with a column of squared norms and one of ones.
@@ -250,7 +250,7 @@ def _distances(call: Call) -> int:
 
 
 @CPU.workspace("linalg_matrix_exp")
-def _exponential(call: Call) -> int:
+def _exponential(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``mexp_impl`` and ``compute_T18``: of ``parametrizations.orthogonal``.
 
     Scaled matrices, five powers of each and five combinations of those, beside norms and scales.
@@ -333,7 +333,7 @@ def _multiply_pair(trace: PeakTrace, left: Tensor, right: Tensor, summed: set[in
 
 
 @CPU.workspace("_trilinear")
-def _trilinear(call: Call) -> int:
+def _trilinear(call: OperatorCall) -> int:
     """Linear.cpp, ``_trilinear``; slices are freed before the next is made."""
     found = call.get(7, "unroll_dim")
     unrolled = found if isinstance(found, int) else 1

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.pointwise import cast_bytes
 from fxmem.kernels.cpu.reduction import two_pass_bytes
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, size_bytes
 
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).
@@ -55,7 +55,7 @@ def ctc_loss(
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, states)
 
 
-def _pointwise_loss_bytes(call: Call, count: int) -> int:
+def _pointwise_loss_bytes(call: OperatorCall, count: int) -> int:
     """Peak of an elementwise loss that is then reduced, beyond its scalar."""
     x, target = call.tensor(0), call.tensor(1)
     elements_bytes = _elements_bytes(x, target)
@@ -68,13 +68,13 @@ def _elements_bytes(x: Tensor, target: Tensor) -> int:
     return math.prod(broadcast_sizes(x, target)) * x.element_size()
 
 
-def _reduction(call: Call) -> int:
+def _reduction(call: OperatorCall) -> int:
     found = call.get(2, "reduction")
     return found if isinstance(found, int) else _MEAN
 
 
 @CPU.workspace("mse_loss", "smooth_l1_loss")
-def _structured_loss(call: Call) -> int:
+def _structured_loss(call: OperatorCall) -> int:
     """aten/src/ATen/native/Loss.cpp, ``mse_loss_out``: two tensors of the elements' losses.
 
     The iterator allocates its output at full size; the scalar is then written into it.
@@ -85,7 +85,7 @@ def _structured_loss(call: Call) -> int:
 
 
 @CPU.workspace("huber_loss")
-def _huber(call: Call) -> int:
+def _huber(call: OperatorCall) -> int:
     """Loss.cpp, ``huber_loss``: the elements' losses, then ``apply_loss_reduction``."""
     if _reduction(call) == _NONE:
         return 0
@@ -93,7 +93,7 @@ def _huber(call: Call) -> int:
 
 
 @CPU.workspace("binary_cross_entropy_with_logits")
-def _bce_with_logits(call: Call) -> int:
+def _bce_with_logits(call: OperatorCall) -> int:
     """Loss.cpp, ``binary_cross_entropy_with_logits``: the loss beside one of its terms.
 
     Weights of positive targets make the other term's factor first, beside themselves less one.
@@ -103,7 +103,7 @@ def _bce_with_logits(call: Call) -> int:
     elements = _elements_bytes(x, target)
     total = elements
     if found != _NONE:
-        total = _pointwise_loss_bytes(Call((x, target, found), {}, call.outputs), 2)
+        total = _pointwise_loss_bytes(OperatorCall((x, target, found), {}, call.outputs), 2)
     positive = call.get(3, "pos_weight")
     if isinstance(positive, Tensor):
         factor = 2 * elements + size_bytes(positive) + cast_bytes((1,), x.dtype)
@@ -112,7 +112,7 @@ def _bce_with_logits(call: Call) -> int:
 
 
 @CPU.workspace("binary_cross_entropy_backward")
-def _bce_backward(call: Call) -> int:
+def _bce_backward(call: OperatorCall) -> int:
     """Loss.cpp, ``binary_cross_entropy_backward_out_cpu``: the number of elements."""
     found = call.get(4, "reduction")
     x = call.tensor(1)
@@ -120,12 +120,12 @@ def _bce_backward(call: Call) -> int:
 
 
 @CPU.workspace("binary_cross_entropy")
-def _bce(call: Call) -> int:
+def _bce(call: OperatorCall) -> int:
     """Loss.cpp, ``binary_cross_entropy_out_cpu``: the mean is made beside and copied in."""
     return _reduced_in_place_bytes(call, call.get(3, "reduction"))
 
 
-def _reduced_in_place_bytes(call: Call, found: object) -> int:
+def _reduced_in_place_bytes(call: OperatorCall, found: object) -> int:
     x = call.tensor(0)
     if found == _NONE:
         return 0
@@ -139,6 +139,6 @@ def _reduced_in_place_bytes(call: Call, found: object) -> int:
 
 
 @CPU.workspace("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
-def _ctc_backward(call: Call) -> int:
+def _ctc_backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss_backward_cpu_template``: the other sums."""
     return size_bytes(call.tensor(6))

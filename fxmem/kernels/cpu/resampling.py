@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from fxmem.kernels.cpu.copying import copies_bytes
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import dense_bytes
 from fxmem.versions.operators import aten
 
@@ -35,7 +35,7 @@ def _overloads(name: str) -> tuple[OpOverload, ...]:
         )
     )
 )  # fmt: skip
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/cpu/UpSampleMoreKernel.cpp, ``..._backward_kernel_impl``.
 
     Both gradients are taken contiguous in the format that the incoming one's strides suggest.
@@ -49,12 +49,12 @@ def _backward(call: Call) -> int:
     "_upsample_bilinear2d_aa_backward",
     "_upsample_bicubic2d_aa_backward",
 )
-def _bicubic_backward(call: Call) -> int:
+def _bicubic_backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/UpSampleBicubic2d.cpp and the like: a contiguous gradient."""
     return dense_bytes(call.tensor(0))
 
 
-def _upsample_bytes(call: Call, taps: int) -> int:
+def _upsample_bytes(call: OperatorCall, taps: int) -> int:
     """Tables of indices and weights by position, or ``cpu_upsample_linear_channels_last``.
 
     The latter serves contiguous inputs, too, where the result is small.
@@ -77,7 +77,7 @@ def _upsample_bytes(call: Call, taps: int) -> int:
         for overload in _overloads(name)
     )
 )
-def _upsample_nearest(call: Call) -> int:
+def _upsample_nearest(call: OperatorCall) -> int:
     """aten/src/ATen/native/cpu/UpSampleKernel.cpp, ``upsample_nearest2d_kernel_impl``."""
     return _upsample_bytes(call, 1)
 
@@ -87,18 +87,18 @@ def _upsample_nearest(call: Call) -> int:
     *_overloads("upsample_bilinear2d"),
     *_overloads("upsample_trilinear3d"),
 )
-def _upsample_linear(call: Call) -> int:
+def _upsample_linear(call: OperatorCall) -> int:
     """UpSampleKernel.cpp, ``upsample_bilinear2d_kernel_impl``: two neighbours by dimension."""
     return _upsample_bytes(call, 2)
 
 
 @CPU.workspace(*_overloads("upsample_bicubic2d"))
-def _upsample_bicubic(call: Call) -> int:
+def _upsample_bicubic(call: OperatorCall) -> int:
     """UpSampleKernel.cpp, ``upsample_bicubic2d_kernel_impl``: four neighbours by dimension."""
     return _upsample_bytes(call, 4)
 
 
-def _antialias_bytes(call: Call, taps: int) -> int:
+def _antialias_bytes(call: OperatorCall, taps: int) -> int:
     """``separable_upsample_generic_Nd_kernel_impl``: dimension by dimension, the last one first.
 
     The result of one dimension is held while the next is made, with a table of each position's

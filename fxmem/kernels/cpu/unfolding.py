@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.onednn.convolution import Problem, Sizes, dense_strides, product_bytes
 from fxmem.kernels.cpu.reduction import sum_dense_bytes
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 from fxmem.versions.operators import aten
 
@@ -268,7 +268,7 @@ def col2im(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @CPU.workspace(_im2col, _col2im)
-def _columns(call: Call) -> int:
+def _columns(call: OperatorCall) -> int:
     """Im2Col.cpp and Col2Im.cpp: a contiguous input, and memory before it is made larger."""
     x = call.tensor(0)
     trace = PeakTrace()

@@ -21,7 +21,7 @@ from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.cpu import losses as shared
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import broadcast_sizes, dense_bytes, size_bytes
 from fxmem.versions.operators import aten
 
@@ -59,13 +59,13 @@ def _elements_bytes(x: Tensor, target: Tensor) -> int:
     return math.prod(broadcast_sizes(x, target)) * x.element_size()
 
 
-def _is_reduced(call: Call, index: int) -> bool:
+def _is_reduced(call: OperatorCall, index: int) -> bool:
     found = call.get(index, "reduction")
     return found is None or found != _NONE
 
 
 @CUDA.workspace("mse_loss", "smooth_l1_loss", "huber_loss")
-def _pointwise(call: Call) -> int:
+def _pointwise(call: OperatorCall) -> int:
     """Loss.cpp, ``mse_loss_out``, ``huber_loss``: the losses, which are then reduced."""
     x, target = call.tensor(0), call.tensor(1)
     if not _is_reduced(call, 2):
@@ -74,18 +74,18 @@ def _pointwise(call: Call) -> int:
 
 
 @CUDA.workspace("binary_cross_entropy")
-def _bce(call: Call) -> int:
+def _bce(call: OperatorCall) -> int:
     """cuda/Loss.cu, ``binary_cross_entropy_out_cuda``: the losses in the result's storage."""
     return _reduced_in_place_bytes(call, _is_reduced(call, 3))
 
 
-def _reduced_in_place_bytes(call: Call, reduced: bool) -> int:
+def _reduced_in_place_bytes(call: OperatorCall, reduced: bool) -> int:
     x, target = call.tensor(0), call.tensor(1)
     return x.element_size() + _reduce_bytes(x, target) if reduced else 0
 
 
 @CUDA.workspace("binary_cross_entropy_with_logits")
-def _bce_with_logits(call: Call) -> int:
+def _bce_with_logits(call: OperatorCall) -> int:
     """Loss.cpp, ``binary_cross_entropy_with_logits``: the loss beside one of its terms.
 
     Weights of positive targets make a factor first, beside themselves less one.
@@ -102,7 +102,7 @@ def _bce_with_logits(call: Call) -> int:
 
 
 @CUDA.workspace("nll_loss_forward", "nll_loss2d_forward")
-def _nll_loss(call: Call) -> int:
+def _nll_loss(call: OperatorCall) -> int:
     """cuda/Loss.cu, ``nll_loss_forward_out_cuda_template``; cuda/NLLLoss2d.cu: dense operands.
 
     Losses that are not reduced are read where they are; but for the weight of the classes.
@@ -115,7 +115,7 @@ def _nll_loss(call: Call) -> int:
 
 
 @CUDA.workspace("nll_loss_backward", "nll_loss2d_backward")
-def _nll_loss_backward(call: Call) -> int:
+def _nll_loss_backward(call: OperatorCall) -> int:
     """cuda/Loss.cu, ``nll_loss_backward_out_cuda_template``: dense operands."""
     weight = call.args[3] if isinstance(call.args[3], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
@@ -123,13 +123,13 @@ def _nll_loss_backward(call: Call) -> int:
 
 
 @CUDA.workspace("_ctc_loss", "_ctc_loss.Tensor")
-def _ctc(call: Call) -> int:
+def _ctc(call: OperatorCall) -> int:
     """cuda/LossCTC.cu, ``ctc_loss_gpu_template``: lengths and offsets on the GPU."""
     return 3 * _INDEX_BYTES * call.tensor(0).shape[1]
 
 
 @CUDA.workspace("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
-def _ctc_backward(call: Call) -> int:
+def _ctc_backward(call: OperatorCall) -> int:
     """cuda/LossCTC.cu, ``ctc_loss_backward_gpu_template``: the other sums.
 
     Where infinite losses count nothing, a mask by loss, a zero, and the gradient made anew.
@@ -169,19 +169,19 @@ for _functions, _operator, _fused in (
 
 
 @CUDA.workspace("_softmax", "_log_softmax")
-def _forward(call: Call) -> int:
+def _forward(call: OperatorCall) -> int:
     """aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax``: a contiguous input."""
     return dense_bytes(call.tensor(0))
 
 
 @CUDA.workspace("_log_softmax_backward_data")
-def _log_backward(call: Call) -> int:
+def _log_backward(call: OperatorCall) -> int:
     """SoftMax.cu, ``host_softmax_backward``: contiguous operands."""
     return dense_bytes(call.tensor(0)) + dense_bytes(call.tensor(1))
 
 
 @CUDA.workspace("_softmax_backward_data")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """SoftMax.cu, ``softmax_backward_cuda_out``: the gradient times the output, contiguous."""
     grad, output = call.tensor(0), call.tensor(1)
     strides = compute_elementwise_output_strides(grad, output)

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.layouts import suggest_format
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import dense_bytes
 from fxmem.versions.operators import aten, find_operators
 
@@ -57,7 +57,7 @@ for _operators, _least in (
 
 
 @CUDA.workspace(*_NEAREST_2D)
-def _nearest(call: Call) -> int:
+def _nearest(call: OperatorCall) -> int:
     """UpSampleNearest2d.cu, ``upsample_nearest2d_out_cuda_template``."""
     x, out = call.tensor(0), call.result
     if suggest_format(x) == torch.channels_last and x.shape[1] >= _LEAST_NEAREST:
@@ -72,13 +72,13 @@ _IN_PLANES = (
 
 
 @CUDA.workspace(*_IN_PLANES, *(f"{name}.vec" for name in _IN_PLANES))
-def _in_planes(call: Call) -> int:
+def _in_planes(call: OperatorCall) -> int:
     """UpSampleNearest3d.cu and the like: a contiguous input, a result that is not by a copy."""
     return dense_bytes(call.tensor(0)) + dense_bytes(call.result)
 
 
 @CUDA.workspace(*_BILINEAR)
-def _bilinear(call: Call) -> int:
+def _bilinear(call: OperatorCall) -> int:
     """UpSampleBilinear2d.cu, ``upsample_bilinear2d_out_cuda_template``: planes by their strides."""
     x = call.tensor(0)
     if suggest_format(x) != torch.channels_last or x.shape[1] < _LEAST_BILINEAR:
@@ -91,7 +91,7 @@ def _bilinear(call: Call) -> int:
     "_upsample_nearest_exact2d_backward",
     "upsample_bilinear2d_backward",
 )
-def _backward_2d(call: Call) -> int:
+def _backward_2d(call: OperatorCall) -> int:
     """UpSampleNearest2d.cu and UpSampleBilinear2d.cu, ``..._backward_out_cuda_template``."""
     grad, out = call.tensor(0), call.result
     last = torch.channels_last
@@ -102,7 +102,7 @@ def _backward_2d(call: Call) -> int:
 
 
 @CUDA.workspace("upsample_trilinear3d_backward")
-def _trilinear_backward(call: Call) -> int:
+def _trilinear_backward(call: OperatorCall) -> int:
     """UpSampleTrilinear3d.cu, ``upsample_trilinear3d_backward_out_cuda_template``."""
     return dense_bytes(call.tensor(0)) + dense_bytes(call.result)
 
@@ -121,7 +121,7 @@ def _trilinear_backward(call: Call) -> int:
     "reflection_pad2d",
     "reflection_pad3d",
 )  # fmt: skip
-def _dense_operand(call: Call) -> int:
+def _dense_operand(call: OperatorCall) -> int:
     """``upsample_linear1d_backward_out_cuda_template`` and the like: a contiguous operand."""
     return dense_bytes(call.tensor(0))
 

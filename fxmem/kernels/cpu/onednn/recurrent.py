@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cpu.onednn import library as onednn
-from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
+from fxmem.kernels.registry import CPU, OperatorCall, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 # oneapi/dnnl/dnnl_types.h
@@ -135,7 +135,7 @@ def _find_needs(problem: _Problem, backward: bool) -> _Needs:
 
 
 @CPU.workspace("mkldnn_rnn_layer")
-def _layer(call: Call) -> int:
+def _layer(call: OperatorCall) -> int:
     """RNN.cpp, ``mkldnn_rnn_layer``: the sum of the biases, and what the primitive needs.
 
     It trains if gradients are enabled, whatever the module's mode is.
@@ -154,7 +154,7 @@ def _layer(call: Call) -> int:
 
 
 @CPU.workspace("mkldnn_rnn_layer_backward")
-def _layer_backward(call: Call) -> int:
+def _layer_backward(call: OperatorCall) -> int:
     """RNN.cpp, ``mkldnn_rnn_layer_backward``; ``ideep::lstm_backward::compute``.
 
     Zeros for missing gradients, contiguous copies of others, the sum of the biases; float copies

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.registry import OperatorCall, as_tensor
 from fxmem.kernels.workspace import size_bytes
 from fxmem.versions.operators import aten
 
@@ -57,7 +57,7 @@ def _outputs(
 
 
 @CUDA.workspace(_backward)
-def _backward_buffers(call: Call) -> int:
+def _backward_buffers(call: OperatorCall) -> int:
     """``CompositeSDPABackwardNode``: the query's gradient in float, and a sum for each row.
 
     Until cuDNN 9.15.0 also the lengths, where that of the keys is no multiple of 128. A gradient

@@ -18,7 +18,7 @@ from torch import Tensor
 from fxmem.kernels.cuda.attention.backends import read_settings
 from fxmem.kernels.cuda.attention.flash import round_up
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.registry import Call, as_tensor, storage_bytes
+from fxmem.kernels.registry import OperatorCall, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 from fxmem.versions.operators import aten
 
@@ -95,7 +95,7 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
     Raises:
         RuntimeError: If there is dropout in a batch that goes in chunks, as on a GPU.
     """
-    if query.shape[0] > _MAX_BATCH and Call(args, kwargs).get(2, "dropout_p"):
+    if query.shape[0] > _MAX_BATCH and OperatorCall(args, kwargs).get(2, "dropout_p"):
         raise RuntimeError(
             "Efficient attention cannot produce valid seed and offset outputs when the batch size "
             f"exceeds ({_MAX_BATCH})."
@@ -106,7 +106,7 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
 
 
 @CUDA.workspace("_scaled_dot_product_efficient_attention")
-def _forward(call: Call) -> int:
+def _forward(call: OperatorCall) -> int:
     """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside those of all.
 
     The first chunk's live to the end. ``output_accum`` is the result in float, where a block does
@@ -144,7 +144,7 @@ def _gradients(*args: Any, **kwargs: Any) -> Any:
 
 
 @CUDA.workspace("_scaled_dot_product_efficient_attention_backward")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """``_scaled_dot_product_efficient_attention_backward_cuda``: gradients of chunks beside all."""
     operands = [as_tensor(arg) for arg in call.args[:4]]
     has_dropout = bool(call.get(9, "dropout_p"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fxmem.kernels.cuda.attention.backends import read_settings
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.registry import OperatorCall, as_tensor
 from fxmem.kernels.workspace import size_bytes
 
 _ROWS = 128
@@ -32,7 +32,7 @@ def _round_head_dim(head_dim: int) -> int:
 
 
 @CUDA.workspace("_scaled_dot_product_flash_attention")
-def _forward(call: Call) -> int:
+def _forward(call: OperatorCall) -> int:
     """``mha_fwd``: for each part of the keys a result and the logarithm of its sum, in float.
 
     With dropout keys are not split; the state of the random numbers is made anew.
@@ -76,7 +76,7 @@ def _single(number: float) -> float:
 
 
 @CUDA.workspace("_scaled_dot_product_flash_attention_backward")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """``_flash_attention_backward``, ``mha_bwd``.
 
     The gradient and the result in the order batch, row, head; per row a sum, and the gradient of

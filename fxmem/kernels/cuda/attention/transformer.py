@@ -15,7 +15,7 @@ from fxmem.kernels.common.in_place import linear
 from fxmem.kernels.cuda.attention.backends import AttentionCall
 from fxmem.kernels.cuda.attention.dispatch import choose, scaled_dot_product_attention
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import size_bytes
 from fxmem.versions.operators import aten
 
@@ -179,7 +179,7 @@ def _masked_softmax_outputs(
 
 
 @CUDA.workspace("_masked_softmax")
-def _masked_softmax(call: Call) -> int:
+def _masked_softmax(call: OperatorCall) -> int:
     """``masked_softmax_cuda``: rows too long for its kernel are filled, then go to softmax.
 
     Beside the filled scores lies a result that is not used.

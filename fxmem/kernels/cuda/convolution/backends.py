@@ -20,7 +20,7 @@ _FEW_CHANNELS = 32
 _MAX_INDEX = 2**31 - 1
 
 
-class Backend(Enum):
+class ConvBackend(Enum):
     """``ConvBackend``, of those that serve CUDA."""
 
     CUDNN = "cuDNN"
@@ -63,15 +63,15 @@ def suggest_common_format(first: Tensor, second: Tensor) -> torch.memory_format:
     return last if last in found else torch.contiguous_format
 
 
-def select_backend(x: Tensor, weight: Tensor, geometry: Geometry) -> Backend:
+def select_backend(x: Tensor, weight: Tensor, geometry: Geometry) -> ConvBackend:
     """``_select_conv_backend``, for tensors of four or five dimensions."""
     if 0 in x.shape[:2]:
-        return Backend.EMPTY
+        return ConvBackend.EMPTY
     groups = geometry.groups
     if not geometry.transposed and x.shape[1] == groups > 1 and weight.shape[0] % groups == 0:
         takes_cudnn = _takes_cudnn_depthwise(x, weight, geometry)
-        return Backend.CUDNN if takes_cudnn else Backend.DEPTHWISE
-    return Backend.CUDNN if _takes_cudnn(x, weight, geometry) else Backend.COLUMNS
+        return ConvBackend.CUDNN if takes_cudnn else ConvBackend.DEPTHWISE
+    return ConvBackend.CUDNN if _takes_cudnn(x, weight, geometry) else ConvBackend.COLUMNS
 
 
 def _takes_cudnn(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cuda.convolution.backends import (
-    Backend,
+    ConvBackend,
     Geometry,
     select_backend,
     suggest_common_format,
@@ -25,7 +25,7 @@ from fxmem.kernels.cuda.convolution.backends import (
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import suggest_format
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
-from fxmem.kernels.registry import Call, Workspace, as_tensor, storage_bytes
+from fxmem.kernels.registry import OperatorCall, Workspace, as_tensor, storage_bytes
 from fxmem.kernels.workspace import BlockTrace, dense_bytes, is_dense_in, size_bytes
 from fxmem.versions.operators import aten
 
@@ -69,7 +69,7 @@ def _densify_line(x: Tensor) -> tuple[Tensor, int]:
 def _choose_format(x: Tensor, weight: Tensor, args: Sequence[object]) -> torch.memory_format:
     """Chooses it for result and gradients: cuDNN's operands decide, other kernels have planes."""
     geometry = _make_geometry(args, x.dim() - 2)
-    if x.dim() == 3 or select_backend(x, weight, geometry) is not Backend.CUDNN:
+    if x.dim() == 3 or select_backend(x, weight, geometry) is not ConvBackend.CUDNN:
         return torch.contiguous_format
     return suggest_common_format(x, weight)
 
@@ -97,17 +97,17 @@ def convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *ar
 
 
 @CUDA.workspace("convolution")
-def _convolution(call: Call) -> Workspace:
+def _convolution(call: OperatorCall) -> Workspace:
     """Convolution.cpp, ``_convolution``."""
     geometry = _make_geometry(call.args[3:], call.tensor(0).dim() - 2)
     x, copied = _densify_line(call.tensor(0))
     weight = _view_4d(call.tensor(1))
     backend = select_backend(x, weight, geometry)
-    if backend is Backend.EMPTY:
+    if backend is ConvBackend.EMPTY:
         return copied
-    if backend is Backend.COLUMNS:
+    if backend is ConvBackend.COLUMNS:
         return copied + dense_bytes(x) + dense_bytes(weight) + _columns_bytes(x, weight, geometry)
-    if backend is Backend.DEPTHWISE:
+    if backend is ConvBackend.DEPTHWISE:
         return copied + dense_bytes(x) + dense_bytes(weight)
     memory_format = suggest_common_format(x, weight)
     trace = BlockTrace()
@@ -133,20 +133,20 @@ def _columns_bytes(x: Tensor, weight: Tensor, geometry: Geometry) -> int:
 
 
 @CUDA.workspace("convolution_backward")
-def _convolution_backward(call: Call) -> int:
+def _convolution_backward(call: OperatorCall) -> int:
     """Convolution.cpp, ``convolution_backward``: the gradients one after the other."""
     geometry, mask = _make_geometry(call.args[4:], call.tensor(1).dim() - 2), call.args[10]
     grad, weight = _view_4d(call.tensor(0)), _view_4d(call.tensor(2))
     x, copied = _densify_line(call.tensor(1))
     backend = select_backend(x, weight, geometry)
     later = [storage_bytes(call.outputs[at:]) for at in (1, 2)]
-    if backend is Backend.CUDNN:
+    if backend is ConvBackend.CUDNN:
         reordered = _estimate_reordered_bytes(x, weight, grad, geometry)
         inside = _cudnn_backward_bytes(grad, x, weight, mask, later, reordered)
-    elif backend is Backend.DEPTHWISE:
+    elif backend is ConvBackend.DEPTHWISE:
         operands = [dense_bytes(grad), mask[1] * dense_bytes(x), mask[0] * dense_bytes(weight)]
         inside = sum(operands) - later[1]
-    elif backend is Backend.COLUMNS:
+    elif backend is ConvBackend.COLUMNS:
         operands = [dense_bytes(y) for y in (grad, x, weight)]
         inside = sum(operands) + _columns_bytes(x, weight, geometry) - later[1]
     else:
@@ -227,12 +227,12 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
 
 
 @CUDA.library("convolution")
-def _forward_library(call: Call) -> int:
+def _forward_library(call: OperatorCall) -> int:
     return _limit_workspace(call.tensor(0), call.tensor(1), call.result, call.args[3:])
 
 
 @CUDA.library("convolution_backward")
-def _backward_library(call: Call) -> int:
+def _backward_library(call: OperatorCall) -> int:
     """Gradients of input and weight come one after the other, from tensors of the same shapes."""
     grad, x, weight = (as_tensor(arg) for arg in call.args[:3])
     return _limit_workspace(x, weight, grad, call.args[4:])
@@ -243,7 +243,7 @@ def _limit_workspace(x: Tensor, weight: Tensor, out: Tensor, args: Sequence[obje
     _, most = estimate_cudnn_workspace_range(x, weight, out)
     geometry = _make_geometry(args, x.dim() - 2)
     x, weight, out = _view_4d(x), _view_4d(weight), _view_4d(out)
-    if select_backend(x, weight, geometry) is not Backend.CUDNN:
+    if select_backend(x, weight, geometry) is not ConvBackend.CUDNN:
         return most
     return most - _estimate_reordered_bytes(x, weight, out, geometry)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.layouts import accumulate_type, fits_32_bits, reshape_bytes, suggest_format
 from fxmem.kernels.cuda.reduction.reductions import reduce_pair_bytes, spread
-from fxmem.kernels.registry import Call, as_tensor, storage_bytes
+from fxmem.kernels.registry import OperatorCall, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, is_dense_in
 from fxmem.versions.operators import aten
 
@@ -165,7 +165,7 @@ def native_batch_norm(input: Tensor, *_args: Any) -> Any:
 
 
 @CUDA.workspace(*_FORWARD)
-def _forward(call: Call) -> int:
+def _forward(call: OperatorCall) -> int:
     """``batch_norm_cuda_out``: statistics first; then factors that are not given, as scalars."""
     x, training = call.tensor(0), call.args[-3] is True
     kernel, wide = _choose(x), accumulate_type(x.dtype)
@@ -212,7 +212,7 @@ def _is_fused(grad: Tensor, x: Tensor, train: bool, mask: Sequence[bool]) -> boo
 
 
 @CUDA.workspace("native_batch_norm_backward")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     grad, x = call.tensor(0), call.tensor(1)
     weight, mean, invstd = call.args[2], call.args[3], call.args[6]
     train, mask = call.args[7] is True, call.args[9]

@@ -13,7 +13,7 @@ from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import accumulate_type
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last
 from fxmem.versions.operators import aten
 
@@ -46,13 +46,13 @@ def native_layer_norm(
 
 
 @CUDA.workspace("native_layer_norm")
-def _layer_norm(call: Call) -> int:
+def _layer_norm(call: OperatorCall) -> int:
     """``layer_norm_cuda``: contiguous operands."""
     return _copies_bytes(call.args[0], *call.args[2:4])
 
 
 @CUDA.workspace("native_layer_norm_backward")
-def _layer_norm_backward(call: Call) -> int:
+def _layer_norm_backward(call: OperatorCall) -> int:
     """``layer_norm_backward_cuda``: contiguous operands, and partial sums."""
     copies = _copies_bytes(*call.args[:2], *call.args[5:7])
     return copies + _partial_bytes(call.tensor(1), call.args[2], call.outputs[1:])
@@ -95,7 +95,7 @@ def group_norm(input: Tensor, num_groups: int, *operands: Any, **named: Any) -> 
 
 
 @CUDA.workspace("native_group_norm")
-def _group_norm(call: Call) -> int:
+def _group_norm(call: OperatorCall) -> int:
     """aten/src/ATen/native/cuda/group_norm_kernel.cu: scale and shift by image and channel."""
     x, pixels = call.tensor(0), int(str(call.args[5]))
     if pixels == 1 or (call.args[1] is None and call.args[2] is None):
@@ -104,7 +104,7 @@ def _group_norm(call: Call) -> int:
 
 
 @CUDA.workspace("native_group_norm_backward")
-def _group_norm_backward(call: Call) -> int:
+def _group_norm_backward(call: OperatorCall) -> int:
     """``GroupNormBackwardKernelImplInternal``: two sums and three factors.
 
     The sums are allocated for one pixel, too, and not used.
@@ -184,13 +184,13 @@ def fused_rms_norm_backward(
 
 
 @CUDA.workspace("_fused_rms_norm")
-def _rms_norm(call: Call) -> int:
+def _rms_norm(call: OperatorCall) -> int:
     """``_fused_rms_norm_cuda``: contiguous operands."""
     return _copies_bytes(call.args[0], call.get(2, "weight"))
 
 
 @CUDA.workspace("_fused_rms_norm_backward")
-def _rms_norm_backward(call: Call) -> int:
+def _rms_norm_backward(call: OperatorCall) -> int:
     """``_fused_rms_norm_backward_cuda``: contiguous operands, and partial sums."""
     copies = _copies_bytes(*call.args[:2], call.args[4])
     return copies + _partial_bytes(call.tensor(1), call.args[2], call.outputs[1:])
