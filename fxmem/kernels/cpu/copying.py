@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fxmem.kernels.registry import CPU, OperatorCall, Workspace
 from fxmem.kernels.workspace import (
+    RESULT,
     BlockTrace,
     PeakTrace,
+    copy_operands,
     dense_bytes,
-    is_like_channels_last,
     size_bytes,
 )
 
@@ -45,14 +46,6 @@ def contiguous_copies_bytes(*operands: Tensor) -> int:
             trace.allocate(size_bytes(x))
             trace.free(trace.allocate(transposing_buffer_bytes(x)))
     return trace.peak_bytes
-
-
-def copies_bytes(model: Tensor, *operands: Tensor) -> int:
-    """Bytes of the operands' copies in the format that the model's strides suggest."""
-    wanted = torch.contiguous_format
-    if is_like_channels_last(model.shape, model.stride()):
-        wanted = torch.channels_last if model.dim() == 4 else torch.channels_last_3d
-    return sum(size_bytes(x) for x in operands if not x.is_contiguous(memory_format=wanted))
 
 
 @CPU.workspace("clone")
@@ -92,24 +85,17 @@ def _triangle(call: OperatorCall) -> int:
     return 0 if x.is_contiguous() or x.stride()[:-2] == tuple(follow) else size_bytes(x)
 
 
-@CPU.workspace("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
-def _shuffle(call: OperatorCall) -> int:
-    """aten/src/ATen/native/PixelShuffle.cpp and ChanelShuffle.cpp: a contiguous input."""
-    x = call.tensor(0)
-    return copies_bytes(x, x)
-
-
-@CPU.workspace(
+# aten/src/ATen/native/PixelShuffle.cpp and ChanelShuffle.cpp.
+CPU.workspace("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(copy_operands(0, like=0))
+# aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in the format of the result.
+CPU.workspace(
     *(
         f"{kind}_pad{dims}d{suffix}"
         for kind in ("reflection", "replication")
         for dims in (1, 2, 3)
         for suffix in ("", "_backward")
     )
-)
-def _pad(call: OperatorCall) -> int:
-    """aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in one dense format."""
-    return copies_bytes(call.result, call.tensor(0))
+)(copy_operands(0, like=RESULT))
 
 
 @CPU.workspace("_chunk_cat.out")

@@ -11,16 +11,14 @@ from torch import Tensor
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import GRAIN_SIZE, two_pass_bytes
 from fxmem.kernels.registry import CPU, OperatorCall
-from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, dense_bytes, size_bytes
+from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, copy_operands, size_bytes
 
 _INDEX_BYTES = 8
 
 
-@CPU.workspace("embedding")
-def _embedding(call: OperatorCall) -> int:
-    """aten/src/ATen/native/Embedding.cpp, ``embedding_symint``: ``indices.reshape(-1)``."""
-    indices = call.tensor(1)
-    return dense_bytes(indices)
+CPU.workspace("embedding")(copy_operands(1))  # aten/src/ATen/native/Embedding.cpp
+# aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``masked_scatter__cpu``
+CPU.workspace("masked_scatter", "masked_scatter_")(copy_operands(2))
 
 
 @CPU.workspace("embedding_dense_backward")
@@ -77,13 +75,6 @@ def _select_bytes(x: Tensor, mask: Tensor, found_bytes: int) -> int:
     if not (few and x.is_contiguous() and mask.is_contiguous()):
         trace.allocate(2 * count * _INDEX_BYTES)
     return trace.peak_bytes
-
-
-@CPU.workspace("masked_scatter", "masked_scatter_")
-def _masked_scatter(call: OperatorCall) -> int:
-    """TensorAdvancedIndexing.cpp, ``masked_scatter__cpu``: a contiguous source."""
-    source = call.tensor(2)
-    return dense_bytes(source)
 
 
 @CPU.workspace("masked_scatter_backward")

@@ -12,7 +12,7 @@ from torch._prims_common import suggest_memory_format
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import sum_bytes
 from fxmem.kernels.registry import CPU, OperatorCall
-from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last, size_bytes
+from fxmem.kernels.workspace import PeakTrace, copy_operands, size_bytes
 
 # aten/src/ATen/native/cpu/group_norm_kernel.cpp: below it, one buffer per sample is enough.
 _FEATURE_MAP_THRESHOLD, _BACKWARD_MAP_THRESHOLD = 1024, 2048
@@ -135,10 +135,8 @@ def group_norm(
     return y, means, scales
 
 
-@CPU.workspace("native_layer_norm")
-def _layer_norm(call: OperatorCall) -> int:
-    """aten/src/ATen/native/layer_norm.cpp, ``layer_norm_cpu``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
+# aten/src/ATen/native/layer_norm.cpp, ``layer_norm_cpu``
+CPU.workspace("native_layer_norm")(copy_operands(0))
 
 
 @CPU.workspace("native_layer_norm_backward")
@@ -165,7 +163,7 @@ def _group_norm(call: OperatorCall) -> int:
     """
     x = call.tensor(0)
     batch, channels, pixels, groups = (int(str(value)) for value in call.args[3:7])
-    if not is_like_channels_last(x.shape, x.stride()):
+    if suggest_memory_format(x) == torch.contiguous_format:
         return 0
     wide = _accumulate_bytes(x.dtype)
     if pixels < _FEATURE_MAP_THRESHOLD:
@@ -182,7 +180,7 @@ def _group_norm_backward(call: OperatorCall) -> int:
     x = call.tensor(1)
     batch, channels, pixels, groups = (int(str(value)) for value in call.args[5:9])
     sums = 2 * batch * channels
-    if is_like_channels_last(x.shape, x.stride()) and pixels >= _BACKWARD_MAP_THRESHOLD:
+    if suggest_memory_format(x) != torch.contiguous_format and pixels >= _BACKWARD_MAP_THRESHOLD:
         sums += torch.get_num_threads() * sums + 2 * batch * groups
     return sums * _accumulate_bytes(x.dtype)
 

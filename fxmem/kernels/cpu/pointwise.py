@@ -9,7 +9,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from fxmem.kernels.cpu.linear import has_instructions
 from fxmem.kernels.registry import CPU, OperatorCall, as_tensor
-from fxmem.kernels.workspace import dense_bytes, size_bytes
+from fxmem.kernels.workspace import copy_operands, size_bytes
 from fxmem.versions.operators import aten
 
 _WRAPPED = {
@@ -152,7 +152,4 @@ def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return torch.empty_like(grad)
 
 
-@CPU.workspace("log_sigmoid_forward")
-def _log_sigmoid(call: OperatorCall) -> int:
-    """Activation.cpp, ``log_sigmoid_forward_out_cpu``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
+CPU.workspace("log_sigmoid_forward")(copy_operands(0))

@@ -8,9 +8,8 @@ import math
 import torch
 from torch._ops import OpOverload
 
-from fxmem.kernels.cpu.copying import copies_bytes
 from fxmem.kernels.registry import CPU, OperatorCall
-from fxmem.kernels.workspace import dense_bytes
+from fxmem.kernels.workspace import RESULT, copy_operands, dense_bytes
 from fxmem.versions.operators import aten
 
 # cpu/UpSampleKernel.cpp, ``_use_vectorized_kernel_cond_2d`` and ``..._3d``.
@@ -25,7 +24,9 @@ def _overloads(name: str) -> tuple[OpOverload, ...]:
     return tuple(getattr(packet, kind) for kind in ("default", "vec") if kind in packet.overloads())
 
 
-@CPU.workspace(
+# cpu/UpSampleMoreKernel.cpp, ``..._backward_kernel_impl``: both gradients in the
+# format that the strides of the incoming one suggest.
+CPU.workspace(
     *(
         f"{name}_backward"
         for name in (
@@ -34,24 +35,12 @@ def _overloads(name: str) -> tuple[OpOverload, ...]:
             "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
         )
     )
-)  # fmt: skip
-def _backward(call: OperatorCall) -> int:
-    """aten/src/ATen/native/cpu/UpSampleMoreKernel.cpp, ``..._backward_kernel_impl``.
-
-    Both gradients are taken contiguous in the format that the incoming one's strides suggest.
-    """
-    grad = call.tensor(0)
-    return copies_bytes(grad, grad, call.result)
-
-
-@CPU.workspace(
-    "upsample_bicubic2d_backward",
-    "_upsample_bilinear2d_aa_backward",
+)(copy_operands(0, RESULT, like=0))  # fmt: skip
+# aten/src/ATen/native/UpSampleBicubic2d.cpp and the like.
+CPU.workspace(
+    "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward",
     "_upsample_bicubic2d_aa_backward",
-)
-def _bicubic_backward(call: OperatorCall) -> int:
-    """aten/src/ATen/native/UpSampleBicubic2d.cpp and the like: a contiguous gradient."""
-    return dense_bytes(call.tensor(0))
+)(copy_operands(0))  # fmt: skip
 
 
 def _upsample_bytes(call: OperatorCall, taps: int) -> int:

@@ -16,9 +16,9 @@ from torch._ops import OpOverload
 
 from fxmem.kernels.cpu.linear import LINEAR_ALGEBRA, grouped_mm
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import is_nonoverlapping_dense
 from fxmem.kernels.registry import OperatorCall, as_tensor
 from fxmem.kernels.workspace import size_bytes
+from fxmem.versions.fallbacks import is_dense
 from fxmem.versions.operators import aten
 from fxmem.versions.release import is_release
 
@@ -32,7 +32,7 @@ def _has_dense_rows(x: Tensor) -> bool:
 
 def _matrix_bytes(x: Tensor) -> int:
     """``prepare_matrix_for_cublas``."""
-    return 0 if is_nonoverlapping_dense(x) or _has_dense_rows(x) else size_bytes(x)
+    return 0 if is_dense(x) or _has_dense_rows(x) else size_bytes(x)
 
 
 def _batch_bytes(x: Tensor) -> int:

@@ -22,7 +22,7 @@ from fxmem.kernels.cpu import losses as shared
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import OperatorCall
-from fxmem.kernels.workspace import broadcast_sizes, dense_bytes, size_bytes
+from fxmem.kernels.workspace import broadcast_sizes, copy_operands, dense_bytes, size_bytes
 from fxmem.versions.operators import aten
 
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).
@@ -168,16 +168,9 @@ for _functions, _operator, _fused in (
         _register(_function, _operator, _fused.default)
 
 
-@CUDA.workspace("_softmax", "_log_softmax")
-def _forward(call: OperatorCall) -> int:
-    """aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
-
-
-@CUDA.workspace("_log_softmax_backward_data")
-def _log_backward(call: OperatorCall) -> int:
-    """SoftMax.cu, ``host_softmax_backward``: contiguous operands."""
-    return dense_bytes(call.tensor(0)) + dense_bytes(call.tensor(1))
+# aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax``, ``host_softmax_backward``.
+CUDA.workspace("_softmax", "_log_softmax")(copy_operands(0))
+CUDA.workspace("_log_softmax_backward_data")(copy_operands(0, 1))
 
 
 @CUDA.workspace("_softmax_backward_data")
@@ -185,6 +178,6 @@ def _backward(call: OperatorCall) -> int:
     """SoftMax.cu, ``softmax_backward_cuda_out``: the gradient times the output, contiguous."""
     grad, output = call.tensor(0), call.tensor(1)
     strides = compute_elementwise_output_strides(grad, output)
-    is_contiguous = strides == torch._prims_common.make_contiguous_strides_for(output.shape)
+    is_contiguous = strides == make_contiguous_strides_for(output.shape)
     products = 1 if is_contiguous else 2
     return products * size_bytes(output) + dense_bytes(output)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
 
 from fxmem.kernels.cpu.onednn import library as onednn
 from fxmem.kernels.registry import CPU, OperatorCall, as_tensor, storage_bytes
@@ -64,10 +65,7 @@ class _Descriptors:
         ]
 
     def _dense(self, dtype: torch.dtype, *sizes: int) -> ctypes.c_void_p:
-        strides, step = [0] * len(sizes), 1
-        for dim in reversed(range(len(sizes))):
-            strides[dim], step = step, step * sizes[dim]
-        return self.scope.memory(sizes, dtype, strides)
+        return self.scope.memory(sizes, dtype, make_contiguous_strides_for(sizes))
 
     def operands(self, dtype: torch.dtype) -> list[ctypes.c_void_p]:
         """Everything that one pass reads and writes, in one type.

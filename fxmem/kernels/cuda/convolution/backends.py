@@ -12,8 +12,9 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
-from fxmem.kernels.cuda.layouts import fits_32_bits, suggest_format
+from fxmem.kernels.cuda.layouts import fits_32_bits
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _FEW_CHANNELS = 32
@@ -59,7 +60,7 @@ def suggest_common_format(first: Tensor, second: Tensor) -> torch.memory_format:
     last = _LAST.get(second.dim())
     if last is None or torch.float64 in (first.dtype, second.dtype):
         return torch.contiguous_format
-    found = (suggest_format(first), suggest_format(second))
+    found = (suggest_memory_format(first), suggest_memory_format(second))
     return last if last in found else torch.contiguous_format
 
 

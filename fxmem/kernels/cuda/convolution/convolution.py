@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.kernels.cuda.convolution.backends import (
     ConvBackend,
@@ -23,7 +24,6 @@ from fxmem.kernels.cuda.convolution.backends import (
     suggest_common_format,
 )
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import suggest_format
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import OperatorCall, Workspace, as_tensor, storage_bytes
 from fxmem.kernels.workspace import BlockTrace, dense_bytes, is_dense_in, size_bytes
@@ -174,9 +174,9 @@ def _cudnn_backward_bytes(
     if mask[1] and not is_dense_in(x, memory_format):
         held += size_bytes(x)
         x = torch.empty_like(x, memory_format=memory_format)
-    if suggest_format(grad) != suggest_format(x):  # ``grad_output_t.to``
+    if suggest_memory_format(grad) != suggest_memory_format(x):  # ``grad_output_t.to``
         held += size_bytes(grad)
-        grad = torch.empty_like(grad, memory_format=suggest_format(x))
+        grad = torch.empty_like(grad, memory_format=suggest_memory_format(x))
     peak = 0
     if mask[0]:
         memory_format = suggest_common_format(grad, weight)
