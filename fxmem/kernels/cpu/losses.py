@@ -111,14 +111,6 @@ def _bce_with_logits(call: OperatorCall) -> int:
     return total
 
 
-@CPU.workspace("binary_cross_entropy_backward")
-def _bce_backward(call: OperatorCall) -> int:
-    """Loss.cpp, ``binary_cross_entropy_backward_out_cpu``: the number of elements."""
-    found = call.get(4, "reduction")
-    x = call.tensor(1)
-    return cast_bytes((1,), x.dtype) if found in (None, _MEAN) else 0
-
-
 @CPU.workspace("binary_cross_entropy")
 def _bce(call: OperatorCall) -> int:
     """Loss.cpp, ``binary_cross_entropy_out_cpu``: the mean is made beside and copied in."""

@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from fxmem.kernels.cpu.linear import has_instructions
-from fxmem.kernels.registry import CPU, OperatorCall, as_tensor
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import copy_operands, size_bytes
 from fxmem.versions.operators import aten
 
@@ -77,26 +77,6 @@ def _divide(call: OperatorCall) -> int:
     return cast_bytes(operands, common)
 
 
-@CPU.workspace(
-    "_foreach_add_.Scalar", "_foreach_sub_.Scalar", "_foreach_mul_.Scalar",
-    "_foreach_div_.Scalar", "_foreach_add_.ScalarList", "_foreach_sub_.ScalarList",
-    "_foreach_mul_.ScalarList", "_foreach_div_.ScalarList",
-)  # fmt: skip
-def _foreach(call: OperatorCall) -> int:
-    """aten/src/ATen/native/ForeachOpsKernels.cpp: one tensor after the other on the CPU."""
-    tensors, numbers = call.args[0], call.args[1]
-    scalars = numbers if isinstance(numbers, (list, tuple)) else [numbers] * len(tensors)
-    pairs = [(as_tensor(x), number) for x, number in zip(tensors, scalars, strict=True)]
-    return max((cast_bytes((x, number), x.dtype) for x, number in pairs), default=0)
-
-
-@CPU.workspace("where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(call: OperatorCall) -> int:
-    """aten/src/ATen/native/TensorCompare.cpp, ``where``: scalars as tensors of the result."""
-    numbers = sum(not isinstance(value, Tensor) for value in call.args[1:3])
-    return numbers * call.result.element_size()
-
-
 @CPU.workspace("gelu_backward")
 def _gelu_backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.
@@ -111,20 +91,6 @@ def _gelu_backward(call: OperatorCall) -> int:
     if not (exact and known and x.is_contiguous() and torch.backends.mkldnn.enabled):
         return 0
     return sum(size_bytes(operand) for operand in (grad, out) if not operand.is_contiguous())
-
-
-@CPU.workspace("native_dropout")
-def _dropout(call: OperatorCall) -> int:
-    """aten/src/ATen/native/Dropout.cpp, ``native_dropout_cpu``: the mask in the input's type."""
-    x = call.tensor(0)
-    return max(size_bytes(x), cast_bytes((1.0,), x.dtype)) if call.args[2] is True else 0
-
-
-@CPU.workspace("native_dropout_backward")
-def _dropout_backward(call: OperatorCall) -> int:
-    """Dropout.cpp, ``native_dropout_backward``: grad * mask, then times the scale."""
-    grad = call.tensor(0)
-    return size_bytes(grad) + cast_bytes((1.0,), grad.dtype)
 
 
 @CPU.workspace("abs", "angle")

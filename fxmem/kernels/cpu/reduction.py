@@ -9,7 +9,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
@@ -129,17 +128,3 @@ def _logsumexp(call: OperatorCall) -> int:
     x, out = call.tensor(0), call.result
     partial = two_pass_bytes(x.numel(), out.numel(), out.element_size())
     return size_bytes(x) + size_bytes(out) + partial
-
-
-@CPU.workspace("histc")
-def _histogram(call: OperatorCall) -> int:
-    """aten/src/ATen/native/Histogram.cpp, ``histogram_histc_out``, and cpu/HistogramKernel.cpp.
-
-    Edges of bins, and counts of each thread; first the extremes, where no range is given.
-    """
-    x, out = call.tensor(0), call.result
-    copied = contiguous_copies_bytes(x)
-    given = call.get(2, "min") or 0, call.get(3, "max") or 0
-    extremes = copied + 2 * x.element_size() if given[0] == given[1] else 0
-    counts = torch.get_num_threads() * size_bytes(out)
-    return copied + size_bytes(out) + out.element_size() + max(extremes, counts)

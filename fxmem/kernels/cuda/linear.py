@@ -197,7 +197,6 @@ def _keep_cublas_of_groups(call: OperatorCall) -> tuple[tuple[str, int], ...]:
 CUDA.leave_out(
     "cuSOLVER or MAGMA takes a workspace and copies in column order",
     *LINEAR_ALGEBRA,
-    "linalg_matrix_exp",
 )
 CUDA.leave_out(
     "cuFFT takes a workspace, and clones by dimension", "_fft_r2c", "_fft_c2r", "_fft_c2c"
@@ -209,6 +208,7 @@ CUDA.leave_out(
     "count_nonzero", "count_nonzero.dim_IntList", "cummax", "cummin", "embedding_renorm_",
     "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
     "multilabel_margin_loss_backward", "put", "put_", "searchsorted.Tensor", "bucketize.Tensor",
+    "_trilinear",
 )  # fmt: skip
 CUDA.leave_out(
     "a workspace that depends on the kernel which the library picks",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fxmem.kernels.cuda.attention.backends import read_settings
 from fxmem.kernels.cuda.attention.flash import round_up
-from fxmem.kernels.cuda.gpu import CUDA, current_gpu
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu, measure_shared_memory
 from fxmem.kernels.registry import OperatorCall, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 from fxmem.versions.operators import aten
@@ -33,8 +33,6 @@ _MAX_SPLIT_WORK = 200
 _MAX_BATCH = 65535
 """Larger batches are attended to in chunks of this size."""
 _MASK_ALIGNMENT = 16
-_SHARED_KIB = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227}
-_SHARED_KIB_OF_MAJOR = {8: 99, 10: 227, 11: 227, 12: 99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +184,6 @@ def _backward_bytes(operands: Sequence[Tensor], has_dropout: bool) -> int:
 def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
     """``dispatch_cutlassB``: the first kernel that takes the head dimensions and fits.
 
-    A block's shared memory: CUDA's programming guide, Technical Specifications per Capability.
-
     Raises:
         RuntimeError: If there is none, as on a GPU.
     """
@@ -197,14 +193,14 @@ def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
         kernels = {torch.float16: _HALF_SM80, torch.bfloat16: _BFLOAT_SM80}.get(dtype, _FLOAT_SM80)
     else:
         kernels = _HALF_SM70 if dtype == torch.float16 else _FLOAT_SM70
-    available_kib = _SHARED_KIB.get(capability) or _SHARED_KIB_OF_MAJOR.get(capability[0], 96)
+    available = measure_shared_memory(max(capability, (7, 0)))
     head_dim = max(query.shape[3], value.shape[3])
     for kernel in kernels:
         shared = kernel.shared_dropout_bytes if has_dropout else kernel.shared_bytes
         is_for_small = kernel.max_head_dim == 96
         if is_for_small and capability not in ((8, 6), (8, 9)):
             continue
-        if head_dim <= kernel.max_head_dim and shared and shared <= available_kib * 1024:
+        if head_dim <= kernel.max_head_dim and shared and shared <= available:
             return kernel
     raise RuntimeError("cutlassB: no kernel found to launch!")
 

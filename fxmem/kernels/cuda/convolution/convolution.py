@@ -3,8 +3,8 @@
 Source: ``aten/src/ATen/native/Convolution.cpp``, ``_convolution`` and ``convolution_backward``;
 ``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``. cuDNN's own workspace is its choice: its
 heuristics, or a benchmark, choose a plan, and a plan a workspace. Where that was measured
-(:func:`_estimate_reordered_bytes`) it is counted; else :func:`estimate_cudnn_workspace_range` says
-what it may be.
+(:func:`_estimate_reordered_bytes`) it is counted; else :func:`limit_cudnn_workspace` says how large
+it may be.
 """
 
 from __future__ import annotations
@@ -106,7 +106,12 @@ def _convolution(call: OperatorCall) -> Workspace:
     if backend is ConvBackend.EMPTY:
         return copied
     if backend is ConvBackend.COLUMNS:
-        return copied + dense_bytes(x) + dense_bytes(weight) + _columns_bytes(x, weight, geometry)
+        return (
+            copied
+            + dense_bytes(x)
+            + dense_bytes(weight)
+            + _columns_bytes(x, weight, call.result, geometry)
+        )
     if backend is ConvBackend.DEPTHWISE:
         return copied + dense_bytes(x) + dense_bytes(weight)
     memory_format = suggest_common_format(x, weight)
@@ -119,17 +124,10 @@ def _convolution(call: OperatorCall) -> Workspace:
     return trace.finish()
 
 
-def _columns_bytes(x: Tensor, weight: Tensor, geometry: Geometry) -> int:
+def _columns_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> int:
     """cuda/ConvolutionMM2d.cu and the like: for an image, the input under each kernel position."""
-    kernel = math.prod(weight.shape[2:])
-    if geometry.transposed:
-        return weight.shape[1] * kernel * math.prod(x.shape[2:]) * x.element_size()
-    sizes = zip(
-        x.shape[2:], weight.shape[2:], geometry.stride, geometry.padding, geometry.dilation,
-        strict=True,
-    )  # fmt: skip
-    pixels = math.prod((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
-    return weight.shape[1] * kernel * pixels * x.element_size()
+    pixels = math.prod((x if geometry.transposed else out).shape[2:])
+    return math.prod(weight.shape[1:]) * pixels * x.element_size()
 
 
 @CUDA.workspace("convolution_backward")
@@ -148,7 +146,7 @@ def _convolution_backward(call: OperatorCall) -> int:
         inside = sum(operands) - later[1]
     elif backend is ConvBackend.COLUMNS:
         operands = [dense_bytes(y) for y in (grad, x, weight)]
-        inside = sum(operands) + _columns_bytes(x, weight, geometry) - later[1]
+        inside = sum(operands) + _columns_bytes(x, weight, grad, geometry) - later[1]
     else:
         inside = 0
     dims = [0, *range(2, grad.dim())]
@@ -200,7 +198,7 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
     multi-token attention, six lengths, where the weight's gradient takes 0.7 to 1.1 MB more).
     The same benchmark on a B200 shows other workspaces, down to none. Float32, several groups,
     transposed convolutions and three dimensions nobody measured. All that is in
-    :func:`estimate_cudnn_workspace_range` alone. Each operand may stand for its gradient.
+    :func:`limit_cudnn_workspace` alone. Each operand may stand for its gradient.
     """
     cores_from = _TENSOR_CORES.get(x.dtype)
     if cores_from is None or not cores_from <= current_gpu().capability < _BLACKWELL:
@@ -211,8 +209,8 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
     return _pad_channels(x, weight, out)
 
 
-def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tuple[int, int]:
-    """The least and the most that cuDNN's plan for a convolution is likely to ask for.
+def limit_cudnn_workspace(x: Tensor, weight: Tensor, out: Tensor) -> int:
+    """Returns the most that cuDNN's plan for a convolution is likely to ask for.
 
     Many plans need none: implicit products in channels last, and direct ones. Plans for tensor
     cores reorder contiguous operands into channels last, with channels padded to the width that
@@ -222,8 +220,8 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
     """
     parts = weight.numel() * 4
     if suggest_common_format(x, weight) != torch.contiguous_format:
-        return 0, parts
-    return 0, _pad_channels(x, weight, out) + parts
+        return parts
+    return _pad_channels(x, weight, out) + parts
 
 
 @CUDA.library("convolution")
@@ -240,7 +238,7 @@ def _backward_library(call: OperatorCall) -> int:
 
 def _limit_workspace(x: Tensor, weight: Tensor, out: Tensor, args: Sequence[object]) -> int:
     """The most that cuDNN is likely to take above what is counted as the operator's workspace."""
-    _, most = estimate_cudnn_workspace_range(x, weight, out)
+    most = limit_cudnn_workspace(x, weight, out)
     geometry = _make_geometry(args, x.dim() - 2)
     x, weight, out = _view_4d(x), _view_4d(weight), _view_4d(out)
     if select_backend(x, weight, geometry) is not ConvBackend.CUDNN:

@@ -223,14 +223,3 @@ def _logsumexp(call: OperatorCall) -> int:
 def _make_histogram(x: Tensor, bins: int = 100, *_range: object) -> Tensor:
     """cuda/SummaryOps.cu, ``_histc_cuda``: counts integers too, which the CPU refuses."""
     return x.new_empty((bins,))
-
-
-@CUDA.workspace("histc")
-def _histogram(call: OperatorCall) -> int:
-    """``_histc_cuda_template``: the extremes, where no range is given; counts in shared memory."""
-    x = call.tensor(0)
-    least, most = (call.get(2 + i, n) or 0 for i, n in enumerate(("min", "max")))
-    if least != most or not x.numel():
-        return 0
-    found = reduce_bytes(Layout.of(x), None, False, x.dtype, _find_extremes)
-    return 2 * x.element_size() + found

@@ -15,7 +15,7 @@ from fxmem import analyze
 from fxmem.graph import Phase
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.convolution.backends import ConvBackend, Geometry, select_backend
-from fxmem.kernels.cuda.convolution.convolution import estimate_cudnn_workspace_range
+from fxmem.kernels.cuda.convolution.convolution import limit_cudnn_workspace
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.registry import OperatorCall
 from fxmem.tracing.fakes import make_fake_mode
@@ -131,15 +131,15 @@ class TestForward:
         for dtype in (torch.float32, torch.half):
             x, weight = empty(2, 8, 9, 9, dtype=dtype), empty(8, 8, 3, 3, dtype=dtype)
             result, counted = run_kernel(aten.convolution.default, x, weight, *args)
-            _, most = estimate_cudnn_workspace_range(x, weight, result)
+            most = limit_cudnn_workspace(x, weight, result)
             assert limit(OperatorCall((x, weight, *args), {}, result)) == most - counted
             assert (counted > 0) is (dtype is torch.half)
         x, weight, out = empty(2, 3, 9, 9), empty(8, 3, 3, 3), empty(2, 8, 7, 7)
         # 3 channels padded to 8; and the weight's gradient once as floats.
         high = 4 * (2 * 8 * 81 + 8 * 8 * 9 + 2 * 8 * 49) + 4 * 216
-        assert estimate_cudnn_workspace_range(x, weight, out) == (0, high)
+        assert limit_cudnn_workspace(x, weight, out) == high
         x = x.to(memory_format=LAST)
-        assert estimate_cudnn_workspace_range(x, weight, out) == (0, 4 * 216)
+        assert limit_cudnn_workspace(x, weight, out) == 4 * 216
 
 
 class TestBackward:
