@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from measuring.side_by_side import compare, run_fake, run_real
 from running import Call, Runs
-from side_by_side import compare, run_fake, run_real
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from allocator_peaks import check_peak
+from measuring.allocator_peaks import check_peak
 from torch import Tensor
 
 from benchmarks.cases import Case

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from measuring.side_by_side import compare
 from running import Runs
-from side_by_side import compare
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 

@@ -63,7 +63,8 @@ def run(
 FLASH = "_scaled_dot_product_flash_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
 CUDNN = "_scaled_dot_product_cudnn_attention"
-# The result, sums, states of 16 and 8 bytes. Backward: three gradients; sums and 64 floats a row; gradient and result in the order of rows.
+# The result, sums, states of 16 and 8 bytes. Backward: three gradients; sums and 64 floats a row;
+# gradient and result in the order of rows.
 FLASH_MADE = ELEMENTS * 2 + ROWS * 4 + 24
 FLASH_INSIDE = ROWS * 65 * 4 + 2 * ELEMENTS * 2
 # The result and sums of efficient attention and cuDNN.

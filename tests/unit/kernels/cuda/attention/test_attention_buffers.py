@@ -228,8 +228,8 @@ def test_efficient_backward_of_large_batches() -> None:
 
 # -- cuDNN: MHA.cpp, scaled_dot_product_flash_attention.h --
 
-# dQ_accum and softmax_sum: 2 * 4 * 256 rows of 64 + 1 floats. A gradient whose rows are not dense is
-# copied.
+# dQ_accum and softmax_sum: 2 * 4 * 256 rows of 64 + 1 floats. A gradient whose rows are not
+# dense is copied.
 SUMS = 2 * 4 * 256 * 65 * 4
 
 
