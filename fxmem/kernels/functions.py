@@ -66,7 +66,7 @@ def lower_functions(target: Backend) -> Iterator[Mapping[str, None]]:
 
 
 def _overrides_functions(kind: type) -> bool:
-    """Tells whether a type of tensors overrides torch functions; ``has_torch_function`` of C++."""
+    """Returns whether a type of tensors overrides torch functions, as C++ decides it."""
     if kind is torch.Tensor:
         return False
     function = getattr(kind, "__torch_function__", _not_overridden)

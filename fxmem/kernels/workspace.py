@@ -82,7 +82,7 @@ def size_bytes(tensor: Tensor) -> int:
 
 
 def is_dense_in(x: Tensor, memory_format: torch.memory_format) -> bool:
-    """Tells whether a tensor is contiguous in a format, and has its number of dimensions."""
+    """Returns whether a tensor is contiguous in a format, and has its number of dimensions."""
     rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format, x.dim())
     return x.dim() == rank and x.is_contiguous(memory_format=memory_format)
 

@@ -141,7 +141,7 @@ def _attend(
 
 
 def _project(trace: PeakTrace, inputs: tuple[Tensor, Tensor, Tensor]) -> int:
-    """``qkv_projection``: one product if all are the same, else those of each joined."""
+    """``qkv_projection``: one product if all are the same, else one for each, joined."""
     query, key, value = inputs
     rows, width, context = query.shape[0] * query.shape[1], query.shape[2], size_bytes(query)
     parts = [3] if query is key is value else [1, 2] if key is value else [1, 1, 1]

@@ -102,7 +102,7 @@ CPU.workspace(
 def _chunk_cat(call: OperatorCall) -> Workspace:
     """aten/src/ATen/native/TensorShape.cpp, ``_pad_chunk`` and ``cat_out_cpu``.
 
-    Tensors that chunks do not divide evenly are padded with zeros, all of them, and those of
+    Tensors that chunks do not divide evenly are padded with zeros, all of them, and tensors of
     another dtype than the result copied one by one.
     """
     tensors, dim, chunks = call.args[:3]

@@ -44,7 +44,7 @@ _SMALL_MKLDNN_PRODUCT = 16 * 16 * 16
 
 
 def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tells whether one dimension is dense and the other's stride spans it."""
+    """Returns whether one dimension is dense and the other's stride spans it."""
     rows, columns = sizes
     return (strides[1] == 1 and strides[0] >= max(1, columns)) or (
         strides[0] == 1 and strides[1] >= max(1, rows)

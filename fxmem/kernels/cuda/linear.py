@@ -24,7 +24,7 @@ from fxmem.versions.release import is_release
 
 
 def _has_dense_rows(x: Tensor) -> bool:
-    """Tells whether rows, or columns, of dense elements follow each other, maybe with gaps."""
+    """Returns whether rows, or columns, of dense elements follow each other, maybe with gaps."""
     (rows, columns), (by_row, by_column) = x.shape[-2:], x.stride()[-2:]
     by_columns = by_row == 1 and by_column >= max(1, rows)
     return by_columns or (by_column == 1 and by_row >= max(1, columns))

@@ -212,7 +212,7 @@ _MODULE = "torch.nn.attention.flex_attention"
 
 @CUDA.context
 def refuse_flex_attention() -> contextlib.AbstractContextManager[None]:
-    """Has ``torch.nn.attention.flex_attention.flex_attention`` say that it is not analysed.
+    """Makes ``torch.nn.attention.flex_attention.flex_attention`` say that it is not analysed.
 
     It hands itself to the compiler, and without one computes with whole matrices of scores.
     """

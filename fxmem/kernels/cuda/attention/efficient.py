@@ -105,7 +105,7 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
 
 @CUDA.workspace("_scaled_dot_product_efficient_attention")
 def _forward(call: OperatorCall) -> int:
-    """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside those of all.
+    """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside the whole.
 
     The first chunk's live to the end. ``output_accum`` is the result in float, where a block does
     not hold whole rows.

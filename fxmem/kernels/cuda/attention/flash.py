@@ -40,7 +40,7 @@ def _forward(call: OperatorCall) -> int:
     if call.get(3, "dropout_p"):
         return 0
     batch, heads, queries, head_dim = query.shape
-    if queries == 1 and heads > key.shape[1]:  # those of a group become its queries
+    if queries == 1 and heads > key.shape[1]:  # the heads of a group become its queries
         queries, heads = heads // key.shape[1], key.shape[1]
     splits = count_splits(
         batch * heads * -(-queries // 64),
@@ -78,7 +78,7 @@ def _backward(call: OperatorCall) -> int:
     """``_flash_attention_backward``, ``mha_bwd``.
 
     The gradient and the result in the order batch, row, head; per row a sum, and the gradient of
-    the query in float; where heads share keys, those of keys and values for every head.
+    the query in float; where heads share keys, gradients of keys and values for every head.
     """
     grad, query, key, _value, result = (as_tensor(value) for value in call.args[:5])
     batch, heads, queries, head_dim = query.shape

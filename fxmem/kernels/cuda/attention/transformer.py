@@ -77,7 +77,7 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _project(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """``qkv_projection``: one product if all are the same, else those of each, joined."""
+    """``qkv_projection``: one product if all are the same, else one for each, joined."""
     if query is key is value:
         return torch.matmul(query, weight.t())
     width = query.shape[2]

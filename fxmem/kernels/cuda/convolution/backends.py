@@ -22,7 +22,7 @@ _MAX_INDEX = 2**31 - 1
 
 
 class ConvBackend(Enum):
-    """``ConvBackend``, of those that serve CUDA."""
+    """The values of ``ConvBackend`` that serve CUDA."""
 
     CUDNN = "cuDNN"
     DEPTHWISE = "a kernel of PyTorch for one channel at a time"

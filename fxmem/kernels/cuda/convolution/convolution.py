@@ -164,7 +164,7 @@ def _cudnn_backward_bytes(
 ) -> int:
     """ConvShared.cpp, ``cudnn_convolution_backward``; beyond the gradients that are there by then.
 
-    ``later`` are the bytes of those that are made after the input's, and after the weight's;
+    ``later`` are the bytes of the gradients made after the input's, and after the weight's;
     ``reordered_bytes`` is cuDNN's workspace for each of the two.
     """
     held = 0

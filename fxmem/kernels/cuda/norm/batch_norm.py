@@ -202,7 +202,7 @@ def native_batch_norm_backward(
 
 
 def _is_fused(grad: Tensor, x: Tensor, train: bool, mask: Sequence[bool]) -> bool:
-    """Tells whether one kernel makes all gradients."""
+    """Returns whether one kernel makes all gradients."""
     return (
         (train or mask[1] or mask[2])
         and mask[0]
