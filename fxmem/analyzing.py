@@ -17,7 +17,7 @@ from fxmem.graph import Category
 from fxmem.kernels.autocast.dispatch import allow_autocast
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
@@ -178,7 +178,7 @@ def trace_model(
 
 @contextlib.contextmanager
 def isolate_analysis(
-    *choices: object, target: Target = CPU, layout: Layout | None = None
+    *choices: object, target: Backend = CPU, layout: Layout | None = None
 ) -> Iterator[None]:
     """Runs an analysis of arguments that may be a TARGET as in a process of its own."""
     with (

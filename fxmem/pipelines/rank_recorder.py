@@ -15,7 +15,7 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from fxmem.errors import TraceError
 from fxmem.graph import Category, MemoryGraph, Operation, Phase
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.pipelines.pipeline import Actions, StageAction, Work
 from fxmem.pipelines.schedules import build_schedule
@@ -55,7 +55,7 @@ def name_stage(index: int) -> str:
 
 def find_outputs(
     step: Step,
-    target: Target,
+    target: Backend,
     hints: SizeHints | None,
     received: Metas | None,
     microbatches: int,
@@ -114,7 +114,7 @@ def _make_like(values: Iterable[Any], device: torch.device | str) -> tuple[Tenso
 
 
 def record_rank(
-    place: RankPlace, step: Step, *, target: Target, hints: SizeHints | None
+    place: RankPlace, step: Step, *, target: Backend, hints: SizeHints | None
 ) -> tuple[MemoryGraph, Actions, tuple[str, ...]]:
     """Runs two steps of a rank and records the second, the steady state.
 
@@ -188,7 +188,7 @@ class _RankTraining(Training):
     """
 
     def __init__(
-        self, step: Step, target: Target, recorder: Recorder, tracer: Tracer, place: RankPlace
+        self, step: Step, target: Backend, recorder: Recorder, tracer: Tracer, place: RankPlace
     ) -> None:
         super().__init__(replace(step, make_optimizer=None), target, recorder, tracer)
         self.actions: list[tuple[int, StageAction | None]] = []

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fxmem.errors import FxmemError
 from fxmem.kernels.cuda.gpu import use_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.loading.building import replace_converted
 from fxmem.parallelism.process_group import make_mesh
 from fxmem.parallelism.wrapping import copy_model, parallelize_model, shard_optimizer
@@ -181,7 +181,7 @@ class Blueprint:
         return show_gpu(options.architecture, count=lambda: layout.world_size)
 
 
-def _place_module(module: nn.Module, target: Target) -> None:
+def _place_module(module: nn.Module, target: Backend) -> None:
     """Moves parameters, their gradients and buffers as ``module.to(device)`` does.
 
     Other tensors of the module stay where the user has them.

@@ -15,7 +15,7 @@ from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.attention.backends import BACKENDS, note_preference
 from fxmem.kernels.cuda.gpu import Gpu, describe_gpu
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
 from fxmem.loop import Loop
@@ -41,7 +41,7 @@ class Options:
 
     mode: str  # train or infer
     inference_mode: bool  # whether inference runs under inference_mode, else under no_grad
-    target: Target  # the device whose kernels run the step
+    target: Backend  # the device whose kernels run the step
     gpu: GpuModel | None  # the target GPU; None for any
     architecture: Gpu  # the properties of the GPU that the choice of kernels depends on
     dtype: str | None  # of parameters and floating inputs; None for their own

@@ -31,7 +31,7 @@ from fxmem.graph import (
     measure_blocks,
 )
 from fxmem.kernels.cuda.present_gpu import find_stream
-from fxmem.kernels.registry import Call, Target, Workspace
+from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.parallelism.collectives import describe_collective
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.layout import Mesh
@@ -85,7 +85,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         before_first: Is called before the next operator, with which a step begins.
     """
 
-    def __init__(self, target: Target, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
+    def __init__(self, target: Backend, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger(target.device)
         self.operations: list[Operation] = []  # since begin_step
@@ -333,7 +333,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                     f"a tensor of {size} elements{at} fits no device",
                     hint="check the inputs' sizes",
                 )
-        call = Call(args, kwargs, result)
+        call = OperatorCall(args, kwargs, result)
         workspace = self.runner.estimate_workspace(func, call)
         kept = self.runner.list_kept(func, args)
 
@@ -359,7 +359,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _record(
         self,
         func: Any,
-        call: Call,
+        call: OperatorCall,
         read: list[torch.Tensor],
         made: list[torch.Tensor],
         workspace: Workspace,

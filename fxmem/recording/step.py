@@ -10,7 +10,7 @@ from torch import fx
 
 from fxmem.graph import MemoryGraph
 from fxmem.kernels.functions import lower_functions
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.counts import assume_counts
 from fxmem.recording.isolation import replace_inference_mode, watch_random_state
@@ -39,7 +39,7 @@ class Recording:
 
 
 def record_step(
-    step: Step, target: Target, *, symbolic_sizes: bool = True, hints: SizeHints | None = None
+    step: Step, target: Backend, *, symbolic_sizes: bool = True, hints: SizeHints | None = None
 ) -> Recording:
     """Runs a step twice and records the second time, the steady state.
 
@@ -84,7 +84,7 @@ def record_step(
 
 
 def trace_forward(
-    step: Step, target: Target, *, hints: SizeHints | None = None
+    step: Step, target: Backend, *, hints: SizeHints | None = None
 ) -> tuple[fx.Graph, str]:
     """Traces the forward of a step, once, and records nothing; arguments as for `record_step`.
 
@@ -100,7 +100,7 @@ def trace_forward(
 
 
 @contextlib.contextmanager
-def imitate_target(recorder: Recorder, target: Target) -> Iterator[Mapping[str, None]]:
+def imitate_target(recorder: Recorder, target: Backend) -> Iterator[Mapping[str, None]]:
     """Runs PyTorch as on the target, and yields notes on what runs otherwise."""
     with (
         watch_random_state(recorder),

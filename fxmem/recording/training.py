@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError
 from fxmem.graph import Category, Phase
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import has_reducers
 from fxmem.parallelism.wrapping import keep_gradients_local
@@ -82,7 +82,7 @@ class Training:
         is_autocast: Whether autocast is asked for.
     """
 
-    def __init__(self, step: Step, target: Target, recorder: Recorder, tracer: Tracer) -> None:
+    def __init__(self, step: Step, target: Backend, recorder: Recorder, tracer: Tracer) -> None:
         self.model = step.model
         parameters = [p for p in step.model.parameters() if p.requires_grad]
         self.optimizer: Any = _NoOptimizer(step.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from drawn_regions import draw_plan
+from generated.regions import draw_plan
 from planned_models import PLANNED
 from torch import nn
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from generated_modules import Program, programs, runs
+from generated.modules import Program, programs, runs
 from hypothesis import assume, given
 from trials import try_examples
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import pytest
-from generated_modules import Program, programs, runs
-from generated_steps import analyse, is_in_graph, is_promise_kept, uses_all_values
+from generated.modules import Program, programs, runs
+from generated.steps import analyse, is_in_graph, is_promise_kept, uses_all_values
 from hypothesis import assume, given
 from steps import are_equal, take_step
 from trials import try_examples

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from drawn_regions import draw_regions
-from generated_modules import Program, programs, runs
-from generated_steps import analyse, is_in_graph, is_promise_kept, uses_all_values
+from generated.modules import Program, programs, runs
+from generated.regions import draw_regions
+from generated.steps import analyse, is_in_graph, is_promise_kept, uses_all_values
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from steps import are_equal, take_step

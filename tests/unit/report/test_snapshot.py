@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hand_made import make_analysis, memory_graphs
 from hypothesis import given, settings
-from snapshots import OPCODES, list_opcodes, replay_backwards, replay_forwards
+from measuring.snapshots import OPCODES, list_opcodes, replay_backwards, replay_forwards
 from torch import nn
 from torch.cuda import _memory_viz
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from measuring.snapshots import replay_forwards
 from running import Call
-from snapshots import replay_forwards
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

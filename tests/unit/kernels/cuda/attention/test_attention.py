@@ -63,8 +63,8 @@ def run(
 FLASH = "_scaled_dot_product_flash_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
 CUDNN = "_scaled_dot_product_cudnn_attention"
-# The result, sums, states of 16 and 8 bytes; with dropout the state is made twice. Backward:
-# three gradients; sums and 64 floats a row; gradient and result in the order of rows.
+# The result, sums, states of 16 and 8 bytes. Backward: three gradients; sums and 64 floats a row;
+# gradient and result in the order of rows.
 FLASH_MADE = ELEMENTS * 2 + ROWS * 4 + 24
 FLASH_INSIDE = ROWS * 65 * 4 + 2 * ELEMENTS * 2
 # The result and sums of efficient attention and cuDNN.
@@ -77,7 +77,7 @@ PADDED = (ELEMENTS + 2 * B * H * 248 * D + B * H * S * 256) * 2
 
 BOOLEAN = torch.ones(S, S, dtype=torch.bool)
 FUSED: list[tuple[list[Tensor], dict[str, Any], Made, int | None]] = [
-    (leaves(), {"dropout_p": 0.1}, [(FLASH, FLASH_MADE + 16)], 3 * ELEMENTS * 2 + FLASH_INSIDE),
+    (leaves(), {"dropout_p": 0.1}, [(FLASH, FLASH_MADE)], 3 * ELEMENTS * 2 + FLASH_INSIDE),
     # In inference, too. 8 heads * 4 pieces of 216 processors, one block of 256 keys: not split.
     (leaves(), {"mode": "infer"}, [(FLASH, FLASH_MADE)], None),
     # Head dimensions are padded.

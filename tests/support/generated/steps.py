@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from generated_modules import Program
-
 import fxmem
 from fxmem.analysis import Analysis
+from generated.modules import Program
 
 
 def analyse(program: Program, mode: str = "train") -> Analysis:

@@ -91,7 +91,7 @@ def test_the_snapshot_of_an_analysis_replays_to_its_peak(tmp_path: Path) -> None
 
 def test_expandable_segments_that_were_recorded_are_followed() -> None:
     """Three GPUs in one process; the second had no memory left, gave pages back, and ran out."""
-    folder = Path(__file__).parents[1] / "data" / "cuda" / "published" / "snapshots"
+    folder = Path(__file__).parents[2] / "data" / "cuda" / "published" / "snapshots"
     results = check(folder / "expandable_segments.json.gz")
     assert [(r.device, r.events, r.segments, r.difference) for r in results] == [
         (0, 4352, 175, ""),
