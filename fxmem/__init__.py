@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
 from fxmem.api import (
     advise,
@@ -33,6 +32,7 @@ from fxmem.errors import (
     TraceError,
     UsageError,
 )
+from fxmem.finding import Finding
 from fxmem.fitting.record import Fitting
 from fxmem.graph import Category, Phase
 from fxmem.loop import Loop

@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fxmem.analysis import Analysis, attach_methods
+import fxmem.advice.finders  # noqa: F401 - registers the findings
+from fxmem.analysis import Analysis
 from fxmem.loop import Loop
 from fxmem.planning.plan import Front, Plan
 
 if TYPE_CHECKING:
-    import graphviz
-    import networkx
     import torch
     from torch import nn
 
-    from fxmem.advice.finding import Finding
     from fxmem.batching.record import MaxBatch
     from fxmem.comparison.comparison import Comparison
+    from fxmem.finding import Finding
     from fxmem.fitting.record import Fitting
     from fxmem.parallelism.layout import ParallelizeChoice
     from fxmem.pipelines.pipeline import Pipeline
@@ -755,7 +754,7 @@ def verify(
 
 
 def render(
-    analysis: Analysis,
+    result: Any,
     path: str | os.PathLike[str],
     *,
     view: str | None = None,
@@ -764,13 +763,13 @@ def render(
     plan: Plan | None = None,
     front: Iterable[Plan] = (),
 ) -> None:
-    """Draws a picture of a step; also the method :meth:`fxmem.Analysis.render`.
+    """Writes a result to a file; for an analysis also the method :meth:`fxmem.Analysis.render`.
 
     Args:
-        analysis: Of the step.
-        path: The file, whose suffix chooses the format: ``.svg``, ``.png``, ``.pdf`` or ``.dot``
-            for a picture, ``.html`` for a report with all views, ``.pickle`` for PyTorch's
-            memory viewer.
+        result: An analysis, or any other result.
+        path: The file, whose suffix chooses the format: ``.txt``, ``.md``, ``.csv``, ``.json`` or
+            ``.html`` for a report; of a step also ``.svg``, ``.png``, ``.pdf`` or ``.dot`` for a
+            picture, and ``.pickle`` for PyTorch's memory viewer.
         view: The view of the step; None for the format's default.
         depth: How many levels of modules to open; None for as many as can be read, and
             all levels around the peak.
@@ -781,13 +780,9 @@ def render(
     Raises:
         UsageError: The suffix is not known, or no program that draws it is installed.
     """
-    from fxmem.report import formats
+    from fxmem.report.formats import RenderOptions, write_file
 
-    kind = formats.find_format(path)
-    options = formats.RenderOptions(view, depth, expand, plan, tuple(front))
-    drawn = formats.render(analysis, kind, options)
-    with open(path, "wb") as file:
-        file.write(drawn)
+    write_file(result, path, RenderOptions(view, depth, expand, plan, tuple(front)))
 
 
 def diff(before: Analysis, after: Analysis) -> Comparison:
@@ -812,53 +807,3 @@ def diff(before: Analysis, after: Analysis) -> Comparison:
 
     root = os.getcwd()
     return compare(read_footprint(before.to_dict(), root), read_footprint(after.to_dict(), root))
-
-
-def _draw_picture(
-    analysis: Analysis, *, depth: int | None, expand: bool, plan: Plan | None
-) -> graphviz.Digraph:
-    from fxmem.report import formats
-
-    return formats.draw_picture(analysis, formats.RenderOptions("graph", depth, expand, plan))
-
-
-def _build_digraph(analysis: Analysis) -> networkx.DiGraph[str]:
-    from fxmem.report.document import build_document
-    from fxmem.report.graph.digraph import build_digraph
-
-    return build_digraph(build_document(analysis))
-
-
-def _list_values(analysis: Analysis) -> dict[str, Any]:
-    from fxmem.report.json_report import list_values
-
-    return list_values(analysis)
-
-
-def _write_text(shown: Any) -> str:
-    from fxmem.report.notebook import write_text
-
-    return write_text(shown)
-
-
-def _write_html(shown: Any) -> str:
-    from fxmem.report.notebook import write_html
-
-    return write_html(shown)
-
-
-def _make_graph_module(analysis: Analysis) -> Any:
-    from fxmem.passes.annotation import make_graph_module
-
-    return make_graph_module(analysis)
-
-
-attach_methods(
-    render=render,
-    to_dict=_list_values,
-    to_graphviz=_draw_picture,
-    to_networkx=_build_digraph,
-    to_text=_write_text,
-    to_html=_write_html,
-    graph_module=_make_graph_module,
-)

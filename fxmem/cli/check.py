@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxmem.cli.configuration import FILE, Check, read_checks
-from fxmem.cli.diff import add_format_options
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.diff import add_format_options, choose_kind
+from fxmem.cli.output import write_result
 from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import find_root
 from fxmem.cli.step import add_command, analyze_step
 from fxmem.comparison.changes import find_guilty_line, match_storages
 from fxmem.comparison.footprints import Footprint, read_footprint
-from fxmem.comparison.texts import list_storages, write_report
+from fxmem.comparison.texts import list_storages
 from fxmem.errors import FxmemError
 from fxmem.graph import SourceLocation
-from fxmem.report.tables import Table
+from fxmem.report.blocks import Block, Heading, Paragraph
+from fxmem.report.result import Report
+from fxmem.report.tables import Bytes, Cell, Table
 from fxmem.report.text import write_headline
 from fxmem.units import format_bytes
 
@@ -85,7 +86,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the largest storages of every step"
     )
-    add_format_options(parser.add_argument_group("the result"))
+    add_format_options(parser)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
@@ -98,7 +99,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: There are no checks, or a mistake in them.
     """
-    check_output(arguments.output)
+    kind = choose_kind(arguments)
     output = arguments.output and os.path.abspath(arguments.output)
     started_in = os.getcwd()
     project, checks = read_checks(started_in)
@@ -108,18 +109,12 @@ def run_check(arguments: argparse.Namespace) -> int:
     finally:
         os.chdir(started_in)
     verdicts = [result.verdict for result in results if result.verdict is not None]
-    if arguments.format == "json":
-        values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
-        text = f"{json.dumps(values, indent=2)}\n"
-    else:
-        is_markdown = arguments.format == "markdown"
-        width = None if is_markdown else choose_width(output)
-        shown = [r for r in results if r.verdict is not None or not arguments.quiet]
-        count = f"{len(results)} check{'s' if len(results) > 1 else ''}"
-        title = f"{len(verdicts)} of {count} failed" if verdicts else f"{count} passed"
-        tables = [*_list_tables(shown, arguments.verbose)]
-        text = write_report(title, [], tables, width=width, markdown=is_markdown) if shown else ""
-    write_output(text, output)
+    count = f"{len(results)} check{'s' if len(results) > 1 else ''}"
+    title = f"{len(verdicts)} of {count} failed" if verdicts else f"{count} passed"
+    shown = [result for result in results if result.verdict is not None or not arguments.quiet]
+    head = [Heading(title)] if shown else []
+    values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
+    write_result(Report([*head, *_list_blocks(shown, arguments.verbose)], values), kind, output)
     if any(verdict.rule == "not-analysed" for verdict in verdicts):
         return EXIT_FAILED
     return EXIT_OVER_BUDGET if verdicts else 0
@@ -151,8 +146,8 @@ def _judge(check: Check, peak: Footprint) -> dict[str, str]:
     return problems
 
 
-def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]:
-    rows = []
+def _list_blocks(results: Sequence[Result], is_verbose: bool) -> Iterator[Block]:
+    rows: list[Sequence[Cell]] = []
     for result in results:
         budget, peak = result.check.budget_bytes, result.peak
         verdict, outcome = result.verdict, "ok"
@@ -160,13 +155,13 @@ def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]
             where = f", {verdict.source}" if verdict.source else ""
             outcome = f"{verdict.rule.replace('-', ' ')}{where}"
         sizes = [None if peak is None else peak.peak_bytes, budget]
-        texts = ("" if size is None else format_bytes(size) for size in sizes)
-        rows.append((result.check.name, *texts, outcome))
-    yield Table(["check", "peak", "budget", "result"], rows)
+        shown = ("" if size is None else Bytes(size) for size in sizes)
+        rows.append((result.check.name, *shown, outcome))
+    yield Table(["check", "peak", "budget", "result"], rows, ["peak", "budget"], ["check"])
     for result in results:
         title = result.verdict.message if result.verdict is not None else ""
         if result.peak is None:
-            yield Table([], [], title=title)
+            yield Paragraph([title])
         elif title or is_verbose:
             name = f"{result.check.name}: {write_headline(result.peak.headline)}"
             yield list_storages(result.peak, _TOP, title=title or name)

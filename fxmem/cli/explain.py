@@ -10,6 +10,9 @@ from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
+from fxmem.finding import TEXTS, explain_code
+from fxmem.report.blocks import render_text
+from fxmem.report.explanation import explain_storage
 from fxmem.report.tables import wrap
 
 _DESCRIPTION = f"""\
@@ -48,9 +51,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     Raises:
         FxmemError: Bad usage, or a model that cannot be loaded or traced.
     """
-    if re.fullmatch(r"(?i)fx\d*", arguments.target):
-        from fxmem.advice.finding import explain_code
-
+    if re.fullmatch(r"(?i)fx\d*", arguments.target) or arguments.target.upper() in TEXTS:
         write_output(_wrap_markdown(explain_code(arguments.target), choose_width(None)), None)
         return 0
     if arguments.node is None:
@@ -62,10 +63,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
     check_output(None)
     with show_progress(f"analysing {arguments.target}"):
         analysis = analyze_step(step)
-        from fxmem.report.explanation_text import render_explanation
-
-        text = render_explanation(analysis, arguments.node, width=choose_width(None))
-    write_output(text, None)
+        blocks = explain_storage(analysis, arguments.node)
+    write_output(render_text(blocks, choose_width(None)), None)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.output import add_output_options, choose_format, write_line, write_result
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
@@ -64,10 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "under ddp autocast (default: none)",
     )
     parser.set_defaults(rank="0", fsdp=None, ddp=None)
-    output = parser.add_argument_group("the result")
-    output.add_argument("--json", action="store_true", help="all rows, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_options(parser)
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
@@ -83,10 +80,9 @@ def run_fit(arguments: argparse.Namespace) -> int:
         raise UsageError("no GPU is given", hint="--gpu h100")
     step = parse_step(arguments)
     step.options.pop("rank")
-    check_output(arguments.output)
+    kind = choose_format(arguments)
     with show_progress(f"fitting {arguments.target}"), run_user_code(step.target):
         from fxmem.api import fit
-        from fxmem.report.notebook import write_text
 
         found = fit(
             step.target,
@@ -97,9 +93,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
             mixed_precision=arguments.mixed_precision,
             **step.options,
         )
-    width = choose_width(arguments.output)
-    text = found.to_json(indent=2) if arguments.json else write_text(found, width)
-    write_output(f"{text}\n", arguments.output)
+    write_result(found, kind, arguments.output)
     if found.best is not None:
         return 0
     write_line(f"fxmem: nothing was found that fits {found.gpus} x {found.gpu}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import re
 from typing import Any
 
-from fxmem.batching.record import MaxBatch
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.batching.record import report_max_batches
+from fxmem.cli.output import add_output_options, choose_format, write_line, write_result
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -81,9 +80,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     limit.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="stop each search of a plan then"
     )
-    output = parser.add_argument_group("the result")
-    output.add_argument("--json", action="store_true", help="the answer, or all of them, as JSON")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_options(parser)
 
 
 def run_max_batch(arguments: argparse.Namespace) -> int:
@@ -107,7 +104,7 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
         "max_overhead": None if share is None else parse_share(share, "--max-overhead"),
         "time_limit_s": arguments.time_limit,
     }
-    check_output(None)
+    kind = choose_format(arguments)
     texts = {name: _COMMA.split(getattr(arguments, name) or "none") for name in _LISTS}
     settings = [dict(zip(texts, each, strict=True)) for each in itertools.product(*texts.values())]
     steps = []
@@ -127,26 +124,12 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
                 stack.enter_context(read_files_once())
                 one = max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
             found.append((names, one))
-    write_output(_write(found, arguments.json), None)
+    write_result(report_max_batches(found) if varied else found[0][1], kind, arguments.output)
     if any(each.batch or (each.planned and each.planned.batch) for _, each in found):
         return 0
     memory = format_bytes(found[0][1].memory_bytes)
     write_line(f"fxmem: no size fits {memory}: {found[0][1].next_cause}")
     return EXIT_NONE_FITS
-
-
-def _write(found: list[tuple[dict[str, str], MaxBatch]], as_json: bool) -> str:
-    from fxmem.report.batch_text import render_max_batches
-    from fxmem.report.notebook import write_text
-
-    is_table = bool(found[0][0])
-    if as_json:
-        values = [{**names, **each.to_dict()} for names, each in found]
-        return json.dumps(values if is_table else values[0], indent=2) + "\n"
-    width = choose_width(None)
-    if is_table:
-        return render_max_batches(found, width=width)
-    return f"{write_text(found[0][1], width)}\n"
 
 
 def _parse_margin(text: str) -> str | float:

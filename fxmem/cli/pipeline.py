@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.output import add_output_options, choose_format, write_line, write_result
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -89,11 +89,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="file.py:function of a stage and the mesh, which lays the one out on the other",
     )
     add_gpu_options(parser, "; exit 1 if a rank does not fit it")
-    output = parser.add_argument_group("the result")
-    output.add_argument("--budget", metavar="SIZE", help="exit 1 if a peak is over it, e.g. 8GiB")
-    output.add_argument("--json", action="store_true", help="everything, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_options(parser, budget="exit 1 if a peak is over it, e.g. 8GiB")
 
 
 def run_pipeline(arguments: argparse.Namespace) -> int:
@@ -109,11 +105,10 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     mesh: Any = None if arguments.mesh is None else parse_mesh(arguments.mesh)
-    check_output(arguments.output)
+    kind = choose_format(arguments)
     names = "schedule microbatches ranks device gpu attention optimizer loss alloc_conf".split()
     with show_progress(f"recording {arguments.target}"), run_user_code(arguments.target):
         from fxmem.api import pipeline
-        from fxmem.report.pipeline_text import render_pipeline
 
         found = pipeline(
             arguments.target,
@@ -126,9 +121,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
             parallelize=arguments.parallelize,
             **{name: getattr(arguments, name) for name in names},
         )
-    width = choose_width(arguments.output)
-    text = f"{found.to_json(indent=2)}\n" if arguments.json else render_pipeline(found, width=width)
-    write_output(text, arguments.output)
+    write_result(found, kind, arguments.output)
     code, peak = 0, format_bytes(found.peak_bytes)
     if budget_bytes is not None and found.peak_bytes > budget_bytes:
         budget, rank = format_bytes(budget_bytes), found.fullest.rank

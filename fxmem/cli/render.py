@@ -12,13 +12,14 @@ from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_s
 from fxmem.errors import UsageError
 from fxmem.report.formats import (
     FORMATS,
+    REPORT,
     SNAPSHOT,
-    SUFFIXES,
     TIMELINE,
     TRADEOFF,
     RenderOptions,
     find_format,
     find_view,
+    list_suffixes,
     render,
 )
 
@@ -60,7 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help=f"write to FILE instead of stdout; its suffix chooses the format: {SUFFIXES}",
+        help=f"write to FILE instead of stdout; its suffix chooses the format: {list_suffixes()}",
     )
     picture.add_argument(
         "--format", metavar="NAME", help=f"{', '.join(FORMATS)} (default: by FILE, else dot)"
@@ -102,9 +103,10 @@ def run_render(arguments: argparse.Namespace) -> int:
     plan = None if arguments.plan is None else read_plan(arguments.plan)
     options = RenderOptions(arguments.view, arguments.depth, arguments.expand, plan)
     view = find_view(kind, options)
-    if is_report and (view == TRADEOFF or (plan is not None and view in (TIMELINE, SNAPSHOT))):
+    is_planned = view == TRADEOFF or (plan is not None and view in (TIMELINE, SNAPSHOT))
+    if is_report and (is_planned or (view == REPORT and kind != "html")):
         raise UsageError(
-            f"{target} is a saved report, which lacks what plans need",
+            f"{target} is a saved report, which lacks what this needs",
             hint="name the model instead",
         )
     check_output(arguments.output)
@@ -135,7 +137,7 @@ def _choose_format(arguments: argparse.Namespace) -> str:
 
 
 def _read_report(arguments: argparse.Namespace, report: str) -> Analysis:
-    from fxmem.report.json_report import read_analysis
+    from fxmem.analysis import Analysis
 
     default = arguments.parser.get_default
     given = [n for n in arguments.step_options if getattr(arguments, n) != default(n)]
@@ -144,4 +146,4 @@ def _read_report(arguments: argparse.Namespace, report: str) -> Analysis:
         raise UsageError(
             f"{arguments.target} is a saved report: --{option} is for a model", hint="leave it out"
         )
-    return read_analysis(report)
+    return Analysis.from_json(report)

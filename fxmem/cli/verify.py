@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, read_plan, write_output
+from fxmem.cli.output import add_output_options, choose_format, read_plan, write_result
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -71,10 +71,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     layout = parser.add_argument_group("the processes that share it (at most 4, on the CPU)")
     add_mesh_options(layout)
-    output = parser.add_argument_group("the result")
-    output.add_argument("--json", action="store_true", help="everything, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_options(parser)
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
@@ -97,19 +94,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
     options["mesh"] = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     options["dtype"] = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     plan = read_plan(arguments.plan)
-    check_output(arguments.output)
+    kind = choose_format(arguments)
     for name, level in _QUIET.items():
         os.environ.setdefault(name, level)
-    with show_progress(f"verifying {arguments.target}"):
-        with run_user_code(arguments.target):
-            from fxmem.verifying.verify import verify_target
+    with show_progress(f"verifying {arguments.target}"), run_user_code(arguments.target):
+        from fxmem.verifying.verify import verify_target
 
-            verification = verify_target(arguments.target, plan, args, kwargs, **options)
-        if arguments.json:
-            text = f"{verification.to_json(indent=2)}\n"
-        else:
-            from fxmem.report.notebook import write_text
-
-            text = f"{write_text(verification, choose_width(arguments.output))}\n"
-    write_output(text, arguments.output)
+        verification = verify_target(arguments.target, plan, args, kwargs, **options)
+    write_result(verification, kind, arguments.output)
     return 0 if verification.equal and verification.keeps_promise else EXIT_DIFFERENT

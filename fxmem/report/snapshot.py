@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Category
 from fxmem.memory.allocation import trace_blocks
 from fxmem.memory.allocator import SegmentState, TraceAction
 from fxmem.memory.labels import label_operator
 from fxmem.memory.timeline import Action, Event
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 PROTOCOL = 4  # the latest of pickle that pytorch.org/memory_viz reads
 _POOL = (0, 0)

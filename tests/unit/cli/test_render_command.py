@@ -114,7 +114,7 @@ def test_a_saved_report_does_not_say_what_plans_need(
         ["--plan", str(plan), "-o", "a.pickle"],
     ):
         assert fail(capsys, "render", str(report), *arguments) == (
-            f"fxmem: error: {report} is a saved report, which lacks what plans need "
+            f"fxmem: error: {report} is a saved report, which lacks what this needs "
             "(name the model instead)"
         )
 
