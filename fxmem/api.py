@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import fxmem.advice.finders  # noqa: F401 - registers the findings
 from fxmem.analysis import Analysis
+from fxmem.loading.parsing import is_target
 from fxmem.loop import Loop
 from fxmem.planning.plan import Front, Plan
 
@@ -262,6 +263,39 @@ def register_workspace(operator: str, rule: Callable[..., int]) -> None:
     add_workspace(operator, rule)
 
 
+def register_finding(
+    code: str, find: Callable[[Analysis], Iterable[Finding]], title: str, text: str = ""
+) -> None:
+    """Registers a finding of your own, which reports list and ``fxmem explain`` explains.
+
+    Args:
+        code: The code, such as ``"ACME1"``.
+        find: Takes an analysis, whose step is not run again, and returns :class:`fxmem.Finding` of
+            that code.
+        title: Why the memory is taken, in a line.
+        text: Markdown with what to write instead.
+    """
+    from fxmem.finding import add_finding
+
+    add_finding(code, find, f"{title}\n\n{text}")
+
+
+def register_format(suffix: str, renderer: Callable[[Any], str | bytes]) -> None:
+    """Registers a format of reports, for ``-o`` of all commands and :func:`fxmem.render`.
+
+    Args:
+        suffix: The suffix of its files, such as ``".tex"``.
+        renderer: Takes any result, whose ``list_blocks()`` and ``to_dict()`` have all that there
+            is, and returns the content of a file.
+
+    Raises:
+        UsageError: The suffix is none.
+    """
+    from fxmem.report.formats import add_format
+
+    add_format(suffix, renderer)
+
+
 def fit(
     model: nn.Module | str,
     args: Any = (),
@@ -431,8 +465,8 @@ def plan(
             ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
             model's code as it is. None for the first where the ``fx`` frontend served, else the
             second.
-        strategy: A :class:`fxmem.planning.strategies.problem.Strategy` of your own, or
-            ``"search"`` (None too), ``"schedules"``, ``"changes"`` or ``"modules"``.
+        strategy: A :class:`fxmem.planning.strategies.problem.Strategy` of your own, a TARGET of
+            one, or ``"search"`` (None too), ``"schedules"``, ``"changes"`` or ``"modules"``.
 
     Raises:
         InfeasibleError: No plan within the budget was found.
@@ -445,7 +479,7 @@ def plan(
     >>> found.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= found.peak_bytes
     True
     """
-    given = locals()
+    given = {**locals(), "strategy": _load_strategy(strategy)}
     find_plan: Callable[..., Plan]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
         from fxmem.applying.ranks import plan_rank as find_plan
@@ -481,7 +515,7 @@ def pareto(
     Raises:
         UsageError: The step is not a training step, or there is no such style for it.
     """
-    given = locals()
+    given = {**locals(), "strategy": _load_strategy(strategy)}
     list_front: Callable[..., Front]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
         from fxmem.applying.ranks import list_front
@@ -489,6 +523,15 @@ def pareto(
         from fxmem.planning.planner import pareto as list_front
 
     return list_front(**given)
+
+
+def _load_strategy(strategy: str | Strategy | None) -> str | Strategy | None:
+    if not is_target(strategy):
+        return strategy
+    from fxmem.loading.target import load_function
+
+    function: Strategy = load_function(strategy)
+    return function
 
 
 def advise(
@@ -538,6 +581,7 @@ def max_batch(
     margin: str | float = 0.02,
     max_overhead: float | None = None,
     time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
     **options: Any,
 ) -> MaxBatch:
     """Finds the largest batch, or other size of the inputs, whose step fits a memory.
@@ -561,6 +605,7 @@ def max_batch(
         max_overhead: Also find the largest size with a plan that adds no more than this share of
             time.
         time_limit_s: As for :func:`fxmem.plan`.
+        strategy: As for :func:`fxmem.plan`.
         options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``device``, ...
 
     Raises:
@@ -574,7 +619,7 @@ def max_batch(
     >>> found.batch, found.next_batch, found.analyses
     (5180, 5181, 4)
     """
-    given = {**locals(), **options}
+    given = {**locals(), **options, "strategy": _load_strategy(strategy)}
     del given["options"]
     from fxmem.batching.search import find_max_batch
 
@@ -645,6 +690,7 @@ def auto(
     max_overhead_flops: float | None = None,
     style: str | None = None,
     time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     **options: Any,
@@ -666,6 +712,7 @@ def auto(
         max_overhead_flops: As for :func:`fxmem.plan`.
         style: As for :func:`fxmem.plan`.
         time_limit_s: As for :func:`fxmem.plan`.
+        strategy: As for :func:`fxmem.plan`.
         device: As for :func:`fxmem.analyze`.
         gpu: As for :func:`fxmem.analyze`.
         options: Other arguments of :func:`fxmem.analyze` for a training step: ``optimizer``,
@@ -689,7 +736,7 @@ def auto(
     >>> planned.plan.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= planned.plan.peak_bytes
     True
     """
-    given = {**locals(), **options}
+    given = {**locals(), **options, "strategy": _load_strategy(strategy)}
     del given["options"]
     from fxmem.applying import auto as automatic
 

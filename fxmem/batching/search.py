@@ -27,6 +27,7 @@ from fxmem.planning.outcome import find_shortage
 from fxmem.planning.plan import Plan
 from fxmem.planning.planner import plan as find_plan
 from fxmem.planning.planner import transfer_plan
+from fxmem.planning.strategies.problem import Strategy
 from fxmem.units import format_bytes, resolve_bytes
 
 MARGIN = 0.02
@@ -51,6 +52,7 @@ def find_max_batch(
     margin: str | float = MARGIN,
     max_overhead: float | None = None,
     time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
     **options: Any,
 ) -> MaxBatch:
     """Finds the largest size that fits: :func:`fxmem.max_batch`, whose arguments these are."""
@@ -115,7 +117,8 @@ def find_max_batch(
     plans: dict[int, Plan] = {}
 
     def search_plan(analysis: Analysis) -> Plan:
-        pool.append(find_plan(analysis, max_overhead=most, time_limit_s=time_limit_s))
+        search: dict[str, Any] = {"time_limit_s": time_limit_s, "strategy": strategy}
+        pool.append(find_plan(analysis, max_overhead=most, **search))
         return pool[-1]
 
     def judge_planned(analysis: Analysis) -> str:

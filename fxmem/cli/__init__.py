@@ -28,6 +28,7 @@ from fxmem.cli import (
 )
 from fxmem.cli.output import keep_stdout, write_line
 from fxmem.errors import FxmemError, summarize_error
+from fxmem.plugins import load_plugins
 from fxmem.report.tables import escape_controls
 
 COMMANDS = {
@@ -95,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             joined[-1] += f"={text}"
         else:
             joined.append(text)
+    load_plugins()
     parser = _build_parser()
     if joined and not joined[0].startswith("-") and joined[0] not in COMMANDS:
         write_line(_explain_command(joined[0]))

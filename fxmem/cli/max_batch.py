@@ -15,6 +15,7 @@ from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
+    add_strategy_option,
     parse_budget,
     parse_share,
     parse_step,
@@ -80,6 +81,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     limit.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="stop each search of a plan then"
     )
+    add_strategy_option(limit)
     add_output_options(parser)
 
 
@@ -103,6 +105,7 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
         "margin": _parse_margin(arguments.margin),
         "max_overhead": None if share is None else parse_share(share, "--max-overhead"),
         "time_limit_s": arguments.time_limit,
+        "strategy": arguments.strategy,
     }
     kind = choose_format(arguments)
     texts = {name: _COMMA.split(getattr(arguments, name) or "none") for name in _LISTS}

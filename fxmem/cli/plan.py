@@ -11,6 +11,7 @@ from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
+    add_strategy_option,
     analyze_step,
     parse_budget,
     parse_share,
@@ -78,6 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="SECONDS",
         help="stop the search after so many seconds (default: it ends by itself)",
     )
+    add_strategy_option(group)
 
     output = add_output_options(parser)
     output.add_argument(
@@ -169,7 +171,14 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {"time_limit_s": arguments.time_limit, "style": arguments.style}
+    from fxmem.recording.options import load_choice
+
+    strategy = load_choice(arguments.strategy)
+    given = {
+        "time_limit_s": arguments.time_limit,
+        "style": arguments.style,
+        "strategy": strategy,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 

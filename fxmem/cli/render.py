@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, read_plan, read_text, write_output
 from fxmem.cli.progress import show_progress
-from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
+from fxmem.cli.step import (
+    TARGET_HELP,
+    add_command,
+    add_step_options,
+    add_strategy_option,
+    analyze_step,
+    parse_step,
+)
 from fxmem.errors import UsageError
 from fxmem.report.formats import (
     FORMATS,
@@ -83,6 +90,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="show every operation, and each of the blocks that repeat",
     )
     picture.add_argument("--plan", metavar="FILE", help="show a plan of fxmem plan -o on the step")
+    add_strategy_option(picture)
     picture.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -118,7 +126,8 @@ def run_render(arguments: argparse.Namespace) -> int:
         if view == TRADEOFF or (kind == "html" and trains and not is_report):
             from fxmem.api import pareto
 
-            front = pareto(analysis, style=None if plan is None else plan.style)
+            style = None if plan is None else plan.style
+            front = pareto(analysis, style=style, strategy=arguments.strategy)
             options = replace(options, front=front)
         drawn = render(analysis, kind, options)
     write_output(drawn, arguments.output)

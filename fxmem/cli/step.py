@@ -200,6 +200,16 @@ def add_gpu_options(parser: argparse.ArgumentParser, exits: str = "") -> None:
     )
 
 
+def add_strategy_option(group: argparse._ArgumentGroup) -> None:
+    """Adds the strategy of commands that plan."""
+    group.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help="search, schedules, changes or modules; or file.py:function(problem), which proposes "
+        "segments (default: search)",
+    )
+
+
 def add_input_option(group: argparse._ArgumentGroup) -> None:
     """Adds ``--input``."""
     group.add_argument(

@@ -802,8 +802,8 @@ split.register_fake(torch.empty_like)
 
 
 def test_operators_of_extensions_are_named(write: Write) -> None:
-    reason = "what kernels of extensions take is unknown"
-    note = f"Memory inside fxmem_test::split is not counted: {reason}."
+    hint = "counted as 0 (fxmem.register_workspace)"
+    note = f"The workspace of fxmem_test::split is not known: {hint}."
     script = write("torch.ops.fxmem_test.split(torch.ones(8, device='cuda')).relu()")
     assert fxmem.run(str(script)).notes == (note,)
     model = Call(lambda x: torch.ops.fxmem_test.split(x).relu())
