@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hand_made import make_analysis
@@ -36,7 +38,7 @@ def propose(problem):
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Installs a package with two plugins, of which one fails."""
     (tmp_path / "acme_memory.py").write_text(PLUGIN)
     info = tmp_path / "acme-1.0.dist-info"
@@ -45,21 +47,20 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = "good = acme_memory:register\nbad = acme_memory:fail\n"
     (info / "entry_points.txt").write_text(f"[fxmem.plugins]\n{entries}")
     monkeypatch.syspath_prepend(tmp_path)
+    with mock.patch.dict(FORMATS), mock.patch.dict(FINDERS), mock.patch.dict(TEXTS):
+        load_plugins.cache_clear()
+        yield
     load_plugins.cache_clear()
 
 
 def test_plugins_are_loaded_by_the_first_command(
     plugin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        with pytest.warns(fxmem.FxmemWarning, match="acme_memory:fail failed: ValueError: no"):
-            assert main(["explain", "acme1"]) == 0
-        assert capsys.readouterr().out == "ACME1: Too large\n\nWrite less.\n"
-        fxmem.render(make_analysis(), tmp_path / "a.peak")
-        assert (tmp_path / "a.peak").read_text() == f"{make_analysis().peak_bytes}\n"
-    finally:
-        del FORMATS["peak"], FINDERS["ACME1"], TEXTS["ACME1"]
-        load_plugins.cache_clear()
+    with pytest.warns(fxmem.FxmemWarning, match="acme_memory:fail failed: ValueError: no"):
+        assert main(["explain", "acme1"]) == 0
+    assert capsys.readouterr().out == "ACME1: Too large\n\nWrite less.\n"
+    fxmem.render(make_analysis(), tmp_path / "a.peak")
+    assert (tmp_path / "a.peak").read_text() == f"{make_analysis().peak_bytes}\n"
 
 
 def test_a_strategy_is_named_on_the_command_line(
